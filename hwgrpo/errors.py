@@ -1,0 +1,30 @@
+"""Errors that a user can act on: each names the place, the value, what is allowed and the nearest right one."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed word closest to `word`, or None when none resembles it."""
+    matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+class ConfigError(ValueError):
+    """A setting is wrong. The message names the key, the value and the remedy."""
+
+
+class DataError(ValueError):
+    """A data file or row is wrong. The message names the file and, where there is one, the row."""
+
+
+class RewardError(RuntimeError):
+    """A reward function failed under the policy `raise`. The message names the function and the sample."""
+
+
+def choice_error(key: str, value: object, allowed: Iterable[str]) -> ConfigError:
+    """Build the error for a word that is not one of `allowed`, with a did-you-mean where one is near."""
+    names = sorted(allowed)
+    near = nearest(str(value), names)
+    hint = f" Did you mean {near!r}?" if near else ""
+    return ConfigError(f"{key}={value!r} is not known; choose one of: {', '.join(names)}.{hint}")

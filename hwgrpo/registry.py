@@ -1,0 +1,56 @@
+"""A table of named choices whose code is imported only when one is taken, so that checking a word imports nothing."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hwgrpo.errors import choice_error
+
+
+class Registry:
+    """Names of one kind of component, each pointing at `module:attribute` or at an object.
+
+    Args:
+        kind: what the names stand for, in the words of an error message ("policy loss").
+        entries: name -> "package.module:attribute".
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+        self.kind = kind
+        self._entries: dict[str, Any] = dict(entries)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the registered names, sorted."""
+        return tuple(sorted(self._entries))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def check(self, name: str, key: str) -> None:
+        """Raise `ConfigError` naming `key` when `name` is not registered."""
+        if name not in self._entries:
+            raise choice_error(key, name, self._entries)
+
+    def load(self, name: str) -> Any:
+        """Return the object behind `name`, importing its module on first use.
+
+        Raises:
+            ConfigError: `name` is not registered.
+        """
+        self.check(name, self.kind)
+        target = self._entries[name]
+        if isinstance(target, str):
+            module, _, attribute = target.partition(":")
+            target = self._entries[name] = getattr(importlib.import_module(module), attribute)
+        return target
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        """Return a decorator that adds an object under `name`; a name taken already is an error."""
+
+        def add(target: Any) -> Any:
+            if name in self._entries:
+                raise ValueError(f"{self.kind} {name!r} is registered already")
+            self._entries[name] = target
+            return target
+
+        return add

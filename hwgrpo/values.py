@@ -1,0 +1,128 @@
+"""The values that flow through one step, in order: PromptBatch, Completions, Rewards, TrainBatch, StepMetrics.
+
+Shapes: G prompts, S sequences (completions), P prompt tokens in all, R response tokens in all. Sequences are stored
+ragged: the tokens of sequence i are `tokens[offsets[i]:offsets[i + 1]]`. Everything here lives on the CPU; a layout
+moves a micro-batch to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, tokenized, with everything its data row said."""
+
+    uid: str
+    """Unique within a run: the same row in another epoch has another uid. Groups are formed by it."""
+    text: str
+    """The prompt as the model sees it, after the chat template."""
+    token_ids: tuple[int, ...]
+    ground_truth: Any
+    """What rewards compare with; None when the data has no such column."""
+    columns: Mapping[str, Any]
+    """The data row, column by column, untouched; passed on to reward functions."""
+    source: str = ""
+    """Where the row comes from (verl's `data_source` column, else the file name)."""
+    messages: tuple[Mapping[str, str], ...] | None = None
+    """The chat messages when the prompt is a conversation, else None."""
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """The G prompts of one step on this rank."""
+
+    prompts: tuple[Prompt, ...]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True)
+class Completions:
+    """S sampled responses, ragged, with their log-probs under the sampling distribution."""
+
+    prompt_index: torch.Tensor
+    """[S] int64: which prompt of the batch each response answers; ascending."""
+    tokens: torch.Tensor
+    """[R] int64: response tokens, the stop token included when one was sampled."""
+    offsets: torch.Tensor
+    """[S + 1] int64."""
+    logprobs: torch.Tensor
+    """[R] fp32: log-prob of each token under the distribution it was sampled from (temperature, top-k/p, min-p)."""
+    finished: torch.Tensor
+    """[S] bool: True when the response ended by a stop token or string, False when it was cut at the length limit."""
+    texts: tuple[str, ...]
+    """S decoded responses, without special tokens and without the stop string."""
+    weight_version: int = 0
+    """The policy version the responses were sampled with."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[S] int64: response lengths in tokens."""
+        return self.offsets.diff()
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """One number per response, and where it came from."""
+
+    total: torch.Tensor
+    """[S] fp64: the weighted sum; meaningless where `valid` is False."""
+    valid: torch.Tensor
+    """[S] bool: False for a sample that a failure policy took out (`mask_sample`, `drop_group`)."""
+    per_function: Mapping[str, torch.Tensor]
+    """name -> [S] fp64, NaN where the function gave no value."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """`errors/<name>`, `timeouts/<name>`, `nans/<name>` -> count in this batch."""
+    extras: tuple[Mapping[str, Any], ...] = ()
+    """S dicts of extra fields that reward functions returned beside the score; may be empty."""
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """What one policy update needs: ragged sequences and their per-sequence and per-token signals."""
+
+    prompt_tokens: torch.Tensor
+    """[P] int64: each prompt once."""
+    prompt_offsets: torch.Tensor
+    """[G + 1] int64."""
+    prompt_index: torch.Tensor
+    """[S] int64: the prompt of each sequence; ascending."""
+    tokens: torch.Tensor
+    """[R] int64: response tokens."""
+    offsets: torch.Tensor
+    """[S + 1] int64."""
+    advantages: torch.Tensor
+    """[S] fp32."""
+    rollout_logprobs: torch.Tensor
+    """[R] fp32: log-probs that the rollout engine reported."""
+    old_logprobs: torch.Tensor | None = None
+    """[R] fp32: log-probs of the policy at the start of the update; None on policy, where the ratio is 1."""
+    ref_logprobs: torch.Tensor | None = None
+    """[R] fp32: log-probs of the reference model; None when no KL term needs them."""
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """[S] int64: response lengths in tokens."""
+        return self.offsets.diff()
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """The numbers of one finished step, under verl's and TRL's metric names."""
+
+    step: int
+    values: Mapping[str, float]
