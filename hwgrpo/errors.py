@@ -22,6 +22,10 @@ class RewardError(RuntimeError):
     """A reward function failed under the policy `raise`. The message names the function and the sample."""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, or does not fit this run. The message names the file and what differs."""
+
+
 def choice_error(key: str, value: object, allowed: Iterable[str]) -> ConfigError:
     """Build the error for a word that is not one of `allowed`, with a did-you-mean where one is near."""
     names = sorted(allowed)

@@ -1,0 +1,39 @@
+"""What a device family is, which one this host has, and why. Importing it imports no torch.
+
+| module | holds |
+|---|---|
+| `backend` | `Backend`: a device family as data plus three functions; `EnvVar`, `Verdict`, `BackendError` |
+| `cpu`, `cuda`, `rocm`, `npu` | the built-in families, one file each |
+| `registry` | the known backends, those of other distributions included |
+| `facts`, `tier1` | what is known of a host: without torch, and from a child process that imports torch |
+| `decide` | `decide(facts, requested)`: the choice, a pure function |
+| `selection` | `choose(requested)`: gather, decide, or refuse |
+| `environment` | the variables a backend wants for training and for rollout |
+| `device` | `Device`: the runtime calls of a trainer (imports torch) |
+| `testing` | `check_backend`: what a new backend must satisfy |
+"""
+
+from hwgrpo_backends.backend import Backend, BackendError, EnvVar, Verdict
+from hwgrpo_backends.decide import Decision
+from hwgrpo_backends.facts import Facts, TorchDevice, TorchFacts, gather_tier0
+from hwgrpo_backends.registry import get, load_all, names
+from hwgrpo_backends.selection import Choice, choose
+from hwgrpo_backends.tier1 import gather_tier1
+
+__all__ = [
+    "Backend",
+    "BackendError",
+    "Choice",
+    "Decision",
+    "EnvVar",
+    "Facts",
+    "TorchDevice",
+    "TorchFacts",
+    "Verdict",
+    "choose",
+    "gather_tier0",
+    "gather_tier1",
+    "get",
+    "load_all",
+    "names",
+]

@@ -1,0 +1,116 @@
+"""NVIDIA GPUs through torch's CUDA builds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.probing import judge, torch_obstacle
+
+if TYPE_CHECKING:
+    import torch
+
+    from hwgrpo_backends.facts import Facts
+
+NODES = "nvidia[0-9]*"
+INSTALL = "a CUDA build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[cuda]"
+
+# No allocator setting: expandable segments would serve ragged batches, but vLLM's sleep mode, which may share this
+# process, cannot work with them.
+COMMON = {
+    "CUDA_DEVICE_ORDER": EnvVar(
+        value="PCI_BUS_ID",
+        why="on hosts with different GPUs the default order is by speed: ordinals would not be those of nvidia-smi",
+    ),
+}
+
+
+def probe(facts: Facts) -> Verdict:
+    """Judge from the torch build, /dev/nvidia* and, when tier 1 ran, what torch says. Never from nvidia-smi."""
+    claimed = facts.torch_build == "cuda"
+    obstacle = torch_obstacle(facts)
+    if facts.torch_version is not None and not claimed:
+        obstacle = f"torch {facts.torch_version} is not a CUDA build", f"install {INSTALL}"
+    built = facts.torch.cuda if facts.torch else None
+    verdict = judge(
+        facts,
+        chip="an NVIDIA GPU",
+        nodes=facts.nodes(NODES),
+        where=f"/dev/{NODES}",
+        variables=("CUDA_VISIBLE_DEVICES",),
+        device_type="cuda",
+        claimed=claimed,
+        obstacle=obstacle,
+        broken_fix=(
+            f"check that the driver (here {facts.nvidia_driver or 'none found'}) is new enough for CUDA "
+            f"{built or 'of this torch build'} and that the container was started with GPU access"
+        ),
+    )
+    device = facts.torch.devices.get("cuda") if facts.torch else None
+    if verdict.state == "ok" and device and device.built_for:
+        foreign = sorted({arch for arch in device.archs if not runs_on(arch, device.built_for)})
+        if foreign:
+            return dataclasses.replace(
+                verdict,
+                state="unusable",
+                devices=0,
+                reason=f"torch {facts.torch_version} has no kernels for {', '.join(foreign)} ({verdict.reason}); "
+                f"it was built for {', '.join(device.built_for)}",
+                fix="install a torch build for that GPU, or leave the GPU out with CUDA_VISIBLE_DEVICES",
+            )
+    return verdict
+
+
+def runs_on(arch: str, built_for: tuple[str, ...]) -> bool:
+    """Tell whether a torch built for `built_for` has code for `arch`: same major binary, or PTX to compile."""
+    major, minor = _version(arch)
+    for target in built_for:
+        target_major, target_minor = _version(target)
+        if target.startswith("compute_") and (target_major, target_minor) <= (major, minor):
+            return True
+        if target_major == major and target_minor <= minor:
+            return True
+    return False
+
+
+def _version(arch: str) -> tuple[int, int]:
+    digits = re.search(r"\d+", arch)
+    assert digits, arch
+    return divmod(int(digits[0]), 10)
+
+
+def arch(index: int) -> str:
+    """Return the compute capability of device `index`, as "sm_90"."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
+    """Return the dtypes device `index` computes in; bf16 needs sm_80 (torch would emulate it below, slowly)."""
+    import torch
+
+    if torch.cuda.get_device_capability(index) >= (8, 0):
+        return torch.bfloat16, torch.float16, torch.float32
+    return torch.float16, torch.float32
+
+
+BACKEND = Backend(
+    name="cuda",
+    device_type="cuda",
+    visible_env="CUDA_VISIBLE_DEVICES",
+    device_nodes=(NODES,),
+    comm="nccl",
+    kernels=("triton", "torch"),
+    attention=("flash_attention_2", "sdpa", "eager"),
+    rollout=("vllm", "local"),
+    env_train=COMMON,
+    env_rollout=COMMON,
+    torch_build=INSTALL,
+    probe=probe,
+    arch=arch,
+    compute_dtypes=compute_dtypes,
+)

@@ -1,0 +1,134 @@
+"""Choosing a backend: a pure function of facts.
+
+1. What a launcher decided is inherited by its workers, unless they ask for something else.
+2. An explicit choice (the argument, else HWGRPO_BACKEND) works, or is an error with the reason and the fix.
+3. `auto`: exactly one usable accelerator wins; two usable are an error naming both; one that the installed stack was
+   built for, whose device is there and which cannot be used, is an error, never an unannounced CPU run; otherwise the
+   CPU, with a warning for hardware that is left unused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hwgrpo_backends import registry
+from hwgrpo_backends.backend import Backend, Verdict
+from hwgrpo_backends.facts import REQUEST_VARIABLE, SELECTED_VARIABLE, Facts
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Which backend a host runs on, and why not the others. Either `selected` or `error` is None."""
+
+    requested: str
+    """"auto" or a name, after HWGRPO_BACKEND was taken into account."""
+    selected: str | None = None
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+    inherited: bool = False
+    """A launcher decided; nothing was checked again."""
+
+
+def decide(
+    facts: Facts,
+    requested: str = AUTO,
+    backends: Mapping[str, Backend] | None = None,
+    problems: Mapping[str, str] | None = None,
+) -> Decision:
+    """Choose a backend for a host.
+
+    Args:
+        requested: a name, or "auto".
+        backends: the ones to choose from; every known one when left out.
+        problems: backend name -> why its plug-in could not be loaded.
+    """
+    if backends is None:
+        backends, problems = registry.load_all()
+    problems = problems or {}
+    wanted, source = requested, f"backend={requested!r}"
+    if requested == AUTO and REQUEST_VARIABLE in facts.variables:
+        wanted = facts.variables[REQUEST_VARIABLE] or AUTO
+        source = f"{REQUEST_VARIABLE}={wanted!r}"
+    verdicts = {name: _probe(backend, facts) for name, backend in backends.items()}
+    verdicts |= {name: Verdict(state="unusable", reason=reason) for name, reason in problems.items()}
+
+    inherited = facts.variables.get(SELECTED_VARIABLE)
+    if inherited and requested in (AUTO, inherited):
+        if inherited not in backends:
+            error = _unknown(f"{SELECTED_VARIABLE}={inherited!r}", inherited, verdicts)
+            return Decision(requested=requested, verdicts=verdicts, error=error)
+        return Decision(requested=requested, selected=inherited, verdicts=verdicts, inherited=True)
+    if wanted != AUTO and wanted not in verdicts:
+        return Decision(requested=wanted, verdicts=verdicts, error=_unknown(source, wanted, verdicts))
+    if wanted == AUTO:
+        selected, error = _automatic(backends, verdicts)
+    else:
+        selected, error = wanted, None
+    if selected and not verdicts[selected].usable:
+        cause = source if wanted != AUTO else f"no accelerator can be used, and neither can the {selected} backend"
+        selected, error = None, f"{cause}: {_explain(verdicts[selected])}"
+    if selected is None:
+        return Decision(requested=wanted, verdicts=verdicts, error=error)
+    warnings = (_left_unused(backends, verdicts, selected) if wanted == AUTO else []) + _conflicts(
+        backends[selected], facts
+    )
+    return Decision(requested=wanted, selected=selected, verdicts=verdicts, warnings=tuple(warnings))
+
+
+def _probe(backend: Backend, facts: Facts) -> Verdict:
+    try:
+        return backend.probe(facts)
+    except Exception as error:  # one vendor's mistake must not take the other backends away
+        return Verdict(state="unusable", reason=f"its probe raised {type(error).__name__}: {error}")
+
+
+def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict]) -> tuple[str | None, str | None]:
+    accelerators = [name for name, backend in backends.items() if not backend.is_host]
+    usable = [name for name in accelerators if verdicts[name].usable]
+    if len(usable) == 1:
+        return usable[0], None
+    if usable:
+        found = "; ".join(f"{name}: {verdicts[name].reason}" for name in usable)
+        choices = " or ".join(f"{REQUEST_VARIABLE}={name}" for name in usable)
+        return None, f"more than one accelerator can be used ({found}). Fix: choose with {choices}"
+    broken = [name for name in accelerators if verdicts[name].claimed and verdicts[name].hardware == "present"]
+    if broken:
+        found = "; ".join(f"{name}: {_explain(verdicts[name])}" for name in broken)
+        return None, f"{found}. To train on the CPU instead, ask for it: {REQUEST_VARIABLE}=cpu"
+    return next(name for name, backend in backends.items() if backend.is_host), None
+
+
+def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict], selected: str) -> list[str]:
+    """Say once what was passed over; a stray integrated GPU beside a working accelerator is not worth a word."""
+    lines = []
+    for name in (name for name, backend in backends.items() if not backend.is_host):
+        verdict = verdicts[name]
+        broken = verdict.claimed and verdict.hardware != "none"
+        unserved = verdict.hardware == "present" and backends[selected].is_host
+        if name != selected and not verdict.usable and (broken or unserved):
+            lines.append(f"{name} is not used: {_explain(verdict)}")
+    return lines
+
+
+def _conflicts(backend: Backend, facts: Facts) -> list[str]:
+    names = [name for name in (backend.visible_env, *backend.conflicts) if name and name in facts.variables]
+    if len(names) < 2:
+        return []
+    found = ", ".join(f"{name}={facts.variables[name]!r}" for name in names)
+    return [f"{found} are set together and filter one another: keep only {backend.visible_env}"]
+
+
+def _explain(verdict: Verdict) -> str:
+    return f"{verdict.reason}. Fix: {verdict.fix}" if verdict.fix else verdict.reason
+
+
+def _unknown(source: str, name: str, known: Mapping[str, Verdict]) -> str:
+    allowed = sorted(known)
+    near = difflib.get_close_matches(name.lower(), allowed, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{source} is not known; choose one of: {AUTO}, {', '.join(allowed)}.{hint}"

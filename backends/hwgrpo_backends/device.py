@@ -1,0 +1,166 @@
+"""The runtime calls a trainer makes on its device, the same on every backend. Importing this module imports torch.
+
+Everything is asked of `torch.get_device_module`: those modules carry the same names for every device, whereas
+`torch.accelerator` raises on hosts without one and its memory calls fail on torch-npu older than 2.13.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hwgrpo_backends.backend import Backend, BackendError
+
+OUT_OF_MEMORY_TEXTS = (
+    "out of memory",  # older vendor plug-ins raise RuntimeError
+    "can't allocate memory",  # the CPU allocator does too
+    "ALLOC_FAILED",  # as do BLAS libraries that find no room for their workspace
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Device memory in bytes; None where the device has no memory of its own to speak of."""
+
+    free: int | None = None
+    total: int | None = None
+    allocated: int | None = None
+    peak: int | None = None
+    """Highest `allocated` since the start or the last `reset_peak`."""
+
+
+class _HostModule:
+    """What the module of an accelerator offers, for the host processor: torch.cpu lacks most of it."""
+
+    stream = staticmethod(torch.cpu.stream)
+    Stream = torch.cpu.Stream
+
+    def set_device(self, device: torch.device) -> None: ...
+
+    def synchronize(self, device: torch.device) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None: ...
+
+    def get_rng_state(self, device: torch.device) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
+        torch.set_rng_state(state)
+
+    def get_device_name(self, device: torch.device) -> str:
+        return platform.processor() or platform.machine()
+
+
+class Device:
+    """The device of this process.
+
+    Args:
+        backend: the family.
+        local_rank: which of its visible devices; processes on the host processor all share the one.
+
+    Raises:
+        BackendError: there are not that many devices.
+    """
+
+    def __init__(self, backend: Backend, local_rank: int = 0) -> None:
+        self.backend = backend
+        self.index = 0 if backend.is_host else local_rank
+        self.oom_error: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
+        """What an `except` may name; `is_oom` also knows the plain RuntimeErrors."""
+        if backend.plugin:
+            importlib.import_module(backend.plugin)
+        self._module: Any = _HostModule() if backend.is_host else torch.get_device_module(backend.device_type)
+        if backend.is_host:
+            self.torch_device = torch.device(backend.device_type)
+            return
+        count = self._module.device_count()
+        if not 0 <= local_rank < count:
+            raise BackendError(
+                f"local rank {local_rank} has no {backend.name} device: this process sees {count}. "
+                f"Start at most {count} processes on this host, or check {backend.visible_env}"
+            )
+        self.torch_device = torch.device(backend.device_type, local_rank)
+
+    @property
+    def comm_backend(self) -> str:
+        """The torch.distributed backend for this device's collectives."""
+        return self.backend.comm
+
+    @property
+    def name(self) -> str:
+        """The device as its vendor calls it."""
+        return self._module.get_device_name(self.torch_device)
+
+    @property
+    def arch(self) -> str:
+        """The chip's architecture ("sm_90", "gfx942", "ascend910b1")."""
+        return self.backend.arch(self.index)
+
+    @property
+    def compute_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes this device computes in, the default one first."""
+        return self.backend.compute_dtypes(self.index)
+
+    def set_device(self) -> None:
+        """Make this device the current one of the process."""
+        self._module.set_device(self.torch_device)
+
+    def synchronize(self) -> None:
+        """Wait until everything submitted to this device is done."""
+        self._module.synchronize(self.torch_device)
+
+    def empty_cache(self) -> None:
+        """Give memory that the allocator holds in reserve back to the device."""
+        self._module.empty_cache()
+
+    def memory(self) -> Memory:
+        """Return the device's memory in bytes, all None on the host processor."""
+        if self.backend.is_host:
+            return Memory()
+        free, total = self._module.mem_get_info(self.torch_device)
+        allocated = self._module.memory_allocated(self.torch_device)
+        return Memory(free, total, allocated, self._module.max_memory_allocated(self.torch_device))
+
+    def reset_peak(self) -> None:
+        """Start measuring `Memory.peak` anew."""
+        self._module.reset_peak_memory_stats(self.torch_device)
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch's generators, the host's and the device's."""
+        torch.manual_seed(seed)
+
+    def rng_state(self) -> torch.Tensor:
+        """Return the state of this device's generator as a uint8 tensor on the host.
+
+        An accelerator's generator is not the host's: a checkpoint holds `torch.get_rng_state()` as well.
+        """
+        return self._module.get_rng_state(self.torch_device)
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Put the generator into a state that `rng_state` returned."""
+        self._module.set_rng_state(state, self.torch_device)
+
+    def new_stream(self) -> Any:
+        """Return a new stream of work on this device."""
+        return self._module.Stream() if self.backend.is_host else self._module.Stream(device=self.torch_device)
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which work is submitted to `stream`."""
+        return self._module.stream(stream)
+
+    def trace(self, name: str) -> AbstractContextManager[Any]:
+        """Return a context that names a range of the run for the profiler."""
+        return torch.profiler.record_function(name)
+
+    def is_oom(self, error: BaseException) -> bool:
+        """Tell whether `error` means that this device, or the host, ran out of memory."""
+        if isinstance(error, self.oom_error):
+            return True
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)

@@ -1,0 +1,60 @@
+"""The variables a backend wants set, for training and for rollout apart. What the user set is kept.
+
+`apply` belongs before the first `import torch`: allocators and drivers read their variables once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple
+
+from hwgrpo_backends.backend import Backend, Purpose
+from hwgrpo_backends.facts import SELECTED_VARIABLE
+
+APPLIED_VARIABLE = "HWGRPO_ENV_APPLIED"
+"""Names that `apply` set, so that a child's other profile can tell them from the user's own."""
+
+
+class Setting(NamedTuple):
+    """One variable of a profile against an environment."""
+
+    name: str
+    value: str
+    """What is in force: the user's value when it is kept."""
+    why: str
+    kept: bool
+    """True when the user had set it."""
+
+
+def profile(backend: Backend, purpose: Purpose, environ: Mapping[str, str] = os.environ) -> list[Setting]:
+    """Return what `apply` would put in force for `purpose`, and what of the user's it would keep."""
+    ours = _applied(environ)
+    settings = []
+    for name, variable in backend.environment(purpose).items():
+        kept = name in environ and name not in ours
+        settings.append(Setting(name, environ[name] if kept else variable.value, variable.why, kept))
+    return settings
+
+
+def apply(backend: Backend, purpose: Purpose, environ: MutableMapping[str, str] = os.environ) -> list[Setting]:
+    """Put a profile in force and note the backend for child processes, which then inherit the decision.
+
+    What another profile set before and this one does not want is taken out again.
+
+    Returns:
+        the settings, as `profile` lists them.
+    """
+    settings = profile(backend, purpose, environ)
+    for name in _applied(environ) - {setting.name for setting in settings}:
+        environ.pop(name, None)
+    ours = [setting for setting in settings if not setting.kept]
+    for setting in ours:
+        environ[setting.name] = setting.value
+    environ[APPLIED_VARIABLE] = ",".join(setting.name for setting in ours)
+    environ[SELECTED_VARIABLE] = backend.name
+    return settings
+
+
+def _applied(environ: Mapping[str, str]) -> set[str]:
+    return set(filter(None, environ.get(APPLIED_VARIABLE, "").split(",")))

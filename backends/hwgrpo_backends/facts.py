@@ -1,0 +1,208 @@
+"""What is known about a host, gathered without touching a device: tier 0 without torch, tier 1 in a child process."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hwgrpo_backends.backend import Backend
+
+REQUEST_VARIABLE = "HWGRPO_BACKEND"
+"""What the user asks for when the configuration says `auto`."""
+SELECTED_VARIABLE = "HWGRPO_BACKEND_SELECTED"
+"""What the launching process decided; its workers inherit it."""
+
+PACKAGES = ("torch", "torch-npu", "triton", "triton-ascend", "vllm", "vllm-ascend", "flash-attn")
+VARIABLES = (
+    REQUEST_VARIABLE, SELECTED_VARIABLE, "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH",
+    "HSA_OVERRIDE_GFX_VERSION", "RANK", "LOCAL_RANK", "WORLD_SIZE", "RAY_JOB_ID", "SLURM_JOB_ID", "SLURM_PROCID",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchDevice:
+    """What torch says of one device type."""
+
+    available: bool = False
+    count: int = 0
+    names: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    """The architecture of each device, where torch tells it."""
+    built_for: tuple[str, ...] = ()
+    """The architectures this build of torch has kernels for, where torch tells them."""
+    problem: str | None = None
+    """The exception or warning with which torch explained why the device is not available."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """Tier 1: what `import torch` and a look at its devices gave in a child process."""
+
+    imported: bool
+    without_plugins: bool = False
+    """It failed, but works with TORCH_DEVICE_BACKEND_AUTOLOAD=0; the fields below come from that second try."""
+    errors: tuple[str, ...] = ()
+    """The chain of exceptions of the failed import, the root cause last."""
+    version: str | None = None
+    cuda: str | None = None
+    hip: str | None = None
+    plugins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Installed device plug-in -> the chain of exceptions of its import, empty when it imports."""
+    devices: Mapping[str, TorchDevice] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> TorchFacts:
+        """Build it from what the child printed."""
+        lists = ("names", "archs", "built_for")
+        devices = {
+            name: TorchDevice(**{**device, **{key: tuple(device.get(key, ())) for key in lists}})
+            for name, device in record.get("devices", {}).items()
+        }
+        plugins = {name: tuple(errors) for name, errors in record.get("plugins", {}).items()}
+        errors = tuple(record.get("errors", ()))
+        return cls(**{**record, "devices": devices, "plugins": plugins, "errors": errors})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything a probe may look at. The default is a host with nothing on it."""
+
+    system: str = "linux"
+    machine: str = "x86_64"
+    python: str = ""
+    device_nodes: tuple[str, ...] = ()
+    """Names under /dev that match a pattern of some backend."""
+    no_access: tuple[str, ...] = ()
+    """Those of them that this user may not open."""
+    nvidia_driver: str | None = None
+    kfd_gpus: int | None = None
+    """GPUs in the topology of the amdkfd driver; None when it cannot be read."""
+    cann: str | None = None
+    """Version of the CANN toolkit by its install record, or its path."""
+    distributions: Mapping[str, str] = field(default_factory=dict)
+    """Installed distribution -> version."""
+    torch_version: str | None = None
+    torch_build: str | None = None
+    """"cpu", "cuda", "rocm" or "xpu": what torch was built for; None when torch is absent or does not say."""
+    torch_plugins: tuple[str, ...] = ()
+    """Names in the entry-point group `torch.backends`: torch imports these modules when it is imported."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    torch: TorchFacts | None = None
+    """Tier 1; None when it has not been gathered."""
+
+    def nodes(self, *patterns: str) -> tuple[str, ...]:
+        """Return the device nodes that match one of `patterns`."""
+        return tuple(node for node in self.device_nodes if any(fnmatch(node, pattern) for pattern in patterns))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a copy made of dicts, lists, strings and numbers."""
+        return dataclasses.asdict(self)
+
+
+def gather_tier0(
+    root: str | Path = "/",
+    environ: Mapping[str, str] = os.environ,
+    backends: Iterable[Backend] | None = None,
+    path: Iterable[str] | None = None,
+) -> Facts:
+    """Gather what can be known without importing torch: a few directory listings and package records.
+
+    Args:
+        root: where /dev, /proc, /sys and /etc are looked for.
+        backends: whose device nodes, packages and variables to look at; every known one when left out.
+        path: where installed distributions are looked for; `sys.path` when left out.
+    """
+    backends = _known() if backends is None else tuple(backends)
+    root = Path(root)
+    path = list(sys.path if path is None else path)
+    patterns = {pattern for backend in backends for pattern in backend.device_nodes}
+    nodes = tuple(sorted(n for n in _listdir(root / "dev") if any(fnmatch(n, pattern) for pattern in patterns)))
+    packages = {*PACKAGES, *(package for backend in backends for package in backend.packages)}
+    watched = {*VARIABLES, *(v for b in backends for v in (b.visible_env, *b.conflicts) if v)}
+    version, build = _torch_on(path)
+    return Facts(
+        system=sys.platform,
+        machine=platform.machine(),
+        python=platform.python_version(),
+        device_nodes=nodes,
+        no_access=tuple(node for node in nodes if not os.access(root / "dev" / node, os.R_OK | os.W_OK)),
+        nvidia_driver=_search(root / "proc/driver/nvidia/version", r"Module\D*([\d.]+)"),
+        kfd_gpus=_kfd_gpus(root / "sys/class/kfd/kfd/topology/nodes"),
+        cann=_search(root / "etc/ascend_install.info", r"(?im)^\w*version=(\S+)") or environ.get("ASCEND_HOME_PATH"),
+        distributions={name: found for name in sorted(packages) if (found := _version(name, path))},
+        torch_version=version,
+        torch_build=build,
+        torch_plugins=_torch_plugins(path),
+        variables={name: environ[name] for name in sorted(watched) if name in environ},
+    )
+
+
+def _known() -> tuple[Backend, ...]:
+    from hwgrpo_backends import registry  # the registry loads backends, and their probes look at facts
+
+    return tuple(registry.load_all().backends.values())
+
+
+def _listdir(folder: Path) -> list[str]:
+    return os.listdir(folder) if folder.is_dir() else []
+
+
+def _search(file: Path, pattern: str) -> str | None:
+    if not file.is_file():
+        return None
+    match = re.search(pattern, file.read_text(errors="replace"))
+    return match[1] if match else "unknown"
+
+
+def _kfd_gpus(nodes: Path) -> int | None:
+    ids = [nodes / node / "gpu_id" for node in _listdir(nodes)]
+    readable = [file for file in ids if os.access(file, os.R_OK)]
+    # A node of the topology may be a processor: its gpu_id is 0. Some systems keep the ids from ordinary users.
+    return sum(file.read_text().strip() != "0" for file in readable) if readable else None
+
+
+def _version(name: str, path: list[str]) -> str | None:
+    first = next(iter(importlib.metadata.distributions(name=name, path=path)), None)
+    return first.version if first else None
+
+
+def _torch_plugins(path: list[str]) -> tuple[str, ...]:
+    found = {
+        entry.name
+        for distribution in importlib.metadata.distributions(path=path)
+        for entry in distribution.entry_points
+        if entry.group == "torch.backends"
+    }
+    return tuple(sorted(found))
+
+
+def _torch_on(path: list[str]) -> tuple[str | None, str | None]:
+    """Return version and build of the torch that `import torch` would find, reading its version file as text.
+
+    The version's local tag (+cpu, +cu130, +rocm7.1) is not enough: the default wheels carry none, and vendors'
+    containers carry their own.
+    """
+    for folder in path:
+        file = Path(folder or ".") / "torch" / "version.py"
+        if file.is_file():
+            text = file.read_text(errors="replace")
+            says = {
+                name: match[1]
+                for name in ("__version__", "cuda", "hip", "xpu")
+                if (match := re.search(rf"(?m)^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text))
+            }
+            build = "rocm" if "hip" in says else "cuda" if "cuda" in says else "xpu" if "xpu" in says else "cpu"
+            return says.get("__version__", "unknown"), build
+    version = _version("torch", path)
+    tag = re.match(r"[^+]*\+(cpu|cu|rocm|xpu)", version or "")
+    return version, {"cu": "cuda"}.get(tag[1], tag[1]) if tag else None

@@ -1,0 +1,120 @@
+"""Huawei Ascend NPUs through torch-npu, a plug-in of torch's CPU builds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.probing import Obstacle, judge, torch_obstacle
+
+if TYPE_CHECKING:
+    import torch
+
+    from hwgrpo_backends.facts import Facts
+
+NODES = "davinci[0-9]*"  # not davinci_manager, which is there without a card
+INSTALL = "the CPU build of torch with torch-npu of the same version (hwgrpo[npu]), and CANN"
+
+TRAIN = {
+    "TASK_QUEUE_ENABLE": EnvVar(
+        value="2", why="the host submits operators from a second thread; costs workspace memory, 1 where it is tight"
+    ),
+    "PYTORCH_NPU_ALLOC_CONF": EnvVar(
+        value="expandable_segments:True", why="micro-batches of changing length fragment fixed segments"
+    ),
+    "CPU_AFFINITY_CONF": EnvVar(value="1", why="binds the host threads to the cores next to their NPU"),
+    "HCCL_CONNECT_TIMEOUT": EnvVar(
+        value="1800", why="ranks reach the first collective minutes apart while they load a model; the default is 120 s"
+    ),
+    "HCCL_EXEC_TIMEOUT": EnvVar(
+        value="3600", why="a collective waits for the slowest rollout or checkpoint; the default is about 30 minutes"
+    ),
+}
+ROLLOUT = {
+    "TASK_QUEUE_ENABLE": EnvVar(value="1", why="level 2 cannot run in the graph mode of vllm-ascend"),
+    "VLLM_ASCEND_ENABLE_NZ": EnvVar(
+        value="0", why="weights in the NZ format cannot be updated: vllm-ascend refuses to start a weight update"
+    ),
+    "PYTORCH_NPU_ALLOC_CONF": EnvVar(value="", why="sleep mode's memory pool refuses expandable segments"),
+    "HCCL_CONNECT_TIMEOUT": TRAIN["HCCL_CONNECT_TIMEOUT"],
+    "HCCL_HOST_SOCKET_PORT_RANGE": EnvVar(
+        value="auto", why="the engine and the trainer share an NPU and would both bind HCCL's default host port"
+    ),
+    "HCCL_NPU_SOCKET_PORT_RANGE": EnvVar(
+        value="auto", why="the engine and the trainer share an NPU and would both bind HCCL's default device port"
+    ),
+}
+
+
+def probe(facts: Facts) -> Verdict:
+    """Judge from torch-npu, the torch build beside it, /dev/davinci* and, when tier 1 ran, what torch says."""
+    return judge(
+        facts,
+        chip="an Ascend NPU",
+        nodes=facts.nodes(NODES),
+        where=f"/dev/{NODES}",
+        variables=("ASCEND_RT_VISIBLE_DEVICES",),
+        device_type="npu",
+        claimed="torch-npu" in facts.distributions,
+        obstacle=_obstacle(facts),
+        broken_fix="check npu-smi info, source the set_env.sh of CANN, and see that driver, CANN and torch-npu match",
+    )
+
+
+def _obstacle(facts: Facts) -> Obstacle | None:
+    """Return what is wrong with the installed stack; causes come before what they lead to."""
+    plugin = facts.distributions.get("torch-npu")
+    if facts.torch_version is None:
+        return torch_obstacle(facts)
+    if plugin is None:
+        return "torch-npu is not installed", f"install {INSTALL}"
+    if facts.torch_build in ("cuda", "rocm"):
+        return (
+            f"torch-npu refuses torch {facts.torch_version}, which is built for {facts.torch_build}",
+            "install the CPU build of torch (its +cpu wheel), or pip uninstall torch-npu where no NPU is to be used",
+        )
+    if _minor(plugin) != _minor(facts.torch_version):
+        fix = f"install torch {_minor(plugin)}.* (CPU build), or torch-npu {_minor(facts.torch_version)}.*"
+        return f"torch-npu {plugin} does not fit torch {facts.torch_version}", fix
+    return torch_obstacle(facts)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def arch(index: int) -> str:
+    """Return the chip of device `index` in lower case, as "ascend910b1"; numbers of cores differ within a family."""
+    import torch
+
+    return torch.get_device_module("npu").get_device_name(index).lower().replace(" ", "_")
+
+
+def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
+    """Return the dtypes device `index` computes in; 910A and 310P have no bf16 (all NPUs of a host are alike)."""
+    import torch
+
+    if torch.get_device_module("npu").is_bf16_supported():
+        return torch.bfloat16, torch.float16, torch.float32
+    return torch.float16, torch.float32
+
+
+BACKEND = Backend(
+    name="npu",
+    device_type="npu",
+    plugin="torch_npu",
+    visible_env="ASCEND_RT_VISIBLE_DEVICES",
+    device_nodes=(NODES,),
+    packages=("torch-npu", "triton-ascend", "vllm-ascend"),
+    comm="hccl",
+    kernels=("npu", "triton", "torch"),
+    attention=("flash_attention_2", "sdpa", "eager"),
+    # vllm-ascend pins another torch than the trainer's: it always runs in an environment and a process of its own.
+    rollout=("vllm_server", "local"),
+    env_train=TRAIN,
+    env_rollout=ROLLOUT,
+    torch_build=INSTALL,
+    probe=probe,
+    arch=arch,
+    compute_dtypes=compute_dtypes,
+)

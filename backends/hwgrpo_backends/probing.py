@@ -1,0 +1,112 @@
+"""What the probes of all accelerator families have in common: pure functions over facts."""
+
+from __future__ import annotations
+
+from hwgrpo_backends.backend import Hardware, State, Verdict
+from hwgrpo_backends.facts import Facts
+
+# transformers and accelerate import these whenever they are installed (not only when a device asks for them), so
+# one that is broken stops the trainer on every backend, even where TORCH_DEVICE_BACKEND_AUTOLOAD=0 saves torch.
+IMPORTED_BY_OTHERS = ("torch_npu",)
+HIDES_ALL = ("", "-1", "none", "void", "nodevfiles")
+
+Obstacle = tuple[str, str]
+"""Why a backend cannot work, and the fix."""
+
+
+def hidden_by(facts: Facts, variables: tuple[str, ...]) -> str | None:
+    """Return the first of `variables` whose value hides every device, as NAME='value'."""
+    for name in variables:
+        value = facts.variables.get(name)
+        if value is not None and value.split(",")[0].strip().lower() in HIDES_ALL:
+            return f"{name}={value!r}"
+    return None
+
+
+def visible_count(facts: Facts, variables: tuple[str, ...], present: int) -> int:
+    """Return how many of `present` devices the visibility variables leave to this process."""
+    lists = [facts.variables[name].split(",") for name in variables if name in facts.variables]
+    return min([present, *map(len, lists)])
+
+
+def torch_obstacle(facts: Facts) -> Obstacle | None:
+    """Return why torch itself cannot be used here, or None. Whether it imports is known from tier 1 only."""
+    if facts.torch_version is None:
+        return "torch is not installed", "install torch: bash scripts/setup.sh chooses the build for this host"
+    torch = facts.torch
+    if torch is None:
+        return None
+    if not torch.imported:
+        cause = torch.errors[-1] if torch.errors else "no message"
+        if not torch.without_plugins:
+            return f"`import torch` fails: {cause}", "reinstall torch: bash scripts/setup.sh"
+        broken = [name for name, errors in torch.plugins.items() if errors] or list(facts.torch_plugins)
+        detail = next((torch.plugins[name][-1] for name in broken if torch.plugins.get(name)), cause)
+        return f"`import torch` fails because of the plug-in {', '.join(broken)}: {detail}", _plugin_fix(broken)
+    for name in IMPORTED_BY_OTHERS:
+        if errors := torch.plugins.get(name):
+            return f"{name} is installed but does not import: {errors[-1]}", _plugin_fix([name])
+    return None
+
+
+def _plugin_fix(plugins: list[str]) -> str:
+    packages = " ".join(name.replace("_", "-") for name in plugins)
+    repair = "source the set_env.sh of CANN, or " if "torch_npu" in plugins else "repair it, or "
+    return f"{repair}pip uninstall {packages} where its device is not meant to be used"
+
+
+def judge(
+    facts: Facts,
+    *,
+    chip: str,
+    nodes: tuple[str, ...],
+    where: str,
+    variables: tuple[str, ...],
+    device_type: str,
+    claimed: bool,
+    obstacle: Obstacle | None,
+    broken_fix: str,
+    present: int | None = None,
+) -> Verdict:
+    """Judge an accelerator family from what is installed, what is under /dev and, when tier 1 ran, what torch says.
+
+    Args:
+        chip: one device in words ("an NVIDIA GPU").
+        nodes: the family's nodes under /dev.
+        where: where they were looked for, for the message.
+        variables: visibility variables that the family obeys.
+        claimed: the installed stack was built for this family.
+        obstacle: what the family's own rules found wrong; it decides.
+        broken_fix: what to do when the stack is right, the device is there, and torch cannot use it.
+        present: how many devices there are, where that is not the number of nodes.
+    """
+    present = len(nodes) if present is None else present
+    hidden = hidden_by(facts, variables) if present else None
+    hardware: Hardware = "hidden" if hidden else "present" if present else "none"
+    device = facts.torch.devices.get(device_type) if facts.torch else None
+
+    def say(state: State, reason: str, fix: str = "", devices: int = 0, hardware: Hardware = hardware) -> Verdict:
+        return Verdict(state=state, reason=reason, fix=fix, devices=devices, claimed=claimed, hardware=hardware)
+
+    if obstacle:
+        reason, fix = obstacle
+        if present:
+            return say("unusable", f"{chip} is here ({where}), but {reason}", fix)
+        # No hardware: nothing to repair, unless torch itself is broken.
+        return say("unusable", f"no sign of {chip} ({where}); {reason}", fix if claimed else "")
+    if device and device.available and device.count:
+        names = ", ".join(dict.fromkeys(device.names)) or chip
+        return say("ok", f"{device.count} x {names}", devices=device.count, hardware="present")
+    if hidden:
+        return say("unusable", f"{hidden} hides every device", f"unset {hidden.partition('=')[0]} to use them")
+    if not present:
+        return say("unusable", f"no sign of {chip} ({where})")
+    if set(nodes) <= set(facts.no_access):
+        closed = ", ".join(f"/dev/{node}" for node in nodes)
+        fix = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
+        return say("unusable", f"this user may not open {closed}", fix)
+    if device:
+        problem = device.problem or f"torch.{device_type}.is_available() is False"
+        return say("unusable", f"{chip} is here ({where}), but torch cannot use it: {problem}", broken_fix)
+    count = visible_count(facts, variables, present)
+    return say("unverified", f"{count} x {chip.split(maxsplit=1)[1]} by {where}; not opened yet", devices=count)

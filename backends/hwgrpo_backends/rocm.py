@@ -1,0 +1,95 @@
+"""AMD GPUs through torch's ROCm builds. torch calls them "cuda"; users and this package do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.probing import judge, torch_obstacle
+
+if TYPE_CHECKING:
+    import torch
+
+    from hwgrpo_backends.facts import Facts
+
+INSTALL = "a ROCm build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[rocm]"
+VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+COMMON = {
+    "HSA_NO_SCRATCH_RECLAIM": EnvVar(
+        value="1",
+        why="without it the runtime takes scratch memory back between kernels, which stalls RCCL and GEMM kernels",
+        until="the GPU's MEC firmware is 177 or newer (ROCm 6.4.3 and its driver)",
+    ),
+}
+
+
+def probe(facts: Facts) -> Verdict:
+    """Judge from the torch build, /dev/kfd with its topology and, when tier 1 ran, what torch says."""
+    claimed = facts.torch_build == "rocm"
+    obstacle = torch_obstacle(facts)
+    if facts.torch_version is not None and not claimed:
+        obstacle = f"torch {facts.torch_version} is not a ROCm build", f"install {INSTALL}"
+    # /dev/kfd exists on hosts without a GPU too; the topology counts GPUs where it can be read.
+    present = (1 if facts.kfd_gpus is None else facts.kfd_gpus) if facts.nodes("kfd") else 0
+    verdict = judge(
+        facts,
+        chip="an AMD GPU",
+        nodes=facts.nodes("kfd"),
+        present=present,
+        where="/dev/kfd",
+        variables=VARIABLES,
+        device_type="cuda",
+        claimed=claimed,
+        obstacle=obstacle,
+        broken_fix="check rocminfo, the amdgpu driver, and that the container has /dev/kfd and /dev/dri",
+    )
+    device = facts.torch.devices.get("cuda") if facts.torch else None
+    if verdict.state == "ok" and device and device.built_for:
+        generic = any(target.endswith("generic") for target in device.built_for)
+        foreign = sorted(set(device.archs) - set(device.built_for))
+        if foreign and not generic:
+            return dataclasses.replace(
+                verdict,
+                state="unusable",
+                devices=0,
+                reason=f"torch {facts.torch_version} has no kernels for {', '.join(foreign)} ({verdict.reason})",
+                fix="leave that GPU out with HIP_VISIBLE_DEVICES, or install a torch build for it",
+            )
+    return verdict
+
+
+def arch(index: int) -> str:
+    """Return the GPU target of device `index`, as "gfx942"."""
+    import torch
+
+    return torch.cuda.get_device_properties(index).gcnArchName.split(":")[0]
+
+
+def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
+    """Return the dtypes device `index` computes in: every GPU that ROCm builds of torch support has bf16."""
+    import torch
+
+    return torch.bfloat16, torch.float16, torch.float32
+
+
+BACKEND = Backend(
+    name="rocm",
+    device_type="cuda",
+    visible_env="HIP_VISIBLE_DEVICES",
+    # ROCR filters and renumbers first, HIP (or its alias) then filters what is left: the same list in both can hide
+    # every GPU.
+    conflicts=("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    device_nodes=("kfd",),
+    comm="nccl",  # RCCL answers to this name
+    kernels=("triton", "torch"),
+    attention=("flash_attention_2", "sdpa", "eager"),
+    rollout=("vllm", "local"),
+    env_train=COMMON,
+    env_rollout=COMMON,
+    torch_build=INSTALL,
+    probe=probe,
+    arch=arch,
+    compute_dtypes=compute_dtypes,
+)

@@ -1,0 +1,56 @@
+"""Choosing the backend of this process: gather facts as far as they are needed, decide, or refuse."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hwgrpo_backends import registry
+from hwgrpo_backends.backend import Backend, BackendError
+from hwgrpo_backends.decide import AUTO, Decision, decide
+from hwgrpo_backends.facts import Facts, gather_tier0
+from hwgrpo_backends.tier1 import gather_tier1
+
+logger = logging.getLogger(__name__)
+
+
+class Choice(NamedTuple):
+    """The backend of this process, with the decision and the facts that led to it."""
+
+    backend: Backend
+    decision: Decision
+    facts: Facts
+
+
+def choose(requested: str = AUTO, environ: Mapping[str, str] = os.environ) -> Choice:
+    """Choose the backend this process trains on. Imports no torch, so that its environment can still be set.
+
+    torch is tried in a child process when it could change the answer: not where nothing installed is built for an
+    accelerator, and not in a worker, which inherits its launcher's decision.
+
+    Raises:
+        BackendError: nothing can be chosen; the message says why and what to do.
+    """
+    backends, problems = registry.load_all()
+    facts = gather_tier0(environ=environ, backends=backends.values())
+    decision = decide(facts, requested, backends, problems)
+    if torch_matters(decision, facts, backends):
+        facts = gather_tier1(facts, environ, backends.values())
+        decision = decide(facts, requested, backends, problems)
+    if decision.selected is None:
+        raise BackendError(decision.error)
+    for warning in decision.warnings:
+        logger.warning("%s", warning)
+    return Choice(backends[decision.selected], decision, facts)
+
+
+def torch_matters(decision: Decision, facts: Facts, backends: Mapping[str, Backend]) -> bool:
+    """Tell whether asking torch could change a decision that was made without it."""
+    if decision.inherited or facts.torch_version is None:
+        return False
+    if facts.torch_plugins:
+        return True  # each of them can break `import torch`, for every backend
+    asked = [name for name in backends if decision.requested in (AUTO, name) and not backends[name].is_host]
+    return any(decision.verdicts[name].claimed for name in asked)

@@ -1,0 +1,184 @@
+"""Correcting for the gap between the policy as the rollout engine ran it and as the trainer computes it.
+
+Throughout, the log-ratio is `old_logprob - rollout_logprob` (on policy: the current log-prob takes the place of the
+old one). Weights carry no gradient: they change the measure, not the objective. Truncation is TIS (Yao et al. 2025,
+Your Efficient RL Framework Secretly Brings You Off-Policy RL Training), masking is IcePop (Ling team 2025, Every
+Step Evolves); the names are TRL's `vllm_importance_sampling_mode`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hwgrpo.algorithms import CORRECTIONS
+from hwgrpo.algorithms.scope import Scoped, scoped, sequence_sum
+from hwgrpo.errors import ConfigError
+
+SAFE_LOG_RATIO = 20.0
+"""Log-ratios are kept within plus or minus this before exp, as verl does: e^20 is far beyond any sensible bound."""
+
+
+@dataclass(frozen=True)
+class CorrectionSpec:
+    """Which correction, and the bounds of its weights."""
+
+    name: str = "none"
+    """A name in `CORRECTIONS`."""
+    low: float | None = None
+    """Smallest weight: truncation raises to it, masking drops what is below. None: no lower bound."""
+    high: float | None = 2.0
+    """Largest weight: truncation lowers to it, masking drops what is above. None: no upper bound."""
+
+    def __post_init__(self) -> None:
+        CORRECTIONS.check(self.name, "correction")
+        for key, bound in (("low", self.low), ("high", self.high)):
+            if bound is not None and not bound > 0:
+                raise ConfigError(f"correction {key}={bound!r}: a bound on importance weights must be positive or null")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ConfigError(f"correction low={self.low!r} must be smaller than high={self.high!r}")
+        if self.name != "none" and self.low is None and self.high is None:
+            raise ConfigError(f"correction {self.name!r} needs a bound: set low, high or both")
+
+
+def correction_weights(
+    log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """Return the importance weight of each row, detached.
+
+    Args:
+        log_ratio_N: [N] old_logprob - rollout_logprob.
+        spec: which correction and its bounds.
+        cu_seqlens: [S + 1] row bounds of the sequences; needed by the sequence corrections.
+
+    Returns:
+        [N], or None when there is nothing to multiply by.
+    """
+    correction: Scoped = CORRECTIONS.load(spec.name)
+    with torch.no_grad():
+        return correction(log_ratio_N, spec, cu_seqlens)
+
+
+@scoped("token")
+def none(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> None:
+    """No correction."""
+
+
+@scoped("token")
+def token_truncate(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """Each token's own ratio, cut to the bounds."""
+    return _truncate(_ratio(log_ratio_N), spec)
+
+
+@scoped("token")
+def token_mask(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """Each token's own ratio, 0 outside the bounds."""
+    return _mask(_ratio(log_ratio_N), spec)
+
+
+@scoped("sequence")
+def sequence_truncate(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """The ratio of the whole sequence, cut to the bounds."""
+    return _truncate(_sequence_ratio(log_ratio_N, cu_seqlens), spec)
+
+
+@scoped("sequence")
+def sequence_mask(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    """The ratio of the whole sequence, 0 outside the bounds."""
+    return _mask(_sequence_ratio(log_ratio_N, cu_seqlens), spec)
+
+
+def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
+    return log_ratio.clamp(-SAFE_LOG_RATIO, SAFE_LOG_RATIO).exp()
+
+
+def _sequence_ratio(log_ratio_N: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    assert cu_seqlens is not None, "a sequence correction needs the row bounds of the sequences"
+    log_ratio_S, sequence_N = sequence_sum(log_ratio_N, cu_seqlens)
+    return _ratio(log_ratio_S)[sequence_N]
+
+
+def _truncate(weight_N: torch.Tensor, spec: CorrectionSpec) -> torch.Tensor:
+    return weight_N.clamp(spec.low, spec.high)
+
+
+def _mask(weight_N: torch.Tensor, spec: CorrectionSpec) -> torch.Tensor:
+    return torch.where(weight_N == _truncate(weight_N, spec), weight_N, 0.0)
+
+
+def mismatch_sums(
+    old_logprob_N: torch.Tensor,
+    rollout_logprob_N: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    weight_N: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sum what `mismatch_metrics` needs; sums of parts and of ranks add up.
+
+    Args:
+        old_logprob_N: [N] log-probs by the trainer.
+        rollout_logprob_N: [N] log-probs by the rollout engine.
+        cu_seqlens: [S + 1] row bounds of the sequences; empty ones are left out.
+        weight_N: [N] the weights applied; None: the plain ratios.
+
+    Returns:
+        [11] fp64 (on the device of the inputs).
+    """
+    old_N, rollout_N = old_logprob_N.detach().double(), rollout_logprob_N.detach().double()
+    log_ratio_N = old_N - rollout_N
+    ratio_N = _ratio(log_ratio_N)
+    applied_N = ratio_N if weight_N is None else weight_N.double()
+
+    lengths_S = cu_seqlens.diff()
+    filled_S = lengths_S > 0
+    count_S = lengths_S.clamp(min=1)
+    log_ratio_S, _ = sequence_sum(log_ratio_N, cu_seqlens)
+    old_mean_S = sequence_sum(old_N, cu_seqlens)[0] / count_S
+    rollout_mean_S = sequence_sum(rollout_N, cu_seqlens)[0] / count_S
+
+    def over_sequences(values_S: torch.Tensor) -> torch.Tensor:
+        return torch.where(filled_S, values_S, 0.0).sum()
+
+    return torch.stack(
+        [
+            torch.ones_like(log_ratio_N).sum(),
+            -log_ratio_N.sum(),
+            (ratio_N - log_ratio_N - 1).sum(),
+            ratio_N.square().sum(),
+            applied_N.sum(),
+            applied_N.square().sum(),
+            filled_S.double().sum(),
+            over_sequences(_ratio(log_ratio_S).square()),
+            over_sequences((-old_mean_S).exp()),
+            over_sequences((-rollout_mean_S).exp()),
+            over_sequences((rollout_mean_S - old_mean_S).exp()),
+        ]
+    )
+
+
+def mismatch_metrics(sums: torch.Tensor) -> dict[str, float]:
+    """Turn sums into the metrics verl logs as `rollout_corr/*`.
+
+    Args:
+        sums: [11] from `mismatch_sums`, added over parts and ranks.
+
+    Returns:
+        `rollout_corr/` + `kl` = mean of -log-ratio, an estimate of KL(rollout || trainer); `k3_kl`; `chi2_token` and
+        `chi2_seq` = second moment of the ratio minus 1; `training_ppl`, `rollout_ppl`, `ppl_ratio` = means over
+        sequences; `rollout_is_eff_sample_size` = (sum w)^2 / (n sum w^2), 1 when all weights are equal, 0 when all
+        are 0. Empty without tokens.
+    """
+    tokens, kl, k3, ratio2, weight, weight2, sequences, ratio2_seq, training, rollout, ppl_ratio = sums.tolist()
+    if tokens == 0:
+        return {}
+    values = {
+        "kl": kl / tokens,
+        "k3_kl": k3 / tokens,
+        "chi2_token": ratio2 / tokens - 1,
+        "chi2_seq": ratio2_seq / sequences - 1,
+        "training_ppl": training / sequences,
+        "rollout_ppl": rollout / sequences,
+        "ppl_ratio": ppl_ratio / sequences,
+        "rollout_is_eff_sample_size": weight * weight / (tokens * weight2) if weight2 > 0 else 0.0,
+    }
+    return {f"rollout_corr/{name}": value for name, value in values.items()}

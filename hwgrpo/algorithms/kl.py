@@ -1,0 +1,101 @@
+"""Per-token estimators of KL(policy || reference) from the log-probs of sampled tokens.
+
+Throughout, x = ref_logprob - logprob. k1, k2, k3 are Schulman's (Approximating KL Divergence, 2020). The defaults are
+verl's `kl_penalty`; `input_clamp=None, output_clamp=None` gives TRL's k3.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from hwgrpo.algorithms import KL_ESTIMATORS
+
+KLFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_CLAMPED = ("k3", "k3+")
+
+
+def build_kl(name: str, *, input_clamp: float | None = 20.0, output_clamp: float | None = 10.0) -> KLFunction:
+    """Return the estimator `(logprob_N, ref_logprob_N) -> kl_N` behind a name.
+
+    Args:
+        name: a name in `KL_ESTIMATORS`.
+        input_clamp, output_clamp: as for `k3`. The other estimators have no exponential and are never clamped.
+
+    Raises:
+        ConfigError: the name is not registered.
+    """
+    function = KL_ESTIMATORS.load(name)
+    if name in _CLAMPED:
+        return functools.partial(function, input_clamp=input_clamp, output_clamp=output_clamp)
+    return function
+
+
+def k1(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:
+    """-x: unbiased value, but as a loss its gradient is zero in expectation; use `k1+` or `k2` to regularise."""
+    return logprob_N - ref_logprob_N
+
+
+def absolute(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:
+    """|x|."""
+    return (logprob_N - ref_logprob_N).abs()
+
+
+def k2(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:
+    """x^2 / 2: its gradient is that of the KL in expectation."""
+    return (logprob_N - ref_logprob_N).square() * 0.5
+
+
+def k3(
+    logprob_N: torch.Tensor,
+    ref_logprob_N: torch.Tensor,
+    *,
+    input_clamp: float | None = 20.0,
+    output_clamp: float | None = 10.0,
+) -> torch.Tensor:
+    """e^x - x - 1: never negative, low variance.
+
+    Args:
+        logprob_N, ref_logprob_N: [N] log-probs of the sampled tokens.
+        input_clamp: x is kept within plus or minus this; None: not at all.
+        output_clamp: the result is kept within plus or minus this; None: not at all. At 10 the gradient vanishes for
+            x > 2.6109: for tokens that the policy pushed more than 2.6 nats below the reference.
+
+    Returns:
+        [N].
+    """
+    x = ref_logprob_N - logprob_N
+    if input_clamp is not None:
+        x = x.clamp(-input_clamp, input_clamp)
+    kl = x.exp() - x - 1
+    return kl if output_clamp is None else kl.clamp(-output_clamp, output_clamp)
+
+
+def k1_plus(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:
+    """The value of k1 with the gradient of k2."""
+    return _straight_through(k1(logprob_N, ref_logprob_N), logprob_N, ref_logprob_N)
+
+
+def k3_plus(
+    logprob_N: torch.Tensor,
+    ref_logprob_N: torch.Tensor,
+    *,
+    input_clamp: float | None = 20.0,
+    output_clamp: float | None = 10.0,
+) -> torch.Tensor:
+    """The value of k3 with the gradient of k2, which no clamp cuts off."""
+    value_N = k3(logprob_N.detach(), ref_logprob_N, input_clamp=input_clamp, output_clamp=output_clamp)
+    return _straight_through(value_N, logprob_N, ref_logprob_N)
+
+
+def _straight_through(value_N: torch.Tensor, logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:
+    """Return `value_N` with the gradient (logprob - ref_logprob) d logprob.
+
+    The zero that carries the gradient is a product, not `k2 - k2.detach()`: adding a large k2 to a small value and
+    taking it away again would round the value.
+    """
+    slope_N = (logprob_N - ref_logprob_N).detach()
+    return value_N.detach() + slope_N * (logprob_N - logprob_N.detach())

@@ -1,0 +1,57 @@
+"""How far a loss looks along the rows, and sums over sequences stored one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Literal, ParamSpec, TypeVar
+
+import torch
+
+Scope = Literal["token", "sequence", "batch"]
+_ORDER: tuple[Scope, ...] = ("token", "sequence", "batch")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Scoped(Generic[P, R]):
+    """A function of rows that declares which rows it must see at once.
+
+    `token`: any subset of rows; `sequence`: whole sequences (it reads `cu_seqlens`); `batch`: all rows of the update.
+    """
+
+    function: Callable[P, R]
+    scope: Scope
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+
+def scoped(scope: Scope) -> Callable[[Callable[P, R]], Scoped[P, R]]:
+    """Return a decorator that declares the scope of a function of rows."""
+    return lambda function: Scoped(function, scope)
+
+
+def widest(*scopes: Scope) -> Scope:
+    """Return the scope that contains all of `scopes`."""
+    return max(scopes, key=_ORDER.index)
+
+
+def sequence_sum(values_N: torch.Tensor, cu_seqlens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum rows per sequence.
+
+    Args:
+        values_N: [N] one value per row.
+        cu_seqlens: [S + 1] integers from 0 to N: sequence i owns rows `cu_seqlens[i]:cu_seqlens[i + 1]`. Empty
+            sequences are legal.
+
+    Returns:
+        [S] sums (0 for an empty sequence), and [N] the sequence of each row, for spreading a per-sequence value back.
+    """
+    lengths_S = cu_seqlens.diff()
+    # output_size spares the device a synchronisation.
+    sequence_N = torch.repeat_interleave(lengths_S, output_size=values_N.numel())
+    # index_add rather than segment_reduce: it exists on every device, and differences of a running sum lose digits.
+    return values_N.new_zeros(lengths_S.numel()).index_add(0, sequence_N, values_N), sequence_N

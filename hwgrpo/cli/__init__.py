@@ -1,0 +1,1 @@
+"""The `hwgrpo` command: one file per subcommand."""

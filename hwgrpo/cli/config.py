@@ -1,0 +1,52 @@
+"""`hwgrpo config`: every setting with its type, default, limits and meaning."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+import textwrap
+
+from hwgrpo.errors import ConfigError, nearest
+
+HELP = "print every setting with its default, what is allowed and what it does"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="sections or settings to print, e.g. rollout optim.lr")
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; return the exit code."""
+    from hwgrpo.config.document import entries
+
+    chosen = list(entries())
+    for key in args.keys:
+        if not any(_under(e.key, key) for e in chosen):
+            sections = {e.key.rsplit(".", i)[0] for e in chosen for i in range(e.key.count(".") + 1)}
+            near = nearest(key, sections)
+            raise ConfigError(f"no setting {key!r}." + (f" Did you mean {near}?" if near else ""))
+    if args.keys:
+        chosen = [e for e in chosen if any(_under(e.key, key) for key in args.keys)]
+    if args.json:
+        print(json.dumps([dataclasses.asdict(e) for e in chosen], indent=1))
+        return 0
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    bold, dim, plain = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+    section = ""
+    for e in chosen:
+        head = e.key.split(".", 1)[0]
+        if head != section:
+            print(f"{'' if not section else chr(10)}{bold}[{head}]{plain}")
+            section = head
+        print(f"{bold}{e.key}{plain} = {e.default}  {dim}{e.type}{'; ' + e.allowed if e.allowed else ''}{plain}")
+        print(textwrap.fill(e.doc, width, initial_indent="    ", subsequent_indent="    "))
+    return 0
+
+
+def _under(key: str, prefix: str) -> bool:
+    return key == prefix or key.startswith((prefix + ".", prefix + "[]"))

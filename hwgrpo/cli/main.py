@@ -1,0 +1,54 @@
+"""`hwgrpo COMMAND ...`: find the command's file, parse, run, and turn users' mistakes into one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from hwgrpo_backends.backend import BackendError
+
+import hwgrpo
+from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError
+
+COMMANDS = ("train", "eval", "config", "detect")
+"""Each is a file of this folder with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: words after the program's name; None takes those of the process.
+
+    Returns:
+        0 done, 1 the run or the check failed, 2 a mistake in the command or the configuration.
+    """
+    parser = argparse.ArgumentParser(
+        prog="hwgrpo",
+        description="GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU.",
+    )
+    parser.add_argument("--version", action="version", version=f"hwgrpo {hwgrpo.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = importlib.import_module(f"hwgrpo.cli.{name}")
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        return args.run(args)
+    except ConfigError as error:
+        return _fail(error, 2)
+    except (DataError, RewardError, CheckpointError, BackendError) as error:
+        return _fail(error, 1)
+    except BrokenPipeError:
+        # the reader of our output (head, less) has gone: that is no error
+        sys.stderr.close()
+        return 0
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"hwgrpo: error: {error}", file=sys.stderr)
+    return code

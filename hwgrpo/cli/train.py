@@ -1,0 +1,47 @@
+"""`hwgrpo train RECIPE key=value ...`: train, or show what would be trained."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "train a language model with GRPO from a recipe"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("recipe", help="recipe YAML, or the name of one that ships (tiny_sort)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
+    parser.add_argument("--print-config", action="store_true", help="print every setting of the run and stop")
+    parser.add_argument("--dry-run", action="store_true", help="check everything that can be, print the plan and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; return the exit code."""
+    from hwgrpo.config import load_config
+    from hwgrpo.config.load import to_yaml
+
+    config = load_config(args.recipe, args.overrides)
+    if args.print_config:
+        print(to_yaml(config), end="")
+        return 0
+
+    from hwgrpo.cli.host import prepare_host
+
+    host = prepare_host(config)
+    if args.dry_run:
+        from hwgrpo.training.plan import make_plan
+
+        print(make_plan(config, host.backend, host.world_size))
+        return 0
+
+    from hwgrpo.training.build import build_run
+    from hwgrpo.training.finish import finish
+    from hwgrpo.training.loop import train
+
+    run = build_run(config, host.backend, host.local_rank, host.local_world_size)
+    try:
+        finish(run, train(run))
+    finally:
+        run.observer.close()
+        run.strategy.close()
+    return 0

@@ -1,0 +1,82 @@
+"""The schema read back as documentation: key, type, default, what is allowed, and the docstring under each field."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import typing
+from functools import cache
+from typing import Any
+
+from hwgrpo.config import schema
+from hwgrpo.config.fields import Limits
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One setting, documented."""
+
+    key: str
+    type: str
+    default: str
+    allowed: str
+    doc: str
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """Return every setting in the schema's order, dotted keys, lists of sections as `functions[]`."""
+    return tuple(_walk(schema.Config, "", _docstrings()))
+
+
+def _walk(section: type, prefix: str, docs: dict[tuple[str, str], str]) -> typing.Iterator[Entry]:
+    hints = typing.get_type_hints(section)
+    written = section.__annotations__
+    for field in dataclasses.fields(section):
+        key = f"{prefix}{field.name}"
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _walk(hint, key + ".", docs)  # type: ignore[arg-type]
+            continue
+        limits: Limits | None = field.metadata.get("limits")
+        yield Entry(
+            key=key,
+            type=str(written[field.name]),
+            default=_default(field),
+            allowed=limits.describe() if limits else "",
+            doc=docs.get((section.__name__, field.name), ""),
+        )
+        element = typing.get_args(hint)[0] if typing.get_origin(hint) is list else None
+        if dataclasses.is_dataclass(element):
+            yield from _walk(element, key + "[].", docs)  # type: ignore[arg-type]
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default
+    if value is dataclasses.MISSING:
+        assert field.default_factory is not dataclasses.MISSING
+        value = field.default_factory()
+    if value == "???":
+        return "(required)"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _docstrings() -> dict[tuple[str, str], str]:
+    """Collect the string under each field of each class of schema.py."""
+    docs: dict[tuple[str, str], str] = {}
+    for node in ast.parse(inspect.getsource(schema)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field, below in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            ):
+                docs[(node.name, field.target.id)] = " ".join(below.value.value.split())
+    return docs

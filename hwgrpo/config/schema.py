@@ -1,0 +1,312 @@
+"""Every setting of a run: its name, its default, what is allowed, and (in the docstring under it) what it does.
+
+A recipe states only what differs from these defaults. `hwgrpo config` prints this file as a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from hwgrpo import algorithms, data, rollout, training
+from hwgrpo.config.fields import choice, limited
+
+FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
+
+
+def _backend_choices() -> tuple[str, ...]:
+    from hwgrpo_backends.registry import names
+
+    return ("auto", *names())
+
+
+@dataclass
+class LoraConfig:
+    rank: int = limited(0, at_least=0)
+    """Rank of the low-rank adapters; 0 trains all parameters."""
+    alpha: float = limited(32.0, above=0)
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
+    dropout: float = limited(0.0, at_least=0, below=1)
+    """Dropout on the adapters' input. Above 0 the old log-prob is computed in a pass of its own."""
+    target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Names of the linear layers that get adapters, or `all-linear` (every one but the LM head)."""
+    adapter: str | None = None
+    """Folder of an existing adapter to train further; a frozen copy of it is then the reference model."""
+
+
+@dataclass
+class ModelConfig:
+    path: str = MISSING
+    """A local folder, a hub name, or `builtin://tiny?task=sort` (a small model made and warm-started here)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model."""
+    tokenizer: str | None = None
+    """Folder or hub name of the tokenizer; null takes the model's."""
+    chat_template: str | None = None
+    """File with a Jinja chat template that replaces the tokenizer's."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a hub model."""
+    dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
+    """Compute dtype; auto takes the backend's. Trainable parameters are fp32 masters in any case."""
+    attention: str = choice("auto", ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"))
+    """Attention implementation; auto takes the backend's first usable preference."""
+    layout: str = choice("auto", lambda: ("auto", *training.LAYOUTS.names()))
+    """How a micro-batch is laid out: `padded` (rows sorted by length) or `packed` (one row, block mask)."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+@dataclass
+class DataConfig:
+    train: str = MISSING
+    """Training prompts: a .jsonl, .json or .parquet file, a dataset folder, a hub name, or `task://sort`."""
+    validation: str | None = None
+    """Validation prompts, as `train`; null takes a task's own validation split, or validates nothing."""
+    split: str = "train"
+    """Split to read where `train` names a hub dataset or a folder with several."""
+    validation_split: str = "test"
+    """Split to read where `validation` names a hub dataset or a folder with several."""
+    prompt_key: str = "prompt"
+    """Column with the prompt: text, or a list of chat messages."""
+    ground_truth_key: str | None = None
+    """Column with the answer (dots go into nested ones); null tries `reward_model.ground_truth`, `ground_truth`,
+    `answer`, `solution`, `target` in this order."""
+    source_key: str = "data_source"
+    """Column that names where a row comes from; the file name where it is missing."""
+    max_prompt_tokens: int = limited(512, at_least=1)
+    """Longest prompt, in tokens."""
+    overlong: str = choice("filter", lambda: data.OVERLONG_POLICIES)
+    """What happens to longer prompts: dropped and counted, cut from the left or right and counted, or an error."""
+    chat: str = choice("auto", ("auto", "always", "never"))
+    """Apply the chat template: to conversations only (auto), to plain text too (as one user message), or never."""
+    system_prompt: str | None = None
+    """System message put before every conversation that has none."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Options handed to the chat template, e.g. {enable_thinking: false}."""
+    max_rows: int = limited(0, at_least=0)
+    """Use only the first rows of the training data; 0 uses all."""
+    validation_max_rows: int = limited(256, at_least=0)
+    """Use only the first rows of the validation data; 0 uses all."""
+    shuffle: bool = True
+    """Visit the rows of each epoch in an order drawn from `trainer.seed`."""
+
+
+@dataclass
+class RolloutConfig:
+    engine: str = choice("local", lambda: rollout.ENGINES.names())
+    """What generates: `local` is the training model itself."""
+    n: int = limited(8, at_least=1)
+    """Samples per prompt: the group size."""
+    max_response_tokens: int = limited(512, at_least=1)
+    """Longest response, in tokens, the stop token included."""
+    temperature: float = limited(1.0, above=0)
+    """Sampling temperature; the policy's log-probs are taken at the same one."""
+    top_k: int = limited(0, at_least=0)
+    """Sample among the k likeliest tokens only; 0 is off."""
+    top_p: float = limited(1.0, above=0, at_most=1)
+    """Sample among the likeliest tokens that together have this probability; 1 is off."""
+    min_p: float = limited(0.0, at_least=0, below=1)
+    """Drop tokens less likely than this times the likeliest one; 0 is off."""
+    stop: list[str] = field(default_factory=list)
+    """Strings that end a response; the text is cut before them, their tokens stay in the response."""
+    stop_token_ids: list[int] = field(default_factory=list)
+    """Token ids that end a response beside the tokenizer's and the generation config's end-of-sequence."""
+    max_sequences: int = limited(1024, at_least=1)
+    """Sequences decoded together; a larger batch is generated in parts."""
+
+
+@dataclass
+class RewardFunctionConfig:
+    name: str = MISSING
+    """A registered reward, or `path/to/file.py:function` (verl's or TRL's signature)."""
+    weight: float = 1.0
+    """Factor of this reward in the sum."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further keyword arguments for the function."""
+    on_error: str = choice("raise", FAILURE_POLICIES)
+    """When the function raises: stop the run, use `failure_value`, take the sample out, or take its group out."""
+    on_nan: str = choice("raise", FAILURE_POLICIES)
+    """The same when it returns NaN, None or an infinite number."""
+    failure_value: float = 0.0
+    """The reward under the policy `value`."""
+
+
+@dataclass
+class RewardConfig:
+    functions: list[RewardFunctionConfig] = field(default_factory=list)
+    """The rewards that are summed. An entry may be just a name."""
+    shuffle: bool = False
+    """Permute the rewards within each batch: a control run, in which nothing can be learned from them."""
+
+
+@dataclass
+class AdvantageConfig:
+    name: str = choice("grpo", lambda: algorithms.ADVANTAGES.names())
+    """Advantage estimator."""
+    eps: float = limited(1e-6, at_least=0)
+    """Added to the standard deviation (verl 1e-6, TRL 1e-4, OpenRLHF 1e-9)."""
+    std: str = choice("group", ("group", "batch", "none"))
+    """What the centred reward is divided by; `none` is Dr. GRPO."""
+    std_correction: int = limited(1, at_least=0, at_most=1)
+    """1: unbiased standard deviation (n - 1), as verl and TRL; 0: biased."""
+    singleton: str = choice("zero", ("zero", "raw", "error"))
+    """Advantage of a group with one valid sample: zero, its raw reward (verl), or an error (TRL)."""
+
+
+@dataclass
+class LossConfig:
+    name: str = choice("ppo_clip", lambda: algorithms.POLICY_LOSSES.names())
+    """Policy loss."""
+    clip_low: float = limited(0.2, at_least=0, at_most=1)
+    """Lower clip: the ratio is held above 1 - clip_low."""
+    clip_high: float = limited(0.2, at_least=0)
+    """Upper clip: the ratio is held below 1 + clip_high."""
+    dual_clip: float | None = limited(3.0, above=1)
+    """With a negative advantage the loss is at most this times -advantage; null turns dual clip off."""
+
+
+@dataclass
+class KlConfig:
+    coef: float = limited(0.0, at_least=0)
+    """Weight of the KL term against the reference model in the loss; 0 loads no reference model."""
+    estimator: str = choice("k3", lambda: algorithms.KL_ESTIMATORS.names())
+    """KL estimator (Schulman's k1, k2, k3; a `+` takes k2's gradient)."""
+
+
+@dataclass
+class AggregationConfig:
+    name: str = choice("token-mean", lambda: algorithms.AGGREGATIONS.names())
+    """How token losses become one number, with counts over the whole update."""
+    norm_length: int | None = limited(None, at_least=1)
+    """Divisor of `seq-mean-token-sum-norm`; null takes rollout.max_response_tokens."""
+
+
+@dataclass
+class CorrectionConfig:
+    name: str = choice("none", lambda: algorithms.CORRECTIONS.names())
+    """Importance weights for the gap between the rollout engine's and the trainer's log-probs."""
+    low: float | None = limited(None, above=0)
+    """Smallest weight: truncation raises to it, masking drops what is below; null: no lower bound."""
+    high: float | None = limited(2.0, above=0)
+    """Largest weight: truncation lowers to it, masking drops what is above; null: no upper bound."""
+
+
+@dataclass
+class AlgorithmConfig:
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    kl: KlConfig = field(default_factory=KlConfig)
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    entropy_coef: float = limited(0.0, at_least=0)
+    """Weight of the entropy bonus."""
+
+
+@dataclass
+class OptimConfig:
+    lr: float = limited(1e-6, above=0)
+    """Peak learning rate of AdamW."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """AdamW's decay rates."""
+    eps: float = limited(1e-8, above=0)
+    """AdamW's epsilon."""
+    weight_decay: float = limited(0.0, at_least=0)
+    """Decoupled weight decay; norms and biases are exempt."""
+    schedule: str = choice("constant", ("constant", "linear", "cosine"))
+    """Learning rate after the warm-up, over `trainer.max_steps`."""
+    warmup_steps: int = limited(0, at_least=0)
+    """Updates over which the learning rate rises linearly from 0."""
+    min_lr_ratio: float = limited(0.0, at_least=0, at_most=1)
+    """Where linear and cosine schedules end, as a share of `lr`."""
+    grad_clip: float = limited(1.0, at_least=0)
+    """Largest gradient norm; 0 does not clip."""
+
+
+@dataclass
+class TrainerConfig:
+    output_dir: str = "runs/default"
+    """Folder for checkpoints, logs, the resolved config and the final model."""
+    prompts_per_step: int = limited(32, at_least=1)
+    """Prompts per step over all ranks; each is sampled `rollout.n` times."""
+    prompts_per_update: int | None = limited(None, at_least=1)
+    """Prompts per optimizer update; null takes prompts_per_step (one update per batch)."""
+    epochs_per_batch: int = limited(1, at_least=1)
+    """Passes over each batch of samples."""
+    tokens_per_micro_batch: int = limited(16384, at_least=1)
+    """Token budget (prompt and response) of one forward and backward pass on one device."""
+    max_steps: int = limited(0, at_least=0)
+    """Steps to train; 0 derives it from `epochs`."""
+    epochs: int = limited(1, at_least=1)
+    """Passes over the training data where `max_steps` is 0."""
+    seed: int = limited(0, at_least=0)
+    """Seed of the data order, of sampling and of new adapter weights."""
+    strategy: str = choice("auto", lambda: ("auto", *training.STRATEGIES.names()))
+    """auto: ddp under torchrun, else single."""
+    resume: str = "auto"
+    """auto continues from the newest checkpoint in output_dir; never starts over (and refuses a used folder);
+    else the folder of a checkpoint."""
+    save_every: int = limited(0, at_least=0)
+    """Steps between checkpoints; 0 writes one at the end and on a signal."""
+    keep_checkpoints: int = limited(2, at_least=1)
+    """Newest checkpoints that are kept."""
+    validate_every: int = limited(0, at_least=0)
+    """Steps between validations; 0 validates at the start and at the end."""
+    validate_at_start: bool = True
+    """Validate before the first step, so that the summary can say what training changed."""
+    validation_n: int = limited(4, at_least=0)
+    """Samples per validation prompt at the training temperature, beside the greedy one; 0 samples none."""
+    save_final_model: bool = True
+    """Write the trained model to output_dir/final in Hugging Face format."""
+    deterministic: bool = False
+    """Ask torch for deterministic kernels (slower on accelerators)."""
+    threads: int = limited(0, at_least=0)
+    """CPU threads per process; 0 leaves torch's default, shared out among the ranks of this host."""
+
+
+@dataclass
+class BackendConfig:
+    name: str = choice("auto", _backend_choices)
+    """Device family; auto takes the one that this host can use and refuses to guess between two."""
+
+
+@dataclass
+class KernelsConfig:
+    pins: dict[str, str] = field(default_factory=dict)
+    """op -> implementation that must be used, e.g. {row_stats: torch}; one that cannot run is an error."""
+    strict: bool = False
+    """Refuse to fall back from the backend's preferred implementation."""
+    chunk_rows: int | None = limited(None, at_least=1)
+    """Rows of logits that exist at a time; null: 1.25 GiB of them on accelerators, 8 MiB on CPU."""
+    logits_dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
+    """Dtype of a chunk of logits; auto takes the compute dtype."""
+
+
+@dataclass
+class ObserveConfig:
+    loggers: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])
+    """Where metrics go; `jsonl` writes metrics.jsonl and is needed for exact resume of logs."""
+    progress: str = choice("auto", ("auto", "rich", "plain", "none"))
+    """What is shown: a live panel on a terminal, else a line per step."""
+    log_every: int = limited(1, at_least=1)
+    """Steps between lines of progress."""
+    completions_per_step: int = limited(16, at_least=0)
+    """Samples written to completions.jsonl per step (whole groups first); 0 writes none."""
+
+
+@dataclass
+class Config:
+    """The settings of one run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    kernels: KernelsConfig = field(default_factory=KernelsConfig)
+    observe: ObserveConfig = field(default_factory=ObserveConfig)

@@ -1,0 +1,151 @@
+"""What the schema's types cannot say: limits of single values, and settings that contradict each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from hwgrpo.config.fields import Limits
+from hwgrpo.config.schema import Config
+from hwgrpo.errors import ConfigError, choice_error
+
+
+def check_config(config: Config) -> None:
+    """Check every limit and every contradiction that can be seen before anything is loaded.
+
+    Raises:
+        ConfigError: the first one found, naming key, value, what is allowed and the remedy.
+    """
+    _check_limits(config, "")
+    _check_names(config)
+    _check_files(config)
+    _check_contradictions(config)
+
+
+def check_world_size(config: Config, world_size: int) -> None:
+    """Check what depends on the number of ranks.
+
+    Raises:
+        ConfigError: the strategy or the batch sizes do not fit `world_size`.
+    """
+    t = config.trainer
+    if t.strategy == "single" and world_size > 1:
+        raise ConfigError(
+            f"trainer.strategy='single' with {world_size} ranks would train {world_size} separate models; "
+            "use trainer.strategy=ddp (or auto)"
+        )
+    for key, value in (("prompts_per_step", t.prompts_per_step), ("prompts_per_update", prompts_per_update(config))):
+        if value % world_size:
+            raise ConfigError(
+                f"trainer.{key}={value} cannot be shared out among {world_size} ranks; use a multiple of {world_size}"
+            )
+
+
+def prompts_per_update(config: Config) -> int:
+    """Return the prompts per optimizer update, over all ranks."""
+    return config.trainer.prompts_per_update or config.trainer.prompts_per_step
+
+
+def _check_limits(section: Any, prefix: str) -> None:
+    for field in dataclasses.fields(section):
+        key, value = f"{prefix}{field.name}", getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            _check_limits(value, key + ".")
+        elif isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
+            for i, element in enumerate(value):
+                _check_limits(element, f"{key}.{i}.")
+        limits: Limits | None = field.metadata.get("limits")
+        if limits is None or value is None:
+            continue
+        names = limits.names()
+        if names is not None and value not in names:
+            raise choice_error(key, value, names)
+        if names is None and not limits.accepts(value):
+            raise ConfigError(f"{key}={value} is out of range; allowed: {limits.describe()}")
+
+
+def _check_names(config: Config) -> None:
+    from hwgrpo.observe import LOGGERS
+    from hwgrpo.rewards import REWARDS
+
+    for name in config.observe.loggers:
+        if name not in LOGGERS:
+            raise choice_error("observe.loggers", name, LOGGERS.names())
+    for i, function in enumerate(config.reward.functions):
+        if ".py" not in function.name and function.name not in REWARDS:
+            names = [*REWARDS.names(), "path/to/file.py:function"]
+            raise choice_error(f"reward.functions.{i}.name", function.name, names)
+    betas = config.optim.betas
+    if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+        raise ConfigError(f"optim.betas={betas} must be two numbers, each 0 <= x < 1, e.g. [0.9, 0.999]")
+
+
+def _check_files(config: Config) -> None:
+    from hwgrpo.data.tasks import parse_task
+
+    for key, spec in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        if spec and spec.startswith("task://"):
+            parse_task(spec)
+        elif spec and looks_like_file(spec) and not Path(spec).expanduser().exists():
+            raise ConfigError(f"{key}={spec!r}: there is no such file or folder (looked in {os.getcwd()})")
+    for i, function in enumerate(config.reward.functions):
+        file = function.name.rpartition(":")[0] or function.name
+        if ".py" in function.name and not Path(file).expanduser().is_file():
+            raise ConfigError(f"reward.functions.{i}.name={function.name!r}: there is no file {file}")
+    template = config.model.chat_template
+    if template and not Path(template).expanduser().is_file():
+        raise ConfigError(f"model.chat_template={template!r}: there is no such file")
+
+
+def looks_like_file(spec: str) -> bool:
+    """Whether a data source is meant as a path: it starts like one, or ends like a data file. Else it is a hub name."""
+    return spec.startswith(("/", "./", "../", "~")) or Path(spec).suffix in (".jsonl", ".json", ".parquet")
+
+
+def _check_contradictions(config: Config) -> None:
+    c, t = config, config.trainer
+    if not c.reward.functions:
+        raise ConfigError("reward.functions is empty; name at least one reward, e.g. reward.functions=[exact_match]")
+    if all(function.weight == 0 for function in c.reward.functions):
+        raise ConfigError("every reward.functions weight is 0, so no response is better than another; give one a weight")
+    if c.rollout.n == 1 and c.algorithm.advantage.singleton != "raw":
+        raise ConfigError(
+            f"rollout.n=1 with algorithm.advantage.name={c.algorithm.advantage.name!r}: a group of one has no baseline "
+            "and its advantage is 0; use rollout.n=2 or more, or algorithm.advantage.singleton=raw to train on the "
+            "reward itself"
+        )
+    if t.prompts_per_step % prompts_per_update(c):
+        raise ConfigError(
+            f"trainer.prompts_per_update={t.prompts_per_update} does not divide trainer.prompts_per_step="
+            f"{t.prompts_per_step}; a step is cut into whole updates"
+        )
+    longest = c.data.max_prompt_tokens + c.rollout.max_response_tokens
+    if t.tokens_per_micro_batch < longest:
+        raise ConfigError(
+            f"trainer.tokens_per_micro_batch={t.tokens_per_micro_batch} is smaller than one sequence can be "
+            f"(data.max_prompt_tokens={c.data.max_prompt_tokens} + rollout.max_response_tokens="
+            f"{c.rollout.max_response_tokens}); use at least {longest}"
+        )
+    correction = c.algorithm.correction
+    if correction.low is not None and correction.high is not None and correction.low >= correction.high:
+        raise ConfigError(
+            f"algorithm.correction.low={correction.low} must be below algorithm.correction.high={correction.high}"
+        )
+    if correction.name != "none" and correction.low is None and correction.high is None:
+        raise ConfigError(f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both")
+    if c.model.lora.rank == 0 and c.model.lora.adapter:
+        raise ConfigError(
+            f"model.lora.adapter={c.model.lora.adapter!r} with model.lora.rank=0: set the adapter's rank to train it"
+        )
+    if c.observe.loggers.count("jsonl") == 0 and t.save_every:
+        raise ConfigError(
+            f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics back; "
+            "add jsonl to observe.loggers"
+        )
+    if c.algorithm.aggregation.norm_length and c.algorithm.aggregation.name != "seq-mean-token-sum-norm":
+        raise ConfigError(
+            f"algorithm.aggregation.norm_length={c.algorithm.aggregation.norm_length} has no effect with "
+            f"algorithm.aggregation.name={c.algorithm.aggregation.name!r}; it belongs to seq-mean-token-sum-norm"
+        )

@@ -1,0 +1,22 @@
+"""Prompts: file formats, synthetic tasks, chat templates, the resumable sampler.
+
+tasks      task://sort, add, copy: synthetic prompts with disjoint splits, and warm-start demonstrations
+formats    one data file (.jsonl, .json, .parquet) -> rows, with the file and line of every complaint
+sources    what `data.train` names (task, file, folder, hub dataset) -> rows
+schema     one row -> conversation or text, ground truth, source; verl's and TRL's columns
+prompts    rows -> tokenized prompts: chat template, length limit
+sampler    the order in which prompts are visited, exactly resumable
+"""
+
+from hwgrpo.registry import Registry
+
+OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
+
+TASKS = Registry(
+    "task",
+    {
+        "sort": "hwgrpo.data.tasks:sort_digits",
+        "add": "hwgrpo.data.tasks:add_numbers",
+        "copy": "hwgrpo.data.tasks:copy_word",
+    },
+)

@@ -1,0 +1,149 @@
+"""One data file -> its rows. Whatever is wrong is told with the file and the line or row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hwgrpo.errors import DataError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one file (or task, or hub dataset)."""
+
+    name: str
+    """What messages call it: the path as the user wrote it."""
+    rows: Sequence[Row]
+    columns: tuple[str, ...]
+    """Every column that some row has."""
+    source: str
+    """What prompts that name no source of their own are said to come from."""
+    lines: Sequence[int] | None = None
+    """Line number of each row, from 1, where the format has lines."""
+
+    def place(self, row: int) -> str:
+        """Say where a row is: `train.jsonl, line 7`, `train.parquet, row 6` (from 0, as the libraries count)."""
+        return f"{self.name}, line {self.lines[row]}" if self.lines else f"{self.name}, row {row}"
+
+
+def read_file(path: Path) -> Part:
+    """Read a .jsonl, .json or .parquet file.
+
+    Raises:
+        DataError: the file is broken, holds no rows, or a row is not an object.
+    """
+    part = READERS[path.suffix.lower()](path)
+    if not len(part.rows):
+        raise DataError(f"{path}: the file holds no rows")
+    return part
+
+
+def read_jsonl(path: Path) -> Part:
+    """Read JSON lines, one object a line; blank lines are passed over."""
+    rows, lines = [], []
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise _not_utf8(f"{path}, line {number}", error) from error
+            if not text:
+                continue
+            try:
+                row = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno}); "
+                    "each line must be one whole JSON object"
+                ) from error
+            rows.append(_object(row, f"{path}, line {number}"))
+            lines.append(number)
+    return Part(str(path), rows, _columns(rows), path.name, lines)
+
+
+def read_json(path: Path) -> Part:
+    """Read a JSON file: a list of objects, or {"data": [...]}."""
+    raw = path.read_bytes()
+    try:
+        content = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise _not_utf8(f"{path}, line {line}", error) from error
+    except json.JSONDecodeError as error:
+        if not raw.strip():
+            raise DataError(f"{path}: the file is empty") from error
+        hint = "; if it holds one object per line, name it .jsonl" if error.msg == "Extra data" else ""
+        raise DataError(
+            f"{path}, line {error.lineno}: not valid JSON ({error.msg}, column {error.colno}){hint}"
+        ) from error
+    rows = content.get("data") if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        raise DataError(f'{path}: must hold a list of objects, or {{"data": [...]}}; it holds {_kind(content)}')
+    rows = [_object(row, f"{path}, row {number}") for number, row in enumerate(rows)]
+    return Part(str(path), rows, _columns(rows), path.name)
+
+
+def read_parquet(path: Path) -> Part:
+    """Read a Parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.stat().st_size:
+        raise DataError(f"{path}: the file is empty")
+    try:
+        table = pyarrow.parquet.ParquetFile(path).read()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path}: truncated, damaged or not a Parquet file ({error}); copy or write it again"
+        ) from error
+    return Part(str(path), ArrowRows(table.combine_chunks(), str(path)), tuple(table.column_names), path.name)
+
+
+READERS: Mapping[str, Callable[[Path], Part]] = {".jsonl": read_jsonl, ".json": read_json, ".parquet": read_parquet}
+
+
+class ArrowRows(Sequence[Row]):
+    """The rows of an Arrow table, each turned into Python objects when it is asked for.
+
+    Args:
+        table: a pyarrow.Table.
+        name: the file, for messages.
+    """
+
+    def __init__(self, table: Any, name: str) -> None:
+        self._table, self._name = table, name
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self._table.slice(index, 1).to_pylist()[0]
+        except UnicodeDecodeError as error:
+            raise _not_utf8(f"{self._name}, row {index}", error) from error
+
+
+def _object(row: Any, place: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise DataError(f'{place}: a row must be a JSON object such as {{"prompt": ...}}, this is {_kind(row)}')
+    return row
+
+
+def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(column for row in rows for column in row))
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _not_utf8(place: str, error: UnicodeDecodeError) -> DataError:
+    byte = error.object[error.start]
+    return DataError(f"{place}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8, e.g. with iconv -t UTF-8")

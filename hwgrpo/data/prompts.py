@@ -1,0 +1,210 @@
+"""Rows -> tokenized prompts: the chat template, the length limit, and what rewards will want to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from omegaconf import OmegaConf
+
+from hwgrpo.data import OVERLONG_POLICIES
+from hwgrpo.data.schema import Message, missing_column, read_ground_truth, read_prompt
+from hwgrpo.data.sources import Rows, open_rows
+from hwgrpo.data.tasks import PREFIX
+from hwgrpo.errors import ConfigError, DataError, choice_error
+from hwgrpo.values import Prompt
+
+TOKENIZE_BATCH = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class PromptDataset:
+    """Tokenized prompts, indexed from 0 without the filtered ones."""
+
+    name: str
+    """What `data.train` or `data.validation` named."""
+    rows: Rows
+    """All rows that were read."""
+    kept: Sequence[int]
+    """[len(self)] the row that each prompt is made of."""
+    texts: Sequence[str]
+    """[len(self)] prompts after the chat template."""
+    token_ids: Sequence[np.ndarray]
+    """[len(self)] int32 arrays."""
+    filtered: int
+    """Rows dropped for being longer than `data.max_prompt_tokens`."""
+    truncated: int
+    """Rows cut to `data.max_prompt_tokens`."""
+    config: Any
+    """The `data` settings it was built with."""
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that rows have."""
+        return self.rows.columns
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest prompt, in tokens."""
+        return max(len(ids) for ids in self.token_ids)
+
+    def prompt(self, row: int, epoch: int) -> Prompt:
+        """Return one prompt; the same row has another uid in another epoch.
+
+        Args:
+            row: 0 <= row < len(self).
+            epoch: the pass over the data, from 0.
+        """
+        index = self.kept[row]
+        columns = self.rows[index]
+        source = columns.get(self.config.source_key)
+        conversation = _conversation(columns, self.config, self.rows.place(index))
+        return Prompt(
+            uid=f"{epoch}:{row}",
+            text=self.texts[row],
+            token_ids=tuple(self.token_ids[row].tolist()),
+            ground_truth=read_ground_truth(columns, self.config.ground_truth_key, self.rows.place(index)),
+            columns=columns,
+            source=self.rows.source(index) if source is None else str(source),
+            messages=None if isinstance(conversation, str) else conversation,
+        )
+
+
+def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | None:
+    """Read, render and tokenize the training or validation prompts.
+
+    Args:
+        config: the `data` settings (`DataConfig`).
+        tokenizer: a transformers tokenizer.
+        which: "train" or "validation".
+
+    Returns:
+        The dataset; None for "validation" when there is none (no setting, and the training data is not a task).
+
+    Raises:
+        ConfigError: settings contradict the data, e.g. a conversation and a tokenizer without a chat template.
+        DataError: data is missing or malformed; the message names file and row.
+    """
+    assert which in ("train", "validation"), which
+    if config.overlong not in OVERLONG_POLICIES:
+        raise choice_error("data.overlong", config.overlong, OVERLONG_POLICIES)
+    spec, split, max_rows = config.train, config.split, config.max_rows
+    if which == "validation":
+        spec = config.validation or (config.train if config.train.startswith(PREFIX) else None)
+        if spec is None:
+            return None
+        split, max_rows = config.validation_split, config.validation_max_rows
+    if spec.startswith(PREFIX):
+        split = which
+    rows = open_rows(spec, split, f"data.{which}")
+    if config.prompt_key not in rows.columns:
+        raise missing_column("data.prompt_key", config.prompt_key, rows.columns, spec)
+    count = min(len(rows), max_rows) if max_rows else len(rows)
+
+    kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
+    for index, text, ids in _tokenize(rows, count, config, tokenizer):
+        if len(ids) > config.max_prompt_tokens:
+            if config.overlong == "filter":
+                filtered += 1
+                continue
+            if config.overlong == "error":
+                raise DataError(
+                    f"{rows.place(index)}: the prompt has {len(ids)} tokens, data.max_prompt_tokens="
+                    f"{config.max_prompt_tokens}; raise the limit, or set data.overlong to filter or truncate_left"
+                )
+            limit = config.max_prompt_tokens
+            ids = ids[-limit:] if config.overlong == "truncate_left" else ids[:limit]
+            text = tokenizer.decode(ids)
+            truncated += 1
+        kept.append(index)
+        texts.append(text)
+        token_ids.append(np.asarray(ids, dtype=np.int32))
+    if not kept:
+        raise DataError(
+            f"data.{which}={spec!r}: all {filtered} prompts are longer than data.max_prompt_tokens="
+            f"{config.max_prompt_tokens} and were filtered; raise the limit, or set data.overlong=truncate_left"
+        )
+    return PromptDataset(spec, rows, kept, texts, token_ids, filtered, truncated, config)
+
+
+def _tokenize(rows: Rows, count: int, config: Any, tokenizer: Any) -> Iterator[tuple[int, str, list[int]]]:
+    """Yield (row, text, token ids), tokenizing in batches."""
+    for start in range(0, count, TOKENIZE_BATCH):
+        indices = range(start, min(start + TOKENIZE_BATCH, count))
+        rendered = [_render(rows, index, config, tokenizer) for index in indices]
+        ids: list[list[int]] = [[] for _ in rendered]
+        # A chat template writes its own special tokens; plain text gets the tokenizer's.
+        for templated in (True, False):
+            chosen = [number for number, (_, by_template) in enumerate(rendered) if by_template == templated]
+            if chosen:
+                texts = [rendered[number][0] for number in chosen]
+                encoded = tokenizer(texts, add_special_tokens=not templated, return_attention_mask=False)["input_ids"]
+                for number, tokens in zip(chosen, encoded, strict=True):
+                    ids[number] = tokens
+        for index, (text, _), tokens in zip(indices, rendered, ids, strict=True):
+            if not tokens:
+                raise DataError(f"{rows.place(index)}: the prompt {text!r} has no tokens under this tokenizer")
+            yield index, text, tokens
+
+
+def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> tuple[str, bool]:
+    """Return a row's prompt as the model sees it, and whether the chat template made it."""
+    place, row = rows.place(index), rows[index]
+    read_ground_truth(row, config.ground_truth_key, place)  # a missing answer is told now, not in the middle of a run
+    conversation = _conversation(row, config, place)
+    if isinstance(conversation, str):
+        return conversation, False
+    if config.chat == "never":
+        return "\n".join(_plain(message) for message in conversation), False
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            f"{place}: the prompt is a conversation, and the tokenizer has no chat template; set model.chat_template "
+            "to a file with one, or data.chat=never to join the messages"
+        )
+    # An assistant message at the end is the beginning of the response, to be continued.
+    continued = conversation[-1]["role"] == "assistant"
+    options = config.chat_template_kwargs
+    options = OmegaConf.to_container(options) if OmegaConf.is_config(options) else options
+    assert isinstance(options, Mapping)
+    reserved = {"tokenize", "add_generation_prompt", "continue_final_message"} & {str(name) for name in options}
+    if reserved:
+        raise ConfigError(f"data.chat_template_kwargs: {', '.join(sorted(reserved))} is set by the trainer; remove it")
+    try:
+        text = tokenizer.apply_chat_template(
+            list(conversation),
+            tokenize=False,
+            add_generation_prompt=not continued,
+            continue_final_message=continued,
+            **{str(name): value for name, value in options.items()},
+        )
+    except TemplateError as error:
+        raise DataError(f"{place}: the chat template refuses this conversation: {error}") from error
+    return text, True
+
+
+def _conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:
+    """Return a row's prompt with the settings `chat` and `system_prompt` applied."""
+    prompt = read_prompt(row, config.prompt_key, place)
+    if isinstance(prompt, str):
+        if config.chat != "always":
+            if config.system_prompt:
+                raise ConfigError(
+                    f"data.system_prompt is set, but {place} is plain text and gets no chat template under "
+                    f"data.chat={config.chat}; set data.chat=always, or remove the system prompt"
+                )
+            return prompt
+        prompt = ({"role": "user", "content": prompt},)
+    if config.system_prompt and prompt[0]["role"] not in ("system", "developer"):
+        prompt = ({"role": "system", "content": config.system_prompt}, *prompt)
+    return prompt
+
+
+def _plain(message: Message) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())

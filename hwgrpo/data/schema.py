@@ -1,0 +1,111 @@
+"""One data row -> conversation or text, ground truth and source: verl's and TRL's columns, or any others by config.
+
+verl: `data_source`, `prompt` (chat messages), `ability`, `reward_model.ground_truth`, `extra_info`.
+TRL: `prompt` (text or chat messages), every other column for the reward functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hwgrpo.data.formats import Row
+from hwgrpo.errors import DataError, nearest
+
+GROUND_TRUTH_KEYS = ("reward_model.ground_truth", "ground_truth", "answer", "solution", "target")
+"""Where the answer is looked for when no key is configured, in this order."""
+
+Message = Mapping[str, Any]
+_ABSENT = object()
+
+
+def read_prompt(row: Row, key: str, place: str) -> str | tuple[Message, ...]:
+    """Return a row's prompt: a text, or the messages of a conversation.
+
+    Args:
+        row: the data row.
+        key: its column (`data.prompt_key`).
+        place: file and line, for messages.
+
+    Raises:
+        DataError: the column is missing, empty, or neither text nor messages.
+    """
+    if key not in row:
+        raise missing_column("data.prompt_key", key, row, place)
+    value = row[key]
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError(f"{place}: column {key!r} is empty; every row needs a prompt")
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return _messages(value, key, place)
+    what = "empty (null)" if value is None else f"of type {type(value).__name__}"
+    raise DataError(f"{place}: column {key!r} is {what}; a prompt is text or a list of chat messages")
+
+
+def read_ground_truth(row: Row, key: str | None, place: str) -> Any:
+    """Return a row's answer; None when no key is configured and no usual column has one.
+
+    Args:
+        row: the data row.
+        key: its column, dots going into nested ones; None tries GROUND_TRUTH_KEYS.
+        place: file and line, for messages.
+
+    Raises:
+        DataError: `key` is given and the row lacks it.
+    """
+    if key is None:
+        found = (_nested(row, candidate) for candidate in GROUND_TRUTH_KEYS)
+        return next((value for value in found if value is not _ABSENT and value is not None), None)
+    value = _nested(row, key)
+    if value is _ABSENT:
+        raise missing_column("data.ground_truth_key", key, row, place)
+    return value
+
+
+def missing_column(setting: str, key: str, columns: Mapping[str, Any] | Sequence[str], place: str) -> DataError:
+    """Build the error for a column that is not there; it names those that are."""
+    near = nearest(key, columns)
+    hint = f" Did you mean {near!r}?" if near else ""
+    return DataError(f"{place}: no column {key!r} ({setting}); there are: {', '.join(columns) or 'none'}.{hint}")
+
+
+def _nested(row: Row, key: str) -> Any:
+    """Look up `a.b.c`; a column whose name has the dots in it goes first."""
+    if key in row:
+        return row[key]
+    value: Any = row
+    for name in key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            return _ABSENT
+        value = value[name]
+    return value
+
+
+def _messages(value: Sequence[Any], key: str, place: str) -> tuple[Message, ...]:
+    messages = []
+    for number, message in enumerate(value):
+        where = f"{place}: column {key!r}, message {number}"
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f'{where} is not a chat message; expected {{"role": "user", "content": "..."}}')
+        _check_content(message, where)
+        # A table gives every message the fields that any message has; templates take a field with null as present.
+        messages.append({name: part for name, part in message.items() if part is not None or name == "content"})
+    if not messages:
+        raise DataError(f"{place}: column {key!r} is an empty conversation; every row needs a prompt")
+    if all(not message.get("content") and not message.get("tool_calls") for message in messages):
+        raise DataError(f"{place}: column {key!r} has only empty messages; every row needs a prompt")
+    return tuple(messages)
+
+
+def _check_content(message: Message, where: str) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        if message["role"] == "user" and not content.strip():
+            raise DataError(f"{where} is empty; every row needs a prompt")
+    elif isinstance(content, Sequence) and not isinstance(content, bytes):
+        kinds = {part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content}
+        if kinds != {"text"}:
+            raise DataError(f"{where}: content parts {sorted(map(str, kinds))} are not supported; only 'text' is")
+    elif content is not None or not message.get("tool_calls"):
+        raise DataError(f"{where}: 'content' is {type(content).__name__}; expected text")

@@ -1,0 +1,162 @@
+"""What `data.train` or `data.validation` names -> rows: a task, a file, a folder or a hub dataset."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hwgrpo.data.formats import READERS, Part, Row, read_file
+from hwgrpo.data.tasks import PREFIX, parse_task
+from hwgrpo.errors import DataError, choice_error, nearest
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
+"""Words in file names that tell a split, as the library `datasets` reads them."""
+
+
+class Rows(Sequence[Row]):
+    """The rows of one or more files, one after the other.
+
+    Args:
+        parts: the files; at least one.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        self.columns = tuple(dict.fromkeys(column for part in self.parts for column in part.columns))
+        self._ends = list(itertools.accumulate(len(part.rows) for part in self.parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: Any) -> Any:
+        part, row = self._find(index)
+        return part.rows[row]
+
+    def place(self, index: int) -> str:
+        """Say in which file and line a row is."""
+        part, row = self._find(index)
+        return part.place(row)
+
+    def source(self, index: int) -> str:
+        """Return the name of the file, task or hub dataset that a row is from."""
+        return self._find(index)[0].source
+
+    def _find(self, index: int) -> tuple[Part, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect.bisect_right(self._ends, index)
+        return self.parts[number], index - (self._ends[number - 1] if number else 0)
+
+
+def open_rows(spec: str, split: str, key: str) -> Rows:
+    """Find and read the rows that a setting names.
+
+    Args:
+        spec: `task://...`, a file, a folder (of data files, or made by `save_to_disk`), or a hub name
+            (`owner/name`, or `owner/name:subset`).
+        split: the split of a task, a folder with several, or a hub dataset.
+        key: the setting, for messages ("data.train").
+
+    Raises:
+        ConfigError: an unknown task or task option.
+        DataError: nothing there, or what is there is broken.
+    """
+    if spec.startswith(PREFIX):
+        splits = parse_task(spec).splits
+        if split not in splits:
+            raise choice_error(f"{key}={spec}: split", split, splits)
+        return Rows([Part(spec, splits[split], tuple(splits[split][0]), spec)])
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        return _open_folder(path, split, key)
+    if path.is_file():
+        if path.suffix.lower() not in READERS:
+            raise DataError(
+                f"{key}={spec!r}: {path.suffix or 'no suffix'} is not a data file; use {', '.join(READERS)}"
+            )
+        return Rows([read_file(path)])
+    if path.suffix.lower() in READERS or spec.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(spec):
+        siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = nearest(path.name, siblings)
+        hint = f" Did you mean {str(path.parent / near)!r}?" if near else " Check the path."
+        raise DataError(f"{key}={spec!r}: no such file or folder.{hint}")
+    return _open_hub(spec, split, key)
+
+
+def _open_folder(folder: Path, split: str, key: str) -> Rows:
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        import datasets
+
+        try:
+            saved: Any = datasets.load_from_disk(str(folder))
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{folder}: a damaged dataset folder ({error}); save it again") from error
+        if isinstance(saved, datasets.DatasetDict):
+            if split not in saved:
+                raise DataError(_no_split(folder, split, key, saved))
+            saved = saved[split]
+        return _dataset(str(folder), saved, folder.name)
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS and file.is_file())
+    files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+    if not files:
+        raise DataError(f"{key}: folder {str(folder)!r} holds no data files ({', '.join(READERS)})")
+    by_split: dict[str | None, list[Path]] = {}
+    for file in files:
+        by_split.setdefault(_split_of(file.relative_to(folder)), []).append(file)
+    if set(by_split) != {None}:  # some file names a split, so the split must be one that is named
+        wanted = SPLIT_WORDS.get(split, split)
+        if wanted not in by_split:
+            raise DataError(_no_split(folder, split, key, [name for name in by_split if name]))
+        files = by_split[wanted]
+    return Rows([read_file(file) for file in files])
+
+
+def _split_of(file: Path) -> str | None:
+    """Return the split that a file name, or else the nearest folder name, tells."""
+    for name in reversed(file.parts):
+        for word in re.split(r"[^a-z]+", name.lower()):
+            if word in SPLIT_WORDS:
+                return SPLIT_WORDS[word]
+    return None
+
+
+def _no_split(where: Any, split: str, key: str, present: Any) -> str:
+    setting = "data.split" if key == "data.train" else "data.validation_split"
+    return f"{setting}={split!r}: {where} has no such split; it has: {', '.join(sorted(present))}"
+
+
+def _open_hub(spec: str, split: str, key: str) -> Rows:
+    import datasets
+
+    name, _, subset = spec.partition(":")
+    try:
+        loaded: Any = datasets.load_dataset(name, subset or None, split=split)
+    except Exception as error:  # the library raises many types, none of them naming the setting to change
+        raise DataError(
+            f"{key}={spec!r}: not a file here, and as a hub dataset (split {split!r}) it cannot be loaded: {error}. "
+            "Remedies: check the name (owner/name, or owner/name:subset) and the split; log in for a gated one; "
+            "without network, download it elsewhere and give the folder that `save_to_disk` wrote"
+        ) from error
+    return _dataset(spec, loaded, name)
+
+
+def _dataset(name: str, loaded: Any, source: str) -> Rows:
+    if not len(loaded):
+        raise DataError(f"{name}: the dataset holds no rows")
+    return Rows([Part(name, loaded, tuple(loaded.column_names), source)])

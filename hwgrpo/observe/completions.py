@@ -1,0 +1,121 @@
+"""completions.jsonl: what the model wrote and what it was given for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwgrpo.observe.jsonlines import StepLines
+
+if TYPE_CHECKING:
+    import torch
+
+    from hwgrpo.values import Completions, PromptBatch, Rewards
+
+FILE = "completions.jsonl"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response, to be shown."""
+
+    prompt: str
+    response: str
+    reward: float | None
+    """None when a failure policy took the sample out."""
+    ground_truth: Any = None
+
+
+def pick_sample(step: int, batch: PromptBatch, completions: Completions, rewards: Rewards) -> Sample | None:
+    """Return the sample to show for a step, another place of the batch each step; None when there is none.
+
+    Args:
+        step: step number; decides the place, so that the choice is neither random nor flattering.
+        batch: the G prompts of the step.
+        completions: their S responses.
+        rewards: [S] rewards.
+    """
+    if len(completions) == 0:
+        return None
+    index = step % len(completions)
+    prompt = batch.prompts[index % len(batch)]
+    reward = float(rewards.total[index]) if rewards.valid[index] else None
+    return Sample(prompt.text, completions.texts[index], reward, prompt.ground_truth)
+
+
+def whole_groups_first(prompt_index: list[int], limit: int) -> list[int]:
+    """Choose at most `limit` samples: every group that still fits whole, in order, then parts of the others.
+
+    A group is worth most when it is complete, since its advantages are relative to one another.
+
+    Args:
+        prompt_index: S ascending prompt numbers, one per sample.
+        limit: the most samples to choose.
+
+    Returns:
+        The chosen sample numbers, ascending.
+    """
+    groups: dict[int, list[int]] = {}
+    for sample, prompt in enumerate(prompt_index):
+        groups.setdefault(prompt, []).append(sample)
+    chosen: list[int] = []
+    left_out: list[int] = []
+    for group in groups.values():
+        if len(chosen) + len(group) <= limit:
+            chosen += group
+        else:
+            left_out += group
+    return sorted(chosen + left_out[: max(0, limit - len(chosen))])
+
+
+class CompletionsLog:
+    """Appends samples to `run_dir/completions.jsonl`.
+
+    Args:
+        run_dir: folder of the run.
+        per_step: the most samples written per step; whole groups first.
+    """
+
+    def __init__(self, run_dir: Path, per_step: int) -> None:
+        self._lines = StepLines(run_dir / FILE)
+        self._per_step = per_step
+
+    def log(
+        self, step: int, batch: PromptBatch, completions: Completions, rewards: Rewards, advantages_S: torch.Tensor
+    ) -> None:
+        """Append the chosen samples of one step.
+
+        `reward` is null for a sample that a failure policy took out, and an entry of `rewards` where the function
+        gave no value; what reward functions returned beside the score goes to `extras`.
+        """
+        chosen = whole_groups_first(completions.prompt_index.tolist(), self._per_step)
+        lengths = completions.lengths
+        for i in chosen:
+            prompt = batch.prompts[int(completions.prompt_index[i])]
+            per_function = {name: float(values[i]) for name, values in rewards.per_function.items()}
+            record: dict[str, Any] = {
+                "step": step,
+                "uid": prompt.uid,
+                "prompt": prompt.text,
+                "response": completions.texts[i],
+                "reward": float(rewards.total[i]) if rewards.valid[i] else None,
+                "rewards": {name: None if math.isnan(value) else value for name, value in per_function.items()},
+                "advantage": float(advantages_S[i]),
+                "length": int(lengths[i]),
+                "finished": bool(completions.finished[i]),
+                "ground_truth": prompt.ground_truth,
+                "source": prompt.source,
+            }
+            if rewards.extras:
+                record["extras"] = rewards.extras[i]
+            self._lines.append(record)
+
+    def cut_back(self, step: int) -> None:
+        """Remove the samples of every later step."""
+        self._lines.cut_back(step)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()

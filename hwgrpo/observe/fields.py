@@ -1,0 +1,85 @@
+"""The numbers that a person is shown: under which metric names each is found, and how it is written."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MISSING = "-"
+
+
+def decimals(digits: int) -> Callable[[float], str]:
+    """Return a formatter with so many decimals, which writes a number too small for them as 3e-05, not as 0."""
+
+    def show(value: float) -> str:
+        return f"{value:.0e}" if 0 < abs(value) < 0.5 * 10**-digits else f"{value:,.{digits}f}"
+
+    return show
+
+
+def percent(value: float) -> str:
+    """Write a share of one: 0.25 -> 25%."""
+    return f"{100 * value:.0f}%"
+
+
+def seconds(value: float) -> str:
+    """Write a short time: 0.042 -> 42 ms, 3.21 -> 3.2 s, 134 -> 2:14."""
+    if value < 0.9995:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 99.95 else duration(value)
+
+
+def duration(value: float | None) -> str:
+    """Write a time in seconds as m:ss, h:mm:ss or 2d 3:04:05; "-" when it is not known."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: Any) -> float | None:
+    """Return `value` as a float, or None when it is none: what is only shown must not stop a run."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class Field:
+    """One number on display."""
+
+    label: str
+    keys: tuple[str, ...]
+    """Metric names, the first one present is taken."""
+    form: Callable[[float], str]
+
+    def read(self, values: Mapping[str, Any]) -> float | None:
+        """Return the number, or None when no key has one."""
+        for key in self.keys:
+            found = number(values.get(key))
+            if found is not None:
+                return found
+        return None
+
+    def show(self, values: Mapping[str, Any]) -> str:
+        """Return the number as text, "-" when it is missing."""
+        found = self.read(values)
+        return MISSING if found is None else self.form(found)
+
+
+REWARD = Field("reward", ("reward", "critic/rewards/mean"), decimals(3))
+KL = Field("kl", ("kl", "actor/kl_loss"), decimals(3))
+ENTROPY = Field("entropy", ("actor/entropy", "entropy"), decimals(2))
+LENGTH = Field("length", ("response_length/mean",), decimals(1))
+TRUNCATED = Field("truncated", ("response_length/clip_ratio",), percent)
+EQUAL_GROUPS = Field("equal groups", ("frac_reward_zero_std",), percent)
+CLIPPED = Field("clipped", ("actor/pg_clipfrac",), percent)
+LR = Field("lr", ("actor/lr",), lambda value: f"{value:.3g}")
+GRAD_NORM = Field("grad norm", ("actor/grad_norm",), decimals(3))
+THROUGHPUT = Field("tokens/s", ("perf/throughput",), decimals(0))
+TOKENS = Field("tokens", ("perf/total_num_tokens",), decimals(0))

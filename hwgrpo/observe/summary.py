@@ -1,0 +1,169 @@
+"""The end of a run in one table: what training changed, what it cost, where the results lie."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwgrpo.observe.fields import MISSING, decimals, duration, percent
+from hwgrpo.observe.history import ENDS, RunHistory
+from hwgrpo.observe.jsonlines import jsonable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "hwgrpo.summary/1"
+FILE = "summary.json"
+
+
+def build_summary(
+    history: RunHistory,
+    *,
+    status: str,
+    total_steps: int,
+    resumed_from: int,
+    wall_s: float,
+    paths: Mapping[str, Path],
+) -> dict[str, Any]:
+    """Return the content of summary.json.
+
+    Args:
+        history: the whole run, what was done before a resume included.
+        status: how the run ended, in a word ("completed", "interrupted", "failed").
+        total_steps: steps that were planned.
+        resumed_from: step of the checkpoint that this process started from; 0 for none.
+        wall_s: seconds this process ran.
+        paths: what -> where it lies.
+
+    Returns:
+        `{schema, status, steps, total_steps, resumed_from, wall_s, training_s, stages: {name: {seconds, share}},
+        tokens, tokens_per_s, reward: {first, last, over_steps}, validation: [{source, metric, before, after}],
+        paths}`. `tokens` counts prompts and responses of all ranks; `tokens_per_s` is over whole steps. What is not
+        known is null.
+    """
+    spent = history.training_seconds
+    stages = {stage: took for stage, took in history.seconds.items() if stage != "step"}
+    if history.seconds.get("step", 0.0) > sum(stages.values()):
+        stages["other"] = history.seconds["step"] - sum(stages.values())
+    step_seconds = history.seconds.get("step", 0.0)
+    return {
+        "schema": SCHEMA,
+        "status": status,
+        "steps": history.last_step,
+        "total_steps": total_steps,
+        "resumed_from": resumed_from,
+        "wall_s": wall_s,
+        "training_s": spent,
+        "stages": {
+            stage: {"seconds": took, "share": took / spent if spent else None}
+            for stage, took in sorted(stages.items(), key=lambda item: -item[1])
+        },
+        "tokens": history.tokens,
+        "tokens_per_s": history.tokens / step_seconds if step_seconds else None,
+        "reward": {"first": history.first_reward, "last": history.last_reward, "over_steps": ENDS},
+        "validation": [
+            {
+                "source": source,
+                "metric": metric,
+                "before": history.before.get((source, metric)),
+                "after": history.after.get((source, metric)),
+            }
+            for source, metric in sorted({*history.before, *history.after})
+        ],
+        "paths": {what: str(path) for what, path in paths.items()},
+    }
+
+
+def save_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
+    """Write summary.json whole or not at all, and return its path."""
+    path = run_dir / FILE
+    temporary = path.with_name(FILE + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(jsonable(summary), file, indent=2, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return path
+
+
+def _show(value: float | None, digits: int = 3) -> str:
+    return MISSING if value is None else decimals(digits)(value)
+
+
+def _metric_label(metric: str) -> str:
+    """mean@4 -> sampled (mean of 4)."""
+    head, at, count = metric.rpartition("mean@")
+    return f"{head}sampled (mean of {count})" if at else metric
+
+
+def _headline(summary: Mapping[str, Any]) -> str:
+    text = f"{summary['status']}: {summary['steps']:,} of {summary['total_steps']:,} steps"
+    text += f" in {duration(summary['wall_s'])}"
+    return text + (f", resumed from step {summary['resumed_from']:,}" if summary["resumed_from"] else "")
+
+
+def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Rows of (what, before, after, change)."""
+    rows = [(f"{row['source']} {_metric_label(row['metric'])}", row) for row in summary["validation"]]
+    reward = summary["reward"]
+    label = f"training reward (first and last {reward['over_steps']} steps)"
+    rows.append((label, {"before": reward["first"], "after": reward["last"]}))
+    table = []
+    for what, row in rows:
+        before, after = row["before"], row["after"]
+        change = MISSING if before is None or after is None else f"{after - before:+.3f}"
+        table.append((what, _show(before), _show(after), change))
+    return table
+
+
+def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    stages = [
+        f"{stage} {percent(cost['share'])}"
+        for stage, cost in summary["stages"].items()
+        if (cost["share"] or 0) >= 0.005
+    ]
+    speed = summary["tokens_per_s"]
+    return [
+        ("tokens", f"{summary['tokens']:,.0f} (prompts and responses), {_show(speed, 0)} per second"),
+        ("time", ", ".join(stages) or MISSING),
+    ]
+
+
+def plain_summary(summary: Mapping[str, Any]) -> str:
+    """Return the summary as plain text, for logs."""
+    changes = [("", "before", "after", "change"), *_changes(summary)]
+    widths = [max(len(row[i]) for row in changes) for i in range(4)]
+    lines = [_headline(summary)]
+    lines += ["  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in changes]
+    pairs = [*_costs(summary), *summary["paths"].items()]
+    width = max(len(name) for name, _ in pairs)
+    lines += [f"{name.ljust(width)}  {text}" for name, text in pairs]
+    return "\n".join(lines)
+
+
+def rich_summary(summary: Mapping[str, Any]) -> RenderableType:
+    """Return the summary as a panel for a terminal."""
+    from rich import box
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    changes = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    changes.add_column("", overflow="fold")
+    for heading in ("before", "after", "change"):
+        changes.add_column(heading, justify="right", no_wrap=True)
+    for what, before, after, change in _changes(summary):
+        color = "green" if change.startswith("+") and change != "+0.000" else "red" if change.startswith("-0") else ""
+        changes.add_row(Text(what), before, Text(after, style="bold"), Text(change, style=color))
+    pairs = Table.grid(padding=(0, 2, 0, 0))
+    pairs.add_column(style="dim", no_wrap=True)
+    pairs.add_column(overflow="fold")
+    for name, text in [*_costs(summary), *summary["paths"].items()]:
+        pairs.add_row(name, Text(text))
+    color = "green" if summary["status"] == "completed" else "yellow"
+    title = Text(_headline(summary), style=f"bold {color}")
+    return Panel(Group(changes, Text(), pairs), title=title, title_align="left", border_style=color)

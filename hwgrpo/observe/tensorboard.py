@@ -1,0 +1,44 @@
+"""The metrics as TensorBoard events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FOLDER = "tensorboard"
+
+
+class TensorBoardLogger:
+    """Writes each metric as a scalar to event files under `run_dir/tensorboard`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / FOLDER
+        self._writer: SummaryWriter | None = None
+        self._purge_step: int | None = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values of one step and flush them, so that a killed process loses none."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # takes seconds, so only a run that logs pays
+
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
+            self._purge_step = None
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def cut_back(self, step: int) -> None:
+        """Have TensorBoard forget every later step: the next event file opens with a mark that says so."""
+        self.close()
+        if self._folder.exists():
+            self._purge_step = step + 1
+
+    def close(self) -> None:
+        """Close the event file; a later `log` starts another."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

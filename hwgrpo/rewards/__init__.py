@@ -1,0 +1,22 @@
+"""Rewards: verifiable ones by name, functions from files, their combination and the policy for failures.
+
+verifiable   exact_match, gsm8k, format, length
+mathematics  math, through math-verify
+loading      a name or `path/to/file.py:function` -> a function
+functions    a function in verl's, TRL's or the batch form -> one call per batch
+waiting      async functions
+combine      the weighted sum, and what a failure costs
+"""
+
+from hwgrpo.registry import Registry
+
+REWARDS = Registry(
+    "reward",
+    {
+        "exact_match": "hwgrpo.rewards.verifiable:exact_match",
+        "gsm8k": "hwgrpo.rewards.verifiable:gsm8k",
+        "math": "hwgrpo.rewards.mathematics:math",
+        "format": "hwgrpo.rewards.verifiable:format_reward",
+        "length": "hwgrpo.rewards.verifiable:length_reward",
+    },
+)

@@ -1,0 +1,202 @@
+"""Any accepted reward function -> one call per batch. The form is told by the names of its parameters.
+
+verl    (data_source, solution_str, ground_truth, extra_info=None, **kwargs), called once per sample;
+        returns a number, or a dict with `score` and further fields
+TRL     (prompts, completions, completion_ids, **columns), called once with lists of one item per sample;
+        returns a list of numbers or None
+batch   (batch: PromptBatch, completions: Completions, **kwargs), called once;
+        returns a list of numbers, None or dicts
+
+A function takes those of its form's parameters that it needs; `solution_str`, one of `prompts`/`completions`/
+`completion_ids`, or `batch` tells the form. Any of them may be `async`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from hwgrpo.errors import ConfigError, choice_error, nearest
+from hwgrpo.rewards.waiting import wait_for, wait_for_all
+from hwgrpo.values import Completions, Prompt, PromptBatch
+
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+TRL = ("prompts", "completions", "completion_ids")
+TRL_SERVICES = ("trainer_state", "log_extra", "log_metric", "environments")
+BATCH = ("batch", "completions")
+TELLING = ("solution_str", "batch", *TRL)
+"""Parameters that tell the form."""
+SIGNATURES = (
+    "accepted are (data_source, solution_str, ground_truth, extra_info=None, **kwargs) called per sample as in verl, "
+    "(prompts, completions, completion_ids, **columns) called with lists as in TRL, and (batch, completions, **kwargs)"
+)
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward function, ready to be called with a batch."""
+
+    name: str
+    """What metrics and messages call it."""
+    call: Callable[..., Any]
+    form: str
+    """"verl", "trl" or "batch"."""
+    kwargs: Mapping[str, Any]
+    """Further arguments, from the config."""
+    parameters: frozenset[str]
+    """Names that `call` can be given, its `**kwargs` aside."""
+    required: frozenset[str]
+    """Those of them without a default."""
+    open_ended: bool
+    """Whether `call` has `**kwargs`."""
+
+    def missing_columns(self, columns: Collection[str]) -> list[str]:
+        """Return the data columns that a function in TRL's form needs and `columns` lacks."""
+        if self.form != "trl":
+            return []
+        known = {*columns, *TRL, *TRL_SERVICES, *self.kwargs, "ground_truth"}
+        return sorted(self.required - known)
+
+    def values(
+        self, batch: PromptBatch, completions: Completions, step: int | None
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Call the function on a whole batch.
+
+        Args:
+            batch: G prompts.
+            completions: S responses.
+            step: the training step, for TRL's `trainer_state.global_step`; None when there is none.
+
+        Returns:
+            What the function returned, per sample (verl's form: S items, an exception in the place of the value where
+            a sample's call raised; else whatever it gave), and S dicts of extra fields that it logged.
+        """
+        prompts = [batch.prompts[index] for index in completions.prompt_index.tolist()]
+        extras: list[dict[str, Any]] = [{} for _ in prompts]
+        if self.form == "verl":
+            return self._per_sample(prompts, completions.texts), extras
+        if self.form == "batch":
+            return wait_for(
+                self.call(**self.kwargs, **self._accepted({"batch": batch, "completions": completions}))
+            ), extras
+        return wait_for(self.call(**self._trl_arguments(prompts, completions, step, extras))), extras
+
+    def _per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
+        def call(prompt: Prompt, text: str) -> Any:
+            arguments = {
+                "data_source": prompt.source,
+                "solution_str": text,
+                "ground_truth": prompt.ground_truth,
+                "extra_info": prompt.columns.get("extra_info"),
+            }
+            try:
+                return self.call(**self._accepted(arguments), **self.kwargs)
+            except ConfigError:
+                raise  # a wrong setting is no failure of this sample
+            except Exception as error:
+                return error
+
+        return wait_for_all([call(prompt, text) for prompt, text in zip(prompts, texts, strict=True)])
+
+    def _trl_arguments(
+        self, prompts: Sequence[Prompt], completions: Completions, step: int | None, extras: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            for extra, value in zip(extras, values, strict=True):
+                extra[column] = value
+
+        def log_metric(name: str, value: float) -> None:
+            for extra in extras:  # the same for each sample, so that their mean is the metric
+                extra[name] = value
+
+        bounds = completions.offsets.tolist()
+        tokens = completions.tokens.tolist()
+        # The usual names come last: TRL keeps a data column of such a name from the function, too.
+        names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+        arguments: dict[str, Any] = {"ground_truth": [prompt.ground_truth for prompt in prompts]}
+        arguments |= {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+        arguments |= {name: [None] * len(prompts) for name in self.required - {*arguments, *self.kwargs}}
+        arguments |= {
+            "prompts": [prompt.text if prompt.messages is None else list(prompt.messages) for prompt in prompts],
+            "completions": [
+                text if prompt.messages is None else [{"role": "assistant", "content": text}]
+                for prompt, text in zip(prompts, completions.texts, strict=True)
+            ],
+            "completion_ids": [tokens[start:end] for start, end in itertools.pairwise(bounds)],
+            "trainer_state": None if step is None else SimpleNamespace(global_step=step),
+            "log_extra": log_extra,
+            "log_metric": log_metric,
+            "environments": None,
+        }
+        return self._accepted(arguments | dict(self.kwargs))
+
+    def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if self.open_ended:
+            return dict(arguments)
+        return {name: value for name, value in arguments.items() if name in self.parameters}
+
+
+def adapt(
+    name: str, call: Callable[..., Any], kwargs: Mapping[str, Any], context: Mapping[str, Any], key: str
+) -> RewardFunction:
+    """Tell a function's form and check the arguments that the config gives it.
+
+    Args:
+        name: what metrics and messages call it.
+        call: the function.
+        kwargs: its `kwargs` in the config.
+        context: values that are offered to functions that name them, e.g. max_response_tokens.
+        key: the setting, for messages ("reward.functions[0]").
+
+    Raises:
+        ConfigError: the signature is none of the accepted ones or more than one; an argument is unknown or missing.
+    """
+    signature = inspect.signature(call).parameters
+    kinds = {parameter: entry.kind for parameter, entry in signature.items()}
+    open_ended = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    named = {
+        parameter: entry
+        for parameter, entry in signature.items()
+        if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY)
+    }
+    form = _form(name, set(named), key)
+    if any(kind == inspect.Parameter.POSITIONAL_ONLY for kind in kinds.values()):
+        raise ConfigError(f"{key}: {name} has positional-only parameters; arguments are passed by name")
+
+    given = {"verl": VERL, "trl": (*TRL, *TRL_SERVICES), "batch": BATCH}[form]
+    kwargs = {**{word: value for word, value in context.items() if word in named and word not in given}, **kwargs}
+    free = sorted(set(named) - set(given))
+    for word in kwargs:
+        if word in given:
+            raise ConfigError(f"{key}.kwargs.{word}: the trainer passes {word!r} to {name}; remove it")
+        if word not in named and not open_ended:
+            raise (
+                choice_error(f"{key}.kwargs: argument of {name}", word, free)
+                if free
+                else ConfigError(f"{key}.kwargs.{word}: {name} takes no further arguments; remove it")
+            )
+    required = frozenset(word for word, entry in named.items() if entry.default is inspect.Parameter.empty)
+    absent = sorted(required - set(given) - set(kwargs))
+    if absent and form != "trl":  # in TRL's form they are data columns
+        raise ConfigError(f"{key}: {name} needs {', '.join(absent)}; set {key}.kwargs.{absent[0]}")
+    return RewardFunction(name, call, form, kwargs, frozenset(named), required, open_ended)
+
+
+def _form(name: str, parameters: set[str], key: str) -> str:
+    forms = []
+    if "solution_str" in parameters:
+        forms.append("verl")
+    if "batch" in parameters:
+        forms.append("batch")
+    elif parameters & set(TRL):
+        forms.append("trl")
+    if len(forms) != 1:
+        has = f"its parameters are: {', '.join(sorted(parameters)) or 'none'}"
+        near = next((f" (did you mean {hit!r}?)" for word in sorted(parameters) if (hit := nearest(word, TELLING))), "")
+        what = "mixes two signatures" if forms else "has none of the accepted signatures"
+        raise ConfigError(f"{key}: {name} {what}; {has}{near if not forms else ''}; {SIGNATURES}")
+    return forms[0]

@@ -1,0 +1,47 @@
+"""Waiting for async reward functions from ordinary code."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hwgrpo.errors import ConfigError
+
+
+def wait_for(value: Any) -> Any:
+    """Return a value, waiting for it first when it comes from an async function."""
+    return _run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+def wait_for_all(values: list[Any]) -> list[Any]:
+    """Wait for all awaitables of a list at once; where one raises, its exception takes its place."""
+    waiting = [number for number, value in enumerate(values) if inspect.isawaitable(value)]
+    if not waiting:
+        return values
+
+    async def gather() -> list[Any]:
+        return await asyncio.gather(*(_awaited(values[number]) for number in waiting), return_exceptions=True)
+
+    values = list(values)
+    for number, result in zip(waiting, _run(gather()), strict=True):
+        if isinstance(result, ConfigError) or (isinstance(result, BaseException) and not isinstance(result, Exception)):
+            raise result
+        values[number] = result
+    return values
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    # A loop runs in this thread already (a notebook): it cannot be entered again, another thread can have its own.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

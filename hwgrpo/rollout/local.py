@@ -1,0 +1,190 @@
+"""The engine that is always there: the training model samples, with its own weights or a copy in the compute dtype."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.rollout.decoding import Decoded, decode
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.sampling import stream_keys
+from hwgrpo.rollout.stopping import StopWatch, end_token_ids
+from hwgrpo.values import Completions, Prompt, PromptBatch
+
+
+class LocalEngine:
+    """Samples in this process, on the training device.
+
+    Args:
+        model: the policy; may be wrapped by peft. Its parameters must be whole (not sharded) on this rank.
+        tokenizer: decodes responses and knows the end-of-sequence token.
+        device: where the model is.
+        compute_dtype: dtype of the weights that sample. Where the model's parameters have it, they are used as they
+            are; else a copy in it is made, and refreshed by `update_weights`.
+        max_sequences: responses decoded together; a larger batch is generated in parts.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+        max_sequences: int,
+    ) -> None:
+        assert max_sequences >= 1
+        self._model = model
+        self._tokenizer = tokenizer
+        self._device = device
+        self._dtype = compute_dtype
+        self._max_sequences = max_sequences
+        self._version = 0
+        self._usable = True
+        dtypes = {parameter.dtype for parameter in model.parameters()}
+        self._shares_weights = dtypes == {compute_dtype}
+        self._copy = None if self._shares_weights else _copy_in_dtype(model, compute_dtype)
+
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
+
+        Prompts with the same tokens share one prefill. A group is split over parts only when n exceeds
+        `max_sequences`; then its prompt is prefilled once per part.
+
+        Raises:
+            ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
+            DataError: a prompt has no tokens.
+            FloatingPointError: the model's logits are not finite.
+        """
+        if not self._usable:
+            raise RuntimeError("the local engine is asleep or closed: call wake() before generate()")
+        assert len(batch) > 0
+        self._check(batch, sampling)
+        model = self._copy if self._copy is not None else self._model
+        texts: list[str] = []
+        pieces: list[Decoded] = []
+        with torch.no_grad(), _evaluating(model):
+            for prompts, samples in self._parts(batch, sampling.n):
+                decoded, part_texts = self._generate_part(model, prompts, samples, sampling)
+                pieces.append(decoded)
+                texts += part_texts
+        lengths = torch.from_numpy(np.concatenate([piece.lengths for piece in pieces]))
+        return Completions(
+            prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
+            tokens=torch.from_numpy(np.concatenate([piece.tokens for piece in pieces])),
+            offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+            logprobs=torch.from_numpy(np.concatenate([piece.logprobs for piece in pieces])),
+            finished=torch.from_numpy(np.concatenate([piece.finished for piece in pieces])),
+            texts=tuple(texts),
+            weight_version=self._version,
+        )
+
+    def update_weights(self, version: int) -> None:
+        """Take over the policy's current weights, which are `version`."""
+        self._version = version
+        if self._copy is not None:
+            _refresh(self._model, self._copy)
+
+    def sleep(self) -> None:
+        """Free the copy of the weights, where there is one."""
+        self._usable = False
+        self._copy = None
+
+    def wake(self) -> None:
+        """Make the copy again, where one is needed, from the policy's current weights."""
+        if not self._shares_weights and self._copy is None:
+            self._copy = _copy_in_dtype(self._model, self._dtype)
+        self._usable = True
+
+    def health(self) -> bool:
+        """Return whether the engine is awake."""
+        return self._usable
+
+    def close(self) -> None:
+        """Free the copy of the weights; the policy itself stays as it is."""
+        self.sleep()
+
+    def _check(self, batch: PromptBatch, sampling: Sampling) -> None:
+        config = self._model.config.get_text_config()
+        longest = 0
+        for prompt in batch.prompts:
+            if not prompt.token_ids:
+                raise DataError(f"prompt {prompt.uid!r} has no tokens: a response needs something to answer")
+            longest = max(longest, len(prompt.token_ids))
+        limit = getattr(config, "max_position_embeddings", None)
+        if limit is not None and longest + sampling.max_response_tokens > limit:
+            raise ConfigError(
+                f"rollout.max_response_tokens={sampling.max_response_tokens} and the longest prompt, {longest} tokens, "
+                f"exceed the model's {limit} positions (max_position_embeddings): lower it or data.max_prompt_tokens"
+            )
+        unknown = [token for token in sampling.stop_token_ids if token >= config.vocab_size]
+        if unknown:
+            raise ConfigError(
+                f"rollout.stop_token_ids={unknown} are not in the model's vocabulary of {config.vocab_size} tokens"
+            )
+
+    def _parts(self, batch: PromptBatch, n: int) -> Iterator[tuple[list[Prompt], list[int]]]:
+        """Yield the prompt and the sample index of each response, at most `max_sequences` at a time, whole groups."""
+        groups = max(1, self._max_sequences // n)
+        for start in range(0, len(batch), groups):
+            sequences = [(prompt, sample) for prompt in batch.prompts[start : start + groups] for sample in range(n)]
+            for cut in range(0, len(sequences), self._max_sequences):
+                part = sequences[cut : cut + self._max_sequences]
+                yield [prompt for prompt, _ in part], [sample for _, sample in part]
+
+    def _generate_part(
+        self, model: PreTrainedModel, prompts: list[Prompt], samples: list[int], sampling: Sampling
+    ) -> tuple[Decoded, list[str]]:
+        distinct = {token_ids: row for row, token_ids in enumerate(dict.fromkeys(p.token_ids for p in prompts))}
+        end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
+        watch = StopWatch(self._tokenizer, end_ids, sampling.stop, len(prompts))
+        decoded = decode(
+            model,
+            list(distinct),
+            np.array([distinct[prompt.token_ids] for prompt in prompts]),
+            stream_keys(sampling.seed, [prompt.uid for prompt in prompts], samples),
+            sampling,
+            watch,
+            self._device,
+        )
+        responses = np.split(decoded.tokens, np.cumsum(decoded.lengths)[:-1])
+        texts = [watch.text(tokens.tolist(), bool(end)) for tokens, end in zip(responses, decoded.finished)]
+        return decoded, texts
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode, and those that were training back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a frozen copy whose parameters have `dtype`; ties stay ties.
+
+    Buffers keep their dtype: rotary frequencies in half precision would be wrong from a few hundred positions on.
+    """
+    memo = {
+        id(parameter): torch.nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
+
+
+@torch.no_grad()
+def _refresh(source: torch.nn.Module, target: torch.nn.Module) -> None:
+    pairs = zip(chain(source.parameters(), source.buffers()), chain(target.parameters(), target.buffers()), strict=True)
+    for current, stale in pairs:
+        stale.copy_(current)

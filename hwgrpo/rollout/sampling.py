@@ -1,0 +1,150 @@
+"""Drawing a token: counter-based uniforms, the filters on logits, the inverse of the distribution function.
+
+The uniform of a token is a hash of (seed, prompt uid, sample index, position). What is drawn therefore depends neither
+on which other prompts are in the batch, nor on which rows have finished, nor on the number of ranks, and there is no
+generator state to save or restore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+UNIFORM_BITS = 23
+"""Bits of a uniform: (k + 1/2) / 2^23 is exact in fp32 and lies strictly between 0 and 1."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(counter: np.ndarray) -> np.ndarray:
+    """Return splitmix64's output for each uint64 state (Steele, Lea, Flood 2014, "Fast splittable PRNGs", fig. 17)."""
+    z = counter
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def stream_keys(seed: int, uids: Sequence[str], samples: Sequence[int]) -> np.ndarray:
+    """Return one 64-bit key per sequence, from which the uniforms of its positions are derived.
+
+    Args:
+        seed: the run's seed, any non-negative integer.
+        uids: S prompt uids.
+        samples: S sample indices within the group.
+
+    Returns:
+        [S] uint64.
+    """
+    digests = {
+        uid: int.from_bytes(hashlib.blake2b(f"{seed}\0{uid}".encode(), digest_size=8).digest(), "little")
+        for uid in set(uids)
+    }
+    prompt = np.array([digests[uid] for uid in uids], dtype=np.uint64)
+    # Adding the sample to the prompt's key would let sample 1 of one position meet sample 0 of the next: mix first.
+    return _mix(prompt + (np.asarray(samples, dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
+
+
+def uniforms(keys: np.ndarray, start: int, count: int) -> torch.Tensor:
+    """Return the uniforms of positions start .. start + count - 1 of each sequence.
+
+    Args:
+        keys: [S] uint64 of `stream_keys`.
+        start: first response position.
+        count: number of positions.
+
+    Returns:
+        [S, count] fp32 on the CPU, each in (0, 1).
+    """
+    positions = np.arange(start + 1, start + count + 1, dtype=np.uint64) * _GOLDEN
+    bits = _mix(keys[:, None] + positions[None, :]) >> np.uint64(64 - UNIFORM_BITS)
+    return torch.from_numpy((bits.astype(np.float32) + np.float32(0.5)) / np.float32(2**UNIFORM_BITS))
+
+
+def filter_logits(logits_SV: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Set the logits outside top-k, then top-p, then min-p to -inf; the order and the sets are those of transformers.
+
+    top-k keeps all tokens tied with the k-th; top-p keeps the fewest tokens whose probability (after top-k) reaches p,
+    among equals those with the lowest id (Holtzman et al. 2020, section 3.1); min-p keeps tokens at least min_p times
+    as likely as the likeliest (Nguyen et al. 2024, section 3).
+
+    Args:
+        logits_SV: [S, V] fp32, already divided by the temperature.
+        top_k: number of tokens; 0 is off.
+        top_p: probability; 1 is off.
+        min_p: share of the largest probability; 0 is off.
+
+    Returns:
+        [S, V] fp32.
+    """
+    if 0 < top_k < logits_SV.shape[-1]:
+        kth = logits_SV.topk(top_k, dim=-1).values[:, -1:]
+        logits_SV = logits_SV.masked_fill(logits_SV < kth, -torch.inf)
+    if top_p < 1.0:
+        ordered, token = logits_SV.sort(dim=-1, descending=True, stable=True)
+        outside_ordered = torch.zeros_like(ordered, dtype=torch.bool)
+        outside_ordered[:, 1:] = ordered.softmax(dim=-1).cumsum(dim=-1)[:, :-1] >= top_p
+        outside = torch.zeros_like(outside_ordered).scatter(-1, token, outside_ordered)
+        logits_SV = logits_SV.masked_fill(outside, -torch.inf)
+    if min_p > 0.0:
+        # Compared as exp(difference), not as a difference of logits with log(min_p): this is the definition's rounding.
+        relative = (logits_SV - logits_SV.amax(dim=-1, keepdim=True)).exp()
+        logits_SV = logits_SV.masked_fill(relative < min_p, -torch.inf)
+    return logits_SV
+
+
+def inverse_cdf(probability_SV: torch.Tensor, uniform_S: torch.Tensor) -> torch.Tensor:
+    """Return, per row, the first token of positive probability whose cumulative probability exceeds u * total.
+
+    Args:
+        probability_SV: [S, V] fp32, not negative; rows need not sum to exactly 1.
+        uniform_S: [S] fp32 in (0, 1); 1 would mean the last token of positive probability.
+
+    Returns:
+        [S] int64; -1 where the row holds NaN or no positive probability.
+    """
+    cdf = probability_SV.cumsum(dim=-1)
+    vocabulary = probability_SV.shape[-1]
+    token = torch.arange(vocabulary, device=probability_SV.device, dtype=torch.int32)
+    positive = probability_SV > 0
+    # Where cumsum is a parallel scan its rounding need not be monotone. Hence the condition on `positive`, and the
+    # last token of positive probability where nothing exceeds u * total.
+    reached = positive & (cdf > uniform_S[:, None] * cdf[:, -1:])
+    first = torch.where(reached, token, vocabulary).amin(dim=-1)
+    last = torch.where(positive, token, -1).amax(dim=-1)
+    return torch.minimum(first, last).long()
+
+
+def draw(
+    logits_SV: torch.Tensor,
+    uniform_S: torch.Tensor | None,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row and return its log-prob under the distribution it was drawn from.
+
+    Args:
+        logits_SV: [S, V], any float dtype.
+        uniform_S: [S] fp32; None takes the likeliest token, with its log-prob under softmax of the raw logits.
+        temperature: divisor of the logits.
+        top_k: see `filter_logits`.
+        top_p: see `filter_logits`.
+        min_p: see `filter_logits`.
+
+    Returns:
+        tokens [S] int64 (-1 where the row's logits are not finite), log-probs [S] fp32.
+    """
+    logits_SV = logits_SV.float()
+    if uniform_S is None:
+        token_S = logits_SV.argmax(dim=-1)
+    else:
+        logits_SV = filter_logits(logits_SV / temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        token_S = inverse_cdf(logits_SV.softmax(dim=-1), uniform_S)
+    chosen_S = logits_SV.gather(-1, token_S.clamp_min(0)[:, None])[:, 0]
+    logprob_S = chosen_S - logits_SV.logsumexp(dim=-1)
+    return torch.where(logprob_S.isfinite(), token_S, -1), logprob_S

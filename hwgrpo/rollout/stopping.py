@@ -1,0 +1,84 @@
+"""When a response ends: stop tokens and stop strings, and the text that is left without them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+
+def end_token_ids(
+    tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None, extra: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the ids that end a response: those of the tokenizer, of the generation config, and `extra`."""
+    ids: set[int] = set(extra)
+    for owner in (tokenizer, generation_config):
+        eos = getattr(owner, "eos_token_id", None)
+        if eos is not None:
+            ids.update([eos] if isinstance(eos, int) else eos)
+    return tuple(sorted(ids))
+
+
+class StopWatch:
+    """Watches the S responses of one part as they grow by a token per step.
+
+    Args:
+        tokenizer: decodes responses.
+        end_ids: token ids that end a response.
+        stop: strings that end a response.
+        sequences: S.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], stop: Sequence[str], sequences: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
+        self._stop = tuple(stop)
+        self._special = frozenset(tokenizer.all_special_ids)
+        # Every token that has text has at least one byte, so a stop string that the newest token completes began at
+        # most that many tokens ago; the extra ones keep it clear of decoders that strip the first token's space.
+        self._window = max((len(text.encode()) for text in stop), default=0) + 4
+        self._visible: list[list[int]] = [[] for _ in range(sequences if stop else 0)]
+
+    def ended(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Take the next token of some responses and say which of them it ends.
+
+        Args:
+            rows: [B] int64, which responses.
+            tokens: [B] int64, their newest tokens.
+
+        Returns:
+            [B] bool.
+        """
+        ended = np.isin(tokens, self._end_ids)
+        if self._stop:
+            for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist())):
+                if not ended[i] and token not in self._special:
+                    self._visible[row].append(token)
+                    ended[i] = self._completes_stop_string(self._visible[row])
+        return ended
+
+    def _completes_stop_string(self, visible: list[int]) -> bool:
+        tail = self._decode(visible[-self._window :])
+        return any(text in tail for text in self._stop)
+
+    def text(self, tokens: Sequence[int], finished: bool) -> str:
+        """Return a response's text, without special tokens, without its stop token and cut before its stop string.
+
+        Args:
+            tokens: the response.
+            finished: whether a stop token or string ended it.
+        """
+        by_token = finished and int(tokens[-1]) in self._end_ids
+        text = self._decode(tokens[:-1] if by_token else tokens)
+        if finished and not by_token:
+            cuts = [position for position in (text.find(stop) for stop in self._stop) if position >= 0]
+            text = text[: min(cuts)] if cuts else text
+        return text
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text

@@ -1,0 +1,71 @@
+"""Settings left at `auto`: what they become on this backend, and a clear word where a wish cannot be met."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from hwgrpo_backends import Backend
+from hwgrpo_backends.device import Device
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError
+
+
+def choose_strategy(config: Config) -> str:
+    """Return the strategy: ddp where torchrun started several processes, else single."""
+    if config.trainer.strategy != "auto":
+        return config.trainer.strategy
+    return "ddp" if dist.is_torchelastic_launched() else "single"
+
+
+def choose_dtype(config: Config, device: Device) -> torch.dtype:
+    """Return the compute dtype.
+
+    Raises:
+        ConfigError: the device has no real support for the dtype asked for.
+    """
+    # fp16 gradients underflow without loss scaling, which this trainer does not do
+    able = tuple(dtype for dtype in device.compute_dtypes if dtype != torch.float16)
+    if config.model.dtype == "auto":
+        return able[0]
+    wanted: torch.dtype = getattr(torch, config.model.dtype)
+    if wanted not in able:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in able)
+        raise ConfigError(
+            f"model.dtype={config.model.dtype!r}: {device.name} cannot train in it; choose auto or one of: {names}"
+        )
+    return wanted
+
+
+def choose_attention(config: Config, backend: Backend, dtype: torch.dtype) -> str:
+    """Return transformers' name of the attention implementation.
+
+    Raises:
+        ConfigError: the one asked for cannot run here.
+    """
+    wanted = config.model.attention
+    if wanted == "auto":
+        return next(name for name in backend.attention if _obstacle(name, dtype, config.model.layout) is None)
+    obstacle = _obstacle(wanted, dtype, config.model.layout)
+    if obstacle:
+        raise ConfigError(f"model.attention={wanted!r}: {obstacle}; use model.attention=sdpa")
+    return wanted
+
+
+def choose_layout(config: Config) -> str:
+    """Return the layout of micro-batches."""
+    return "padded" if config.model.layout == "auto" else config.model.layout
+
+
+def _obstacle(attention: str, dtype: torch.dtype, layout: str) -> str | None:
+    if attention in ("sdpa", "eager"):
+        return None
+    if layout == "packed":
+        return "the packed layout needs an attention that takes a mask"
+    available = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
+    if attention not in available:
+        return f"{attention} is not built in yet"
+    if not available[attention]():
+        return "its package is not installed or does not support this device"
+    return None if dtype in (torch.bfloat16, torch.float16) else f"it computes in 16 bits only, not in {dtype}"

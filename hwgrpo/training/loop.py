@@ -1,0 +1,119 @@
+"""The training loop: prompts -> generate -> rewards -> advantages -> update -> new weights -> observe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from hwgrpo.config import Config
+from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.observe.completions import pick_sample
+from hwgrpo.observe.observer import Observer
+from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rollout.engine import Engine, Sampling
+from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards
+from hwgrpo.training.evaluate import validate
+from hwgrpo.training.interrupt import Interrupt
+from hwgrpo.training.metrics import sample_metrics
+from hwgrpo.training.prompts import PromptSource
+from hwgrpo.training.reference import Reference
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.values import StepMetrics
+
+Status = Literal["completed", "interrupted"]
+
+
+@dataclass
+class Run:
+    """The parts of a run, put together by `training.build`."""
+
+    config: Config
+    strategy: Strategy
+    prompts: PromptSource
+    engine: Engine
+    sampling: Sampling
+    rewards: RewardPipeline
+    update: PolicyUpdate
+    reference: Reference | None
+    validation: PromptDataset | None
+    observer: Observer
+    watch: Stopwatch
+    save: Callable[[int], None]
+    """Writes a checkpoint of a finished step."""
+    memory: Callable[[], dict[str, float]]
+    """Reads the device's memory metrics; empty on devices that keep none."""
+    tokenizer: PreTrainedTokenizerBase
+    """Saved with the final model."""
+    start_step: int
+    """Steps done already, 0 in a fresh run."""
+    total_steps: int
+
+
+def train(run: Run) -> Status:
+    """Run the remaining steps; validate and save as configured.
+
+    Returns:
+        "interrupted" when a signal ended the run early; its last finished step is then in a checkpoint.
+    """
+    t = run.config.trainer
+    with Interrupt() as interrupt:
+        if run.start_step == 0 and t.validate_at_start:
+            validate_now(run, 0)
+        for step in range(run.start_step + 1, run.total_steps + 1):
+            train_step(run, step)
+            last = step == run.total_steps
+            # all ranks must leave together, though the signal may have reached only one of them
+            stopping = run.strategy.sum([interrupt.received is not None])[0] > 0
+            if last or (t.validate_every and step % t.validate_every == 0):
+                validate_now(run, step)
+            if last or stopping or (t.save_every and step % t.save_every == 0):
+                with run.watch("save_checkpoint"):
+                    run.save(step)
+            if stopping and not last:
+                run.observer.note(f"stopped by {interrupt.received or 'another rank'} after step {step}; it is saved")
+                return "interrupted"
+    return "completed"
+
+
+def train_step(run: Run, step: int) -> None:
+    """Generate, score and learn from one batch of prompts."""
+    config, watch = run.config, run.watch
+    with watch("step"):
+        prompts = run.prompts.next()
+        with watch("gen"):
+            completions = run.engine.generate(prompts, run.sampling)
+        with watch("reward"):
+            rewards = run.rewards.score(prompts, completions)
+            if config.reward.shuffle:
+                rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
+        with watch("adv"):
+            advantages = advantages_over_ranks(config, completions, rewards, run.strategy)
+            batch = assemble(prompts, completions, advantages, rewards.valid)
+        with watch("old_log_prob"):
+            batch = run.update.with_logprobs(batch, run.reference)
+        with watch("update_actor"):
+            updated = run.update(batch)
+        with watch("sync"):
+            run.engine.update_weights(step)
+    values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
+    times = watch.take()
+    speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
+    values |= updated | times | speed | run.memory()
+    run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
+    run.observer.completions(step, prompts, completions, rewards, advantages)
+
+
+def validate_now(run: Run, step: int) -> None:
+    """Measure the policy on the validation prompts, when there are any."""
+    if run.validation is None:
+        return
+    with run.watch("testing"):
+        values = validate(
+            run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy
+        )
+    run.observer.validation(step, values | {"training/global_step": float(step)})

@@ -1,0 +1,86 @@
+"""A step's numbers, computed over all ranks, under verl's and TRL's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hwgrpo.algorithms.advantages import zero_signal_groups
+from hwgrpo.values import Completions, PromptBatch, Rewards
+
+
+def sample_metrics(
+    prompts: PromptBatch, completions: Completions, rewards: Rewards, advantages: torch.Tensor, gather: Any
+) -> dict[str, float]:
+    """Return reward, advantage and length statistics of a step.
+
+    Args:
+        prompts: this rank's prompts.
+        completions: their responses.
+        rewards: their rewards.
+        advantages: [S] fp32.
+        gather: the strategy's `gather_objects`: every rank's value in rank order.
+    """
+    valid = rewards.valid
+    zero, groups = zero_signal_groups(rewards.total, completions.prompt_index, valid)
+    ranks = gather(
+        {
+            "total": rewards.total[valid],
+            "group_std": _group_std(rewards.total[valid], completions.prompt_index[valid]),
+            "advantages": advantages[valid],
+            "lengths": completions.lengths,
+            "finished": completions.finished,
+            "tokens": int(completions.lengths.sum())
+            + sum(len(prompts.prompts[i].token_ids) for i in completions.prompt_index.tolist()),
+            "prompts": torch.tensor([len(p.token_ids) for p in prompts.prompts]),
+            "functions": dict(rewards.per_function),
+            "failures": dict(rewards.failures),
+            "zero": zero,
+            "groups": groups,
+            "dropped": int((~valid).sum()),
+        }
+    )
+    total = torch.cat([r["total"] for r in ranks])
+    lengths = torch.cat([r["lengths"] for r in ranks])
+    finished = torch.cat([r["finished"] for r in ranks])
+    stds = torch.cat([r["group_std"] for r in ranks])
+    values = {
+        "reward": _mean(total),
+        "reward_std": _mean(stds),
+        "frac_reward_zero_std": sum(r["zero"] for r in ranks) / max(1, sum(r["groups"] for r in ranks)),
+        **_spread("critic/rewards", total),
+        **_spread("critic/score", total),
+        **_spread("critic/advantages", torch.cat([r["advantages"] for r in ranks])),
+        **_spread("response_length", lengths),
+        "response_length/clip_ratio": _mean(~finished),
+        **_spread("prompt_length", torch.cat([r["prompts"] for r in ranks])),
+        "response/aborted_ratio": sum(r["dropped"] for r in ranks) / max(1, len(lengths)),
+        "num_tokens": float(lengths.sum()),
+        "perf/total_num_tokens": float(sum(r["tokens"] for r in ranks)),
+    }
+    for name in ranks[0]["functions"]:
+        scores = torch.cat([r["functions"][name] for r in ranks])
+        values[f"rewards/{name}/mean"] = float(scores.nanmean())
+    for r in ranks:
+        for name, count in r["failures"].items():
+            key = f"reward_failures/{name}"
+            values[key] = values.get(key, 0.0) + count
+    return values
+
+
+def _group_std(total: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+    """[groups with two or more samples] unbiased standard deviations."""
+    return torch.tensor(
+        [float(total[group == g].std()) for g in group.unique() if int((group == g).sum()) > 1], dtype=torch.float64
+    )
+
+
+def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
+    if values.numel() == 0:
+        return {}
+    return {f"{name}/mean": _mean(values), f"{name}/max": float(values.max()), f"{name}/min": float(values.min())}
+
+
+def _mean(values: torch.Tensor) -> float:
+    return float(values.double().mean()) if values.numel() else 0.0

@@ -1,0 +1,45 @@
+"""The prompts of each step: drawn in the same order on every number of ranks, and from any step on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.data.sampler import PromptSampler
+from hwgrpo.values import PromptBatch
+
+
+@dataclass
+class PromptSource:
+    """Hands each rank its share of a step's prompts.
+
+    Every rank draws the same rows and keeps a slice of each update, so that an update sees the same prompts whatever
+    the number of ranks.
+    """
+
+    dataset: PromptDataset
+    sampler: PromptSampler
+    prompts_per_step: int
+    prompts_per_update: int
+    rank: int
+    world_size: int
+
+    def next(self) -> PromptBatch:
+        """Return this rank's prompts of the next step."""
+        drawn = self.sampler.take(self.prompts_per_step)
+        share = self.prompts_per_update // self.world_size
+        mine = [
+            drawn[update + self.rank * share + i]
+            for update in range(0, self.prompts_per_step, self.prompts_per_update)
+            for i in range(share)
+        ]
+        return PromptBatch(tuple(self.dataset.prompt(row, epoch) for epoch, row in mine))
+
+    def state(self) -> dict[str, Any]:
+        """Return the position in the data, JSON-able."""
+        return self.sampler.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a position; see `PromptSampler.restore`."""
+        self.sampler.restore(state)

@@ -1,0 +1,59 @@
+"""The reference model of the KL term: a frozen copy, or the policy itself with its adapters off."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from hwgrpo.config import Config
+from hwgrpo.training.policy import PolicyModel
+
+
+@dataclass
+class Reference:
+    """What the policy is held close to.
+
+    `copy`: `policy` is a frozen model of its own. `adapters_off`: a fresh adapter starts at zero, so the base model is
+    where training began. `frozen_adapter`: an adapter trained before is kept frozen beside the one in training, since
+    with adapters off the model would be the wrong one.
+    """
+
+    policy: PolicyModel
+    kind: Literal["copy", "adapters_off", "frozen_adapter"]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make `policy` behave as the reference within the block."""
+        if self.kind == "copy":
+            yield
+        elif self.kind == "adapters_off":
+            with self.policy.model.disable_adapter():
+                yield
+        else:
+            trained = self.policy.model.active_adapter
+            trainable = {name: p.requires_grad for name, p in self.policy.model.named_parameters()}
+            self.policy.model.set_adapter("reference")
+            try:
+                yield
+            finally:
+                self.policy.model.set_adapter(trained)
+                for name, parameter in self.policy.model.named_parameters():
+                    parameter.requires_grad_(trainable[name])
+
+
+def build_reference(policy: PolicyModel, config: Config) -> Reference | None:
+    """Return the reference model, or None where no KL term needs one.
+
+    Args:
+        policy: the policy before its first update, not wrapped by a strategy.
+        config: its `algorithm.kl.coef` and `model.lora` decide.
+    """
+    if config.algorithm.kl.coef == 0:
+        return None
+    if config.model.lora.rank == 0:
+        frozen = copy.deepcopy(policy).eval().requires_grad_(False)
+        return Reference(frozen, "copy")
+    return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")

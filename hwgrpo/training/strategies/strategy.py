@@ -1,0 +1,66 @@
+"""What a strategy does for the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from hwgrpo.training.policy import PolicyModel
+
+
+class Strategy(Protocol):
+    """Wraps the policy, averages gradients over ranks, and moves small values between ranks.
+
+    The loss that reaches `backward` is `sum / N_global * world_size`; a strategy averages gradients over ranks, so that
+    what results is the gradient of the global mean, whatever the number of ranks.
+    """
+
+    rank: int
+    world_size: int
+    module: nn.Module
+    """The wrapped policy; call it as `module(micro_batch, loss_fn)`."""
+
+    def wrap(self, policy: PolicyModel) -> None:
+        """Take the policy, on its device, and wrap it."""
+        ...
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        """Return a context for one forward and backward pass; gradients are averaged over ranks in the last one."""
+        ...
+
+    def clip_gradients(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients to at most `max_norm` (0: leave them) and return their norm before it, over all ranks."""
+        ...
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's CPU tensor in rank order; they may differ in their first dimension."""
+        ...
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Return the sums over ranks of a few numbers, in fp64."""
+        ...
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's small Python value in rank order."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        ...
+
+    def close(self) -> None:
+        """Leave the process group, if one was joined."""
+        ...
+
+
+def clip_by_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale the gradients of `parameters` to at most `max_norm` in all (0: leave them); return the norm before it."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if max_norm > 0:
+        torch.nn.utils.clip_grads_with_norm_(list(parameters), max_norm, norm)
+    return norm

@@ -1,0 +1,227 @@
+"""One step's optimizer updates: micro-batches by token budget, losses normalised by counts of the whole update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hwgrpo.algorithms.aggregation import count, token_weights
+from hwgrpo.algorithms.correction import CorrectionSpec, mismatch_metrics, mismatch_sums
+from hwgrpo.algorithms.policy_loss import LossSpec, TokenLoss, build_loss
+from hwgrpo.config import Config
+from hwgrpo.config.validate import prompts_per_update
+from hwgrpo.training import LAYOUTS
+from hwgrpo.training.batch import split_updates, token_signals
+from hwgrpo.training.layouts import MicroBatch, TokenSignals, cut
+from hwgrpo.training.optimizer import learning_rate
+from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.reference import Reference
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.values import TrainBatch
+
+METRIC_NAMES = {
+    "pg_loss": ("actor/pg_loss",),
+    "entropy": ("actor/entropy", "entropy"),
+    "kl": ("actor/kl_loss", "kl"),
+    "ppo_kl": ("actor/ppo_kl",),
+    "ratio": ("actor/ratio_mean",),
+    "pg_clipfrac": ("actor/pg_clipfrac", "clip_ratio/region_mean"),
+    "pg_clipfrac_lower": ("actor/pg_clipfrac_lower",),
+    "clip_ratio/low": ("clip_ratio/low_mean",),
+    "clip_ratio/high": ("clip_ratio/high_mean",),
+}
+"""The loss functions' metrics, under verl's and TRL's names."""
+
+
+def loss_spec(config: Config) -> LossSpec:
+    """Return the loss that the `algorithm` section asks for."""
+    a = config.algorithm
+    return LossSpec(
+        policy=a.loss.name,
+        clip_low=a.loss.clip_low,
+        clip_high=a.loss.clip_high,
+        dual_clip=a.loss.dual_clip,
+        kl_coef=a.kl.coef,
+        kl_estimator=a.kl.estimator,
+        entropy_coef=a.entropy_coef,
+        correction=CorrectionSpec(a.correction.name, a.correction.low, a.correction.high),
+    )
+
+
+@dataclass
+class PolicyUpdate:
+    """Trains the policy on one TrainBatch after another.
+
+    Gradients are those of the global mean: token and sequence counts of the whole update, over all ranks, are known
+    before the first pass, so nothing depends on how the update is cut into micro-batches or spread over ranks.
+    """
+
+    config: Config
+    strategy: Strategy
+    policy: PolicyModel
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    layout: str
+    total_updates: int
+    updates_done: int = 0
+
+    def __post_init__(self) -> None:
+        self.loss_fn: TokenLoss = build_loss(loss_spec(self.config))
+        self._lay_out: Callable[[TrainBatch, Sequence[int], TokenSignals], MicroBatch] = LAYOUTS.load(self.layout)
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether the ratio can differ from 1: several updates per batch, dropout, or a correction by old log-probs."""
+        t = self.config.trainer
+        one_update = t.epochs_per_batch == 1 and prompts_per_update(self.config) == t.prompts_per_step
+        return not one_update or self.config.model.lora.dropout > 0 or self.config.algorithm.correction.name != "none"
+
+    def score(self, batch: TrainBatch, policy: PolicyModel | None = None) -> torch.Tensor:
+        """Return the log-probs [R] fp32 of the batch's response tokens, without gradient or dropout.
+
+        Args:
+            batch: this rank's sequences.
+            policy: the model that scores; None: the one being trained, as it stands.
+        """
+        policy = policy or self.policy
+        logprobs = torch.zeros(len(batch.tokens))
+        nothing = TokenSignals({}, {})
+        was_training = policy.training
+        policy.eval()
+        with torch.no_grad():
+            for part in self._parts(batch, range(len(batch))):
+                micro = self._lay_out(batch, part, nothing)
+                logprob, _ = policy(micro.to(self.device))
+                logprobs[micro.token_index] = logprob.float().cpu()
+        policy.train(was_training)
+        return logprobs
+
+    def __call__(self, batch: TrainBatch) -> dict[str, float]:
+        """Run every update of a step.
+
+        Args:
+            batch: this rank's sequences, with old log-probs where `needs_old_logprobs`.
+
+        Returns:
+            The step's `actor/*` and `rollout_corr/*` metrics, over all ranks.
+
+        Raises:
+            FloatingPointError: the gradient is not finite; the policy keeps the weights of the last good update.
+        """
+        t = self.config.trainer
+        local = prompts_per_update(self.config) // self.strategy.world_size
+        updates = split_updates(batch, t.prompts_per_step // self.strategy.world_size, local)
+        trainer_logprobs = batch.old_logprobs
+        if trainer_logprobs is None:
+            trainer_logprobs = torch.zeros(len(batch.tokens))
+        totals: dict[str, float] = {}
+        norms: list[float] = []
+        for epoch in range(t.epochs_per_batch):
+            for sequences in updates:
+                fresh = trainer_logprobs if epoch == 0 and batch.old_logprobs is None else None
+                sums, norm = self._update(batch, sequences, fresh)
+                norms.append(norm)
+                for name, value in sums.items():
+                    totals[name] = totals.get(name, 0.0) + value
+        return self._metrics(totals, norms) | self._mismatch(batch, trainer_logprobs)
+
+    def _update(
+        self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None
+    ) -> tuple[dict[str, float], float]:
+        """Run one optimizer update; write the current log-probs into `logprobs` [R] where it is given."""
+        micro_losses, sums = self.accumulate_gradients(batch, sequences, logprobs)
+        norm = float(self.strategy.clip_gradients(self.config.optim.grad_clip))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise FloatingPointError(
+                f"the gradient of update {self.updates_done + 1} is not finite (loss {micro_losses:.4g}); "
+                "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
+            )
+        lr = learning_rate(self.config.optim, self.updates_done, self.total_updates)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates_done += 1
+        return sums | {"loss": micro_losses}, norm
+
+    def accumulate_gradients(
+        self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None = None
+    ) -> tuple[float, dict[str, float]]:
+        """Leave the gradient of one update in the parameters, averaged over ranks.
+
+        Returns:
+            The update's loss, and the sums over tokens of its metrics with their count `tokens`; both over all ranks.
+        """
+        lengths = batch.lengths[torch.tensor(list(sequences), dtype=torch.int64)]
+        tokens, filled = self.strategy.sum(count(lengths))
+        aggregation = self.config.algorithm.aggregation
+        weights = token_weights(
+            aggregation.name,
+            lengths,
+            total_tokens=int(tokens),
+            total_sequences=int(filled),
+            norm_length=aggregation.norm_length or self.config.rollout.max_response_tokens,
+        )
+        # Strategies average gradients over ranks; the factor turns that average into a sum.
+        weights = weights * self.strategy.world_size
+        signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.spec.correction.name != "none")
+        parts = self._parts(batch, sequences)
+        loss = torch.zeros((), dtype=torch.float64)
+        sums: dict[str, torch.Tensor] = {}
+        self.policy.train()
+        for i, part in enumerate(parts):
+            micro = self._lay_out(batch, part, signals)
+            with self.strategy.accumulate(last=i == len(parts) - 1):
+                out = self.strategy.module(micro.to(self.device), self.loss_fn)
+                out.loss.backward()
+            loss += out.loss.detach().cpu().double()
+            for name, value in out.sums.items():
+                sums[name] = sums[name] + value if name in sums else value
+            if logprobs is not None:
+                logprobs[micro.token_index] = out.logprob_N.detach().float().cpu()
+        names = sorted({name for names in self.strategy.gather_objects(list(sums)) for name in names})
+        values = [float(sums[name]) if name in sums else 0.0 for name in names]
+        total_loss, *totals = self.strategy.sum([float(loss) / self.strategy.world_size, *values])
+        return total_loss, dict(zip(names, totals, strict=True)) | {"tokens": tokens}
+
+    def _parts(self, batch: TrainBatch, sequences: Sequence[int]) -> list[list[int]]:
+        """Cut into micro-batches; every rank gets the same number, since collectives must match."""
+        parts = cut(batch, sequences, self.config.trainer.tokens_per_micro_batch, self.layout)
+        most = max(1, *self.strategy.gather_objects(len(parts)))
+        return parts + [[] for _ in range(most - len(parts))]
+
+    def _metrics(self, totals: dict[str, float], norms: list[float]) -> dict[str, float]:
+        tokens = max(totals.pop("tokens", 0.0), 1.0)
+        metrics: dict[str, float] = {"actor/loss": totals.pop("loss") / len(norms)}
+        for name, value in totals.items():
+            for public in METRIC_NAMES.get(name, (f"actor/{name}",)):
+                metrics[public] = value / tokens
+        metrics["actor/grad_norm"] = sum(norms) / len(norms)
+        metrics["actor/lr"] = float(self.optimizer.param_groups[0]["lr"])
+        return metrics
+
+    def _mismatch(self, batch: TrainBatch, logprobs: torch.Tensor) -> dict[str, float]:
+        """Measure the gap between the trainer's and the rollout engine's log-probs."""
+        sums = mismatch_sums(logprobs, batch.rollout_logprobs, batch.offsets)
+        metrics = mismatch_metrics(torch.tensor(self.strategy.sum(sums.tolist()), dtype=torch.float64))
+        gap = (logprobs.exp() - batch.rollout_logprobs.exp()).abs()
+        total, tokens = self.strategy.sum([float(gap.sum()), gap.numel()])
+        if tokens:
+            metrics["training/rollout_probs_diff_mean"] = total / tokens
+            metrics["training/rollout_probs_diff_max"] = max(
+                self.strategy.gather_objects(float(gap.max()) if gap.numel() else 0.0)
+            )
+        return metrics
+
+    def with_logprobs(self, batch: TrainBatch, reference: Reference | None) -> TrainBatch:
+        """Return the batch with the old and reference log-probs that its loss needs."""
+        if self.needs_old_logprobs:
+            batch = replace(batch, old_logprobs=self.score(batch))
+        if reference is not None:
+            with reference.active():
+                batch = replace(batch, ref_logprobs=self.score(batch, reference.policy))
+        return batch

@@ -1,0 +1,45 @@
+"""Log-probability, entropy and loss over a large vocabulary: one definition per op, an implementation per device.
+
+    linear_token_loss   hidden + head -> loss, with gradients made in the forward     token_loss.py
+    linear_logprob      hidden + head -> logprob, entropy, without [N,V] logits       logprob.py
+    token_logprob       logits -> logprob, entropy                                    logprob.py
+
+    ops.py              the ops as declared: definition, inputs, tolerances, cost
+    definitions.py      the truth of each op in plain torch
+    library.py          torch.ops.hwgrpo.*: custom ops, fake kernels, gradients
+    registry.py         which implementation runs: resolve, configure, choices, explain
+    streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
+    rows_torch.py       row_stats and row_grad in torch
+
+Needs torch alone. `HWGRPO_KERNELS=row_stats=torch,...` pins implementations; the entry-point group `hwgrpo.kernels`
+(value: an `Implementation` or several) adds some.
+"""
+
+from . import ops  # noqa: F401  declares the ops
+from .logprob import TokenLogprob, linear_logprob, token_logprob
+from .loss_calls import LossFunction, TokenStats
+from .op import Implementation, Key, Op, Shape, Tolerance
+from .registry import Choice, KernelRegistry, choices, configure, default_registry, explain, resolve
+from .token_loss import TokenLoss, linear_token_loss
+
+__all__ = [
+    "Choice",
+    "Implementation",
+    "KernelRegistry",
+    "Key",
+    "LossFunction",
+    "Op",
+    "Shape",
+    "TokenLogprob",
+    "TokenLoss",
+    "TokenStats",
+    "Tolerance",
+    "choices",
+    "configure",
+    "default_registry",
+    "explain",
+    "linear_logprob",
+    "linear_token_loss",
+    "resolve",
+    "token_logprob",
+]

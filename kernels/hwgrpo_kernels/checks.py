@@ -1,0 +1,104 @@
+"""Argument checks of the public ops: each error names the argument, its value and the remedy."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise ValueError unless `logits` is [N,V] of a floating dtype."""
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise ValueError(f"logits must be floating [N,V], got {_what(logits)}; flatten the leading dimensions")
+    if logits.shape[1] == 0:
+        raise ValueError("logits has no vocabulary entries (V = 0)")
+
+
+def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise ValueError unless hidden is [N,H], weight [V,H] and bias [V] or None, floating, on one device."""
+    if hidden.dim() != 2 or not hidden.is_floating_point():
+        raise ValueError(f"hidden must be floating [N,H], got {_what(hidden)}; flatten batch and sequence to rows")
+    if weight.dim() != 2 or not weight.is_floating_point() or weight.shape[0] == 0:
+        raise ValueError(f"weight must be floating [V,H], got {_what(weight)}")
+    if weight.shape[1] != hidden.shape[1]:
+        raise ValueError(
+            f"weight is [V,H] with H={weight.shape[1]}, but hidden has H={hidden.shape[1]}: pass the head of this model"
+        )
+    _same_device("weight", weight, "hidden", hidden)
+    if bias is not None:
+        if bias.shape != weight.shape[:1] or not bias.is_floating_point():
+            raise ValueError(f"bias must be floating [V]=[{weight.shape[0]}], got {_what(bias)}")
+        _same_device("bias", bias, "hidden", hidden)
+
+
+def check_rows(targets: Tensor, rows: int, source: Tensor, source_name: str) -> None:
+    """Raise ValueError unless `targets` is [N] int32 or int64 on the device of `source`."""
+    if targets.dtype not in (torch.int64, torch.int32) or targets.shape != (rows,):
+        raise ValueError(f"targets must be int64 [N]=[{rows}], one per row of {source_name}, got {_what(targets)}")
+    _same_device("targets", targets, source_name, source)
+
+
+def check_target_range(targets: Tensor, vocab: int) -> None:
+    """Raise ValueError for a target outside [0,V); on the CPU only, elsewhere it would wait for the device."""
+    if targets.device.type != "cpu" or targets.numel() == 0:
+        return
+    low, high = (int(each) for each in torch.aminmax(targets))
+    if low < 0 or high >= vocab:
+        bad = low if low < 0 else high
+        raise ValueError(f"targets holds {bad}, outside [0, {vocab}); leave ignored positions out, or mask their rows")
+
+
+def check_map(
+    temperature: float | Tensor, softcap: float | None, logit_scale: float, rows: int, source: Tensor
+) -> None:
+    """Raise ValueError for a temperature, softcap or logit scale that is not positive and finite."""
+    if isinstance(temperature, Tensor):
+        if temperature.shape != (rows,) or not temperature.is_floating_point():
+            raise ValueError(f"temperature must be a number or floating [N]=[{rows}], got {_what(temperature)}")
+        if temperature.requires_grad:
+            raise ValueError("temperature requires grad, but no gradient is made for it; detach it")
+        _same_device("temperature", temperature, "the rows", source)
+        if temperature.device.type == "cpu" and rows and not bool(((temperature > 0) & temperature.isfinite()).all()):
+            raise ValueError("temperature has entries that are not positive and finite; score greedy rows with 1.0")
+    else:
+        _positive("temperature", temperature)
+    if softcap is not None:
+        _positive("softcap", softcap)
+    _positive("logit_scale", logit_scale)
+
+
+def check_chunk_rows(chunk_rows: int | None) -> None:
+    """Raise ValueError unless `chunk_rows` is None or a positive integer."""
+    if chunk_rows is not None and (not isinstance(chunk_rows, int) or chunk_rows < 1):
+        raise ValueError(f"chunk_rows={chunk_rows!r} must be a positive integer, or None for the default")
+
+
+def check_logits_dtype(logits_dtype: torch.dtype | None, compute_dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the logits: the compute dtype, or fp32 when asked for.
+
+    Raises:
+        ValueError: any other dtype.
+    """
+    if logits_dtype is None or logits_dtype == compute_dtype:
+        return compute_dtype
+    if logits_dtype == torch.float32 and compute_dtype.itemsize == 2:
+        return logits_dtype
+    raise ValueError(
+        f"logits_dtype={logits_dtype} does not fit operands in {compute_dtype}; use None, {compute_dtype}"
+        + (" or torch.float32" if compute_dtype.itemsize == 2 else "")
+    )
+
+
+def _positive(name: str, value: float) -> None:
+    if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+        hint = "; for greedy scoring use 1.0" if name == "temperature" else ""
+        raise ValueError(f"{name}={value!r} must be positive and finite{hint}")
+
+
+def _same_device(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    if tensor.device != other.device:
+        raise ValueError(f"{name} is on {tensor.device}, but {other_name} on {other.device}; move them to one device")
+
+
+def _what(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

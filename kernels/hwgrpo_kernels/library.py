@@ -1,0 +1,274 @@
+"""The custom ops `torch.ops.hwgrpo.*`: what torch.compile sees as one node, with fake kernels and gradients."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checks import check_target_range
+from .chunks import chunk_rows_for, even_chunks
+from .guards import without_autocast
+from .head import Head, HeadGradients
+from .logit_map import LogitMap
+from .registry import default_registry
+from .streaming import RowStats, Stream, join, row_kernels
+
+Stats = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _accumulated(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _fake_stats(rows: int | torch.SymInt, like: Tensor, with_entropy: bool) -> Stats:
+    def make(size: int | torch.SymInt) -> Tensor:
+        return like.new_empty(size, dtype=_accumulated(like))
+
+    return make(rows), make(rows if with_entropy else 0), make(rows), make(rows)
+
+
+@torch.library.custom_op("hwgrpo::row_stats", mutates_args=())
+def row_stats(
+    logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`definitions.row_stats` through the chosen implementation."""
+    choice = default_registry.resolve("row_stats", logits.device.type, logits.dtype, logits.shape[1])
+    return choice.function(logits, targets, scale, squash, row_scale, with_entropy)
+
+
+@row_stats.register_fake
+def _(
+    logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
+) -> Stats:
+    return _fake_stats(logits.shape[0], logits, with_entropy)
+
+
+@torch.library.custom_op("hwgrpo::row_grad", mutates_args=("out",))
+def row_grad(
+    logits: Tensor,
+    targets: Tensor,
+    logprob: Tensor,
+    entropy: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    out: Tensor,
+) -> None:
+    """`definitions.row_grad` through the chosen implementation."""
+    choice = default_registry.resolve("row_grad", logits.device.type, logits.dtype, logits.shape[1])
+    choice.function(
+        logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, scale, squash, row_scale, out
+    )
+
+
+@torch.library.custom_op("hwgrpo::token_logprob", mutates_args=())
+def token_logprob(
+    logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Statistics of given logits, differentiable in them."""
+    check_target_range(targets, logits.shape[1])
+    choice = default_registry.resolve("token_logprob", logits.device.type, logits.dtype, logits.shape[1])
+    return choice.function(logits, targets, scale, squash, row_scale, with_entropy)
+
+
+@token_logprob.register_fake
+def _(
+    logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
+) -> Stats:
+    return _fake_stats(logits.shape[0], logits, with_entropy)
+
+
+def token_logprob_in_torch(
+    logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
+) -> Stats:
+    """The implementation "torch" of `token_logprob`: `row_stats` over chunks of rows that fit the cache."""
+    kernels = row_kernels(logits.device.type, logits.dtype, logits.shape[1])
+    mapping = LogitMap(scale, squash, row_scale)
+    chunks = even_chunks(logits.shape[0], chunk_rows_for(logits.shape[1], logits.dtype, logits.device.type))
+    parts = [RowStats(*kernels.stats(logits[a:b], targets[a:b], *mapping.rows(a, b), with_entropy)) for a, b in chunks]
+    return join(parts, logits)
+
+
+def _save_stats(ctx: Any, output: Stats) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[2], output[3])
+
+
+def _token_logprob_setup(ctx: Any, inputs: tuple[Any, ...], output: Stats) -> None:
+    logits, targets, ctx.scale, ctx.squash, row_scale, _ = inputs
+    ctx.save_for_backward(logits, targets, row_scale, *output)
+    _save_stats(ctx, output)
+
+
+def _token_logprob_backward(
+    ctx: Any, grad_logprob: Tensor | None, grad_entropy: Tensor | None, *_: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    logits, targets, row_scale, logprob, entropy, row_max, log_sum = ctx.saved_tensors
+    if grad_logprob is None:
+        grad_logprob = torch.zeros_like(logprob)
+    out = torch.empty_like(logits)
+    row_grad(
+        logits, targets, logprob, None if grad_entropy is None else entropy, row_max, log_sum,
+        grad_logprob, grad_entropy, ctx.scale, ctx.squash, row_scale, out,
+    )  # fmt: skip
+    return out, None, None, None, None, None
+
+
+token_logprob.register_autograd(_token_logprob_backward, setup_context=_token_logprob_setup)
+
+
+@torch.library.custom_op("hwgrpo::linear_logprob", mutates_args=())
+def linear_logprob(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    with_entropy: bool,
+    chunk_rows: int | None,
+    logits_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Statistics of the head's logits, differentiable in hidden, weight and bias; logits exist a chunk at a time."""
+    check_target_range(targets, weight.shape[0])
+    choice = default_registry.resolve("linear_logprob", hidden.device.type, hidden.dtype, weight.shape[0])
+    return choice.function(
+        hidden, weight, targets, bias, scale, squash, row_scale, with_entropy, chunk_rows, logits_dtype
+    )
+
+
+@linear_logprob.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    with_entropy: bool,
+    chunk_rows: int | None,
+    logits_dtype: torch.dtype | None,
+) -> Stats:
+    return _fake_stats(hidden.shape[0], hidden, with_entropy)
+
+
+def _stream(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, mapping: LogitMap,
+    chunk_rows: int | None, logits_dtype: torch.dtype | None,
+) -> tuple[Stream, list[tuple[int, int]]]:  # fmt: skip
+    head = Head(weight, bias, hidden.dtype, logits_dtype or hidden.dtype)
+    rows = chunk_rows or chunk_rows_for(head.vocab, head.logits_dtype, hidden.device.type)
+    return Stream(head, head.operand(hidden, hidden.dtype), targets, mapping), even_chunks(hidden.shape[0], rows)
+
+
+def linear_logprob_in_torch(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    with_entropy: bool,
+    chunk_rows: int | None,
+    logits_dtype: torch.dtype | None,
+) -> Stats:
+    """The implementation "torch" of `linear_logprob`: the streaming driver around the chosen `row_stats`."""
+    with torch.no_grad(), without_autocast(hidden.device.type):
+        mapping = LogitMap(scale, squash, row_scale)
+        stream, chunks = _stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
+        return stream.all_stats(chunks, with_entropy)
+
+
+@torch.library.custom_op("hwgrpo::linear_logprob_backward", mutates_args=())
+def linear_logprob_backward(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    logprob: Tensor,
+    entropy: Tensor,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    chunk_rows: int | None,
+    logits_dtype: torch.dtype | None,
+    needs_hidden: bool,
+    needs_weight: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `linear_logprob`, with the logits made again chunk by chunk; what is not needed has no elements."""
+    with torch.no_grad(), without_autocast(hidden.device.type):
+        mapping = LogitMap(scale, squash, row_scale)
+        stream, chunks = _stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
+        gradients = HeadGradients(
+            stream.head, hidden.shape[0], hidden=needs_hidden, weight=needs_weight, bias=needs_bias
+        )
+        stats = RowStats(logprob, entropy, row_max, log_sum)
+        stream.recompute_gradients(gradients, chunks, stats, grad_logprob, grad_entropy)
+        made = gradients.finish()
+    parameters = (hidden, weight, weight if bias is None else bias)
+    dx, dw, db = (like.new_empty(0) if grad is None else grad.to(like.dtype) for grad, like in zip(made, parameters))
+    return dx, dw, db
+
+
+@linear_logprob_backward.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    logprob: Tensor,
+    entropy: Tensor,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    chunk_rows: int | None,
+    logits_dtype: torch.dtype | None,
+    needs_hidden: bool,
+    needs_weight: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        hidden.new_empty(hidden.shape if needs_hidden else 0),
+        weight.new_empty(weight.shape if needs_weight else 0),
+        (weight if bias is None else bias).new_empty(weight.shape[0] if needs_bias else 0),
+    )
+
+
+def _linear_logprob_setup(ctx: Any, inputs: tuple[Any, ...], output: Stats) -> None:
+    hidden, weight, targets, bias, ctx.scale, ctx.squash, row_scale, _, ctx.chunk_rows, ctx.logits_dtype = inputs
+    ctx.save_for_backward(hidden, weight, targets, bias, row_scale, *output)
+    _save_stats(ctx, output)
+
+
+def _linear_logprob_grads(
+    ctx: Any, grad_logprob: Tensor | None, grad_entropy: Tensor | None, *_: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    hidden, weight, targets, bias, row_scale, *stats = ctx.saved_tensors
+    if grad_logprob is None:
+        grad_logprob = torch.zeros_like(stats[0])
+    needs = [ctx.needs_input_grad[index] for index in (0, 1, 3)]
+    grads = linear_logprob_backward(
+        hidden, weight, targets, bias, *stats, grad_logprob, grad_entropy, ctx.scale, ctx.squash, row_scale,
+        ctx.chunk_rows, ctx.logits_dtype, *needs,
+    )  # fmt: skip
+    dx, dw, db = (grad if need else None for grad, need in zip(grads, needs))
+    return dx, dw, None, db, None, None, None, None, None, None
+
+
+linear_logprob.register_autograd(_linear_logprob_grads, setup_context=_linear_logprob_setup)

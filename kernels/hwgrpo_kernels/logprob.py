@@ -1,0 +1,90 @@
+"""`token_logprob` and `linear_logprob`: log-probabilities and entropies of target tokens, differentiable."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import checks, library
+from .guards import compute_dtype_of
+from .logit_map import logit_map
+
+
+class TokenLogprob(NamedTuple):
+    """Per row: logprob [N], and entropy [N] or None; fp32 (fp64 for fp64 inputs)."""
+
+    logprob: Tensor
+    entropy: Tensor | None
+
+
+def token_logprob(
+    logits: Tensor, targets: Tensor, *, temperature: float | Tensor = 1.0, with_entropy: bool = False
+) -> TokenLogprob:
+    """Return the log-probability (nats) of each row's target under softmax(logits / temperature).
+
+    Args:
+        logits: [N,V], any floating dtype, any strides; -inf marks entries that cannot be drawn.
+        targets: [N] int64 in [0,V).
+        temperature: positive number, or [N] one per row.
+        with_entropy: also return the entropy (nats) of each row.
+
+    Returns:
+        `TokenLogprob`; statistics accumulate in fp32 whatever the dtype of the logits. A row of nothing but -inf has
+        logprob -inf, entropy 0 and no gradient.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, device or range.
+    """
+    checks.check_logits(logits)
+    checks.check_rows(targets, logits.shape[0], logits, "logits")
+    checks.check_map(temperature, None, 1.0, logits.shape[0], logits)
+    stats = library.token_logprob(logits, targets.long(), *logit_map(temperature, None, 1.0), with_entropy)
+    return TokenLogprob(stats[0], stats[1] if with_entropy else None)
+
+
+def linear_logprob(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    with_entropy: bool = False,
+    chunk_rows: int | None = None,
+    logits_dtype: torch.dtype | None = None,
+) -> TokenLogprob:
+    """Return the log-probability (nats) of each row's target without ever holding [N,V] logits.
+
+    Backward makes the logits again, chunk by chunk (8 N H V FLOPs in all with a trainable head, 6 with a frozen one).
+
+    Args:
+        hidden: [N,H]; its dtype (autocast's, where autocast is on) is that of the GEMMs.
+        weight: [V,H], cast once per call; its gradient accumulates in fp32 and returns in its own dtype.
+        targets: [N] int64 in [0,V).
+        bias: [V] or None.
+        temperature: positive number, or [N] one per row.
+        softcap: c of z = c tanh(z/c), applied before the temperature; None for none.
+        logit_scale: positive factor on the raw logits, before the softcap.
+        with_entropy: also return the entropy (nats) of each row.
+        chunk_rows: rows of logits at once; None picks them from V, dtype and device type alone.
+        logits_dtype: torch.float32 keeps the products of 16-bit operands in fp32; None leaves them in 16 bits.
+
+    Returns:
+        `TokenLogprob`, fp32 (fp64 for fp64 hidden states).
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, device or range.
+    """
+    checks.check_head(hidden, weight, bias)
+    checks.check_rows(targets, hidden.shape[0], hidden, "hidden")
+    checks.check_map(temperature, softcap, logit_scale, hidden.shape[0], hidden)
+    checks.check_chunk_rows(chunk_rows)
+    compute_dtype = compute_dtype_of(hidden)
+    checks.check_logits_dtype(logits_dtype, compute_dtype)
+    mapping = logit_map(temperature, softcap, logit_scale)
+    stats = library.linear_logprob(
+        hidden.to(compute_dtype), weight, targets.long(), bias, *mapping, with_entropy, chunk_rows, logits_dtype
+    )
+    return TokenLogprob(stats[0], stats[1] if with_entropy else None)

@@ -1,0 +1,104 @@
+"""A loss function called on ranges of rows: what it gets, what it must return, and the sums of what it returned."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from .streaming import RowStats
+
+
+class TokenStats(NamedTuple):
+    """What a loss function gets for R rows.
+
+    Args:
+        logprob: [R] log-probability of the target (nats), fp32, differentiable.
+        entropy: [R] entropy (nats), fp32, differentiable.
+        full_kl: [R] KL to reference logits streamed beside, or None without them.
+        cu_seqlens: [S+1] int64 row offsets of the sequences among these R rows, or None under scope "token".
+            A sequence all of whose rows are masked has length 0.
+    """
+
+    logprob: Tensor
+    entropy: Tensor
+    full_kl: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+
+
+LossFunction = Callable[[TokenStats, Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
+
+
+class LossCalls:
+    """Calls the loss function on ranges of rows, and adds up its loss and metrics."""
+
+    def __init__(
+        self, loss_fn: LossFunction, rows: Mapping[str, Tensor], bounds: list[int] | None, device: torch.device
+    ) -> None:
+        self.loss_fn, self.rows, self.bounds = loss_fn, rows, bounds
+        self.loss: Tensor | None = None
+        self.sums: dict[str, Tensor] = {}
+        self._device = device
+
+    def __call__(
+        self, stats: RowStats, start: int, stop: int, span: tuple[int, int] | None, wants: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return g = dL/dlogprob and g_H = dL/dentropy (None when the loss has none) for rows [start, stop).
+
+        Args:
+            span: first and last-plus-one sequence of the chunk, or None when the rows are all of them.
+        """
+        logprob, entropy = stats.logprob.detach(), stats.entropy.detach()
+        with torch.enable_grad():
+            if wants:
+                logprob.requires_grad_()
+                entropy.requires_grad_()
+            given = TokenStats(logprob, entropy, None, self._offsets(start, span))
+            whole = start == 0 and all(each.shape[0] == stop for each in self.rows.values())
+            rows = self.rows if whole else {name: each[start:stop] for name, each in self.rows.items()}
+            losses, metrics = _check_result(self.loss_fn(given, rows), stop - start)
+            loss = losses.sum()
+            g, g_h = None, None
+            if wants and loss.requires_grad:
+                g, g_h = torch.autograd.grad(loss, (logprob, entropy), allow_unused=True)
+        loss = loss.detach().to(stats.logprob.dtype)
+        self.loss = loss if self.loss is None else self.loss + loss
+        for name, metric in metrics.items():
+            total = metric.detach().sum(dtype=loss.dtype)
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
+        return torch.zeros_like(stats.logprob) if g is None else g, g_h
+
+    def learn_names(self) -> None:
+        """Without any row, find the metrics' names from one made-up row, so that all ranks report the same ones."""
+        zero = torch.zeros(1, device=self._device)
+        rows = {name: torch.zeros_like(each[:0]).new_zeros(1, *each.shape[1:]) for name, each in self.rows.items()}
+        offsets = None if self.bounds is None else torch.tensor([0, 1], device=self._device)
+        _, metrics = _check_result(self.loss_fn(TokenStats(zero, zero.clone(), None, offsets), rows), 1)
+        self.sums = {name: zero.new_zeros(()) for name in metrics}
+
+    def _offsets(self, start: int, span: tuple[int, int] | None) -> Tensor | None:
+        if self.bounds is None:
+            return None
+        first, last = span or (0, len(self.bounds) - 1)
+        return torch.tensor([bound - start for bound in self.bounds[first : last + 1]], device=self._device)
+
+
+def _check_result(result: Any, n: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        _refuse_result(f"(loss_per_row, metrics), got {type(result).__name__}")
+    losses, metrics = result
+    if not isinstance(losses, Tensor) or losses.shape != (n,):
+        _refuse_result(f"one loss for each of its {n} rows, got {shape_of(losses)}; leave the sum to linear_token_loss")
+    for name, metric in metrics.items():
+        if not isinstance(metric, Tensor) or metric.shape != (n,):
+            _refuse_result(f"metric {name!r} with one value for each of its {n} rows, got {shape_of(metric)}")
+    return losses, metrics
+
+
+def _refuse_result(what: str) -> NoReturn:
+    raise ValueError(f"loss_fn must return {what}")
+
+
+def shape_of(value: Any) -> str:
+    """Return the shape of a tensor, or the type of what is none, for an error message."""
+    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,197 @@
+"""The four ops, declared: definition, inputs, tolerances, cost; and their implementations in torch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import definitions, library
+from .logit_map import LogitMap
+from .op import Implementation, Op, Shape, Tolerance
+from .registry import default_registry
+
+# Odd sizes (nothing divides a block), one row, and no row at all.
+_SHAPES = (Shape(193, 70, 517), Shape(64, 100, 1000), Shape(1, 16, 37), Shape(0, 16, 64))
+
+# Statistics accumulate in fp32 whatever the inputs; a gradient is rounded to the dtype it is returned in.
+_ROW_TOLERANCE = {
+    torch.float64: Tolerance(1e-12, 1e-12),
+    torch.float32: Tolerance(1e-5, 1e-5),
+    torch.bfloat16: Tolerance(1e-5, 2**-8),
+    torch.float16: Tolerance(1e-5, 2**-10),
+}
+# The GEMM itself rounds logits to the dtype of its operands.
+_LINEAR_TOLERANCE = {
+    torch.float64: Tolerance(1e-12, 1e-12),
+    torch.float32: Tolerance(1e-5, 1e-5),
+    torch.bfloat16: Tolerance(2e-2, 2e-2),
+    torch.float16: Tolerance(3e-3, 3e-3),
+}
+
+
+def _generator(device: str, seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def _randn(*size: int, dtype: torch.dtype, device: str, seed: int) -> Tensor:
+    return torch.randn(*size, generator=_generator(device, seed), device=device).to(dtype)
+
+
+def _map_of(case: str, rows: int, device: str, seed: int) -> LogitMap:
+    if case == "scaled":
+        return LogitMap(scale=1 / 0.7)
+    if case == "softcap":
+        return LogitMap(scale=3.0 / 0.7, squash=1 / 3.0)
+    if case == "row_scale":
+        row_scale = torch.rand(rows, generator=_generator(device, seed), device=device) + 0.5
+        return LogitMap(row_scale_N=row_scale.reciprocal())
+    return LogitMap()
+
+
+def _shape_logits(logits: Tensor, targets: Tensor, case: str) -> Tensor:
+    """Give logits the hazard the case names."""
+    if case == "offset_up":
+        return logits + 3e4
+    if case == "offset_down":
+        return logits - 3e4
+    if case == "flat":
+        return torch.zeros_like(logits)
+    if case == "masked_vocab":  # every third entry cannot be drawn, targets excepted
+        blocked = torch.zeros_like(logits, dtype=torch.bool)
+        blocked[:, ::3] = True
+        blocked.scatter_(1, targets[:, None], False)
+        return logits.masked_fill(blocked, -torch.inf)
+    if case == "dead_row":
+        dead = torch.arange(logits.shape[0], device=logits.device) % 5 == 2
+        return logits.masked_fill(dead[:, None], -torch.inf)
+    if case == "certain":
+        return logits.scatter_add(1, targets[:, None], torch.full_like(logits[:, :1], 25.0))
+    return logits
+
+
+def row_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "plain", seed: int = 0) -> dict[str, Any]:
+    """Make the arguments of `row_stats` and `token_logprob`."""
+    targets = torch.randint(shape.V, (shape.N,), generator=_generator(device, seed + 1), device=device)
+    logits = _randn(shape.N, shape.V, dtype=torch.float32, device=device, seed=seed)
+    mapping = _map_of(case, shape.N, device, seed + 2)
+    return {
+        "logits": _shape_logits(2 * logits, targets, case).to(dtype),
+        "targets": targets,
+        "scale": mapping.scale,
+        "squash": mapping.squash,
+        "row_scale": mapping.row_scale_N,
+        "with_entropy": case != "scaled",
+    }
+
+
+def row_grad_inputs(
+    shape: Shape, dtype: torch.dtype, device: str, case: str = "plain", seed: int = 0
+) -> dict[str, Any]:
+    """Make the arguments of `row_grad`, with a fresh `out` and statistics from the definition in fp64 (on the CPU)."""
+    inputs = row_inputs(shape, dtype, device, case, seed)
+    with_entropy = inputs.pop("with_entropy")
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    exact = definitions.row_stats(**{**on_cpu, "logits": on_cpu["logits"].double()}, with_entropy=with_entropy)
+    stats = [each.clamp(min=torch.finfo(wide).min).to(device, wide) for each in exact[1:]]
+    stats = [exact[0].to(device, wide), *stats]
+    return {
+        **inputs,
+        "logprob": stats[0],
+        "entropy": stats[1] if with_entropy else None,
+        "row_max": stats[2],
+        "log_sum": stats[3],
+        "grad_logprob": _randn(shape.N, dtype=wide, device=device, seed=seed + 3),
+        "grad_entropy": _randn(shape.N, dtype=wide, device=device, seed=seed + 4) if with_entropy else None,
+        "out": torch.empty_like(inputs["logits"]),
+    }
+
+
+def linear_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "plain", seed: int = 0) -> dict[str, Any]:
+    """Make the arguments of `linear_logprob`."""
+    mapping = _map_of(case, shape.N, device, seed + 2)
+    return {
+        "hidden": _randn(shape.N, shape.H, dtype=dtype, device=device, seed=seed),
+        "weight": (_randn(shape.V, shape.H, dtype=torch.float32, device=device, seed=seed + 5) / shape.H**0.5).to(
+            dtype
+        ),
+        "targets": torch.randint(shape.V, (shape.N,), generator=_generator(device, seed + 1), device=device),
+        "bias": _randn(shape.V, dtype=dtype, device=device, seed=seed + 6) if case == "bias" else None,
+        "scale": mapping.scale,
+        "squash": mapping.squash,
+        "row_scale": mapping.row_scale_N,
+        "with_entropy": case != "scaled",
+        "chunk_rows": 50 if case == "chunks" else None,
+        "logits_dtype": None,
+    }
+
+
+_HAZARDS = ("offset_up", "offset_down", "flat", "masked_vocab", "dead_row", "certain")
+_MAPS = ("plain", "scaled", "softcap", "row_scale")
+_STATS = ("logprob", "entropy", "row_max", "log_sum")
+
+row_stats = default_registry.declare(
+    Op(
+        name="row_stats",
+        summary="log-probability, entropy and normaliser of each row of logits, in one read",
+        definition=definitions.row_stats,
+        inputs=row_inputs,
+        outputs=_STATS,
+        differentiable=(),
+        cases=_MAPS + _HAZARDS,
+        shapes=_SHAPES,
+        tolerance=_ROW_TOLERANCE,
+        flops=lambda shape, dtype: 8 * shape.N * shape.V,
+        bytes=lambda shape, dtype: shape.N * (shape.V * dtype.itemsize + 24),
+    )
+)
+row_grad = default_registry.declare(
+    Op(
+        name="row_grad",
+        summary="gradient of the raw logits from dL/dlogprob and dL/dentropy, in place",
+        definition=definitions.row_grad,
+        inputs=row_grad_inputs,
+        outputs=("out",),
+        differentiable=(),
+        cases=_MAPS + _HAZARDS,
+        shapes=_SHAPES,
+        tolerance=_ROW_TOLERANCE,
+        flops=lambda shape, dtype: 10 * shape.N * shape.V,
+        bytes=lambda shape, dtype: shape.N * (2 * shape.V * dtype.itemsize + 32),
+    )
+)
+token_logprob = default_registry.declare(
+    Op(
+        name="token_logprob",
+        summary="log-probability and entropy of given logits, differentiable",
+        definition=definitions.row_stats,
+        inputs=row_inputs,
+        outputs=_STATS,
+        differentiable=("logits",),
+        cases=_MAPS + _HAZARDS,
+        shapes=_SHAPES,
+        tolerance=_ROW_TOLERANCE,
+        flops=lambda shape, dtype: 8 * shape.N * shape.V,
+        bytes=lambda shape, dtype: shape.N * (shape.V * dtype.itemsize + 24),
+    )
+)
+linear_logprob = default_registry.declare(
+    Op(
+        name="linear_logprob",
+        summary="log-probability and entropy from hidden states and head, without [N,V] logits, differentiable",
+        definition=definitions.linear_logprob,
+        inputs=linear_inputs,
+        outputs=_STATS,
+        differentiable=("hidden", "weight", "bias"),
+        cases=(*_MAPS, "bias", "chunks"),
+        shapes=_SHAPES,
+        tolerance=_LINEAR_TOLERANCE,
+        flops=lambda shape, dtype: 2 * shape.N * shape.H * shape.V,
+        bytes=lambda shape, dtype: (shape.N + shape.V) * shape.H * dtype.itemsize + 24 * shape.N,
+    )
+)
+
+default_registry.register(Implementation("row_stats", "torch", "hwgrpo_kernels.rows_torch:row_stats"))
+default_registry.register(Implementation("row_grad", "torch", "hwgrpo_kernels.rows_torch:row_grad"))
+default_registry.register(Implementation("token_logprob", "torch", lambda: library.token_logprob_in_torch))
+default_registry.register(Implementation("linear_logprob", "torch", lambda: library.linear_logprob_in_torch))

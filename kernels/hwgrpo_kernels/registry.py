@@ -1,0 +1,297 @@
+"""Which implementation runs an op: chosen once per key, cached, and explained."""
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+
+from .op import BUILT_IN, Implementation, Key, Op, shape_class
+
+PINS_VARIABLE = "HWGRPO_KERNELS"
+STRICT_VARIABLE = "HWGRPO_STRICT"
+ENTRY_POINT_GROUP = "hwgrpo.kernels"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The implementation taken for a key, and why each one before it was passed over."""
+
+    key: Key
+    name: str
+    function: Callable[..., Any]
+    skipped: tuple[tuple[str, str], ...] = ()
+    pinned_by: str | None = None
+
+    @property
+    def line(self) -> str:
+        """One line for people: `row_stats -> torch (triton: needs cuda, have cpu)`."""
+        notes = [f"pinned by {self.pinned_by}"] if self.pinned_by else []
+        notes += [f"{name}: {reason}" for name, reason in self.skipped]
+        return f"{self.key.op} -> {self.name}" + (f" ({'; '.join(notes)})" if notes else "")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the choice as plain values."""
+        return {
+            "op": self.key.op,
+            "device_type": self.key.device_type,
+            "dtype": str(self.key.dtype).removeprefix("torch."),
+            "shape_class": self.key.shape_class,
+            "implementation": self.name,
+            "pinned_by": self.pinned_by,
+            "skipped": dict(self.skipped),
+            "line": self.line,
+        }
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An entry point of the group `hwgrpo.kernels`: what it brought, or the error it failed with."""
+
+    name: str
+    value: str
+    implementations: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def _unknown(what: str, word: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{what} {word!r} is not known; choose one of: {', '.join(names)}.{hint}"
+
+
+def parse_pins(text: str) -> dict[str, str]:
+    """Read `op=implementation,op=implementation`.
+
+    Raises:
+        ValueError: an item has no `=` or an empty side.
+    """
+    pins = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        op, equals, name = (word.strip() for word in item.partition("="))
+        if not (op and equals and name):
+            raise ValueError(f"{PINS_VARIABLE}: {item!r} is not of the form op=implementation (as in row_stats=torch)")
+        pins[op] = name
+    return pins
+
+
+class KernelRegistry:
+    """Ops, their implementations, and the choices made so far.
+
+    Args:
+        environment: where the pins and the strict switch are read from; the process's own when None.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = os.environ if environment is None else environment
+        self._ops: dict[str, Op] = {}
+        self._implementations: dict[str, dict[str, Implementation]] = {}
+        self._chosen: dict[Key, Choice] = {}
+        self._plugins: list[Plugin] | None = None
+        self._pins: dict[str, str] = {}
+        self._preference: tuple[str, ...] = ()
+        self._strict: bool | None = None
+
+    def declare(self, op: Op) -> Op:
+        """Add an op."""
+        assert op.name not in self._ops, f"op {op.name!r} is declared twice"
+        self._ops[op.name] = op
+        self._implementations[op.name] = {}
+        return op
+
+    def register(self, implementation: Implementation) -> Implementation:
+        """Add an implementation of a declared op.
+
+        Raises:
+            ValueError: the op is unknown, or the name is taken.
+        """
+        self._check_op(implementation.op, "kernel op")
+        table = self._implementations[implementation.op]
+        if implementation.name in table:
+            raise ValueError(f"kernel {implementation.op}={implementation.name!r} is registered already")
+        table[implementation.name] = implementation
+        self._chosen.clear()
+        return implementation
+
+    def ops(self) -> tuple[Op, ...]:
+        """Return the declared ops."""
+        return tuple(self._ops.values())
+
+    def implementations(self, op: str) -> tuple[Implementation, ...]:
+        """Return the implementations of an op, highest rank first.
+
+        Raises:
+            ValueError: the op is unknown.
+        """
+        self._check_op(op, "kernel op")
+        self.plugins()
+        return tuple(sorted(self._implementations[op].values(), key=lambda each: -each.rank))
+
+    def configure(
+        self,
+        *,
+        pins: Mapping[str, str] | None = None,
+        preference: Sequence[str] | None = None,
+        strict: bool | None = None,
+    ) -> None:
+        """Set how implementations are chosen; what is None stays as it was, and choices made before are dropped.
+
+        Args:
+            pins: op -> implementation that must run. A pin in HWGRPO_KERNELS wins over one given here.
+            preference: names of implementations, best first, for every op that has them. A name nobody registered
+                is passed over and shown, since a backend may prefer what is not installed.
+            strict: refuse to fall back from a preferred implementation to a later one. HWGRPO_STRICT=1 does the same.
+
+        Raises:
+            ValueError: a pin names an unknown op or implementation.
+        """
+        if pins is not None:
+            for op, name in pins.items():
+                self._check_pin(op, name, "kernels.pins")
+            self._pins = dict(pins)
+        if isinstance(preference, str):
+            raise ValueError(f"preference={preference!r} must be a list of names, as in [{preference!r}]")
+        if preference is not None:
+            self._preference = tuple(preference)
+        if strict is not None:
+            self._strict = strict
+        self._chosen.clear()
+
+    def resolve(
+        self,
+        op: str,
+        device_type: str,
+        dtype: torch.dtype,
+        vocab: int,
+        preference: Sequence[str] | None = None,
+    ) -> Choice:
+        """Choose the implementation of `op` for tensors of this kind; the answer is cached.
+
+        Args:
+            device_type: torch device type ("cpu").
+            dtype: of the logits (row ops, `token_logprob`) or of the hidden states (`linear_logprob`).
+            vocab: V; only its shape class counts.
+            preference: overrides the configured preference for this call, which is then not cached.
+
+        Raises:
+            ValueError: unknown op; a pinned implementation that is unknown or cannot run; a fallback under strict;
+                nothing that can run.
+        """
+        key = Key(op, device_type, dtype, shape_class(vocab))
+        choice = self._chosen.get(key) if preference is None else None
+        if choice is None:
+            choice = self._choose(key, self._preference if preference is None else tuple(preference))
+            if preference is None:
+                self._chosen[key] = choice
+        return choice
+
+    def choices(self) -> dict[str, Any]:
+        """Return settings, choices made so far and plug-ins as plain values, for a run's kernels.json."""
+        return {
+            "schema": "hwgrpo.kernels/1",
+            "pins": {op: name for op, (name, _) in self._all_pins().items()},
+            "preference": list(self._preference),
+            "strict": self._is_strict(),
+            "choices": [choice.as_json() for choice in self._chosen.values()],
+            "plugins": [vars(plugin) | {"implementations": list(plugin.implementations)} for plugin in self.plugins()],
+        }
+
+    def explain(self) -> list[str]:
+        """Return one line per choice made so far, then one per plug-in that failed."""
+        failed = [f"plug-in {each.name} failed: {each.error}" for each in self.plugins() if each.error]
+        return list(dict.fromkeys(choice.line for choice in self._chosen.values())) + failed
+
+    def plugins(self) -> list[Plugin]:
+        """Load the entry points of `hwgrpo.kernels` on first use; return what came of each."""
+        if self._plugins is None:
+            self._plugins = []
+            for point in entry_points(group=ENTRY_POINT_GROUP):
+                self._plugins.append(self._load_plugin(point))
+        return self._plugins
+
+    def _load_plugin(self, point: Any) -> Plugin:
+        names: list[str] = []
+        try:
+            brought = point.load()
+            for each in [brought] if isinstance(brought, Implementation) else brought:
+                self.register(replace(each, origin=f"plug-in {point.name}"))
+                names.append(f"{each.op}={each.name}")
+        except Exception as error:  # somebody else's package: shown in explain(), never the end of a run
+            return Plugin(point.name, point.value, tuple(names), f"{type(error).__name__}: {error}")
+        return Plugin(point.name, point.value, tuple(names))
+
+    def _choose(self, key: Key, preference: tuple[str, ...]) -> Choice:
+        table = {each.name: each for each in self.implementations(key.op)}
+        pin = self._all_pins().get(key.op)
+        if pin is not None:
+            return self._take_pinned(key, *pin)
+        skipped: list[tuple[str, str]] = []
+        order = preference + tuple(n for n, each in table.items() if n not in preference and each.origin == BUILT_IN)
+        for name in order:
+            if name not in table:
+                skipped.append((name, "not registered"))
+                continue
+            reason, function = _try(table[name], key)
+            if function is not None:
+                missed = [f"{n}: {why}" for n, why in skipped if n in table]
+                if missed and self._is_strict():
+                    raise ValueError(
+                        f"kernel {key.op} would fall back to {name!r} ({'; '.join(missed)}), which strict forbids; "
+                        f"install what is missing, or unset {STRICT_VARIABLE} / kernels.strict"
+                    )
+                return Choice(key, name, function, tuple(skipped))
+            skipped.append((name, str(reason)))
+        told = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "none is registered"
+        raise ValueError(f"no implementation of kernel {key.op} can run on {key.device_type} in {key.dtype} ({told})")
+
+    def _take_pinned(self, key: Key, name: str, source: str) -> Choice:
+        self._check_pin(key.op, name, source)
+        reason, function = _try(self._implementations[key.op][name], key)
+        if function is None:
+            runnable = [n for n, each in self._implementations[key.op].items() if each.reason_against(key) is None]
+            raise ValueError(
+                f"{source}: {key.op}={name} cannot run: {reason}. Remove the pin, or pin one that can: "
+                f"{', '.join(sorted(runnable)) or 'none can'}"
+            )
+        return Choice(key, name, function, pinned_by=source)
+
+    def _all_pins(self) -> dict[str, tuple[str, str]]:
+        pins = {op: (name, "kernels.pins") for op, name in self._pins.items()}
+        for op, name in parse_pins(self._environment.get(PINS_VARIABLE, "")).items():
+            self._check_pin(op, name, PINS_VARIABLE)
+            pins[op] = (name, PINS_VARIABLE)
+        return pins
+
+    def _is_strict(self) -> bool:
+        return bool(self._strict) or self._environment.get(STRICT_VARIABLE, "") == "1"
+
+    def _check_op(self, op: str, source: str) -> None:
+        if op not in self._ops:
+            raise ValueError(_unknown(source, op, self._ops))
+
+    def _check_pin(self, op: str, name: str, source: str) -> None:
+        self._check_op(op, f"{source}: kernel op")
+        known = [each.name for each in self.implementations(op)]
+        if name not in known:
+            raise ValueError(_unknown(f"{source}: implementation of {op}", name, known))
+
+
+def _try(implementation: Implementation, key: Key) -> tuple[str | None, Callable[..., Any] | None]:
+    reason = implementation.reason_against(key)
+    if reason is not None:
+        return reason, None
+    try:
+        return None, implementation.function()
+    except ImportError as error:  # installed but broken: the next implementation can still do the work
+        return f"failed to load: {error}", None
+
+
+default_registry = KernelRegistry()
+configure = default_registry.configure
+resolve = default_registry.resolve
+choices = default_registry.choices
+explain = default_registry.explain

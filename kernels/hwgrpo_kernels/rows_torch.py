@@ -1,0 +1,108 @@
+"""`row_stats` and `row_grad` in torch: every device, and the CPU's fast path (few passes, no division per logit)."""
+
+import torch
+from torch import Tensor
+
+
+def _accumulated(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def _smallest_exponent(dtype: torch.dtype) -> float:
+    """exp of this is 0 in `dtype`; clamping to it keeps 0 * -inf out of the entropy."""
+    return -800.0 if dtype == torch.float64 else -200.0
+
+
+def _distances(
+    logits: Tensor, row_max: Tensor | None, scale: float, squash: float, row_scale: Tensor | None, out: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return scale * (u - max u), max u and, under a softcap, u itself, where u = tanh(squash z) or z.
+
+    Subtracting before scaling keeps logits with a common offset of 3e4 exact. A row of nothing but -inf gets the
+    smallest finite number as its maximum, so that its distances are -inf and not NaN.
+    """
+    accumulate = _accumulated(logits)
+    u = logits if logits.dtype == accumulate else logits.to(accumulate)
+    capped = torch.tanh(u * squash) if squash else None
+    if capped is not None:
+        u = capped
+    if row_max is None:
+        row_max = u.amax(1).clamp_(min=torch.finfo(accumulate).min)
+    if u is logits or u is capped:
+        distance = torch.sub(u, row_max[:, None], out=out if out is not None and out.dtype == accumulate else None)
+    else:
+        distance = u.sub_(row_max[:, None])
+    if scale != 1.0:
+        distance.mul_(scale)
+    if row_scale is not None:
+        distance.mul_(row_scale.to(accumulate)[:, None])
+    return distance, row_max, capped
+
+
+def row_stats(
+    logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `definitions.row_stats`.
+
+    The target's own term is kept apart from the sum: ln sum = log1p(others + (e_y - 1)) loses nothing when p_y -> 1,
+    where max + ln sum - z_y would have cancelled every digit beyond a margin of 16 nats.
+    """
+    if logits.shape[0] == 0:
+        nothing = [logits.new_empty(0, dtype=_accumulated(logits)) for _ in range(4)]
+        return nothing[0], nothing[1], nothing[2], nothing[3]
+    distance, row_max, _ = _distances(logits, None, scale, squash, row_scale, None)
+    index = targets[:, None]
+    distance_y = distance.gather(1, index)[:, 0]
+    if with_entropy:
+        exps = distance.clamp_(min=_smallest_exponent(distance.dtype)).exp()
+    else:
+        exps = distance.exp_()
+    exp_y = exps.gather(1, index)[:, 0]
+    # At least one term is exactly 1 (the maximum), so the sum is >= 1 unless the whole row is -inf.
+    above_one = exps.scatter_(1, index, 0.0).sum(1).add_(exp_y.sub(1.0)).clamp_(min=0.0)
+    log_sum = above_one.log1p()
+    logprob = distance_y - log_sum
+    if not with_entropy:
+        return logprob, logprob.new_empty(0), row_max, log_sum
+    weighted = distance.mul_(exps).sum(1).addcmul_(distance_y.clamp(min=_smallest_exponent(distance.dtype)), exp_y)
+    return logprob, log_sum - weighted / above_one.add_(1.0), row_max, log_sum
+
+
+def row_grad(
+    logits: Tensor,
+    targets: Tensor,
+    logprob: Tensor,
+    entropy: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """See `definitions.row_grad`; `out` may be `logits` itself."""
+    if logits.shape[0] == 0:
+        return out
+    distance, row_max, capped = _distances(logits, row_max, scale, squash, row_scale, out)
+    factor = (row_max > torch.finfo(row_max.dtype).min).to(row_max.dtype).mul_(scale)  # 0 for a row of only -inf
+    if row_scale is not None:
+        factor.mul_(row_scale)
+    share = (-log_sum).exp_().mul_(factor).neg_()  # dz'_j = share * e_j * (...), without a division per logit
+    grad_y = torch.expm1(logprob).neg_().mul_(grad_logprob).mul_(factor)
+    if grad_entropy is None:
+        grad = distance.exp_().mul_((share * grad_logprob)[:, None])
+    else:
+        assert entropy is not None, "an entropy gradient without entropies"
+        floor = _smallest_exponent(distance.dtype)
+        constant = torch.addcmul(grad_logprob, grad_entropy, entropy - log_sum)
+        distance.clamp_(min=floor)
+        bracket = torch.addcmul((share * constant)[:, None], distance, (share * grad_entropy)[:, None])
+        grad = distance.exp_().mul_(bracket)
+        safe = logprob.clamp(min=floor)
+        grad_y = grad_y.sub_(safe.exp().mul_(safe + entropy).mul_(grad_entropy).mul_(factor))
+    grad.scatter_(1, targets[:, None], grad_y.to(grad.dtype)[:, None])
+    if capped is not None:
+        grad.mul_(torch.addcmul(torch.full((), squash, dtype=grad.dtype), capped, capped, value=-squash))
+    return out if grad is out else out.copy_(grad)

@@ -1,0 +1,226 @@
+"""`linear_token_loss`: any loss of per-token log-probability and entropy, with its gradients made in the forward."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import checks
+from .chunks import chunk_rows_for, even_chunks, sequence_chunks
+from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compiled_region, without_autocast
+from .head import Head, HeadGradients
+from .logit_map import logit_map
+from .loss_calls import LossCalls, LossFunction, shape_of
+from .streaming import RowStats, Stream, join
+
+Scope = Literal["token", "sequence", "batch"]
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Result of `linear_token_loss`.
+
+    Args:
+        loss: [] sum of the per-row losses of unmasked rows; its backward hands out gradients made already.
+        logprob_N, entropy_N: [N] without gradient; 0 in masked rows.
+        kl_N: [N] or None.
+        sums: metric -> [] sum over unmasked rows.
+    """
+
+    loss: Tensor
+    logprob_N: Tensor
+    entropy_N: Tensor
+    kl_N: Tensor | None
+    sums: dict[str, Tensor]
+
+
+def linear_token_loss(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    loss_fn: LossFunction,
+    *,
+    rows: Mapping[str, Tensor],
+    row_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scope: Scope = "token",
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    logits_dtype: torch.dtype | None = None,
+    chunk_rows: int | None = None,
+    vocab_group: object | None = None,
+    reference: object | None = None,
+) -> TokenLoss:
+    """Stream the vocabulary for any loss of per-token statistics; [N,V] logits never exist.
+
+    Per chunk of rows: logits, their statistics, `loss_fn` under autograd on vectors for dL/dlogprob and dL/dentropy,
+    and from these the gradients of hidden, weight and bias, which backward only multiplies by its grad_output.
+
+    Args:
+        hidden_NH: [N,H]; its dtype (autocast's, where autocast is on) is that of the GEMMs.
+        weight_VH: [V,H]; frozen (requires_grad False) it costs a third less. Gradients come in the parameter's dtype.
+        targets_N: [N] int64 in [0,V); masked rows may hold anything.
+        loss_fn: (stats, rows) -> (loss_per_row [R], {name: metric per row [R]}), in ordinary torch, fp32, autocast
+            off. It holds every weight and normaliser. Gradients go to stats alone, to nothing it closes over.
+        rows: name -> [N, ...] tensor without gradient, cut to the rows that loss_fn sees.
+        row_mask: [N] bool, True for rows that count; others never meet the head (reading it waits for the device).
+        cu_seqlens: [S+1] row offsets of the sequences, 0 first and N last; best on the CPU. Scope "token" does not
+            look at them.
+        scope: what one call of loss_fn must see: "token" any rows; "sequence" whole sequences (chunks are aligned to
+            them, and if one is longer than a chunk, as for "batch"); "batch" all rows at once: statistics of all
+            rows first, then the logits a second time for the gradients.
+        bias, temperature, softcap, logit_scale, logits_dtype, chunk_rows: as for `linear_logprob`.
+        vocab_group: process group of a vocabulary-parallel head; not available yet.
+        reference: reference head for a full-distribution KL; not available yet.
+
+    Returns:
+        `TokenLoss`. Without unmasked rows the loss is a zero with a graph, so that backward gives zero gradients.
+
+    Raises:
+        ValueError: an argument, or what loss_fn returned, has a wrong shape, dtype, device or range.
+        RuntimeError: called inside a checkpointed or compiled region; backward called twice.
+    """
+    refuse_compiled_region("linear_token_loss")
+    if vocab_group is not None:
+        raise NotImplementedError("vocab_group: vocabulary-parallel heads are not available; gather the weight first")
+    if reference is not None:
+        raise NotImplementedError("reference: the full-distribution KL is not available; use a KL on log-probs in rows")
+    device_type, n = hidden_NH.device.type, hidden_NH.shape[0]
+    checks.check_head(hidden_NH, weight_VH, bias)
+    checks.check_rows(targets_N, n, hidden_NH, "hidden_NH")
+    checks.check_map(temperature, softcap, logit_scale, n, hidden_NH)
+    checks.check_chunk_rows(chunk_rows)
+    compute_dtype = compute_dtype_of(hidden_NH)
+    logits_dtype = checks.check_logits_dtype(logits_dtype, compute_dtype)
+    bounds = _check_rows_arguments(n, rows, row_mask, cu_seqlens, scope)
+    parameters = (hidden_NH, weight_VH, bias)
+    wants = tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in parameters)
+    if any(wants):
+        refuse_checkpointed_region("linear_token_loss")
+
+    with torch.no_grad(), without_autocast(device_type):
+        head = Head(weight_VH, bias, compute_dtype, logits_dtype)
+        mapping = logit_map(temperature, softcap, logit_scale)
+        hidden, targets = hidden_NH, targets_N.long()
+        live = None if row_mask is None else row_mask.nonzero()[:, 0]
+        if live is not None and live.numel() < n:
+            hidden, targets, mapping = hidden[live], targets[live], mapping.select(live)
+            rows = {name: each[live] for name, each in rows.items()}
+            bounds = None if bounds is None else _count_before(row_mask, bounds)
+        else:
+            live = None
+        checks.check_target_range(targets, head.vocab)
+        gradients = HeadGradients(head, targets.shape[0], hidden=wants[0], weight=wants[1], bias=wants[2])
+        stream = Stream(head, head.operand(hidden, compute_dtype), targets, mapping)
+        call = LossCalls(loss_fn, rows, bounds, hidden.device)
+        size = chunk_rows or chunk_rows_for(head.vocab, logits_dtype, device_type)
+        stats = _run(stream, call, gradients, size, scope, any(wants))
+        made = gradients.finish()
+        logprob_N, entropy_N = _spread(stats.logprob, live, n), _spread(stats.entropy, live, n)
+        loss = call.loss if call.loss is not None else stats.logprob.new_zeros(())
+        if any(wants):
+            dx = None if made[0] is None else _spread(made[0], live, n)
+    if any(wants):
+        loss = _GradientsMadeInForward.apply(loss, (dx, *made[1:]), *parameters)
+    return TokenLoss(loss, logprob_N, entropy_N, None, call.sums)
+
+
+def _run(
+    stream: Stream, call: LossCalls, gradients: HeadGradients, chunk_rows: int, scope: Scope, wants: bool
+) -> RowStats:
+    """Run `loss_fn` over all rows as its scope asks; return the statistics of all rows."""
+    n = stream.targets.shape[0]
+    if n == 0:
+        call.learn_names()
+        return join([], stream.hidden)
+    chunks = even_chunks(n, chunk_rows)
+    whole = scope == "batch"
+    sequences: list[tuple[int, int] | None] = [None] * len(chunks)
+    if scope == "sequence" and len(chunks) > 1:
+        assert call.bounds is not None, "scope sequence without cu_seqlens passed the checks"
+        aligned = sequence_chunks(call.bounds, chunk_rows)
+        whole = aligned is None
+        if aligned is not None:
+            sequences = list(aligned)
+            chunks = [(call.bounds[first], call.bounds[last]) for first, last in aligned]
+    if whole and len(chunks) > 1:
+        stats = stream.all_stats(chunks, with_entropy=True)
+        g, g_h = call(stats, 0, n, None, wants)
+        if wants:
+            stream.recompute_gradients(gradients, chunks, stats, g, g_h)
+        return stats
+    parts = []
+    for (start, stop), span in zip(chunks, sequences):
+        logits, stats = stream.stats_of(start, stop, with_entropy=True)
+        g, g_h = call(stats, start, stop, span, wants)
+        if wants:
+            stream.add_gradients(gradients, logits, stats, start, g, g_h)
+        parts.append(stats)
+    return join(parts, stream.hidden)
+
+
+class _GradientsMadeInForward(torch.autograd.Function):
+    """Ties a loss to gradients known already; backward multiplies them by grad_output and gives them away."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor | None, ...], *parameters: Tensor | None) -> Tensor:
+        ctx.gradients = gradients
+        ctx.dtypes = [None if each is None else each.dtype for each in parameters]
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        if ctx.gradients is None:
+            raise RuntimeError(
+                "linear_token_loss makes its gradients in the forward, and its first backward gave them away: "
+                "backward(retain_graph=True) cannot repeat it; call linear_token_loss again"
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        (grad_output,) = grad_outputs
+        unchanged = grad_output.device.type == "cpu" and float(grad_output) == 1.0  # elsewhere reading it would wait
+        scaled = (each if each is None or unchanged else each.mul_(grad_output) for each in gradients)
+        return None, None, *(each if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes))
+
+
+def _spread(values: Tensor, live: Tensor | None, n: int) -> Tensor:
+    """Put the values of live rows back among N rows of zeros."""
+    if live is None:
+        return values
+    return values.new_zeros(n, *values.shape[1:]).index_copy_(0, live, values)
+
+
+def _count_before(row_mask: Tensor, bounds: list[int]) -> list[int]:
+    counts = torch.cumsum(row_mask, 0).cpu()
+    return [0 if bound == 0 else int(counts[bound - 1]) for bound in bounds]
+
+
+def _check_rows_arguments(
+    n: int, rows: Mapping[str, Tensor], row_mask: Tensor | None, cu_seqlens: Tensor | None, scope: str
+) -> list[int] | None:
+    """Check what comes beside the head's arguments; return cu_seqlens as a list."""
+    if scope not in ("token", "sequence", "batch"):
+        raise ValueError(f"scope={scope!r} is not known; choose one of: token, sequence, batch")
+    for name, each in rows.items():
+        if not isinstance(each, Tensor) or each.dim() == 0 or each.shape[0] != n:
+            raise ValueError(f"rows[{name!r}] must be a tensor of N={n} rows, got {shape_of(each)}")
+        if each.requires_grad:
+            raise ValueError(f"rows[{name!r}] requires grad, but no gradient is made for it; detach it")
+    if row_mask is not None and (row_mask.dtype != torch.bool or row_mask.shape != (n,)):
+        raise ValueError(f"row_mask must be bool [N]=[{n}], got {row_mask.dtype} {shape_of(row_mask)}")
+    if cu_seqlens is None:
+        if scope == "sequence":
+            raise ValueError("scope='sequence' needs cu_seqlens, the [S+1] row offsets of the sequences")
+        return None
+    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+        raise ValueError(f"cu_seqlens must be integer [S+1], got {cu_seqlens.dtype} {shape_of(cu_seqlens)}")
+    bounds = cu_seqlens.tolist()
+    if not bounds or bounds[0] != 0 or bounds[-1] != n or any(b < a for a, b in pairwise(bounds)):
+        raise ValueError(f"cu_seqlens must rise from 0 to N={n} (row offsets of S sequences), got {bounds[:8]}...")
+    return None if scope == "token" else bounds

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Train a small model to sort letters with GRPO on whatever this machine has; sets up .venv first when needed.
+#   bash scripts/run_tiny_sort.sh                                      as it is
+#   bash scripts/run_tiny_sort.sh trainer.max_steps=50 rollout.n=16    with other settings
+# Written by scripts/generate_launchers.py from one template; lasting changes belong there.
+set -euo pipefail
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# ---- yours to adjust; settings on the command line come last and win ----
+config="$repo/configs/tiny_sort.yaml"
+settings=(
+    backend.name=auto
+)
+# --------------------------------------------------------------------------
+
+# torch-npu finds its libraries through the variables that CANN's own scripts set; they read unset variables.
+if [ -z "${ASCEND_HOME_PATH:-}" ]; then
+    for file in /usr/local/Ascend/ascend-toolkit/set_env.sh /usr/local/Ascend/nnal/atb/set_env.sh; do
+        if [ -f "$file" ]; then
+            set +u
+            # shellcheck disable=SC1090
+            source "$file"
+            set -u
+        fi
+    done
+fi
+
+bash "$repo/scripts/setup.sh"
+exec "$repo/.venv/bin/hwgrpo" train "$config" "${settings[@]}" "$@"

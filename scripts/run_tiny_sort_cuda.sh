@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Train a small model to sort letters with GRPO on NVIDIA GPUs; sets up .venv first when needed.
+#   bash scripts/run_tiny_sort_cuda.sh                                      as it is
+#   bash scripts/run_tiny_sort_cuda.sh trainer.max_steps=50 rollout.n=16    with other settings
+# Written by scripts/generate_launchers.py from one template; lasting changes belong there.
+set -euo pipefail
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# ---- yours to adjust; settings on the command line come last and win ----
+config="$repo/configs/tiny_sort.yaml"
+settings=(
+    backend.name=cuda
+)
+# --------------------------------------------------------------------------
+
+bash "$repo/scripts/setup.sh" --backend cuda
+exec "$repo/.venv/bin/hwgrpo" train "$config" "${settings[@]}" "$@"

@@ -1,0 +1,251 @@
+"""Make the virtual environment that fits this machine; started by scripts/setup.sh, needs only the standard library."""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from setup_plan import ROLLOUTS, TARGETS, Previous, SetupError, choose, detect, pip_command, plan, python_version
+
+REPO = Path(__file__).resolve().parent.parent
+STAMP = "hwgrpo-setup.json"  # inside the environment: what it was made for; "inputs" only once everything is installed
+INDEX_TIMEOUT_S = 4
+
+EPILOG = """\
+variables:
+  HWGRPO_BACKEND         the same as --backend
+  HWGRPO_PYTHON          the interpreter to use
+  HWGRPO_TORCH_INDEX     wheel index for torch; empty: only what pip is configured with
+                         (default: PyTorch's public index for cpu, npu and rocm; none for cuda)
+  HWGRPO_SETUP_FORCE=1   install for hardware that this machine does not have
+
+The rollout environments (--rollout) are for serving vLLM: .venv-vllm and .venv-vllm-ascend. They are large, and
+no continuous integration installs them; --dry-run shows their commands."""
+
+
+def main(argv: list[str]) -> int:
+    args = _parse(argv)
+    venv = REPO / (f".venv-{args.rollout}" if args.rollout else ".venv")
+    stamp = {} if args.fresh else _read_stamp(venv)
+    previous = Previous(stamp["backend"], stamp["asked"]) if "inputs" in stamp else None
+    requested = args.backend or os.environ.get("HWGRPO_BACKEND") or None
+    force = os.environ.get("HWGRPO_SETUP_FORCE") == "1"
+    if args.rollout == "vllm-ascend" and requested is None:
+        requested = "npu"
+    choice = choose(requested, detect(args.root), previous, force=force)
+    backend = choice.backend
+    inputs = _inputs(backend, args.rollout)
+    if previous and stamp["inputs"] == inputs and _can_keep(venv, stamp, backend):
+        print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
+        return 0
+
+    print(f"hwgrpo set-up: backend {backend}: {choice.why}")
+    index, tag, index_why = _torch_index(backend)
+    constraints = f"scripts/constraints/{f'rollout-{args.rollout}' if args.rollout else backend}.txt"
+    steps = plan(backend, args.rollout, index, tag, constraints, python_version())
+    print(f"  torch from   {index_why}")
+    print(f"  versions     {constraints}")
+    print(f"  environment  {venv} with Python {sys.version.split()[0]} ({sys.executable})")
+    if args.dry_run:
+        print("commands (not run):")
+        print(f"  {sys.executable} -m venv {shlex.quote(str(venv))}")
+        for step in steps:
+            assignments = "".join(f"{key}={value} " for key, value in step.env.items())
+            print(f"  {assignments}{shlex.join(pip_command(venv / 'bin' / 'python', step))}")
+        return 0
+    with _one_at_a_time():
+        stamp = {} if args.fresh else _read_stamp(venv)
+        keep = _can_keep(venv, stamp, backend)
+        if keep and stamp["inputs"] == inputs:
+            print("  another set-up has just finished it")
+            return 0
+        wanted = {"backend": backend, "asked": choice.asked, "place": str(venv), "python": _python(stamp, keep)}
+        _make(venv, wanted, keep=keep)
+        for number, step in enumerate(steps):
+            _run(step.title, pip_command(venv / "bin" / "python", step), step.env)
+            if number == 0:
+                _check_torch(venv / "bin" / "python", TARGETS[backend].build)
+        (venv / STAMP).write_text(json.dumps({**wanted, "inputs": inputs}))
+    print(f"hwgrpo set-up: done, {venv.name} is ready")
+    return 0
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bash scripts/setup.sh",
+        description="Set up hwgrpo: find the hardware, make .venv, install the fitting build of torch and hwgrpo.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--backend", metavar="|".join(TARGETS), help="install for this hardware instead of what is found"
+    )
+    parser.add_argument("--rollout", choices=ROLLOUTS, help="make a rollout environment instead of .venv")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, do nothing")
+    parser.add_argument("--fresh", action="store_true", help="remove the environment and make it anew")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="where to look for dev/...; for tests")
+    return parser.parse_args(argv)
+
+
+def _inputs(backend: str, rollout: str | None) -> str:
+    """Hash everything whose change calls for installing again: requirements, packaging and pins."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())
+    relevant = {"project": project["project"], "build": project["build-system"], "hatch": project["tool"]["hatch"]}
+    parts = [json.dumps(relevant, sort_keys=True), backend, rollout or ""]
+    parts += [path.read_text() for path in sorted((REPO / "scripts" / "constraints").glob("*.txt"))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _read_stamp(venv: Path) -> dict:
+    try:
+        return json.loads((venv / STAMP).read_text())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return {}  # none, or cut off while being written: nothing there can be relied on
+
+
+def _can_keep(venv: Path, stamp: dict, backend: str) -> bool:
+    """True when a finished environment fits: its torch build, its place and its Python stay."""
+    named_python = os.environ.get("HWGRPO_PYTHON")
+    return (
+        "inputs" in stamp
+        and stamp["backend"] == backend
+        and stamp["place"] == str(venv)  # its scripts hold absolute paths
+        and (not named_python or stamp["python"] == sys.executable)
+        and (venv / "bin" / "python").exists()
+    )
+
+
+def _python(stamp: dict, keep: bool) -> str:
+    return stamp["python"] if keep else sys.executable
+
+
+def _torch_index(backend: str) -> tuple[str, str, str]:
+    """Return (index, local version to insist on, explanation)."""
+    configured = "the index pip is configured with"
+    named = os.environ.get("HWGRPO_TORCH_INDEX")
+    target = TARGETS[backend]
+    if named is not None:
+        if named.startswith("http") and (problem := _unreachable(named)):
+            raise SetupError(f"HWGRPO_TORCH_INDEX={named} cannot be reached: {problem}")
+        return named, "", f"{named} (HWGRPO_TORCH_INDEX)" if named else f"{configured} (HWGRPO_TORCH_INDEX is empty)"
+    if not target.torch_index:
+        return "", "", f"{configured} (PyPI's Linux wheels are CUDA builds)"
+    if problem := _unreachable(target.torch_index):
+        return "", target.torch_tag, f"{configured}; {target.torch_index} cannot be reached: {problem}"
+    return target.torch_index, target.torch_tag, target.torch_index
+
+
+def _unreachable(index: str) -> str | None:
+    """Return why `index` does not answer within a few seconds, or None; a name server that hangs counts too."""
+    outcome = [f"no answer within {INDEX_TIMEOUT_S} s"]
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=INDEX_TIMEOUT_S):
+                outcome[0] = ""
+        except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
+            outcome[0] = str(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(INDEX_TIMEOUT_S)
+    return outcome[0] or None
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold a lock on the repository folder, so that two launchers started together install once."""
+    folder = os.open(REPO, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("  waiting for another set-up in this folder", flush=True)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _make(venv: Path, wanted: dict, *, keep: bool) -> None:
+    """Bring `venv` to a state that can be installed into, and mark it unfinished so that a cut-off run starts over."""
+    if venv.exists() and not (venv / STAMP).exists():
+        raise SetupError(f"{venv} was not made by this script. Move it away and run this again.")
+    if not keep:
+        if venv.exists():
+            print("  removing the old environment (set-up was cut off, or it was made for something else)", flush=True)
+            shutil.rmtree(venv)
+        venv.mkdir()
+    (venv / STAMP).write_text(json.dumps(wanted))
+    if not keep:
+        _run("the environment", [sys.executable, "-m", "venv", str(venv)], {})
+
+
+def _run(title: str, command: list[str], extra_env: Mapping[str, str]) -> None:
+    """Run a command quietly; when it fails, show everything it said."""
+    print(f"  installing {title} ...", end="", flush=True)
+    # A pip configured for --user, --target or --prefix would install past the environment.
+    env = {key: value for key, value in os.environ.items() if key not in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")}
+    env |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **extra_env}
+    began = time.monotonic()
+    result = subprocess.run(
+        command,
+        cwd=REPO,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if result.returncode:
+        print(" failed", flush=True)
+        sys.stderr.write(f"$ {shlex.join(command)}\n{result.stdout}\n")
+        raise SetupError(
+            f"could not install {title}: the command and its whole output are above. Run this again to retry."
+        )
+    print(f" {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _check_torch(python: Path, needs_build: str) -> None:
+    """Refuse a build of torch that cannot drive the chosen hardware, before the rest is installed."""
+    code = (
+        "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
+        " 'hip': torch.version.hip}))"
+    )
+    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # torch-npu's autoload needs CANN's variables
+    result = subprocess.run(
+        [str(python), "-c", code], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    if result.returncode:
+        raise SetupError(f"the torch just installed does not load:\n{result.stderr}")
+    found = json.loads(result.stdout)
+    built_for = "hip" if found["hip"] else "cuda" if found["cuda"] else "none"
+    if needs_build and built_for != needs_build:
+        names = {"cuda": "a CUDA build", "hip": "a ROCm build", "none": "a CPU build"}
+        raise SetupError(
+            f"torch {found['version']} is {names[built_for]}, but this hardware needs {names[needs_build]}."
+            " Name an index that has one: HWGRPO_TORCH_INDEX=URL bash scripts/setup.sh"
+        )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SetupError as error:
+        print(f"hwgrpo set-up: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("\nhwgrpo set-up: interrupted; run it again to start over", file=sys.stderr)
+        sys.exit(130)

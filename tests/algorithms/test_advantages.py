@@ -1,0 +1,254 @@
+"""Advantage estimators: golden values, exact zeros, ragged and invalid groups, singletons."""
+
+import math
+
+import pytest
+import torch
+
+from hwgrpo.algorithms import ADVANTAGES
+from hwgrpo.algorithms.advantages import AdvantageOptions, group_advantages, zero_signal_groups
+from hwgrpo.errors import ConfigError, DataError
+
+
+def one_group(rewards, estimator="grpo", lengths=None, **options):
+    rewards_S = torch.tensor(rewards, dtype=torch.float64)
+    return group_advantages(
+        rewards_S,
+        torch.zeros(len(rewards), dtype=torch.int64),
+        torch.ones(len(rewards), dtype=torch.bool),
+        estimator=estimator,
+        options=AdvantageOptions(**options),
+        lengths_S=None if lengths is None else torch.tensor(lengths),
+    )
+
+
+def assert_close(actual, expected, digits):
+    """Compare with numbers printed with so many decimals; the results are fp32."""
+    expected = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(actual.double(), expected, rtol=1.2e-7, atol=0.5000001 * 10.0**-digits)
+
+
+W, X, Y = [1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [0.1, 0.5, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "expected", "digits"),
+    [
+        (W, {"eps": 1e-6}, [0.8660239, -0.8660239, -0.8660239, 0.8660239], 7),
+        (W, {"eps": 1e-4}, [0.86587543, -0.86587543, -0.86587543, 0.86587543], 8),
+        (W, {"eps": 1e-5}, [0.8660104, -0.8660104, -0.8660104, 0.8660104], 7),
+        (W, {"eps": 1e-9}, [0.8660254, -0.8660254, -0.8660254, 0.8660254], 7),
+        (W, {"std": "none"}, [0.5, -0.5, -0.5, 0.5], 8),
+        (X, {"eps": 1e-6}, [1.499997, -0.499999, -0.499999, -0.499999], 6),
+        (X, {"eps": 1e-4}, [1.49970006, -0.49990002, -0.49990002, -0.49990002], 8),
+        (X, {"eps": 1e-5}, [1.49997, -0.49999, -0.49999, -0.49999], 5),
+        (X, {"eps": 1e-9}, [1.5, -0.5, -0.5, -0.5], 7),
+        (X, {"std": "none"}, [0.75, -0.25, -0.25, -0.25], 8),
+        (Y, {"eps": 1e-6}, [-0.9999975, 0.0, 0.9999975], 7),
+        (Y, {"eps": 1e-4}, [-0.99975006, 0.0, 0.99975006], 8),
+        (Y, {"eps": 1e-5}, [-0.999975, 0.0, 0.999975], 6),
+        (Y, {"eps": 1e-9}, [-1.0, 0.0, 1.0], 7),
+        (Y, {"std": "none"}, [-0.4, 0.0, 0.4], 8),
+    ],
+)
+def test_grpo_gives_the_golden_advantages_of_each_convention(rewards, options, expected, digits):
+    assert_close(one_group(rewards, **options), expected, digits)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "rewards", "lengths", "options", "expected", "digits"),
+    [
+        ("rloo", X, None, {}, [1.0, -1 / 3, -1 / 3, -1 / 3], 8),
+        ("opo", X, [10, 20, 30, 40], {}, [0.9, -0.1, -0.1, -0.1], 8),
+        ("gpg", W, None, {}, [1.0, -1.0, -1.0, 1.0], 8),
+        ("grpo_passk", [1.0, 0.4, 0.0, 0.0], None, {"std": "none"}, [0.6, 0.0, 0.0, 0.0], 8),
+        ("grpo_passk", [1.0, 0.4, 0.0, 0.0], None, {}, [1.2696194, 0.0, 0.0, 0.0], 7),
+    ],
+)
+def test_other_estimators_give_their_golden_advantages(estimator, rewards, lengths, options, expected, digits):
+    assert_close(one_group(rewards, estimator, lengths, **options), expected, digits)
+
+
+def test_population_std_divides_by_n():
+    assert_close(one_group(W, eps=0.0, std_correction=0), [1.0, -1.0, -1.0, 1.0], 8)
+
+
+LENGTHS = torch.tensor([3, 1, 2, 5, 4, 7, 2])
+GROUPS = torch.tensor([4, 9, 4, 4, 9, 4, 9])
+VALID = torch.tensor([True, True, False, True, True, True, True])
+REWARDS = torch.tensor([1.0, 0.25, float("nan"), 0.0, 0.5, 0.2, 2.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("estimator", sorted(ADVANTAGES.names()))
+@pytest.mark.parametrize("std", ["group", "none", "batch"])
+def test_ragged_interleaved_groups_agree_with_the_valid_members_alone(estimator, std):
+    options = AdvantageOptions(std=std)
+    mixed = group_advantages(REWARDS, GROUPS, VALID, estimator=estimator, options=options, lengths_S=LENGTHS)
+    assert mixed[2] == 0
+    keep = VALID.nonzero()[:, 0]
+    order = keep[GROUPS[keep].argsort(stable=True)]
+    everyone = torch.ones(len(order), dtype=torch.bool)
+    alone = group_advantages(
+        REWARDS[order], GROUPS[order], everyone, estimator=estimator, options=options, lengths_S=LENGTHS[order]
+    )
+    assert alone.count_nonzero() >= 2
+    torch.testing.assert_close(mixed[order], alone)
+
+
+def test_batch_std_is_that_of_all_valid_rewards():
+    actual = group_advantages(REWARDS, GROUPS, VALID, options=AdvantageOptions(std="batch", eps=1e-4))
+    std = REWARDS[VALID].std() + 1e-4
+    for group in (4, 9):
+        members = VALID & (group == GROUPS)
+        expected = (REWARDS[members] - REWARDS[members].mean()) / std
+        torch.testing.assert_close(actual[members], expected.float())
+
+
+def test_reinforce_plus_plus_baseline_whitens_over_tokens():
+    everyone = torch.ones(4, dtype=torch.bool)
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.1], dtype=torch.float64)
+    lengths = torch.tensor([3, 1, 2, 4])
+    actual = group_advantages(
+        rewards,
+        torch.tensor([0, 0, 1, 1]),
+        everyone,
+        estimator="reinforce_plus_plus_baseline",
+        lengths_S=lengths,
+    )
+    tokens = torch.tensor([0.5, -0.5, 0.2, -0.2], dtype=torch.float64).repeat_interleave(lengths)
+    white = (tokens - tokens.mean()) * torch.rsqrt(tokens.var() + 1e-8)
+    torch.testing.assert_close(actual, white[[0, 3, 4, 6]].float())
+
+
+def test_batch_statistics_of_reinforce_plus_plus_baseline_include_silent_groups():
+    everyone = torch.ones(4, dtype=torch.bool)
+    actual = group_advantages(
+        torch.tensor([1.0, 0.0, 0.3, 0.3], dtype=torch.float64),
+        torch.tensor([0, 0, 1, 1]),
+        everyone,
+        estimator="reinforce_plus_plus_baseline",
+        lengths_S=torch.tensor([1, 1, 2, 2]),
+    )
+    scale = torch.tensor([0.5, -0.5, 0, 0, 0, 0], dtype=torch.float64).std().item()
+    assert_close(actual, [0.5 / scale, -0.5 / scale, 0.0, 0.0], 6)
+
+
+@pytest.mark.parametrize("estimator", sorted(ADVANTAGES.names()))
+@pytest.mark.parametrize("std", ["group", "none", "batch"])
+@pytest.mark.parametrize(("reward", "n"), [(0.3, 8), (0.1, 3), (0.7, 7), (1e8 + 0.1, 6), (0.0, 4)])
+def test_equal_rewards_give_exactly_zero(estimator, std, reward, n):
+    """The mean of n copies of 0.1 is not 0.1 in floating point; another group keeps the batch statistics alive."""
+    rewards = torch.tensor([reward] * n + [1.0, 0.0, 0.2], dtype=torch.float64)
+    groups = torch.tensor([0] * n + [1] * 3)
+    advantages = group_advantages(
+        rewards,
+        groups,
+        torch.ones(n + 3, dtype=torch.bool),
+        estimator=estimator,
+        options=AdvantageOptions(std=std, eps=0.0),
+        lengths_S=torch.arange(1, n + 4),
+    )
+    assert torch.equal(advantages[:n], torch.zeros(n))
+    assert advantages[n:].count_nonzero() >= 1
+
+
+def test_rewards_that_differ_in_the_last_bit_still_have_a_signal():
+    rewards = torch.tensor([0.3, math.nextafter(0.3, 1)], dtype=torch.float64)
+    assert zero_signal_groups(rewards, torch.zeros(2).long(), torch.ones(2).bool()) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "expected"),
+    [
+        ("grpo", {}, 0.7 / (1 + 1e-6)),
+        ("grpo", {"std": "none"}, 0.7),
+        ("rloo", {}, 0.7),
+        ("opo", {}, 0.7),
+    ],
+)
+def test_a_group_of_one_is_worth_zero_or_its_raw_reward(estimator, options, expected):
+    rewards = torch.tensor([0.7, 1.0, 0.0], dtype=torch.float64)
+    groups = torch.tensor([0, 1, 1])
+    valid = torch.ones(3, dtype=torch.bool)
+    lengths = torch.tensor([2, 3, 4])
+    for singleton, value in (("zero", 0.0), ("raw", expected)):
+        chosen = AdvantageOptions(singleton=singleton, **options)
+        actual = group_advantages(rewards, groups, valid, estimator=estimator, options=chosen, lengths_S=lengths)
+        assert actual[0].item() == pytest.approx(value, rel=1e-7, abs=0)
+        assert actual[1] > 0 > actual[2]
+
+
+def test_a_group_with_one_valid_member_is_a_group_of_one():
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    valid = torch.tensor([True, False])
+    assert group_advantages(rewards, torch.zeros(2).long(), valid).tolist() == [0.0, 0.0]
+    with pytest.raises(DataError, match=r"prompt 5 has one valid sequence.*rollout.n"):
+        group_advantages(rewards, torch.full((2,), 5).long(), valid, options=AdvantageOptions(singleton="error"))
+
+
+def test_a_group_without_valid_members_gets_zeros():
+    rewards = torch.tensor([float("nan"), 0.5, 1.0], dtype=torch.float64)
+    valid = torch.tensor([False, True, True])
+    advantages = group_advantages(rewards, torch.tensor([0, 1, 1]), valid, options=AdvantageOptions(singleton="error"))
+    assert advantages[0] == 0
+    assert advantages[1] < 0 < advantages[2]
+
+
+@pytest.mark.parametrize("estimator", sorted(ADVANTAGES.names()))
+def test_no_sequences_give_no_advantages(estimator):
+    empty = torch.zeros(0, dtype=torch.int64)
+    assert group_advantages(empty.double(), empty, empty.bool(), estimator=estimator, lengths_S=empty).shape == (0,)
+
+
+def test_passk_ties_for_the_best_have_no_lead():
+    assert one_group([1.0, 1.0, 0.5, 0.0], "grpo_passk").tolist() == [0.0] * 4
+
+
+def test_passk_refuses_a_raw_group_of_one():
+    assert one_group([1.0, 0.0], "grpo_passk", std="none", singleton="raw").tolist() == [1.0, 0.0]
+    with pytest.raises(ConfigError, match="second best"):
+        one_group([1.0], "grpo_passk", singleton="raw")
+
+
+def test_zero_signal_groups_counts_groups_of_equal_valid_rewards():
+    rewards = torch.tensor([0.3, 0.3, 1.0, 0.0, 0.5, 0.5, 9.0], dtype=torch.float64)
+    groups = torch.tensor([0, 0, 1, 1, 2, 3, 3])
+    valid = torch.tensor([True, True, True, True, False, True, False])
+    assert zero_signal_groups(rewards, groups, valid) == (2, 3)
+
+
+@pytest.mark.parametrize("estimator", ["opo", "reinforce_plus_plus_baseline"])
+def test_estimators_that_weigh_by_tokens_ask_for_lengths(estimator):
+    with pytest.raises(ConfigError, match=f"{estimator}.*lengths_S"):
+        one_group(X, estimator)
+
+
+def test_half_precision_rewards_are_refused():
+    with pytest.raises(DataError, match=r"torch.bfloat16.*float64"):
+        group_advantages(torch.zeros(2).bfloat16(), torch.zeros(2).long(), torch.ones(2).bool())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_valid_sequence_with_a_non_finite_reward_is_refused(bad):
+    with pytest.raises(DataError, match=f"reward {bad} of sequence 1"):
+        one_group([0.0, bad, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"std": "grupo"}, "std='grupo'.*'group'"),
+        ({"singleton": "zeros"}, "singleton='zeros'.*'zero'"),
+        ({"eps": -1.0}, "eps=-1.0"),
+        ({"eps": float("nan")}, "eps=nan"),
+        ({"std_correction": 2}, "std_correction=2"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        AdvantageOptions(**options)
+
+
+def test_an_unknown_estimator_gets_a_suggestion():
+    with pytest.raises(ConfigError, match=r"advantage estimator='rlo'.*'rloo'"):
+        one_group(X, "rlo")

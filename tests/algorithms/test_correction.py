@@ -1,0 +1,135 @@
+"""Rollout correction: golden weights, sequences, bounds, and the mismatch metrics."""
+
+import math
+
+import pytest
+import torch
+
+from hwgrpo.algorithms import CORRECTIONS
+from hwgrpo.algorithms.correction import CorrectionSpec, correction_weights, mismatch_metrics, mismatch_sums
+from hwgrpo.errors import ConfigError
+
+LOG_RATIO = [0.5, -0.2, 1.2, 0.0]
+BOUNDS = torch.tensor([0, 4])
+
+
+def weights(name, log_ratio=LOG_RATIO, cu_seqlens=BOUNDS, **bounds):
+    weight_N = correction_weights(
+        torch.tensor(log_ratio, dtype=torch.float64), CorrectionSpec(name, **bounds), cu_seqlens
+    )
+    return weight_N.tolist()
+
+
+RATIOS = [1.64872127, 0.81873075, 3.32011692, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds", "expected"),
+    [
+        ("token_truncate", {"high": 2.0}, [1.64872127, 0.81873075, 2.0, 1.0]),
+        ("token_truncate", {"low": 0.9, "high": None}, [1.64872127, 0.9, 3.32011692, 1.0]),
+        ("token_mask", {"low": 0.5, "high": 5.0}, RATIOS),
+        ("token_mask", {"low": 0.9, "high": 2.0}, [1.64872127, 0.0, 0.0, 1.0]),
+        ("sequence_truncate", {"high": 5.0}, [4.48168907] * 4),
+        ("sequence_truncate", {"high": 2.0}, [2.0] * 4),
+        ("sequence_mask", {"high": 5.0}, [4.48168907] * 4),
+        ("sequence_mask", {"high": 3.0}, [0.0] * 4),
+        ("sequence_mask", {"low": 4.5, "high": None}, [0.0] * 4),
+    ],
+)
+def test_corrections_give_their_golden_weights(name, bounds, expected):
+    assert weights(name, **bounds) == pytest.approx(expected, rel=0, abs=5e-9)
+
+
+def test_the_name_none_gives_no_weights():
+    assert correction_weights(torch.zeros(3), CorrectionSpec()) is None
+
+
+def test_sequence_weights_stay_within_their_sequence_and_pass_over_empty_ones():
+    actual = weights(
+        "sequence_truncate", [0.1, 0.2, -0.3, 0.4, -0.1, -0.1], torch.tensor([0, 2, 2, 3, 6, 6]), high=50.0
+    )
+    expected = [math.exp(s) for s in (0.3, 0.3, -0.3, 0.2, 0.2, 0.2)]
+    assert actual == pytest.approx(expected, rel=1e-12)
+
+
+def test_weights_carry_no_gradient_and_do_not_overflow():
+    log_ratio = torch.tensor([5000.0, -5000.0], requires_grad=True)
+    weight_N = correction_weights(log_ratio, CorrectionSpec("token_truncate", low=1e-30, high=1e30))
+    assert not weight_N.requires_grad
+    assert weight_N.tolist() == pytest.approx([math.exp(20), math.exp(-20)], rel=1e-5)
+
+
+def test_scopes_say_which_corrections_need_whole_sequences():
+    assert {name: CORRECTIONS.load(name).scope for name in CORRECTIONS.names()} == {
+        "none": "token",
+        "token_truncate": "token",
+        "token_mask": "token",
+        "sequence_truncate": "sequence",
+        "sequence_mask": "sequence",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "token_trunc"}, "correction='token_trunc'.*'token_truncate'"),
+        ({"name": "token_mask", "low": 2.0, "high": 0.5}, "low=2.0 must be smaller than high=0.5"),
+        ({"name": "token_mask", "low": 0.0}, "low=0.0"),
+        ({"name": "token_truncate", "high": float("nan")}, "high=nan"),
+        ({"name": "token_truncate", "high": None}, "needs a bound"),
+    ],
+)
+def test_wrong_corrections_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        CorrectionSpec(**arguments)
+
+
+OLD = torch.tensor([-1.0, -2.0, -0.5, -0.3, -0.7, -1.1])
+ROLLOUT = torch.tensor([-1.2, -1.9, -0.6, -0.3, -0.9, -1.0])
+CU = torch.tensor([0, 2, 2, 5, 6])
+SEQUENCES = [slice(0, 2), slice(2, 5), slice(5, 6)]
+
+
+def metrics(*args):
+    return mismatch_metrics(mismatch_sums(*args))
+
+
+def test_mismatch_metrics_follow_their_definitions():
+    lr = (OLD.double() - ROLLOUT.double()).tolist()
+    n, s = len(lr), len(SEQUENCES)
+    per_sequence = [lr[at] for at in SEQUENCES]
+    old, rollout = [OLD.double()[at] for at in SEQUENCES], [ROLLOUT.double()[at] for at in SEQUENCES]
+    expected = {
+        "kl": -sum(lr) / n,
+        "k3_kl": sum(math.exp(v) - v - 1 for v in lr) / n,
+        "chi2_token": sum(math.exp(2 * v) for v in lr) / n - 1,
+        "chi2_seq": sum(math.exp(2 * sum(v)) for v in per_sequence) / s - 1,
+        "training_ppl": sum(math.exp(-v.mean()) for v in old) / s,
+        "rollout_ppl": sum(math.exp(-v.mean()) for v in rollout) / s,
+        "ppl_ratio": sum(math.exp(-sum(v) / len(v)) for v in per_sequence) / s,
+        "rollout_is_eff_sample_size": sum(math.exp(v) for v in lr) ** 2 / n / sum(math.exp(2 * v) for v in lr),
+    }
+    assert metrics(OLD, ROLLOUT, CU) == pytest.approx({f"rollout_corr/{k}": v for k, v in expected.items()}, rel=1e-12)
+
+
+def test_mismatch_sums_of_parts_add_up():
+    parts = mismatch_sums(OLD[:2], ROLLOUT[:2], CU[:3]) + mismatch_sums(OLD[2:], ROLLOUT[2:], CU[2:] - 2)
+    torch.testing.assert_close(parts, mismatch_sums(OLD, ROLLOUT, CU), rtol=1e-14, atol=1e-14)
+
+
+def test_equal_policies_have_no_mismatch():
+    values = metrics(OLD, OLD, CU)
+    zeros = [values[f"rollout_corr/{name}"] for name in ("kl", "k3_kl", "chi2_token", "chi2_seq")]
+    assert zeros == [0, 0, 0, 0]
+    assert values["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1, rel=1e-15)
+
+
+@pytest.mark.parametrize(("kept", "expected"), [([2.0, 2.0, 0.0, 0.0, 0.0, 0.0], 1 / 3), ([0.0] * 6, 0.0)])
+def test_effective_sample_size_is_that_of_the_applied_weights(kept, expected):
+    actual = metrics(OLD, ROLLOUT, CU, torch.tensor(kept))["rollout_corr/rollout_is_eff_sample_size"]
+    assert actual == pytest.approx(expected)
+
+
+def test_no_tokens_have_no_mismatch_metrics():
+    assert metrics(torch.zeros(0), torch.zeros(0), torch.tensor([0, 0])) == {}

@@ -1,0 +1,202 @@
+"""The runtime calls of a trainer: for real on the CPU, and routed to the right device module elsewhere."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hwgrpo_backends import registry
+from hwgrpo_backends.backend import BackendError, Verdict
+from hwgrpo_backends.device import Device, Memory
+from hwgrpo_backends.facts import gather_tier0
+from hwgrpo_backends.testing import check_backend
+from hwgrpo_backends.tier1 import gather_tier1
+
+CPU = registry.get("cpu")
+
+
+@pytest.fixture
+def cpu():
+    return Device(CPU, local_rank=3)
+
+
+def test_every_process_shares_the_one_host_processor(cpu):
+    assert cpu.torch_device == torch.device("cpu")
+    assert cpu.comm_backend == "gloo"
+    cpu.set_device()
+    cpu.synchronize()
+    cpu.empty_cache()
+    cpu.reset_peak()
+
+
+def test_the_host_processor_has_no_memory_figures_rather_than_zeros(cpu):
+    assert cpu.memory() == Memory(free=None, total=None, allocated=None, peak=None)
+
+
+def test_fp32_is_the_default_compute_dtype_of_the_cpu(cpu):
+    assert cpu.compute_dtypes[0] is torch.float32
+    assert torch.bfloat16 in cpu.compute_dtypes
+
+
+def test_the_random_state_makes_a_round_trip(cpu):
+    state = cpu.rng_state()
+    assert state.dtype == torch.uint8
+    first = torch.rand(4)
+    assert not torch.equal(torch.rand(4), first)
+    cpu.set_rng_state(state)
+    assert torch.equal(torch.rand(4), first)
+
+
+def test_a_seed_repeats_the_numbers(cpu):
+    cpu.manual_seed(7)
+    first = torch.rand(4)
+    cpu.manual_seed(8)
+    assert not torch.equal(torch.rand(4), first)
+    cpu.manual_seed(7)
+    assert torch.equal(torch.rand(4), first)
+
+
+def test_streams_and_traces_are_contexts(cpu):
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with profile as profiler, cpu.stream(cpu.new_stream()), cpu.trace("the rollout"):
+        torch.ones(2).sum()
+    assert "the rollout" in {event.key for event in profiler.key_averages()}
+
+
+def test_running_out_of_memory_is_recognised_and_other_errors_are_not(cpu):
+    with pytest.raises(RuntimeError) as real:
+        torch.empty(10**15, dtype=torch.uint8)
+    assert cpu.is_oom(real.value)
+    assert cpu.is_oom(torch.OutOfMemoryError("CUDA out of memory"))
+    assert cpu.is_oom(RuntimeError("NPU out of memory. Tried to allocate 2 GiB"))
+    assert cpu.is_oom(RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"))
+    assert cpu.is_oom(MemoryError())
+    assert not cpu.is_oom(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not cpu.is_oom(ValueError("out of memory"))
+    with pytest.raises(cpu.oom_error):
+        raise torch.OutOfMemoryError("full")
+
+
+class FakeModule:
+    """Stands in for torch.<device>: remembers what was called with what."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            self.calls.append((name, *args, *kwargs.values()))
+            answers = {
+                "device_count": 2,
+                "mem_get_info": (10, 40),
+                "memory_allocated": 25,
+                "max_memory_allocated": 30,
+                "get_rng_state": torch.zeros(8, dtype=torch.uint8),
+            }
+            return answers.get(name)
+
+        return call
+
+
+@pytest.fixture
+def out_of_tree(monkeypatch):
+    """A backend on torch's device type for vendors outside its tree, with a module that records calls."""
+    module = FakeModule()
+    monkeypatch.setattr(torch, "get_device_module", lambda device_type: module)
+    backend = dataclasses.replace(
+        CPU, name="chip", device_type="privateuseone", visible_env="CHIP_VISIBLE_DEVICES", comm="chipcl"
+    )
+    return backend, module
+
+
+def test_an_out_of_tree_device_gets_every_call_with_its_own_index(out_of_tree):
+    backend, module = out_of_tree
+    device = Device(backend, local_rank=1)
+    here = torch.device("privateuseone", 1)
+    assert device.torch_device == here
+    assert device.comm_backend == "chipcl"
+    device.set_device()
+    device.synchronize()
+    device.empty_cache()
+    device.reset_peak()
+    assert device.memory() == Memory(free=10, total=40, allocated=25, peak=30)
+    state = device.rng_state()
+    device.set_rng_state(state)
+    stream = device.new_stream()
+    device.stream(stream)
+    calls = {name: args for name, *args in module.calls}
+    for name in ("set_device", "synchronize", "reset_peak_memory_stats", "mem_get_info", "get_rng_state", "Stream"):
+        assert calls[name] == [here], name
+    assert calls["set_rng_state"] == [state, here]
+    assert calls["empty_cache"] == []
+
+
+def test_a_rank_without_a_device_is_refused_with_the_variable_to_check(out_of_tree):
+    backend, _ = out_of_tree
+    with pytest.raises(BackendError, match=r"local rank 2 .*sees 2\..*CHIP_VISIBLE_DEVICES"):
+        Device(backend, local_rank=2)
+
+
+def test_a_missing_plug_in_module_is_not_passed_over(out_of_tree):
+    backend, _ = out_of_tree
+    with pytest.raises(ModuleNotFoundError, match="no_such_plugin"):
+        Device(dataclasses.replace(backend, plugin="no_such_plugin"))
+
+
+@pytest.mark.parametrize(("capability", "default"), [((7, 0), torch.float16), ((8, 0), torch.bfloat16)])
+def test_a_v100_is_not_given_bf16(monkeypatch, capability, default):
+    cuda = registry.get("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    assert cuda.compute_dtypes(0)[0] is default
+    assert (torch.bfloat16 in cuda.compute_dtypes(0)) == (capability >= (8, 0))
+    assert cuda.arch(0) == f"sm_{capability[0]}{capability[1]}"
+
+
+@pytest.mark.parametrize(("chip", "bf16"), [("Ascend910B1", True), ("Ascend310P3", False)])
+def test_an_npu_is_asked_whether_it_has_bf16(monkeypatch, chip, bf16):
+    npu = registry.get("npu")
+    module = SimpleNamespace(is_bf16_supported=lambda: bf16, get_device_name=lambda index: chip)
+    monkeypatch.setattr(torch, "get_device_module", lambda device_type: module)
+    assert (npu.compute_dtypes(0)[0] is torch.bfloat16) == bf16
+    assert (torch.bfloat16 in npu.compute_dtypes(0)) == bf16
+    assert npu.arch(0) == chip.lower()
+
+
+def test_an_amd_gpu_is_named_by_its_target_without_its_feature_flags(monkeypatch):
+    rocm = registry.get("rocm")
+    properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert rocm.arch(0) == "gfx942"
+    assert rocm.compute_dtypes(0)[0] is torch.bfloat16
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return gather_tier1(gather_tier0())
+
+
+@pytest.mark.parametrize("name", registry.BUILTIN)
+def test_every_built_in_backend_conforms(name, facts):
+    report = check_backend(registry.get(name), facts)
+    assert report[:2] == ["data", "probe"]
+    assert report[2].startswith("device:")
+    if name == "cpu":
+        assert "not checked" not in report[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"name": "My Chip"}, "lower-case"),
+        ({"kernels": ("triton",)}, "must end with 'torch'"),
+        ({"probe": lambda facts: "yes"}, "returned a str"),
+        ({"probe": lambda facts: Verdict(state="ok", reason="always", devices=1)}, "nothing installed"),
+        ({"probe": lambda facts: Verdict(state="unusable", reason="")}, "no reason"),
+        ({"probe": lambda facts: Verdict(state="unusable", reason="x", devices=2)}, "with 2 devices"),
+        ({"compute_dtypes": lambda index: (torch.bfloat16,)}, "must include float32"),
+        ({"arch": lambda index: ""}, "arch is empty"),
+    ],
+)
+def test_the_conformance_suite_refuses(change, complaint, facts):
+    with pytest.raises(AssertionError, match=complaint):
+        check_backend(dataclasses.replace(CPU, **change), facts)

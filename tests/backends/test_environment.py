@@ -1,0 +1,64 @@
+"""Environment profiles: the user's own values win, and training and rollout keep apart."""
+
+import pytest
+from hwgrpo_backends import environment, registry
+
+BACKENDS = [registry.get(name) for name in registry.BUILTIN]
+NPU = registry.get("npu")
+
+
+@pytest.mark.parametrize("purpose", ["train", "rollout"])
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_every_variable_says_why(backend, purpose):
+    for name, variable in backend.environment(purpose).items():
+        assert name.isupper()
+        assert len(variable.why) > 20
+
+
+def test_a_profile_is_put_in_force_with_the_decision_for_child_processes():
+    environ = {}
+    environment.apply(NPU, "train", environ)
+    assert environ["TASK_QUEUE_ENABLE"] == "2"
+    assert environ["HWGRPO_BACKEND_SELECTED"] == "npu"
+
+
+def test_the_users_own_value_is_kept_and_said_to_be():
+    environ = {"TASK_QUEUE_ENABLE": "0", "HCCL_EXEC_TIMEOUT": ""}
+    settings = {setting.name: setting for setting in environment.apply(NPU, "train", environ)}
+    assert environ["TASK_QUEUE_ENABLE"] == "0"
+    assert environ["HCCL_EXEC_TIMEOUT"] == ""
+    assert settings["TASK_QUEUE_ENABLE"].kept
+    assert settings["TASK_QUEUE_ENABLE"].value == "0"
+    assert not settings["HCCL_CONNECT_TIMEOUT"].kept
+
+
+def test_showing_a_profile_changes_nothing():
+    environ = {"HOME": "/root"}
+    assert {setting.name for setting in environment.profile(NPU, "rollout", environ)} == set(NPU.env_rollout)
+    assert environ == {"HOME": "/root"}
+
+
+def test_a_rollout_process_started_by_the_trainer_gets_the_rollout_values():
+    environ = {}
+    environment.apply(NPU, "train", environ)
+    environment.apply(NPU, "rollout", environ)
+    assert environ["TASK_QUEUE_ENABLE"] == "1"
+    assert environ["PYTORCH_NPU_ALLOC_CONF"] == ""
+    assert environ["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    assert "CPU_AFFINITY_CONF" not in environ
+
+
+def test_a_rollout_process_keeps_what_the_user_set_before_training():
+    environ = {"TASK_QUEUE_ENABLE": "0", "CPU_AFFINITY_CONF": "2"}
+    environment.apply(NPU, "train", environ)
+    environment.apply(NPU, "rollout", environ)
+    assert environ["TASK_QUEUE_ENABLE"] == "0"
+    assert environ["CPU_AFFINITY_CONF"] == "2"
+
+
+def test_applying_twice_is_applying_once():
+    environ = {"TASK_QUEUE_ENABLE": "0"}
+    environment.apply(NPU, "train", environ)
+    once = dict(environ)
+    environment.apply(NPU, "train", environ)
+    assert environ == once

@@ -1,0 +1,116 @@
+"""Backends of other distributions: found without loading, shown when broken, never in the way of the others."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hwgrpo_backends import registry
+from hwgrpo_backends.backend import BackendError
+
+GOOD = """
+import dataclasses
+from hwgrpo_backends import cpu
+BACKEND = dataclasses.replace(cpu.BACKEND, name="{name}")
+"""
+
+
+def offer(folder, distribution, name, module_text, *, value=None):
+    """Install a distribution that offers backend `name` from a module of its own."""
+    module = f"{distribution.replace('-', '_')}_plugin"
+    info = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[hwgrpo.backends]\n{name} = {value or module + ':BACKEND'}\n")
+    (folder / f"{module}.py").write_text(module_text)
+
+
+def test_the_built_in_backends_are_there_and_keep_their_names():
+    assert registry.BUILTIN == ("cpu", "cuda", "npu", "rocm")
+    for name in registry.BUILTIN:
+        assert registry.get(name).name == name
+
+
+def test_a_plug_in_is_listed_and_loaded(tmp_path, monkeypatch):
+    offer(tmp_path, "chip-one", "chip1", GOOD.format(name="chip1"))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.names() == ("chip1", "cpu", "cuda", "npu", "rocm")
+    assert registry.get("chip1").name == "chip1"
+
+
+def test_listing_names_loads_no_plug_in(tmp_path, monkeypatch):
+    offer(tmp_path, "chip-two", "chip2", "raise SystemExit('loaded')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "chip2" in registry.names()
+    assert "chip_two_plugin" not in sys.modules
+
+
+def test_a_plug_in_that_fails_is_a_logged_problem_and_an_error_only_when_asked_for(tmp_path, monkeypatch, caplog):
+    offer(tmp_path, "chip-three", "chip3", "raise ImportError('libchip.so')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        loaded = registry.load_all()
+    assert set(loaded.backends) == set(registry.BUILTIN)
+    assert "libchip.so" in loaded.problems["chip3"]
+    assert "chip-three" in loaded.problems["chip3"]
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.exc_info
+    with pytest.raises(BackendError, match=r"chip3.*libchip\.so"):
+        registry.get("chip3")
+
+
+@pytest.mark.parametrize(
+    ("distribution", "text", "reason"),
+    [("chip-four", "BACKEND = 7", "is a int"), ("chip-five", GOOD.format(name="other"), "a Backend named 'other'")],
+)
+def test_a_plug_in_that_is_not_the_backend_it_says_is_a_problem(tmp_path, monkeypatch, distribution, text, reason):
+    offer(tmp_path, distribution, "chip", text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert reason in registry.load_all().problems["chip"]
+
+
+def test_two_plug_ins_of_one_name_are_an_error_naming_both(tmp_path, monkeypatch):
+    offer(tmp_path, "chip-six", "chip", GOOD.format(name="chip"))
+    offer(tmp_path, "chip-seven", "chip", GOOD.format(name="chip"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BackendError, match=r"chip-six.*chip-seven|chip-seven.*chip-six"):
+        registry.names()
+
+
+def test_a_plug_in_may_not_take_a_built_in_name(tmp_path, monkeypatch):
+    offer(tmp_path, "chip-eight", "cuda", GOOD.format(name="cuda"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BackendError, match=r"chip-eight.*'cuda', which is built in"):
+        registry.load_all()
+
+
+def test_a_name_that_nobody_offers_is_an_error_listing_the_names():
+    with pytest.raises(BackendError, match="cpu, cuda, npu, rocm"):
+        registry.get("abacus")
+
+
+def test_importing_the_package_and_every_torch_free_module_imports_no_torch():
+    code = (
+        "import sys, hwgrpo_backends, hwgrpo_backends.environment, hwgrpo_backends.testing, hwgrpo.cli.detect\n"
+        "hwgrpo_backends.load_all(); hwgrpo_backends.gather_tier0()\n"
+        "heavy = {'torch', 'numpy', 'triton', 'transformers', 'hwgrpo_kernels'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environ_with_source())
+
+
+def test_the_package_imports_nothing_of_the_other_two():
+    code = (
+        "import sys, hwgrpo_backends.environment, hwgrpo_backends.testing\n"
+        "others = [m for m in sys.modules if m.split('.')[0] in ('hwgrpo', 'hwgrpo_kernels')]\n"
+        "assert not others, others"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environ_with_source())
+
+
+def environ_with_source():
+    root = Path(__file__).parents[2]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(root / part) for part in (".", "backends", "kernels"))}

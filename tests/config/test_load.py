@@ -1,0 +1,142 @@
+"""Loading, overriding and refusing settings."""
+
+from pathlib import Path
+
+import pytest
+
+from hwgrpo.config import load_config
+from hwgrpo.config.document import entries
+from hwgrpo.config.load import find_recipe, to_yaml
+from hwgrpo.config.validate import check_world_size
+from hwgrpo.errors import ConfigError
+
+BASE = ("model.path=builtin://tiny", "data.train=task://sort", "reward.functions=[exact_match]")
+
+
+def load(*overrides: str):
+    return load_config(None, (*BASE, *overrides))
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load(*overrides)
+    return str(error.value)
+
+
+def test_overrides_win_over_the_recipe_and_the_recipe_over_defaults(tmp_path: Path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "model: {path: m}\ndata: {train: 'task://sort'}\nreward: {functions: [exact_match]}\nrollout: {n: 4, top_k: 5}\n"
+    )
+    config = load_config(recipe, ["rollout.n=16"])
+    assert (config.rollout.n, config.rollout.top_k, config.rollout.top_p) == (16, 5, 1.0)
+
+
+def test_the_printed_configuration_loads_back_to_itself(tmp_path: Path):
+    config = load("optim.lr=3e-4", "rollout.stop=['###']", "reward.functions=[{name: exact_match, weight: 0.5}, length]")
+    recipe = tmp_path / "resolved.yaml"
+    recipe.write_text(to_yaml(config))
+    assert load_config(recipe) == config
+
+
+def test_a_reward_may_be_just_a_name_and_its_fields_can_be_overridden_by_index():
+    config = load("reward.functions.0.weight=2.5")
+    assert (config.reward.functions[0].name, config.reward.functions[0].weight) == ("exact_match", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("rollout.temprature=1", ["rollout.temprature", "Did you mean rollout.temperature?"]),
+        ("rolout.n=4", ["unknown key rolout", "Did you mean rollout?"]),
+        ("trainer.lr=1e-5", ["unknown key trainer.lr", "Did you mean optim.lr?"]),
+        ("algorithm.kl.coeff=1", ["Did you mean algorithm.kl.coef?"]),
+        ("reward.functions.0.wieght=1", ["Did you mean reward.functions.0.weight?"]),
+        ("rollout.n=many", ["rollout.n='many'", "must be int"]),
+        ("data.shuffle=perhaps", ["data.shuffle='perhaps'", "must be bool"]),
+        ("rollout.n=0", ["rollout.n=0", "at least 1"]),
+        ("rollout.top_p=1.5", ["rollout.top_p=1.5", "0 < x <= 1"]),
+        ("optim.lr=0", ["optim.lr=0.0", "above 0"]),
+        ("optim.lr=.nan", ["optim.lr=nan", "above 0"]),
+        ("optim.betas=[0.9]", ["optim.betas", "two numbers"]),
+        ("algorithm.loss.name=ppo_clp", ["algorithm.loss.name='ppo_clp'", "Did you mean 'ppo_clip'?"]),
+        ("algorithm.kl.estimator=k4", ["k3"]),
+        ("backend.name=cdua", ["backend.name='cdua'", "Did you mean 'cuda'?"]),  # hw: the word under test
+        ("observe.loggers=[jsonl,tensorbord]", ["Did you mean 'tensorboard'?"]),
+        ("reward.functions=[exact_mach]", ["Did you mean 'exact_match'?"]),
+        ("reward.functions=[]", ["reward.functions is empty"]),
+        ("reward.functions=exact_match", ["reward.functions", "must be a list"]),
+        ("rollout=5", ["rollout", "mapping"]),
+        ("reward.functions=[nowhere.py:score]", ["reward.functions.0.name", "no file nowhere.py"]),
+        ("data.train=missing.jsonl", ["data.train='missing.jsonl'", "no such file"]),
+        ("data.train=task://sortt", ["sort"]),
+        ("justaword", ["section.key=value"]),
+        ("rollout.n=[", ["rollout.n", "YAML"]),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_key_value_and_remedy(word: str, parts: list[str]):
+    message = refusal(word)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["rollout.n=1"], ["rollout.n=1", "no baseline", "rollout.n=2"]),
+        (["trainer.prompts_per_step=32", "trainer.prompts_per_update=12"], ["prompts_per_update=12", "does not divide"]),
+        (
+            ["trainer.tokens_per_micro_batch=100", "data.max_prompt_tokens=64", "rollout.max_response_tokens=64"],
+            ["tokens_per_micro_batch=100", "at least 128"],
+        ),
+        (["model.lora.adapter=somewhere"], ["model.lora.rank=0"]),
+        (["observe.loggers=[tensorboard]", "trainer.save_every=5"], ["jsonl"]),
+        (["algorithm.correction.low=3", "algorithm.correction.high=2"], ["correction.low=3.0", "below"]),
+        (["algorithm.aggregation.norm_length=5"], ["norm_length=5", "no effect"]),
+        (["reward.functions.0.weight=0"], ["weight is 0"]),
+    ],
+)
+def test_contradicting_settings_are_refused(words: list[str], parts: list[str]):
+    message = refusal(*words)
+    for part in parts:
+        assert part in message
+
+
+def test_a_group_of_one_is_legal_when_the_raw_reward_is_asked_for():
+    assert load("rollout.n=1", "algorithm.advantage.singleton=raw").rollout.n == 1
+
+
+def test_a_required_setting_that_is_missing_is_named():
+    with pytest.raises(ConfigError, match=r"model\.path is required"):
+        load_config(None, ["data.train=task://sort", "reward.functions=[exact_match]"])
+
+
+def test_broken_yaml_names_the_file_and_the_line(tmp_path: Path):
+    recipe = tmp_path / "broken.yaml"
+    recipe.write_text("model: {path: [\n")
+    with pytest.raises(ConfigError, match=r"broken\.yaml.*line"):
+        load_config(recipe)
+
+
+def test_an_unknown_recipe_lists_those_that_ship():
+    with pytest.raises(ConfigError, match="tiny_sort"):
+        find_recipe("configs/tiny_srot.yaml")
+
+
+def test_every_setting_is_documented():
+    assert [e.key for e in entries() if len(e.doc) < 10] == []
+
+
+def test_every_shipped_recipe_loads():
+    recipes = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+    assert recipes
+    for recipe in recipes:
+        load_config(recipe)
+
+
+def test_batches_must_be_shared_out_among_the_ranks_and_single_means_one_rank():
+    check_world_size(load("trainer.prompts_per_step=32"), 4)
+    with pytest.raises(ConfigError, match="multiple of 3"):
+        check_world_size(load("trainer.prompts_per_step=32"), 3)
+    with pytest.raises(ConfigError, match="strategy=ddp"):
+        check_world_size(load("trainer.strategy=single"), 2)

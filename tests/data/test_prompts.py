@@ -1,0 +1,242 @@
+import pyarrow
+import pyarrow.parquet
+import pytest
+from omegaconf import OmegaConf
+
+from hwgrpo.data.prompts import build_dataset
+from hwgrpo.errors import ConfigError, DataError
+
+VERL_ROWS = [
+    {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"What is {i} + 1?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(i + 1)},
+        "extra_info": {"split": "train", "index": i},
+    }
+    for i in range(3)
+]
+
+
+def decode(tokenizer, prompt):
+    return tokenizer.decode(list(prompt.token_ids))
+
+
+def test_verls_columns_become_a_templated_prompt_with_truth_source_and_every_column(tmp_path, data_config, tokenizer):
+    path = tmp_path / "verl.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(VERL_ROWS), path)
+    dataset = build_dataset(data_config(path), tokenizer, "train")
+    assert len(dataset) == 3
+    prompt = dataset.prompt(1, epoch=2)
+    assert prompt.uid == "2:1"
+    assert prompt.text == "<user>What is 1 + 1?\n<assistant>"
+    assert decode(tokenizer, prompt) == prompt.text
+    assert prompt.ground_truth == "2"
+    assert prompt.source == "openai/gsm8k"
+    assert prompt.columns == VERL_ROWS[1]
+    assert prompt.messages == ({"role": "user", "content": "What is 1 + 1?"},)
+
+
+def test_trls_columns_become_a_plain_prompt_with_the_tokenizers_special_tokens(jsonl, data_config, tokenizer):
+    rows = [{"prompt": "2+2=", "solution": "4", "level": 3}]
+    prompt = build_dataset(data_config(jsonl(rows)), tokenizer, "train").prompt(0, 0)
+    assert prompt.text == "2+2="
+    assert decode(tokenizer, prompt) == "^2+2="
+    assert (prompt.ground_truth, prompt.source, prompt.messages) == ("4", "data.jsonl", None)
+    assert prompt.columns == rows[0]
+
+
+def test_plain_and_chat_rows_of_one_file_keep_their_order(jsonl, data_config, tokenizer):
+    rows = [{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}, {"prompt": "c"}]
+    dataset = build_dataset(data_config(jsonl(rows)), tokenizer, "train")
+    assert [decode(tokenizer, dataset.prompt(row, 0)) for row in range(3)] == ["^a", "<user>b\n<assistant>", "^c"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "row", "text"),
+    [
+        ({"chat": "always"}, "hi", "<user>hi\n<assistant>"),
+        ({"chat": "always", "system_prompt": "be"}, "hi", "<system>be\n<user>hi\n<assistant>"),
+        ({"system_prompt": "be"}, [{"role": "user", "content": "hi"}], "<system>be\n<user>hi\n<assistant>"),
+        (
+            {"system_prompt": "be"},
+            [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}],
+            "<system>own\n<user>hi\n<assistant>",
+        ),
+        ({"chat": "never"}, [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}], "own\nhi"),
+        ({"chat_template_kwargs": {"mood": "sad"}}, [{"role": "user", "content": "hi"}], "sad;<user>hi\n<assistant>"),
+        (
+            {"chat_template_kwargs": OmegaConf.create({"mood": "sad"})},
+            [{"role": "user", "content": "hi"}],
+            "sad;<user>hi\n<assistant>",
+        ),
+        (
+            {},
+            [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so"}],
+            "<user>hi\n<assistant>so",
+        ),
+    ],
+)
+def test_chat_settings_decide_what_the_model_sees(settings, row, text, jsonl, data_config, tokenizer):
+    dataset = build_dataset(data_config(jsonl([{"prompt": row}]), **settings), tokenizer, "train")
+    assert dataset.prompt(0, 0).text == text
+
+
+def test_message_fields_that_are_null_in_a_table_are_absent_for_the_template(tmp_path, data_config, tokenizer):
+    path = tmp_path / "names.parquet"
+    rows = [
+        {"prompt": [{"role": "user", "content": "a", "name": "Al"}]},
+        {"prompt": [{"role": "user", "content": "b", "name": None}]},
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    dataset = build_dataset(data_config(path), tokenizer, "train")
+    assert dataset.prompt(0, 0).text == "<user>(Al)a\n<assistant>"
+    assert dataset.prompt(1, 0).text == "<user>b\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("row", "key", "expected"),
+    [
+        ({"reward_model": {"ground_truth": 1}, "answer": 2}, None, 1),
+        ({"target": 5, "solution": 4, "answer": 3, "ground_truth": 2}, None, 2),
+        ({"target": 5, "solution": 4, "answer": 3}, None, 3),
+        ({"target": 5, "solution": 4}, None, 4),
+        ({"target": 5}, None, 5),
+        ({"target": 5, "answer": None}, None, 5),
+        ({"reward_model": "no object", "answer": 3}, None, 3),
+        ({"other": 1}, None, None),
+        ({"a": {"b": {"c": 7}}}, "a.b.c", 7),
+        ({"a.b": 8, "a": {"b": 9}}, "a.b", 8),
+        ({"label": 0, "answer": 1}, "label", 0),
+    ],
+)
+def test_the_ground_truth_is_looked_up_as_documented(row, key, expected, jsonl, data_config, tokenizer):
+    config = data_config(jsonl([{"prompt": "x", **row}]), ground_truth_key=key)
+    assert build_dataset(config, tokenizer, "train").prompt(0, 0).ground_truth == expected
+
+
+LENGTHS = [{"prompt": "abc"}, {"prompt": "abcdefgh"}, {"prompt": "ab"}]  # 4, 9 and 3 tokens with ^
+
+
+@pytest.mark.parametrize(
+    ("policy", "texts", "tokens", "filtered", "truncated"),
+    [
+        ("filter", ["abc", "ab"], ["^abc", "^ab"], 1, 0),
+        ("truncate_left", ["abc", "efgh", "ab"], ["^abc", "efgh", "^ab"], 0, 1),
+        ("truncate_right", ["abc", "^abc", "ab"], ["^abc", "^abc", "^ab"], 0, 1),
+    ],
+)
+def test_overlong_prompts_are_filtered_or_cut_and_counted(
+    policy, texts, tokens, filtered, truncated, jsonl, data_config, tokenizer
+):
+    dataset = build_dataset(data_config(jsonl(LENGTHS), max_prompt_tokens=4, overlong=policy), tokenizer, "train")
+    prompts = [dataset.prompt(row, 0) for row in range(len(dataset))]
+    assert [prompt.text for prompt in prompts] == texts
+    assert [decode(tokenizer, prompt) for prompt in prompts] == tokens
+    assert (dataset.filtered, dataset.truncated, dataset.longest) == (filtered, truncated, 4)
+    assert prompts[-1].columns == {"prompt": "ab"}
+
+
+def test_an_overlong_prompt_can_be_an_error_that_names_row_and_lengths(jsonl, data_config, tokenizer):
+    config = data_config(jsonl(LENGTHS), max_prompt_tokens=4, overlong="error")
+    with pytest.raises(DataError, match=r"data.jsonl, line 2: the prompt has 9 tokens, data.max_prompt_tokens=4"):
+        build_dataset(config, tokenizer, "train")
+
+
+def test_a_dataset_of_which_nothing_is_left_is_an_error_with_the_count(jsonl, data_config, tokenizer):
+    with pytest.raises(DataError, match=r"all 3 prompts are longer than data.max_prompt_tokens=2"):
+        build_dataset(data_config(jsonl(LENGTHS), max_prompt_tokens=2), tokenizer, "train")
+
+
+def test_only_the_first_rows_are_used_where_a_limit_says_so(jsonl, data_config, tokenizer):
+    path = jsonl([{"prompt": f"p{i}"} for i in range(5)])
+    config = data_config(path, validation=str(path), max_rows=3, validation_max_rows=2)
+    assert [build_dataset(config, tokenizer, which).texts for which in ("train", "validation")] == [
+        ["p0", "p1", "p2"],
+        ["p0", "p1"],
+    ]
+
+
+def test_prompts_beyond_one_tokenizer_batch_keep_their_rows(jsonl, data_config, tokenizer, monkeypatch):
+    monkeypatch.setattr("hwgrpo.data.prompts.TOKENIZE_BATCH", 2)
+    dataset = build_dataset(data_config(jsonl([{"prompt": f"p{i}"} for i in range(5)])), tokenizer, "train")
+    assert [decode(tokenizer, dataset.prompt(row, 0)) for row in range(5)] == [f"^p{i}" for i in range(5)]
+    assert [dataset.prompt(row, 0).columns["prompt"] for row in range(5)] == [f"p{i}" for i in range(5)]
+
+
+def test_a_task_brings_its_own_validation_split(data_config, tokenizer):
+    config = data_config("task://sort", max_rows=100, validation_max_rows=50)
+    train, validation = (build_dataset(config, tokenizer, which) for which in ("train", "validation"))
+    assert (len(train), len(validation)) == (100, 50)
+    assert not set(train.texts) & set(validation.texts)
+
+
+def test_without_a_validation_setting_a_file_has_no_validation(jsonl, data_config, tokenizer):
+    assert build_dataset(data_config(jsonl(LENGTHS)), tokenizer, "validation") is None
+
+
+def test_validation_reads_its_own_setting_and_split(jsonl, data_config, tokenizer):
+    jsonl([{"prompt": "no"}], "folder/train.jsonl")
+    folder = jsonl([{"prompt": "yes"}], "folder/test.jsonl").parent
+    config = data_config("task://sort", validation=str(folder))
+    assert build_dataset(config, tokenizer, "validation").texts == ["yes"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "words"),
+    [
+        (
+            [{"promt": "x", "answer": "1"}],
+            {},
+            ["no column 'prompt'", "data.prompt_key", "promt, answer", "Did you mean 'promt'?"],
+        ),
+        ([{"prompt": "x"}, {"answer": "1"}], {}, ["data.jsonl, line 2", "no column 'prompt'", "answer"]),
+        ([{"prompt": "x"}, {"prompt": " \n"}], {}, ["data.jsonl, line 2", "empty"]),
+        ([{"prompt": "x"}, {"prompt": None}], {}, ["data.jsonl, line 2", "empty (null)"]),
+        ([{"prompt": "x"}, {"prompt": []}], {}, ["data.jsonl, line 2", "empty conversation"]),
+        ([{"prompt": [{"role": "user", "content": " "}]}], {}, ["line 1", "message 0 is empty"]),
+        ([{"prompt": [{"role": "system", "content": ""}]}], {}, ["line 1", "only empty messages"]),
+        ([{"prompt": 7}], {}, ["line 1", "of type int", "text or a list of chat messages"]),
+        ([{"prompt": ["hi"]}], {}, ["line 1", "message 0 is not a chat message", '"role"']),
+        ([{"prompt": [{"role": "user"}]}], {}, ["line 1", "message 0", "'content' is NoneType"]),
+        ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], {}, ["line 1", "'image'", "only 'text'"]),
+        ([{"prompt": [{"role": "tool", "content": "x"}]}], {}, ["line 1", "template refuses", "no tools here"]),
+        (
+            [{"prompt": "x", "answer": 1}],
+            {"ground_truth_key": "anwser"},
+            ["line 1", "'anwser'", "Did you mean 'answer'?"],
+        ),
+        ([{"prompt": "x", "y": 1}, {"prompt": "x"}], {"ground_truth_key": "y"}, ["line 2", "no column 'y'"]),
+    ],
+)
+def test_a_malformed_row_is_refused_with_file_line_and_remedy(rows, settings, words, jsonl, data_config, tokenizer):
+    with pytest.raises(DataError) as caught:
+        build_dataset(data_config(jsonl(rows), **settings), tokenizer, "train")
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_an_empty_prompt_in_a_parquet_is_told_with_its_row(tmp_path, data_config, tokenizer):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b", ""]}), path)
+    with pytest.raises(DataError, match=r"rows\.parquet, row 2: column 'prompt' is empty"):
+        build_dataset(data_config(path), tokenizer, "train")
+
+
+def test_a_conversation_needs_a_chat_template(jsonl, data_config, tokenizer_without_template):
+    path = jsonl([{"prompt": [{"role": "user", "content": "hi"}]}])
+    with pytest.raises(ConfigError, match=r"line 1.*no chat template; set model.chat_template.*data.chat=never"):
+        build_dataset(data_config(path), tokenizer_without_template, "train")
+    assert build_dataset(data_config(path, chat="never"), tokenizer_without_template, "train").texts == ["hi"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"system_prompt": "be"}, "data.system_prompt is set, but .*line 1 is plain text.*data.chat=always"),
+        ({"overlong": "fliter"}, "data.overlong='fliter'.*Did you mean 'filter'"),
+        ({"chat": "always", "chat_template_kwargs": {"tokenize": True}}, "data.chat_template_kwargs: tokenize"),
+    ],
+)
+def test_settings_that_contradict_the_data_are_refused(settings, words, jsonl, data_config, tokenizer):
+    with pytest.raises(ConfigError, match=words):
+        build_dataset(data_config(jsonl([{"prompt": "x"}]), **settings), tokenizer, "train")

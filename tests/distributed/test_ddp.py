@@ -1,0 +1,56 @@
+"""Two processes over gloo give what one gives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ddp_worker import run_update
+from safetensors.torch import load_file
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.strategies.ddp import Ddp
+from hwgrpo.training.strategies.single import Single
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def torchrun(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), str(ROOT / "kernels"), str(ROOT / "tests/support")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("middle", "words"),
+    [
+        (2, []),
+        (1, ["trainer.tokens_per_micro_batch=32", "algorithm.aggregation.name=seq-mean-token-mean"]),
+        (4, []),
+    ],
+    ids=["even shares", "ragged shares, unequal micro-batch counts", "one rank has nothing"],
+)
+def test_two_ranks_have_the_gradient_loss_and_metrics_of_one(tmp_path: Path, middle: int, words: list[str]):
+    out = tmp_path / "two.safetensors"
+    done = torchrun(2, str(ROOT / "tests/support/ddp_worker.py"), str(out), str(middle), *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    two = load_file(out)
+    one = run_update(Single(torch.device("cpu"), "gloo"), words, [0, 4])
+    assert two.keys() == one.keys()
+    for name, expected in one.items():
+        error = (two[name].double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12)
+        assert error < 1e-5, f"{name}: {error:.2e}"
+
+
+def test_ddp_outside_torchrun_says_how_to_start_it():
+    with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
+        Ddp(torch.device("cpu"), "gloo")

@@ -1,0 +1,94 @@
+"""What linear_token_loss, linear_logprob and token_logprob refuse, and how they say it."""
+
+import pytest
+import torch
+from hwgrpo_kernels import linear_logprob, linear_token_loss, token_logprob
+
+from tests.kernels.token_loss_cases import ppo, problem
+
+
+def call(change, loss_fn=ppo):
+    p = problem(n=12, h=6, v=20)
+    arguments = {
+        "hidden_NH": p.hidden,
+        "weight_VH": p.weight,
+        "targets_N": p.targets,
+        "loss_fn": loss_fn,
+        "rows": p.rows,
+    }
+    return linear_token_loss(**{**arguments, **change(p)})
+
+
+BAD = [
+    (lambda p: {"hidden_NH": p.hidden[None]}, r"hidden must be floating \[N,H\].*flatten"),
+    (lambda p: {"weight_VH": p.weight[:, :5]}, "H=5, but hidden has H=6"),
+    (lambda p: {"weight_VH": p.weight[0]}, r"weight must be floating \[V,H\]"),
+    (lambda p: {"weight_VH": p.weight.to("meta")}, "weight is on meta, but hidden on cpu"),
+    (lambda p: {"bias": torch.zeros(19)}, r"bias must be floating \[V\]=\[20\]"),
+    (lambda p: {"targets_N": p.targets[:-1]}, r"targets must be int64 \[N\]=\[12\]"),
+    (lambda p: {"targets_N": p.targets.float()}, "targets must be int64"),
+    (lambda p: {"targets_N": p.targets.clone().fill_(20)}, r"targets holds 20, outside \[0, 20\)"),
+    (lambda p: {"targets_N": p.targets.clone().fill_(-100)}, "targets holds -100.*mask their rows"),
+    (lambda p: {"temperature": 0.0}, "temperature=0.0 must be positive"),
+    (lambda p: {"temperature": -1.0}, "temperature=-1.0 must be positive"),
+    (lambda p: {"temperature": float("nan")}, "temperature=nan must be positive"),
+    (lambda p: {"temperature": torch.ones(11)}, r"temperature must be a number or floating \[N\]=\[12\]"),
+    (lambda p: {"temperature": torch.zeros(12)}, "temperature has entries that are not positive"),
+    (lambda p: {"temperature": torch.ones(12, requires_grad=True)}, "temperature requires grad"),
+    (lambda p: {"softcap": 0.0}, "softcap=0.0 must be positive"),
+    (lambda p: {"logit_scale": -2.0}, "logit_scale=-2.0 must be positive"),
+    (lambda p: {"chunk_rows": 0}, "chunk_rows=0 must be a positive integer"),
+    (lambda p: {"logits_dtype": torch.bfloat16}, "logits_dtype=torch.bfloat16 does not fit"),
+    (lambda p: {"scope": "row"}, "scope='row' is not known; choose one of: token, sequence, batch"),
+    (lambda p: {"scope": "sequence"}, "needs cu_seqlens"),
+    (lambda p: {"scope": "sequence", "cu_seqlens": torch.tensor([0, 5, 11])}, "rise from 0 to N=12"),
+    (lambda p: {"scope": "sequence", "cu_seqlens": torch.tensor([0, 8, 5, 12])}, "rise from 0 to N=12"),
+    (lambda p: {"scope": "sequence", "cu_seqlens": torch.tensor([0.0, 12.0])}, "cu_seqlens must be integer"),
+    (lambda p: {"row_mask": torch.ones(12)}, r"row_mask must be bool \[N\]=\[12\]"),
+    (lambda p: {"row_mask": torch.ones(11, dtype=torch.bool)}, "row_mask must be bool"),
+    (
+        lambda p: {"rows": {**p.rows, "old": torch.zeros(11)}},
+        r"rows\['old'\] must be a tensor of N=12 rows, got \[11",
+    ),
+    (lambda p: {"rows": {**p.rows, "old": 0.0}}, r"rows\['old'\] must be a tensor of N=12 rows, got float"),
+    (lambda p: {"rows": {**p.rows, "old": torch.zeros(12, requires_grad=True)}}, r"rows\['old'\] requires grad"),
+]
+
+
+@pytest.mark.parametrize("change,message", BAD)
+def test_bad_argument_is_named_with_its_value(change, message):
+    with pytest.raises(ValueError, match=message):
+        call(change)
+
+
+@pytest.mark.parametrize(
+    "result,message",
+    [
+        (lambda s, r: s.logprob, r"loss_fn must return \(loss_per_row, metrics\), got Tensor"),
+        (lambda s, r: (s.logprob.sum(), {}), "one loss for each of its 12 rows, got .*leave the sum"),
+        (lambda s, r: (s.logprob, {"kl": s.logprob.mean()}), "metric 'kl' with one value for each of its 12 rows"),
+    ],
+)
+def test_bad_result_of_the_loss_function_is_named(result, message):
+    with pytest.raises(ValueError, match=message):
+        call(lambda p: {}, loss_fn=result)
+
+
+@pytest.mark.parametrize("name", ["vocab_group", "reference"])
+def test_what_is_not_built_yet_says_so(name):
+    with pytest.raises(NotImplementedError, match=name):
+        call(lambda p: {name: object()})
+
+
+def test_logprob_functions_check_their_arguments_too():
+    p = problem(n=12, h=6, v=20)
+    with pytest.raises(ValueError, match="H=5, but hidden has H=6"):
+        linear_logprob(p.hidden, p.weight[:, :5], p.targets)
+    with pytest.raises(ValueError, match="targets holds 20"):
+        linear_logprob(p.hidden, p.weight, p.targets.clone().fill_(20))
+    with pytest.raises(ValueError, match=r"logits must be floating \[N,V\]"):
+        token_logprob(torch.zeros(2, 3, 4), p.targets)
+    with pytest.raises(ValueError, match="targets holds -100"):
+        token_logprob(torch.zeros(12, 20), p.targets.clone().fill_(-100))
+    with pytest.raises(ValueError, match="temperature=0 must be positive"):
+        token_logprob(torch.zeros(12, 20), p.targets, temperature=0)

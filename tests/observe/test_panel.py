@@ -1,0 +1,129 @@
+"""The live panel: it fits, it leaves out nothing silently, and nothing that a model writes can break it."""
+
+import dataclasses
+import io
+import math
+
+import pytest
+import torch
+from rich.cells import cell_len
+from rich.console import Console
+
+from hwgrpo.observe.completions import Sample
+from hwgrpo.observe.panel import LivePanel, PanelView, shorten, sparkline
+from hwgrpo.observe.progress import Pace
+from tests.observe.values import METRICS
+
+LONG = Sample("<|im_start|>user\n" + "How many? " * 400, "<think>\n" + "计算 " * 5000 + "\\boxed{72}", 0.5, "72" * 200)
+
+
+def a_view(**changes) -> PanelView:
+    pace = Pace(100, ((40, 197.0), (42, 200.0)))
+    view = PanelView("tiny_sort", pace, 180.0, lambda: 200.0, step=42, values=METRICS)
+    return dataclasses.replace(view, **changes)
+
+
+def drawn(view: PanelView, width: int, **options) -> list[str]:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, legacy_windows=False, **options)
+    console.print(view)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 109, 110, 140, 200])
+@pytest.mark.parametrize(
+    "values",
+    [
+        METRICS,
+        {},
+        {"reward": math.nan, "actor/lr": None, "timing_s/gen": math.nan, "timing_s/step": math.inf},
+        {"reward": torch.tensor(0.5), "timing_s/gen": 0.0, "actor/grad_norm": "?"},
+        METRICS | {"timing_s/a_stage_with_a_long_name": 99_999.0, "perf/throughput": 1e12},
+    ],
+)
+@pytest.mark.parametrize("sample", [None, Sample("", "", None), LONG])
+def test_the_panel_fills_its_width_exactly_whatever_is_missing(width, values, sample):
+    lines = drawn(a_view(values=values, sample=sample, title="run" * 50), width)
+    assert {cell_len(line) for line in lines} == {width}
+    assert lines[0].startswith("╭")
+    assert all(line[0] == line[-1] == "│" for line in lines[1:-1])
+    assert len(lines) < 32
+
+
+def test_the_panel_shows_the_numbers_the_stages_and_a_sample():
+    view = a_view(sample=Sample("3120=", "0123", 1.0, "0123"), validation="step 40: x greedy 0.953", rewards=(0.1, 0.9))
+    text = "\n".join(drawn(view, 80))
+    for shown in ("step 42/100", "42%", "eta 1:27", "0.532", "12,345", "0.0005", "0.421", "25%", "update_actor", "48%"):
+        assert shown in text
+    for shown in ("prompt        3120=", "response      0123", "its reward    1.000", "greedy 0.953", "▁█"):
+        assert shown in text
+
+
+def test_kl_is_shown_only_where_there_is_one_and_other_missing_numbers_are_dashes():
+    assert " kl " in "\n".join(drawn(a_view(), 80))
+    text = "\n".join(drawn(a_view(values={}), 80))
+    assert " kl " not in text
+    assert "grad norm     -" in text
+
+
+def test_long_texts_keep_their_beginning_and_their_end():
+    text = "\n".join(drawn(a_view(sample=LONG), 80))
+    assert "<think>↵计算" in text
+    assert "\\boxed{72}" in text
+    assert " … " in text
+
+
+def test_control_characters_in_a_response_do_not_reach_the_terminal():
+    response = "a\x1b[31mb\rc\x07d\x9be\u202ef\tg[red]h"
+    text = "\n".join(drawn(a_view(sample=Sample("p", response, 0.0)), 80))
+    assert "a·[31mb·c·d·e·f·g[red]h" in text
+    assert "\x1b" not in text
+
+
+def test_shortening_counts_terminal_cells_not_characters():
+    for text in ("计" * 50, "a" * 50, "é" * 10, "👍" * 40, "ab计" * 1000):
+        for cells in (12, 30, 61):
+            assert cell_len(shorten(text, cells)) <= cells
+    assert shorten("short", 30) == "short"
+    assert shorten("x" * 20 + "y" * 20, 15) == "xxxxxxx … yyyyy"
+
+
+def test_a_terminal_without_unicode_gets_a_panel_in_ascii():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="replace")
+    Console(file=stream, width=80, legacy_windows=False).print(a_view(sample=LONG, rewards=(0.0, 1.0), title="计"))
+    stream.flush()
+    lines = raw.getvalue().decode("ascii").splitlines()
+    assert lines[0].startswith("+-")
+    assert not any("reward so far" in line for line in lines), "a line of blocks would be a line of question marks"
+
+
+def test_no_color_is_respected(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;32m" in "\n".join(drawn(a_view(), 80, force_terminal=True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not any(code in "\n".join(drawn(a_view(), 80, force_terminal=True)) for code in ("[1;32m", "[36m", "[34m"))
+
+
+def test_the_line_of_rewards_ignores_what_cannot_be_drawn():
+    assert sparkline([0.0, math.nan, 0.5, math.inf, 1.0], 10) == "▁▅█"
+    assert sparkline([0.5, 0.5], 10) == "▁▁"
+    assert sparkline([], 10) == ""
+    assert len(sparkline(range(100), 10)) == 10
+
+
+def test_a_run_on_a_terminal_shows_its_steps_and_notes_and_gives_the_cursor_back():
+    stream = io.StringIO()
+    panel = LivePanel(Console(file=stream, width=80, force_terminal=True, legacy_windows=False), "run", 3)
+    panel.begin(0)
+    panel.validation(0, {"val-core/task://sort/reward/greedy": 0.25})
+    for step in (1, 2, 3):
+        panel.step(step, METRICS, None)
+        panel.note(f"note [bold]{step}[/bold]")
+    panel.close()
+    text = stream.getvalue()
+    assert "step 3/3" in text
+    assert "task://sort  greedy 0.250" in text
+    assert "note [bold]2[/bold]" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")

@@ -1,0 +1,107 @@
+"""The closing summary: its numbers, its file, its two pictures."""
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from hwgrpo.observe.history import RunHistory
+from hwgrpo.observe.summary import build_summary, plain_summary, rich_summary, save_summary
+
+GREEDY, SAMPLED = "val-core/task://sort/reward/greedy", "val-core/task://sort/reward/mean@4"
+
+
+def a_history() -> RunHistory:
+    history = RunHistory()
+    history.add(0, {GREEDY: 0.25, SAMPLED: 0.125})
+    for step in range(1, 11):
+        timing = {"timing_s/gen": 0.25, "timing_s/update_actor": 0.125, "timing_s/step": 0.5}
+        history.add(step, {"reward": step / 16, "perf/total_num_tokens": 100.0, **timing})
+        if step in (5, 10):
+            history.add(step, {GREEDY: step / 10, SAMPLED: step / 20})
+    return history
+
+
+def a_summary(history: RunHistory | None = None, **changes) -> dict:
+    given: dict[str, Any] = {"status": "completed", "total_steps": 10, "resumed_from": 0, "wall_s": 65.0}
+    given["paths"] = {"model": Path("runs/x/final"), "metrics": Path("runs/x/metrics.jsonl")}
+    return build_summary(history or a_history(), **(given | changes))
+
+
+def test_the_summary_says_what_changed_and_what_it_cost():
+    assert a_summary() == {
+        "schema": "hwgrpo.summary/1",
+        "status": "completed",
+        "steps": 10,
+        "total_steps": 10,
+        "resumed_from": 0,
+        "wall_s": 65.0,
+        "training_s": 5.0,
+        "stages": {
+            "gen": {"seconds": 2.5, "share": 0.5},
+            "update_actor": {"seconds": 1.25, "share": 0.25},
+            "other": {"seconds": 1.25, "share": 0.25},
+        },
+        "tokens": 1000.0,
+        "tokens_per_s": 200.0,
+        "reward": {"first": 3 / 16, "last": 8 / 16, "over_steps": 5},
+        "validation": [
+            {"source": "task://sort", "metric": "greedy", "before": 0.25, "after": 1.0},
+            {"source": "task://sort", "metric": "mean@4", "before": 0.125, "after": 0.5},
+        ],
+        "paths": {"model": "runs/x/final", "metrics": "runs/x/metrics.jsonl"},
+    }
+
+
+def test_what_was_never_measured_is_null_and_shown_as_a_dash():
+    history = RunHistory()
+    history.add(3, {GREEDY: 0.5})
+    summary = a_summary(history, paths={}, status="interrupted")
+    assert summary["validation"] == [{"source": "task://sort", "metric": "greedy", "before": None, "after": 0.5}]
+    assert (summary["tokens_per_s"], summary["reward"]["first"], summary["stages"]) == (None, None, {})
+    assert plain_summary(summary).splitlines()[2].split() == ["task://sort", "greedy", "-", "0.500", "-"]
+
+
+def test_the_file_is_strict_json_even_with_a_reward_that_is_not_a_number(tmp_path):
+    history = a_history()
+    history.add(11, {"reward": math.nan})
+    summary = a_summary(history)
+    path = save_summary(tmp_path, summary)
+    read = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert read["reward"] == {"first": 3 / 16, "last": "NaN", "over_steps": 5}
+    assert read["validation"] == summary["validation"]
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_plain_text_lines_up():
+    assert plain_summary(a_summary()).splitlines() == [
+        "completed: 10 of 10 steps in 1:05",
+        "                                          before  after  change",
+        "task://sort greedy                         0.250  1.000  +0.750",
+        "task://sort sampled (mean of 4)            0.125  0.500  +0.375",
+        "training reward (first and last 5 steps)   0.188  0.500  +0.312",
+        "tokens   1,000 (prompts and responses), 200 per second",
+        "time     gen 50%, update_actor 25%, other 25%",
+        "model    runs/x/final",
+        "metrics  runs/x/metrics.jsonl",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 140, 200])
+def test_the_terminal_table_fits_and_shows_every_path_whole(width):
+    stream = io.StringIO()
+    long = Path("/a/rather/long/path/" * 6 + "final")
+    Console(file=stream, width=width, legacy_windows=False).print(rich_summary(a_summary(paths={"model": long})))
+    lines = stream.getvalue().splitlines()
+    assert {cell_len(line) for line in lines} == {width}
+    assert str(long) in "".join(line.strip("│ ").removeprefix("model").strip() for line in lines)
+    assert "+0.750" in stream.getvalue()
+
+
+def test_a_resumed_run_says_so():
+    assert plain_summary(a_summary(resumed_from=4)).startswith("completed: 10 of 10 steps in 1:05, resumed from step 4")

@@ -1,0 +1,65 @@
+"""Batches of given texts, and reward settings with the schema's defaults."""
+
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hwgrpo.values import Completions, Prompt, PromptBatch
+
+
+@pytest.fixture
+def make_batch():
+    """Return a function: groups of response texts (one group per prompt), data columns -> (batch, completions)."""
+
+    def make(groups, ground_truths=None, columns=None, messages=None):
+        prompts = tuple(
+            Prompt(
+                uid=f"0:{index}",
+                text=f"prompt {index}",
+                token_ids=(1, 2),
+                ground_truth=ground_truths[index] if ground_truths else None,
+                columns=columns[index] if columns else {"prompt": f"prompt {index}"},
+                source="tests",
+                messages=messages,
+            )
+            for index in range(len(groups))
+        )
+        texts = [text for group in groups for text in group]
+        lengths = torch.tensor([len(text) for text in texts])
+        completions = Completions(
+            prompt_index=torch.tensor([index for index, group in enumerate(groups) for _ in group]),
+            tokens=torch.tensor([ord(letter) for text in texts for letter in text], dtype=torch.int64),
+            offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+            logprobs=torch.zeros(int(lengths.sum())),
+            finished=torch.ones(len(texts), dtype=torch.bool),
+            texts=tuple(texts),
+        )
+        return PromptBatch(prompts), completions
+
+    return make
+
+
+@pytest.fixture
+def reward_config():
+    """Return a function: dicts of function settings -> the reward settings."""
+
+    def make(*functions):
+        defaults = {"weight": 1.0, "kwargs": {}, "on_error": "raise", "on_nan": "raise", "failure_value": 0.0}
+        assert all(set(function) <= {"name", *defaults} for function in functions)
+        return SimpleNamespace(functions=[SimpleNamespace(**defaults | function) for function in functions])
+
+    return make
+
+
+@pytest.fixture
+def reward_file(tmp_path):
+    """Return a function that writes Python source to a file and returns its path."""
+
+    def write(source, name="my_rewards.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+        return path
+
+    return write

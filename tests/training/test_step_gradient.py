@@ -1,0 +1,192 @@
+"""One whole update against an independent fp64 computation on full logits, and against itself cut differently."""
+
+import copy
+
+import pytest
+import torch
+from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
+
+from hwgrpo.training.optimizer import build_optimizer
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.values import TrainBatch
+
+CPU = torch.device("cpu")
+
+
+def updater(model, *overrides: str, layout: str = "padded", dtype: torch.dtype = torch.float32) -> PolicyUpdate:
+    config = settings(*overrides)
+    policy = PolicyModel(
+        model,
+        compute_dtype=dtype,
+        options=HeadOptions(temperature=config.rollout.temperature, chunk_rows=config.kernels.chunk_rows),
+    )
+    strategy = Single(CPU, "gloo")
+    strategy.wrap(policy)
+    optimizer = build_optimizer(policy, config.optim)
+    return PolicyUpdate(config, strategy, policy, optimizer, CPU, layout, total_updates=10)
+
+
+def gradients(update: PolicyUpdate, batch: TrainBatch) -> tuple[float, dict[str, torch.Tensor], dict[str, float]]:
+    loss, sums = update.accumulate_gradients(batch, range(len(batch)))
+    named = {name: p.grad.clone() for name, p in update.policy.model.named_parameters() if p.grad is not None}
+    update.optimizer.zero_grad(set_to_none=True)
+    return loss, named, sums
+
+
+def reference_gradients(model, config, batch: TrainBatch) -> tuple[float, dict[str, torch.Tensor]]:
+    """One sequence at a time, all logits, fp64, ordinary autograd, formulas written out from the papers."""
+    model = copy.deepcopy(model).double()
+    a = config.algorithm
+    lengths = batch.lengths.tolist()
+    total_tokens, total_sequences = sum(lengths), sum(length > 0 for length in lengths)
+    loss = torch.zeros((), dtype=torch.float64)
+    for s, length in enumerate(lengths):
+        if length == 0:
+            continue
+        p = int(batch.prompt_index[s])
+        prompt = batch.prompt_tokens[batch.prompt_offsets[p] : batch.prompt_offsets[p + 1]]
+        here = slice(int(batch.offsets[s]), int(batch.offsets[s + 1]))
+        ids = torch.cat([prompt, batch.tokens[here]])[None]
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / config.rollout.temperature
+        log_p = logits.log_softmax(-1)
+        lp = log_p.gather(1, batch.tokens[here, None])[:, 0]
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        old = lp.detach() if batch.old_logprobs is None else batch.old_logprobs[here].double()
+        advantage = batch.advantages[s].double()
+        ratio = (lp - old).exp()
+        clipped = ratio.clamp(1 - a.loss.clip_low, 1 + a.loss.clip_high)
+        token = torch.maximum(-advantage * ratio, -advantage * clipped)
+        if a.loss.dual_clip is not None and advantage < 0:
+            token = torch.minimum(token, -a.loss.dual_clip * advantage)
+        if a.kl.coef:
+            x = batch.ref_logprobs[here].double() - lp
+            token = token + a.kl.coef * (x.exp() - x - 1)
+        token = token - a.entropy_coef * entropy
+        if a.aggregation.name == "token-mean":
+            loss = loss + token.sum() / total_tokens
+        elif a.aggregation.name == "seq-mean-token-mean":
+            loss = loss + token.mean() / total_sequences
+        else:
+            loss = loss + token.sum() / total_sequences / a.aggregation.norm_length
+    loss.backward()
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, expected in theirs.items():
+        error = (ours[name].double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12)
+        assert error < tolerance, f"{name}: {error:.2e}"
+
+
+CASES = {
+    "on policy": ([], {}),
+    "several updates: clipping both ways": (["algorithm.loss.clip_high=0.28"], {"old": True}),
+    "dual clip off": (["algorithm.loss.dual_clip=null"], {"old": True}),
+    "KL": (["algorithm.kl.coef=0.1"], {"ref": True}),
+    "entropy bonus at another temperature": (["algorithm.entropy_coef=0.02", "rollout.temperature=0.7"], {"old": True}),
+    "sequence means": (["algorithm.aggregation.name=seq-mean-token-mean"], {"old": True, "empty": True}),
+    "Dr. GRPO": (
+        ["algorithm.aggregation.name=seq-mean-token-sum-norm", "algorithm.aggregation.norm_length=16"],
+        {"old": True, "ref": True, "empty": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("make", [tiny_qwen3, lambda: tiny_qwen3(tied=False), tiny_llama], ids=["tied", "untied", "llama"])
+def test_a_whole_step_has_the_gradient_of_fp64_autograd_on_full_logits(case: str, make):
+    words, kinds = CASES[case]
+    model, batch = make(), ragged_batch(**kinds)
+    update = updater(model, *words)
+    loss, ours, _ = gradients(update, batch)
+    expected_loss, theirs = reference_gradients(model, update.config, batch)
+    assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
+    assert_same(ours, theirs, 1e-5)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("budget", [32, 64, 10_000])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(layout: str, budget: int, checkpointing: bool):
+    batch = ragged_batch(old=True, ref=True, empty=True)
+    words = ["algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01"]
+    loss, expected, sums = gradients(updater(tiny_qwen3(), *words), batch)
+    model = tiny_qwen3()
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    other = updater(model, *words, f"trainer.tokens_per_micro_batch={budget}", layout=layout)
+    assert len(other._parts(batch, range(len(batch)))) > (1 if budget == 32 else 0)
+    again, ours, again_sums = gradients(other, batch)
+    assert again == pytest.approx(loss, rel=1e-5)
+    assert_same(ours, expected, 1e-5)
+    assert again_sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
+
+
+def test_sequences_without_tokens_change_nothing():
+    full = ragged_batch(prompts=2, n=2, old=True)
+    lengths = torch.tensor([full.lengths[0], 0, *full.lengths[1:], 0])
+    with_empty = TrainBatch(
+        **{**vars(full)}
+        | {
+            "prompt_index": torch.tensor([0, 0, 0, 1, 1, 1]),
+            "offsets": torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+            "advantages": torch.tensor([full.advantages[0], 5.0, *full.advantages[1:], -5.0]),
+        }
+    )
+    words = ["algorithm.aggregation.name=seq-mean-token-mean"]
+    loss, expected, _ = gradients(updater(tiny_qwen3(), *words), full)
+    again, ours, _ = gradients(updater(tiny_qwen3(), *words), with_empty)
+    assert again == pytest.approx(loss, rel=1e-6)
+    assert_same(ours, expected, 1e-6)
+
+
+def test_an_update_without_any_token_has_a_zero_gradient_for_every_parameter():
+    batch = ragged_batch(prompts=1, n=1)
+    nothing = TrainBatch(**{**vars(batch)} | {"offsets": torch.tensor([0, 0]), "tokens": batch.tokens[:0],
+                                              "rollout_logprobs": batch.rollout_logprobs[:0]})
+    loss, ours, _ = gradients(updater(tiny_qwen3()), nothing)
+    assert loss == 0
+    assert ours
+    assert all(not g.any() for g in ours.values())
+
+
+def test_scoring_gives_the_log_probs_that_training_sees():
+    batch = ragged_batch()
+    update = updater(tiny_qwen3(), "trainer.tokens_per_micro_batch=40")
+    scored = update.score(batch)
+    seen = torch.zeros(len(batch.tokens))
+    update.accumulate_gradients(batch, range(len(batch)), seen)
+    assert torch.allclose(scored, seen, atol=1e-5)
+    assert scored.max() < 0
+
+
+def test_bf16_compute_keeps_fp32_masters_and_gives_nearly_the_same_gradient():
+    batch = ragged_batch(old=True)
+    _, expected, _ = gradients(updater(tiny_qwen3()), batch)
+    update = updater(tiny_qwen3(), dtype=torch.bfloat16)
+    _, ours, _ = gradients(update, batch)
+    assert {g.dtype for g in ours.values()} == {torch.float32}
+    assert_same(ours, expected, 0.1)
+
+
+def test_several_updates_per_batch_use_their_own_prompts_and_counts():
+    batch = ragged_batch(old=True)
+    update = updater(tiny_qwen3(), "trainer.prompts_per_update=2", "trainer.epochs_per_batch=2", "optim.lr=1e-3")
+    assert update.needs_old_logprobs
+    metrics = update(batch)
+    assert update.updates_done == 4
+    assert metrics["actor/lr"] == pytest.approx(1e-3)
+    assert metrics["actor/pg_clipfrac"] > 0
+
+
+def test_a_gradient_that_is_not_finite_stops_before_it_reaches_the_weights():
+    batch = ragged_batch(old=True)
+    broken = TrainBatch(**{**vars(batch)} | {"advantages": batch.advantages.clone().fill_(float("nan"))})
+    update = updater(tiny_qwen3())
+    before = [p.clone() for p in update.policy.parameters()]
+    with pytest.raises(FloatingPointError, match="not finite"):
+        update(broken)
+    assert all(torch.equal(a, b) for a, b in zip(before, update.policy.parameters(), strict=True))
