@@ -49,6 +49,7 @@ unset PYTHONPATH PYTHONHOME
 
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
+trap 'exit 130' INT # otherwise Ctrl-C would only end the current group
 status=0
 empty=()
 summary=()

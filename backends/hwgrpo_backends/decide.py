@@ -71,7 +71,10 @@ def decide(
         selected, error = wanted, None
     if selected and not verdicts[selected].usable:
         cause = source if wanted != AUTO else f"no accelerator can be used, and neither can the {selected} backend"
-        selected, error = None, f"{cause}: {_explain(verdicts[selected])}"
+        why = _explain(verdicts[selected])
+        if selected in backends and not verdicts[selected].fix:  # nothing is broken: it is simply not here
+            why += f". Fix: choose auto, or go to a host with that device and {backends[selected].torch_build}"
+        selected, error = None, f"{cause}: {why}"
     if selected is None:
         return Decision(requested=wanted, verdicts=verdicts, error=error)
     warnings = (_left_unused(backends, verdicts, selected) if wanted == AUTO else []) + _conflicts(

@@ -98,7 +98,7 @@ class TokenStats(Protocol):
         ...
 
 
-class TokenLoss:
+class PolicyLoss:
     """The loss as a function of rows; see `build_loss`."""
 
     def __init__(self, spec: LossSpec) -> None:
@@ -143,7 +143,7 @@ class TokenLoss:
         return loss * rows["weight"], metrics
 
 
-def build_loss(spec: LossSpec) -> TokenLoss:
+def build_loss(spec: LossSpec) -> PolicyLoss:
     """Return the loss function of a policy update.
 
     The function takes (stats, rows). Rows are [N] tensors: `advantage`; `weight` (from `aggregation.token_weights`);
@@ -163,4 +163,4 @@ def build_loss(spec: LossSpec) -> TokenLoss:
     Raises:
         ConfigError: an unknown policy loss, KL estimator or correction.
     """
-    return TokenLoss(spec)
+    return PolicyLoss(spec)

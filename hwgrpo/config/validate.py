@@ -109,7 +109,9 @@ def _check_contradictions(config: Config) -> None:
     if not c.reward.functions:
         raise ConfigError("reward.functions is empty; name at least one reward, e.g. reward.functions=[exact_match]")
     if all(function.weight == 0 for function in c.reward.functions):
-        raise ConfigError("every reward.functions weight is 0, so no response is better than another; give one a weight")
+        raise ConfigError(
+            "every reward.functions weight is 0, so no response is better than another; give one a weight"
+        )
     if c.rollout.n == 1 and c.algorithm.advantage.singleton != "raw":
         raise ConfigError(
             f"rollout.n=1 with algorithm.advantage.name={c.algorithm.advantage.name!r}: a group of one has no baseline "
@@ -134,7 +136,9 @@ def _check_contradictions(config: Config) -> None:
             f"algorithm.correction.low={correction.low} must be below algorithm.correction.high={correction.high}"
         )
     if correction.name != "none" and correction.low is None and correction.high is None:
-        raise ConfigError(f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both")
+        raise ConfigError(
+            f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both"
+        )
     if c.model.lora.rank == 0 and c.model.lora.adapter:
         raise ConfigError(
             f"model.lora.adapter={c.model.lora.adapter!r} with model.lora.rank=0: set the adapter's rank to train it"

@@ -1,8 +1,4 @@
-"""`builtin://tiny`: a small Qwen3-architecture model and a character tokenizer, made and warm-started on this machine.
-
-The warm start is supervised training on a task's demonstrations, which come from several modes of which one is right.
-The result is a model that has the skill without preferring the right mode: what is left is reinforcement learning.
-"""
+"""`builtin://tiny?option=value&...`: the address of a model that is made on this machine, and its cache."""
 
 from __future__ import annotations
 
@@ -11,10 +7,7 @@ import inspect
 import json
 import os
 import shutil
-import string
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
@@ -23,19 +16,13 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.data import TASKS, tasks
 from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.models import tiny
 
 PREFIX = "builtin://"
 NAMES = ("tiny",)
-PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
-HEAD_DIM = 16
-POSITIONS = 4096
-CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""A character model has no role markers: a conversation is its contents, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +41,11 @@ class TinySpec:
     """Hidden size; a multiple of 32 (heads of 16, two per key-value head)."""
     layers: int = 2
     """Decoder layers."""
-    steps: int = 250
+    steps: int = 300
     """Warm-start steps; 0 leaves the initial weights."""
     batch: int = 128
     """Demonstrations per step."""
-    lr: float = 2e-3
+    lr: float = 5e-3
     """Peak learning rate of the warm start."""
     task_options: tuple[tuple[str, str], ...] = ()
     """Options handed to the task, e.g. (("digits", "5"),)."""
@@ -94,8 +81,6 @@ def parse(address: str) -> TinySpec:
     if name not in NAMES:
         raise choice_error(f"model.path={address!r}: built-in model", name, NAMES)
     given = dict(parse_qsl(query, keep_blank_values=True))
-    if query and not given:
-        raise ConfigError(f"model.path={address!r}: {query!r} is not of the form option=value&option=value")
     task = given.get("task", TinySpec.task)
     if task not in TASKS:
         raise choice_error(f"model.path={address!r}: task", task, TASKS.names())
@@ -144,7 +129,15 @@ def resolve(address: str) -> Path:
         # Written beside its place and renamed: a folder with the final name is complete.
         unfinished = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
         try:
-            model, tokenizer = make(spec)
+            model, tokenizer = tiny.make(
+                seed=spec.seed,
+                hidden=spec.hidden,
+                layers=spec.layers,
+                steps=spec.steps,
+                batch=spec.batch,
+                lr=spec.lr,
+                task=tasks.parse_task(spec.task_address),
+            )
             model.save_pretrained(unfinished)
             tokenizer.save_pretrained(unfinished)
             (unfinished / "builtin.json").write_text(json.dumps(asdict(spec), indent=2) + "\n")
@@ -164,115 +157,10 @@ def _rename(unfinished: Path, folder: Path) -> None:
 
 
 def _fingerprint(spec: TinySpec) -> str:
-    """Hash everything that decides the weights: options, the code here and of the tasks, library versions."""
+    """Hash everything that decides the weights: options, the code of model and tasks, library versions."""
     parts = [
         json.dumps(asdict(spec), sort_keys=True),
-        Path(__file__).read_text(),
-        Path(tasks.__file__).read_text(),
+        *(Path(str(module.__file__)).read_text() for module in (tiny, tasks)),
         *(module.__version__ for module in (torch, transformers, tokenizers, np)),
     ]
     return f"tiny-{spec.task}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
-
-
-def make(spec: TinySpec) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-    """Build and warm-start a model; the same spec gives bitwise the same weights on one kind of CPU.
-
-    Returns:
-        the model (fp32, on the CPU, in evaluation mode) and its tokenizer.
-    """
-    task = tasks.parse_task(spec.task_address)
-    tokenizer = character_tokenizer(task.alphabet)
-    with _one_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)
-        model = Qwen3ForCausalLM(_config(spec, tokenizer)).float()
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-        if spec.steps:
-            _warm_start(model, tokenizer, task.demonstrations(spec.steps * spec.batch, spec.seed), spec)
-    return model.eval(), tokenizer
-
-
-def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of one token per character: printable ASCII, newline and `alphabet`.
-
-    There is no beginning-of-sequence token; any other character becomes `<unk>`.
-    """
-    characters = sorted({*string.printable[:95], "\n", *alphabet})
-    vocabulary = {token: index for index, token in enumerate((PAD, EOS, UNK, *characters))}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNK,
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=POSITIONS,
-    )
-
-
-def _config(spec: TinySpec, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=spec.hidden,
-        intermediate_size=2 * spec.hidden,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.hidden // HEAD_DIM,
-        num_key_value_heads=spec.hidden // (2 * HEAD_DIM),
-        head_dim=HEAD_DIM,
-        max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-
-
-def _warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]], spec: TinySpec
-) -> None:
-    """Train on (prompt, response) pairs; the loss counts response and end-of-sequence tokens only."""
-    inputs, targets = _tensors(tokenizer, pairs)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, spec.steps))
-    model.train()
-    for batch_inputs, batch_targets in zip(inputs.split(spec.batch), targets.split(spec.batch)):
-        # Causal attention and padding on the right: a real token never sees a padded one, so no mask is needed.
-        logits = model(input_ids=batch_inputs, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch_targets.flatten(), ignore_index=-100)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
-
-
-def _lr_factor(step: int, steps: int) -> float:
-    """Return the share of the peak learning rate: up over 20 steps, then linearly down to a tenth."""
-    return min((step + 1) / 20, 1.0 - 0.9 * step / steps)
-
-
-def _tensors(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and next-token targets, both [len(pairs), longest - 1] int64; -100 where there is no loss."""
-    # A look-up per character is what the tokenizer does, only some twenty times faster than calling it.
-    vocabulary = tokenizer.get_vocab()
-    longest = max(len(prompt) + len(response) for prompt, response in pairs) + 1
-    ids = np.full((len(pairs), longest), vocabulary[PAD])
-    targets = np.full((len(pairs), longest), -100)
-    for row, (prompt, response) in enumerate(pairs):
-        tokens = [*(vocabulary[character] for character in prompt + response), vocabulary[EOS]]
-        ids[row, : len(tokens)] = tokens
-        targets[row, len(prompt) : len(tokens)] = tokens[len(prompt) :]
-    return torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets[:, 1:])
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Run on one thread: the order of floating-point sums, and with it the weights, must not depend on the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

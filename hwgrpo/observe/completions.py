@@ -40,7 +40,7 @@ def pick_sample(step: int, batch: PromptBatch, completions: Completions, rewards
     if len(completions) == 0:
         return None
     index = step % len(completions)
-    prompt = batch.prompts[index % len(batch)]
+    prompt = batch.prompts[int(completions.prompt_index[index])]
     reward = float(rewards.total[index]) if rewards.valid[index] else None
     return Sample(prompt.text, completions.texts[index], reward, prompt.ground_truth)
 

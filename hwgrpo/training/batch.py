@@ -51,9 +51,7 @@ def shuffle_rewards(rewards: Rewards, seed: int, step: int, rank: int) -> Reward
     return replace(rewards, total=total)
 
 
-def assemble(
-    batch: PromptBatch, completions: Completions, advantages: torch.Tensor, valid: torch.Tensor
-) -> TrainBatch:
+def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Tensor, valid: torch.Tensor) -> TrainBatch:
     """Put prompts, responses and advantages together, leaving out samples that a reward failure took out.
 
     Args:

@@ -22,7 +22,7 @@ from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import load_model, load_tokenizer
+from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -63,10 +63,10 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     training_data = build_dataset(config.data, tokenizer, "train")
     assert training_data is not None
     validation_data = build_dataset(config.data, tokenizer, "validation")
-    rewards = RewardPipeline(config.reward)
+    rewards = build_rewards(config, training_data)
     total_steps = t.max_steps or max(1, t.epochs * len(training_data) // t.prompts_per_step)
 
-    policy = load_policy(config, device)
+    policy = load_policy(config, device, tokenizer)
     reference = build_reference(policy, config)
     optimizer = build_optimizer(policy, config.optim)
     source = PromptSource(
@@ -183,15 +183,16 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int) -> Evalu
     dataset = build_dataset(config.data, tokenizer, "validation")
     if dataset is None:
         raise ConfigError("data.validation is not set; name the prompts to measure on, e.g. data.validation=test.jsonl")
-    rewards = RewardPipeline(config.reward)
-    engine = build_engine(config, load_policy(config, device), tokenizer, device)
+    rewards = build_rewards(config, dataset)
+    engine = build_engine(config, load_policy(config, device, tokenizer), tokenizer, device)
     return Evaluation(engine, dataset, rewards, sampling_of(config))
 
 
-def load_policy(config: Config, device: Device) -> PolicyModel:
+def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
     dtype = choose_dtype(config, device)
     model: Any = load_model(config.model, attention=choose_attention(config, device.backend, dtype))
+    check_vocabulary(model, tokenizer)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.model.lora.rank > 0:
@@ -217,6 +218,12 @@ def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: De
     )
 
 
+def build_rewards(config: Config, dataset: PromptDataset) -> RewardPipeline:
+    """Load the reward functions and check that the data has the columns they read."""
+    context = {"max_response_tokens": config.rollout.max_response_tokens}
+    return RewardPipeline(config.reward, context=context, columns=dataset.columns)
+
+
 def sampling_of(config: Config) -> Sampling:
     """Return how responses are drawn in training."""
     r = config.rollout
@@ -234,6 +241,7 @@ def sampling_of(config: Config) -> Sampling:
 
 
 def _prepare_process(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Device:
+    transformers.utils.logging.disable_progress_bar()  # our own panel shows progress
     device = Device(backend, local_rank)
     device.set_device()
     threads = config.trainer.threads
@@ -241,9 +249,7 @@ def _prepare_process(config: Config, backend: Backend, local_rank: int, local_wo
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local_world_size))
     device.manual_seed(config.trainer.seed)
     torch.use_deterministic_algorithms(config.trainer.deterministic)
-    hwgrpo_kernels.configure(
-        pins=dict(config.kernels.pins), preference=backend.kernels, strict=config.kernels.strict
-    )
+    hwgrpo_kernels.configure(pins=dict(config.kernels.pins), preference=backend.kernels, strict=config.kernels.strict)
     return device
 
 

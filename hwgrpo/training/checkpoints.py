@@ -128,7 +128,9 @@ def verify(folder: Path) -> Checkpoint:
     except ValueError as error:
         raise CheckpointError(f"{folder}/manifest.json is damaged: {error}") from error
     if manifest.get("schema") != SCHEMA:
-        raise CheckpointError(f"{folder}/manifest.json has schema {manifest.get('schema')!r}; this version reads {SCHEMA}")
+        raise CheckpointError(
+            f"{folder}/manifest.json has schema {manifest.get('schema')!r}; this version reads {SCHEMA}"
+        )
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.is_file():

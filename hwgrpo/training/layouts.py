@@ -97,7 +97,9 @@ def packed(batch: TrainBatch, sequences: Sequence[int], signals: TokenSignals) -
     positions = torch.arange(len(owner)) - (ends - lengths)[owner]
     same = owner[:, None] == owner[None, :]
     mask = same & (positions[:, None] >= positions[None, :])
-    starts = [int(end) - int(length) + len(prompt) for end, length, (prompt, _) in zip(ends, lengths, rows, strict=False)]
+    starts = [
+        int(end) - int(length) + len(prompt) for end, length, (prompt, _) in zip(ends, lengths, rows, strict=False)
+    ]
     return _micro_batch(batch, sequences, signals, input_ids, positions[None], mask[None, None], starts)
 
 

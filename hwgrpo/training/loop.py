@@ -88,7 +88,7 @@ def train_step(run: Run, step: int) -> None:
         with watch("gen"):
             completions = run.engine.generate(prompts, run.sampling)
         with watch("reward"):
-            rewards = run.rewards.score(prompts, completions)
+            rewards = run.rewards.score(prompts, completions, step)
             if config.reward.shuffle:
                 rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
         with watch("adv"):

@@ -56,7 +56,9 @@ class PolicyModel(nn.Module):
         """The transformers causal LM, without peft's wrapper."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
-    def forward(self, batch: MicroBatch, loss_fn: LossFn | None = None) -> TokenLoss | tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, batch: MicroBatch, loss_fn: LossFn | None = None
+    ) -> TokenLoss | tuple[torch.Tensor, torch.Tensor]:
         """Run backbone, head and loss.
 
         Args:
@@ -112,7 +114,9 @@ class PolicyModel(nn.Module):
         name = type(self.base).__name__
         head = self.base.get_output_embeddings()
         if head is None or not hasattr(head, "weight"):
-            raise ValueError(f"{name} has no output embeddings with a weight; a causal LM with a linear LM head is needed")
+            raise ValueError(
+                f"{name} has no output embeddings with a weight; a causal LM with a linear LM head is needed"
+            )
         if hasattr(head, "base_layer"):
             raise ValueError(
                 f"{name}: LoRA on the LM head ({type(head).__name__}) is not supported; "
@@ -125,7 +129,9 @@ class PolicyModel(nn.Module):
         with torch.no_grad():
             theirs = self.base(input_ids=ids, use_cache=False).logits.float()
             hidden = self.base.base_model(input_ids=ids, use_cache=False).last_hidden_state
-            ours = torch.nn.functional.linear(hidden, head.weight, getattr(head, "bias", None)).float() * self.logit_scale
+            ours = (
+                torch.nn.functional.linear(hidden, head.weight, getattr(head, "bias", None)).float() * self.logit_scale
+            )
             if self.softcap:
                 ours = torch.tanh(ours / self.softcap) * self.softcap
         self.model.train(was_training)

@@ -10,7 +10,7 @@ import torch
 
 from hwgrpo.algorithms.aggregation import count, token_weights
 from hwgrpo.algorithms.correction import CorrectionSpec, mismatch_metrics, mismatch_sums
-from hwgrpo.algorithms.policy_loss import LossSpec, TokenLoss, build_loss
+from hwgrpo.algorithms.policy_loss import LossSpec, PolicyLoss, build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.training import LAYOUTS
@@ -69,15 +69,15 @@ class PolicyUpdate:
     updates_done: int = 0
 
     def __post_init__(self) -> None:
-        self.loss_fn: TokenLoss = build_loss(loss_spec(self.config))
+        self.loss_fn: PolicyLoss = build_loss(loss_spec(self.config))
         self._lay_out: Callable[[TrainBatch, Sequence[int], TokenSignals], MicroBatch] = LAYOUTS.load(self.layout)
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether the ratio can differ from 1: several updates per batch, dropout, or a correction by old log-probs."""
+        """Whether the ratio can differ from 1: several updates per batch, or dropout."""
         t = self.config.trainer
         one_update = t.epochs_per_batch == 1 and prompts_per_update(self.config) == t.prompts_per_step
-        return not one_update or self.config.model.lora.dropout > 0 or self.config.algorithm.correction.name != "none"
+        return not one_update or self.config.model.lora.dropout > 0
 
     def score(self, batch: TrainBatch, policy: PolicyModel | None = None) -> torch.Tensor:
         """Return the log-probs [R] fp32 of the batch's response tokens, without gradient or dropout.

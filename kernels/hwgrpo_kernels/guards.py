@@ -17,7 +17,7 @@ def compute_dtype_of(hidden: Tensor) -> torch.dtype:
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context in which autocast is off; the dtypes of the head are chosen explicitly."""
     if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
+        return nullcontext()
     return nullcontext()
 
 
@@ -33,7 +33,7 @@ def refuse_checkpointed_region(name: str) -> None:
     Non-reentrant checkpointing shows in the hooks on saved tensors, reentrant in that its second forward runs while
     the engine is in a backward.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
     checkpointed = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
     if checkpointed or torch._C._current_graph_task_id() != -1:
         raise RuntimeError(

@@ -71,7 +71,7 @@ class LossCalls:
     def learn_names(self) -> None:
         """Without any row, find the metrics' names from one made-up row, so that all ranks report the same ones."""
         zero = torch.zeros(1, device=self._device)
-        rows = {name: torch.zeros_like(each[:0]).new_zeros(1, *each.shape[1:]) for name, each in self.rows.items()}
+        rows = {name: each.new_zeros(1, *each.shape[1:]) for name, each in self.rows.items()}
         offsets = None if self.bounds is None else torch.tensor([0, 1], device=self._device)
         _, metrics = _check_result(self.loss_fn(TokenStats(zero, zero.clone(), None, offsets), rows), 1)
         self.sums = {name: zero.new_zeros(()) for name in metrics}

@@ -91,7 +91,9 @@ def row_grad_inputs(
     inputs = row_inputs(shape, dtype, device, case, seed)
     with_entropy = inputs.pop("with_entropy")
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    on_cpu = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    on_cpu: dict[str, Any] = {
+        name: value.cpu() if isinstance(value, Tensor) else value for name, value in inputs.items()
+    }
     exact = definitions.row_stats(**{**on_cpu, "logits": on_cpu["logits"].double()}, with_entropy=with_entropy)
     stats = [each.clamp(min=torch.finfo(wide).min).to(device, wide) for each in exact[1:]]
     stats = [exact[0].to(device, wide), *stats]

@@ -28,10 +28,11 @@ def _distances(
         u = capped
     if row_max is None:
         row_max = u.amax(1).clamp_(min=torch.finfo(accumulate).min)
+    centre = row_max[:, None]
     if u is logits or u is capped:
-        distance = torch.sub(u, row_max[:, None], out=out if out is not None and out.dtype == accumulate else None)
+        distance = torch.sub(u, centre, out=out if out is not None and out.dtype == accumulate else None)
     else:
-        distance = u.sub_(row_max[:, None])
+        distance = u.sub_(centre)
     if scale != 1.0:
         distance.mul_(scale)
     if row_scale is not None:
@@ -55,17 +56,16 @@ def row_stats(
     distance_y = distance.gather(1, index)[:, 0]
     if with_entropy:
         exps = distance.clamp_(min=_smallest_exponent(distance.dtype)).exp()
+        weighted = distance.mul_(exps).sum(1)
     else:
-        exps = distance.exp_()
-    exp_y = exps.gather(1, index)[:, 0]
+        exps, weighted = distance.exp_(), None
     # At least one term is exactly 1 (the maximum), so the sum is >= 1 unless the whole row is -inf.
-    above_one = exps.scatter_(1, index, 0.0).sum(1).add_(exp_y.sub(1.0)).clamp_(min=0.0)
+    above_one = exps.scatter_(1, index, 0.0).sum(1).add_(distance_y.expm1()).clamp_(min=0.0)
     log_sum = above_one.log1p()
-    logprob = distance_y - log_sum
-    if not with_entropy:
+    logprob = distance_y.sub_(log_sum)
+    if weighted is None:
         return logprob, logprob.new_empty(0), row_max, log_sum
-    weighted = distance.mul_(exps).sum(1).addcmul_(distance_y.clamp(min=_smallest_exponent(distance.dtype)), exp_y)
-    return logprob, log_sum - weighted / above_one.add_(1.0), row_max, log_sum
+    return logprob, torch.addcdiv(log_sum, weighted, above_one.add_(1.0), value=-1.0), row_max, log_sum
 
 
 def row_grad(
@@ -86,23 +86,25 @@ def row_grad(
     if logits.shape[0] == 0:
         return out
     distance, row_max, capped = _distances(logits, row_max, scale, squash, row_scale, out)
-    factor = (row_max > torch.finfo(row_max.dtype).min).to(row_max.dtype).mul_(scale)  # 0 for a row of only -inf
-    if row_scale is not None:
-        factor.mul_(row_scale)
-    share = (-log_sum).exp_().mul_(factor).neg_()  # dz'_j = share * e_j * (...), without a division per logit
-    grad_y = torch.expm1(logprob).neg_().mul_(grad_logprob).mul_(factor)
+    alive = row_max > torch.finfo(row_max.dtype).min  # False for a row of only -inf, which has no gradient
+    factor = (
+        alive.to(row_max.dtype).mul_(-scale) if row_scale is None else row_scale.to(row_max.dtype).mul(-scale) * alive
+    )
+    minus_g = grad_logprob * factor
+    grad_y = torch.expm1(logprob).mul_(minus_g)
+    inverse_sum = log_sum.neg().exp_()  # p_j = e_j * inverse_sum, without a division per logit
     if grad_entropy is None:
-        grad = distance.exp_().mul_((share * grad_logprob)[:, None])
+        grad = distance.exp_().mul_(inverse_sum.mul_(minus_g)[:, None])
     else:
         assert entropy is not None, "an entropy gradient without entropies"
         floor = _smallest_exponent(distance.dtype)
-        constant = torch.addcmul(grad_logprob, grad_entropy, entropy - log_sum)
-        distance.clamp_(min=floor)
-        bracket = torch.addcmul((share * constant)[:, None], distance, (share * grad_entropy)[:, None])
+        minus_g_h = grad_entropy * factor
+        constant = torch.addcmul(minus_g, minus_g_h, entropy - log_sum).mul_(inverse_sum)
+        bracket = torch.addcmul(constant[:, None], distance.clamp_(min=floor), (minus_g_h * inverse_sum)[:, None])
         grad = distance.exp_().mul_(bracket)
         safe = logprob.clamp(min=floor)
-        grad_y = grad_y.sub_(safe.exp().mul_(safe + entropy).mul_(grad_entropy).mul_(factor))
-    grad.scatter_(1, targets[:, None], grad_y.to(grad.dtype)[:, None])
+        grad_y.add_(safe.exp().mul_(safe + entropy).mul_(minus_g_h))
+    grad.scatter_(1, targets[:, None], grad_y[:, None])
     if capped is not None:
         grad.mul_(torch.addcmul(torch.full((), squash, dtype=grad.dtype), capped, capped, value=-squash))
     return out if grad is out else out.copy_(grad)

@@ -108,13 +108,15 @@ def linear_token_loss(
         head = Head(weight_VH, bias, compute_dtype, logits_dtype)
         mapping = logit_map(temperature, softcap, logit_scale)
         hidden, targets = hidden_NH, targets_N.long()
-        live = None if row_mask is None else row_mask.nonzero()[:, 0]
-        if live is not None and live.numel() < n:
-            hidden, targets, mapping = hidden[live], targets[live], mapping.select(live)
-            rows = {name: each[live] for name, each in rows.items()}
-            bounds = None if bounds is None else _count_before(row_mask, bounds)
-        else:
-            live = None
+        live = None
+        if row_mask is not None:
+            live = row_mask.nonzero()[:, 0]
+            if live.numel() == n:
+                live = None
+            else:
+                hidden, targets, mapping = hidden[live], targets[live], mapping.select(live)
+                rows = {name: each[live] for name, each in rows.items()}
+                bounds = None if bounds is None else _count_before(row_mask, bounds)
         checks.check_target_range(targets, head.vocab)
         gradients = HeadGradients(head, targets.shape[0], hidden=wants[0], weight=wants[1], bias=wants[2])
         stream = Stream(head, head.operand(hidden, compute_dtype), targets, mapping)
@@ -124,8 +126,7 @@ def linear_token_loss(
         made = gradients.finish()
         logprob_N, entropy_N = _spread(stats.logprob, live, n), _spread(stats.entropy, live, n)
         loss = call.loss if call.loss is not None else stats.logprob.new_zeros(())
-        if any(wants):
-            dx = None if made[0] is None else _spread(made[0], live, n)
+        dx = None if made[0] is None else _spread(made[0], live, n)
     if any(wants):
         loss = _GradientsMadeInForward.apply(loss, (dx, *made[1:]), *parameters)
     return TokenLoss(loss, logprob_N, entropy_N, None, call.sums)
@@ -176,7 +177,7 @@ class _GradientsMadeInForward(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if ctx.gradients is None:
             raise RuntimeError(
                 "linear_token_loss makes its gradients in the forward, and its first backward gave them away: "

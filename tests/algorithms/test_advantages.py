@@ -204,6 +204,14 @@ def test_passk_ties_for_the_best_have_no_lead():
     assert one_group([1.0, 1.0, 0.5, 0.0], "grpo_passk").tolist() == [0.0] * 4
 
 
+def test_passk_never_takes_an_invalid_sequence_for_the_second_best():
+    rewards = torch.tensor([-1.0, -3.0, float("nan")], dtype=torch.float64)
+    valid = torch.tensor([True, True, False])
+    options = AdvantageOptions(std="none")
+    actual = group_advantages(rewards, torch.zeros(3).long(), valid, estimator="grpo_passk", options=options)
+    assert actual.tolist() == [2.0, 0.0, 0.0]
+
+
 def test_passk_refuses_a_raw_group_of_one():
     assert one_group([1.0, 0.0], "grpo_passk", std="none", singleton="raw").tolist() == [1.0, 0.0]
     with pytest.raises(ConfigError, match="second best"):

@@ -380,4 +380,5 @@ def test_a_further_loss_can_be_added_by_name(monkeypatch):
 
     spec = replace(LossSpec("plain"), clip_high=0.5)
     assert build_loss(spec).scope == "batch"
+    assert build_loss(replace(spec, correction=CorrectionSpec("sequence_mask"))).scope == "batch"
     assert run(spec, [-1.0], advantage=[4.0])[0].tolist() == [2.0]

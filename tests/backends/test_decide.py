@@ -18,7 +18,7 @@ NO_CANN = "ImportError: libhccl.so: cannot open shared object file: No such file
 NO_DEVICES = {"cuda": TorchDevice(), "npu": TorchDevice()}
 
 
-def host(build="cpu", *, npu=None, tier1=None, **fields):
+def host(build: str | None = "cpu", *, npu=None, tier1=None, **fields):
     """Facts of a host with torch 2.13.0 of a build, and torch-npu of a version."""
     version = None if build is None else "2.13.0" if build == "cuda" else f"2.13.0+{build}"
     distributions = {} if npu is None else {"torch-npu": npu}
@@ -31,8 +31,8 @@ def host(build="cpu", *, npu=None, tier1=None, **fields):
 
 def saw(build="cpu", **devices):
     """Tier 1 of a torch that imports and sees the given devices."""
-    builds = {"cuda": {"cuda": "13.0"}, "rocm": {"hip": "7.1"}}.get(build, {})
-    return TorchFacts(imported=True, version="2.13.0", devices={**NO_DEVICES, **devices}, **builds)
+    cuda, hip = {"cuda": ("13.0", None), "rocm": (None, "7.1")}.get(build, (None, None))
+    return TorchFacts(imported=True, version="2.13.0", cuda=cuda, hip=hip, devices={**NO_DEVICES, **devices})
 
 
 BROKEN_PLUGIN = TorchFacts(
@@ -115,7 +115,8 @@ HOSTS = {
     "HWGRPO_BACKEND asks for the CPU beside a GPU": (
         host("cuda", device_nodes=NVIDIA, variables={"HWGRPO_BACKEND": "cpu"}), "cpu", []),
     "HWGRPO_BACKEND asks for what is not there": (
-        host(variables={"HWGRPO_BACKEND": "npu"}), None, ["HWGRPO_BACKEND='npu'", "torch-npu is not installed"]),
+        host(variables={"HWGRPO_BACKEND": "npu"}), None,
+        ["HWGRPO_BACKEND='npu'", "torch-npu is not installed", "Fix: choose auto"]),
     "two visibility variables on ROCm": (
         host("rocm", device_nodes=("kfd",), kfd_gpus=2,
              variables={"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}),

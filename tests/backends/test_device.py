@@ -8,9 +8,7 @@ import torch
 from hwgrpo_backends import registry
 from hwgrpo_backends.backend import BackendError, Verdict
 from hwgrpo_backends.device import Device, Memory
-from hwgrpo_backends.facts import gather_tier0
 from hwgrpo_backends.testing import check_backend
-from hwgrpo_backends.tier1 import gather_tier1
 
 CPU = registry.get("cpu")
 
@@ -170,14 +168,9 @@ def test_an_amd_gpu_is_named_by_its_target_without_its_feature_flags(monkeypatch
     assert rocm.compute_dtypes(0)[0] is torch.bfloat16
 
 
-@pytest.fixture(scope="module")
-def facts():
-    return gather_tier1(gather_tier0())
-
-
 @pytest.mark.parametrize("name", registry.BUILTIN)
-def test_every_built_in_backend_conforms(name, facts):
-    report = check_backend(registry.get(name), facts)
+def test_every_built_in_backend_conforms(name, this_host):
+    report = check_backend(registry.get(name), this_host)
     assert report[:2] == ["data", "probe"]
     assert report[2].startswith("device:")
     if name == "cpu":
@@ -197,6 +190,6 @@ def test_every_built_in_backend_conforms(name, facts):
         ({"arch": lambda index: ""}, "arch is empty"),
     ],
 )
-def test_the_conformance_suite_refuses(change, complaint, facts):
+def test_the_conformance_suite_refuses(change, complaint, this_host):
     with pytest.raises(AssertionError, match=complaint):
-        check_backend(dataclasses.replace(CPU, **change), facts)
+        check_backend(dataclasses.replace(CPU, **change), this_host)

@@ -134,9 +134,8 @@ def test_only_watched_variables_are_kept(tmp_path):
     assert kept == {"HIP_VISIBLE_DEVICES": "0", "RANK": "3", "HWGRPO_BACKEND": "rocm"}
 
 
-def test_facts_of_both_tiers_are_json(tmp_path):
-    facts = gather_tier1(gather_tier0(backends=BACKENDS))
-    assert json.loads(json.dumps(facts.to_json()))["torch"]["version"] == torch.__version__
+def test_facts_of_both_tiers_are_json(this_host):
+    assert json.loads(json.dumps(this_host.to_json()))["torch"]["version"] == torch.__version__
 
 
 def ask(environ, timeout=60.0):
@@ -152,14 +151,13 @@ def fake_torch(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_tier_1_reports_the_torch_of_this_machine_and_corrects_the_build():
-    facts = gather_tier1(Facts(torch_version="2.13.0", torch_build=None))
-    assert facts.torch is not None
-    assert facts.torch.imported
-    assert facts.torch_version == torch.__version__
-    assert facts.torch_build == ("rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu")
-    assert facts.torch.devices["cuda"].available == torch.cuda.is_available()
-    assert facts.torch.devices["cuda"].count == torch.cuda.device_count()
+def test_tier_1_reports_the_torch_of_this_machine(this_host):
+    assert this_host.torch is not None
+    assert this_host.torch.imported
+    assert this_host.torch_version == torch.__version__
+    assert this_host.torch_build == ("rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu")
+    assert this_host.torch.devices["cuda"].available == torch.cuda.is_available()
+    assert this_host.torch.devices["cuda"].count == torch.cuda.device_count()
 
 
 def test_tier_1_names_the_root_cause_of_a_broken_vendor_plug_in(tmp_path):

@@ -1,8 +1,10 @@
 """linear_token_loss against fp64 autograd on full logits, in every scope, chunking and precision."""
 
+from typing import Any
+
 import pytest
 import torch
-from hwgrpo_kernels import linear_token_loss
+from hwgrpo_kernels import TokenLoss, linear_token_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -12,7 +14,7 @@ CU = torch.tensor([0, 40, 40, 97, 150, 193])
 SCOPES = [("token", ppo, None), ("sequence", gspo, CU), ("batch", centred, None)]
 
 
-def run(p, loss_fn, **arguments):
+def run(p, loss_fn, **arguments) -> tuple[TokenLoss, list[Any]]:
     """Forward and backward; returns the TokenLoss and the gradients."""
     for each in (p.hidden, p.weight, p.bias):
         if each is not None:
@@ -21,6 +23,12 @@ def run(p, loss_fn, **arguments):
     if result.loss.requires_grad:
         result.loss.backward()
     return result, [None if each is None else each.grad for each in (p.hidden, p.weight, p.bias)]
+
+
+def gradient_of(leaf: torch.Tensor) -> torch.Tensor:
+    """The gradient a backward left on a leaf."""
+    assert leaf.grad is not None
+    return leaf.grad
 
 
 def assert_equal_to_fp64(result, grads, truth, tolerance=1e-5):
@@ -208,7 +216,7 @@ def test_tied_weight_gets_the_gradient_of_both_uses():
     p.hidden, p.weight = torch.tanh(wide[tokens]), wide
     truth = in_fp64(p, ppo)
     (through_hidden,) = torch.autograd.grad(p.hidden, wide, truth.grads[0])
-    assert relative(table.grad, truth.grads[1] + through_hidden) < 1e-5
+    assert relative(gradient_of(table), truth.grads[1] + through_hidden) < 1e-5
 
 
 def test_bf16_is_as_exact_as_plain_bf16_and_gradients_come_in_the_parameters_dtype():
@@ -238,14 +246,14 @@ def test_weight_gradient_accumulates_wider_than_bf16_over_many_chunks():
 def test_autocast_rounds_like_a_linear_layer_and_returns_fp32_gradients():
     p = problem()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_fp32 = []
+        seen = []
 
         def watched(stats, rows):
-            assert_fp32.append((stats.logprob.dtype, torch.is_autocast_enabled("cpu")))
+            seen.append((stats.logprob.dtype, torch.is_autocast_enabled("cpu")))
             return ppo(stats, rows)
 
         result, grads = run(p, watched)
-    assert assert_fp32 == [(torch.float32, False)]
+    assert seen == [(torch.float32, False)]
     assert [grad.dtype for grad in grads[:2]] == [torch.float32] * 2
     logits = torch.nn.functional.linear(p.hidden.bfloat16(), p.weight.bfloat16()).float()
     expected = logits.log_softmax(1).gather(1, p.targets[:, None])[:, 0]

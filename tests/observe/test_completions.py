@@ -90,7 +90,7 @@ def test_samples_of_later_steps_are_cut_off(tmp_path):
 
 def test_the_sample_shown_belongs_together_and_moves_on_each_step():
     batch, completions, rewards, _ = batch_of([1, 2])
-    assert pick_sample(4, batch, completions, rewards) == Sample("prompt 1", "response 1", 0.125, "answer 1")
+    assert pick_sample(5, batch, completions, rewards) == Sample("prompt 1", "response 2", 0.25, "answer 1")
     assert pick_sample(6, batch, completions, rewards) == Sample("prompt 0", "response 0", 0.0, "answer 0")
     masked = dataclasses.replace(rewards, valid=torch.tensor([True, False, True]))
     shown = pick_sample(4, batch, completions, masked)

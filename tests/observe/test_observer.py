@@ -100,9 +100,11 @@ def test_starting_over_removes_what_an_attempt_without_checkpoint_logged(tmp_pat
     first.close()
     with Observer(a_config(), tmp_path, total_steps=8, is_main=True) as second:
         second.resume_from(0)
-        second.validation(0, {GREEDY: 0.5})
+        summary = second.finish("interrupted")
     assert (tmp_path / "completions.jsonl").read_text() == ""
-    assert read_metrics(tmp_path) == {0: {GREEDY: 0.5}}
+    assert read_metrics(tmp_path) == {}
+    assert summary is not None
+    assert (summary["steps"], summary["validation"]) == (0, [])
 
 
 def test_no_completions_are_written_when_none_are_asked_for(tmp_path):

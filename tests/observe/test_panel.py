@@ -36,7 +36,7 @@ def drawn(view: PanelView, width: int, **options) -> list[str]:
     [
         METRICS,
         {},
-        {"reward": math.nan, "actor/lr": None, "timing_s/gen": math.nan, "timing_s/step": math.inf},
+        {"reward": math.nan, "actor/lr": None, "timing_s/gen": math.inf, "timing_s/adv": math.nan},
         {"reward": torch.tensor(0.5), "timing_s/gen": 0.0, "actor/grad_norm": "?"},
         METRICS | {"timing_s/a_stage_with_a_long_name": 99_999.0, "perf/throughput": 1e12},
     ],

@@ -15,10 +15,18 @@ def scalars(run_dir, tag):
 
 def test_values_are_readable_while_the_run_goes_on(tmp_path):
     logger = TensorBoardLogger(tmp_path)
-    logger.log(1, {"reward": 0.5, "kl": math.nan})
-    logger.log(2, {"reward": 0.75, "kl": math.inf})
-    assert scalars(tmp_path, "reward") == [(1, 0.5), (2, 0.75)]
+    for step in range(1, 21):
+        logger.log(step, {"reward": step / 8})
+        assert scalars(tmp_path, "reward")[-1] == (step, step / 8)
+    logger.close()
+
+
+def test_a_value_that_is_not_a_number_is_kept(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    logger.log(1, {"kl": math.nan})
+    logger.log(2, {"kl": math.inf})
     assert math.isnan(scalars(tmp_path, "kl")[0][1])
+    assert scalars(tmp_path, "kl")[1] == (2, math.inf)
     logger.close()
 
 

@@ -8,14 +8,14 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.models.builtin import character_tokenizer
+from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local import LocalEngine
 from hwgrpo.values import Prompt, PromptBatch
 
 TOKENIZER = character_tokenizer("")
 VOCABULARY = len(TOKENIZER)
-EOS = TOKENIZER.eos_token_id
+EOS = TOKENIZER.get_vocab()["<eos>"]
 SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

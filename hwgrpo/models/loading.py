@@ -1,0 +1,175 @@
+"""From settings to a model and a tokenizer, and from a trained model to a folder in Hugging Face format."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import PeftModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.models import builtin
+from hwgrpo.models.lora import TRAINED_ADAPTER
+
+if TYPE_CHECKING:
+    from hwgrpo.config.schema import ModelConfig
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of `model.tokenizer`, else of `model.path`; padding falls back to end-of-sequence.
+
+    Raises:
+        ConfigError: it cannot be found or read, has no end-of-sequence token, or the chat template is missing.
+    """
+    key = "model.path" if config.tokenizer is None else "model.tokenizer"
+    source = _source(config.path if config.tokenizer is None else config.tokenizer, key)
+    revision = config.revision if config.tokenizer is None else None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise _unreadable(key, source, "a tokenizer", error) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"{key}={source!r}: the tokenizer has no end-of-sequence token, so no response would ever end; "
+            "set eos_token in its tokenizer_config.json"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if config.chat_template is not None:
+        template = Path(config.chat_template).expanduser()
+        if not template.is_file():
+            raise ConfigError(f"model.chat_template={config.chat_template!r}: there is no such file")
+        tokenizer.chat_template = template.read_text(encoding="utf-8")
+    return tokenizer
+
+
+def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
+    """Load the causal language model of `model.path` with fp32 parameters, on the CPU.
+
+    Args:
+        config: the run's `model` settings.
+        attention: attention implementation as transformers names it ("sdpa", "eager", ...).
+
+    Raises:
+        ConfigError: it cannot be found or read, is not a causal language model, or lacks weights.
+    """
+    source = _source(config.path, "model.path")
+    options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        _check_is_causal_lm(config, AutoConfig.from_pretrained(source, **options))
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, attn_implementation=attention, output_loading_info=True, **options
+        )
+    except ConfigError:
+        raise
+    except (OSError, ValueError, ImportError) as error:
+        raise _unreadable("model.path", source, "a model", error) from error
+    model, report = loaded
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ConfigError(
+            f"model.path={config.path!r} lacks {len(missing)} weights of {type(model).__name__}, e.g. {missing[0]}: "
+            "they would start at random. Is it a base model without a language-model head, or an incomplete copy?"
+        )
+    return model
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `ConfigError` when the tokenizer knows ids that the model has no embedding for."""
+    table: Any = model.get_input_embeddings()
+    embeddings = table.weight.shape[0]
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= embeddings:
+        raise ConfigError(
+            f"the tokenizer's largest id is {largest}, but the model has {embeddings} embeddings: "
+            "model.tokenizer does not belong to model.path; leave it out to take the model's own"
+        )
+
+
+def save_model(
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, merge: bool
+) -> None:
+    """Write a model and its tokenizer in Hugging Face format.
+
+    Args:
+        model: what was trained; it is left as it is.
+        tokenizer: written beside it.
+        folder: made where it is missing.
+        merge: with adapters: write the whole model, the trained adapter merged in, instead of the adapter alone.
+    """
+    if isinstance(model, PeftModel) and merge:
+        # Merging in place and taking it out again would round the trained weights.
+        copy.deepcopy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder)
+    elif isinstance(model, PeftModel):
+        model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
+    else:
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _source(path: str, key: str) -> str:
+    """Return a local folder that holds a model or tokenizer, or a hub name."""
+    if path.startswith(builtin.PREFIX):
+        return str(builtin.resolve(path))
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if (
+            (folder / "adapter_config.json").is_file()
+            and not (folder / "config.json").is_file()
+            and key == "model.path"
+        ):
+            raise ConfigError(
+                f"{key}={path!r} holds a LoRA adapter, not a model: "
+                "set model.path to the model it was trained on and model.lora.adapter to this folder"
+            )
+        needed = "config.json" if key == "model.path" else "tokenizer_config.json"
+        if not (folder / needed).is_file():
+            raise ConfigError(f"{key}={path!r}: the folder has no {needed}, so it is not in Hugging Face format")
+        return str(folder)
+    if folder.exists():
+        raise ConfigError(f"{key}={path!r} is a file; name the folder that holds it")
+    # A hub name is `name` or `owner/name`; anything else can only be meant as a folder.
+    if path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        raise ConfigError(f"{key}={path!r}: there is no such folder (looked for {folder.absolute()})")
+    return path
+
+
+def _unreadable(key: str, source: str, what: str, error: Exception) -> ConfigError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(source).is_dir():
+        return ConfigError(f"{key}={source!r}: the folder does not hold {what} that can be read: {reason}")
+    offline = [
+        name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "0") not in ("", "0")
+    ]
+    because = f" ({', '.join(offline)} is set)" if offline else ""
+    return ConfigError(
+        f"{key}={source!r} is not a folder here, and the hub did not give {what} of that name{because}: {reason} "
+        f"Check the name; or download it where there is a network (`hf download {source} --local-dir FOLDER`) and set "
+        f"{key}=FOLDER; or take builtin://tiny?task=sort, which needs no download."
+    )
+
+
+def _check_is_causal_lm(config: ModelConfig, found: PreTrainedConfig) -> None:
+    named = found.architectures or []
+    remote = "AutoModelForCausalLM" in (getattr(found, "auto_map", None) or {}) and config.trust_remote_code
+    known = remote or type(found) in MODEL_FOR_CAUSAL_LM_MAPPING
+    # Configurations of encoders and of bare backbones are in the mapping too: what was saved decides.
+    generates = not named or any(name.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for name in named)
+    if not known or not generates or getattr(found, "is_encoder_decoder", False):
+        kind = ", ".join(named) or type(found).__name__
+        raise ConfigError(
+            f"model.path={config.path!r} is not a causal language model but {kind} (model type {found.model_type!r}); "
+            "GRPO needs a decoder with a language-model head"
+        )

@@ -1,0 +1,142 @@
+"""A small Qwen3-architecture model and a character tokenizer, warm-started on a task's demonstrations.
+
+The demonstrations come from several modes of which one is right. The result is a model that has the skill without
+preferring the right mode: what is left is reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from hwgrpo.data.tasks import Task
+
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+HEAD_DIM = 16
+POSITIONS = 4096
+INITIALIZER_RANGE = 0.06
+"""Standard deviation of initial weights. The usual 0.02 suits wide models; at width 64 learning starts late with it."""
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""A character model has no role markers: a conversation is its contents, one after the other."""
+
+
+def make(
+    *, task: Task, seed: int, hidden: int, layers: int, steps: int, batch: int, lr: float
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Build and warm-start a model; the same arguments give bitwise the same weights on one kind of CPU.
+
+    Args:
+        task: whose demonstrations it is warm-started on.
+        seed: of the initial weights and of the demonstrations.
+        hidden: hidden size, a multiple of 32.
+        layers: decoder layers.
+        steps: warm-start steps; 0 leaves the initial weights.
+        batch: demonstrations per step.
+        lr: peak learning rate.
+
+    Returns:
+        the model (fp32, on the CPU, in evaluation mode) and its tokenizer.
+    """
+    tokenizer = character_tokenizer(task.alphabet)
+    with _one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(_config(tokenizer, hidden, layers)).float()
+        model.generation_config.pad_token_id = model.config.pad_token_id
+        if steps:
+            inputs, targets = _tensors(tokenizer, task.demonstrations(steps * batch, seed))
+            _warm_start(model, inputs, targets, batch, lr)
+    return model.eval(), tokenizer
+
+
+def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of one token per character: printable ASCII, newline and `alphabet`.
+
+    There is no beginning-of-sequence token; any other character becomes `<unk>`.
+    """
+    characters = sorted({*string.printable[:95], "\n", *alphabet})
+    vocabulary = {token: index for index, token in enumerate((PAD, EOS, UNK, *characters))}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=POSITIONS,
+    )
+
+
+def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> Qwen3Config:
+    vocabulary = tokenizer.get_vocab()
+    return Qwen3Config(
+        vocab_size=len(vocabulary),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // HEAD_DIM,
+        num_key_value_heads=hidden // (2 * HEAD_DIM),
+        head_dim=HEAD_DIM,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        initializer_range=INITIALIZER_RANGE,
+        bos_token_id=None,
+        eos_token_id=vocabulary[EOS],
+        pad_token_id=vocabulary[PAD],
+    )
+
+
+def _warm_start(model: Qwen3ForCausalLM, inputs: torch.Tensor, targets: torch.Tensor, batch: int, lr: float) -> None:
+    """Train one pass over inputs and targets (see `_tensors`)."""
+    steps = -(-len(inputs) // batch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, steps))
+    model.train()
+    for batch_inputs, batch_targets in zip(inputs.split(batch), targets.split(batch)):
+        # Causal attention and padding on the right: a real token never sees a padded one, so no mask is needed.
+        logits = model(input_ids=batch_inputs, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch_targets.flatten(), ignore_index=-100)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+
+
+def _lr_factor(step: int, steps: int) -> float:
+    """Return the share of the peak learning rate: up over 20 steps, then linearly down to a tenth."""
+    return min((step + 1) / 20, 1.0 - 0.9 * step / steps)
+
+
+def _tensors(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and next-token targets, both [len(pairs), longest - 1] int64; -100 where there is no loss."""
+    # A look-up per character is what the tokenizer does, only some twenty times faster than calling it.
+    vocabulary = tokenizer.get_vocab()
+    longest = max(len(prompt) + len(response) for prompt, response in pairs) + 1
+    ids = np.full((len(pairs), longest), vocabulary[PAD])
+    targets = np.full((len(pairs), longest), -100)
+    for row, (prompt, response) in enumerate(pairs):
+        tokens = [*(vocabulary[character] for character in prompt + response), vocabulary[EOS]]
+        ids[row, : len(tokens)] = tokens
+        targets[row, len(prompt) : len(tokens)] = tokens[len(prompt) :]
+    return torch.from_numpy(ids[:, :-1]), torch.from_numpy(targets[:, 1:])
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run on one thread: the order of floating-point sums, and with it the weights, must not depend on the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

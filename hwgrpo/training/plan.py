@@ -1,0 +1,119 @@
+"""What a run would do, worked out without loading weights: `hwgrpo train --dry-run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hwgrpo_backends import Backend
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hwgrpo.config import Config
+from hwgrpo.config.validate import prompts_per_update
+from hwgrpo.data.prompts import build_dataset
+from hwgrpo.models.loading import load_tokenizer, locate
+from hwgrpo.training.build import build_rewards
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes that memory and work depend on."""
+
+    architecture: str
+    parameters: int
+    trainable: int
+    hidden: int
+    layers: int
+    vocab: int
+
+
+def model_shape(config: Config) -> ModelShape:
+    """Read a model's sizes from its configuration alone; its weights are not touched.
+
+    With LoRA the trainable parameters are those of rank-r adapters on the linear layers named.
+    """
+    options: dict[str, Any] = {
+        "revision": config.model.revision,
+        "trust_remote_code": config.model.trust_remote_code,
+    }
+    settings = AutoConfig.from_pretrained(locate(config.model.path), **options)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.model.trust_remote_code)
+    total = sum(p.numel() for p in model.parameters())
+    trainable = total
+    lora = config.model.lora
+    if lora.rank:
+        head = model.get_output_embeddings()
+        everywhere = list(lora.target_modules) == ["all-linear"]
+        layers = [
+            module
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+            and module is not head
+            and (everywhere or any(name == t or name.endswith(f".{t}") for t in lora.target_modules))
+        ]
+        trainable = sum(lora.rank * (layer.in_features + layer.out_features) for layer in layers)
+    text = settings.get_text_config()
+    return ModelShape(
+        architecture=type(model).__name__,
+        parameters=total,
+        trainable=trainable,
+        hidden=text.hidden_size,
+        layers=text.num_hidden_layers,
+        vocab=text.vocab_size,
+    )
+
+
+def state_bytes(config: Config, shape: ModelShape) -> dict[str, int]:
+    """Return the bytes per device that do not depend on the batch.
+
+    fp32 parameters, fp32 gradients and AdamW's two moments of the trainable ones, and the frozen reference where a KL
+    term needs a copy.
+    """
+    parts = {
+        "parameters (fp32)": 4 * shape.parameters,
+        "gradients (fp32)": 4 * shape.trainable,
+        "AdamW moments": 8 * shape.trainable,
+    }
+    if config.algorithm.kl.coef and not config.model.lora.rank:
+        parts["reference model"] = 4 * shape.parameters
+    return parts
+
+
+def make_plan(config: Config, backend: Backend, world_size: int) -> str:
+    """Check what can be checked without loading the model, and describe the run.
+
+    Opens the data, the tokenizer, the reward functions and the model's configuration.
+
+    Raises:
+        ConfigError, DataError: naming what is wrong.
+    """
+    t = config.trainer
+    tokenizer = load_tokenizer(config.model)
+    training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
+    assert training is not None
+    rewards = build_rewards(config, training)
+    shape = model_shape(config)
+    steps = t.max_steps or max(1, t.epochs * len(training) // t.prompts_per_step)
+    updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
+    sequences = t.prompts_per_step * config.rollout.n
+    most = sequences * (training.longest + config.rollout.max_response_tokens)
+    memory = state_bytes(config, shape)
+    lines = [
+        ("backend", f"{backend.name}, {world_size} process(es)"),
+        ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
+        ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
+        ("data", f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens"),
+        ("", f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens"),
+        ("validation", f"{validation.name}: {len(validation):,} prompts" if validation else "none"),
+        ("rewards", ", ".join(rewards.names)),
+        ("schedule", f"{steps} steps of {t.prompts_per_step} prompts x {config.rollout.n} samples, {updates} update(s) each"),
+        ("", f"at most {most:,} tokens a step, {t.tokens_per_micro_batch:,} per micro-batch"),
+        ("memory", f"{sum(memory.values()) / GIB:.2f} GiB per device before activations and the key-value cache:"),
+        *(("", f"{size / GIB:.2f} GiB {part}") for part, size in memory.items()),
+        ("output", t.output_dir),
+    ]
+    return "\n".join(f"{name:<11}{text}" for name, text in lines)

@@ -1,0 +1,256 @@
+"""Loading and saving models and tokenizers, with and without adapters; what is said when that cannot work."""
+
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+    T5Config,
+)
+
+from hwgrpo.config.schema import LoraConfig, ModelConfig
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, save_model
+from hwgrpo.models.lora import apply_lora
+from hwgrpo.models.tiny import character_tokenizer
+
+SHAPE = Qwen3Config(
+    vocab_size=99,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    eos_token_id=1,
+    pad_token_id=0,
+    bos_token_id=None,
+)
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Qwen3 model in bfloat16 with its tokenizer."""
+    path = tmp_path / "model"
+    Qwen3ForCausalLM(SHAPE).to(torch.bfloat16).save_pretrained(path)
+    character_tokenizer("").save_pretrained(path)
+    return path
+
+
+def logits_of(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def change_adapter(model) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.3)
+
+
+def test_a_half_precision_model_loads_as_trainable_fp32_with_the_attention_asked_for(folder):
+    model = load_model(ModelConfig(path=str(folder)), attention="eager")
+    assert {(p.dtype, p.requires_grad) for p in model.parameters()} == {(torch.float32, True)}
+    assert model.config._attn_implementation == "eager"
+    assert load_model(ModelConfig(path=str(folder)), attention="sdpa").config._attn_implementation == "sdpa"
+
+
+def test_a_builtin_address_loads_like_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HWGRPO_CACHE", str(tmp_path))
+    config = ModelConfig(path="builtin://tiny?steps=0&hidden=32&layers=1")
+    model, tokenizer = load_model(config, attention="sdpa"), load_tokenizer(config)
+    assert model.config.hidden_size == 32
+    assert tokenizer("ab").input_ids
+    check_vocabulary(model, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/nowhere/model", "model.path='/nowhere/model': there is no such folder"),
+        ("./nowhere", "model.path='./nowhere': there is no such folder"),
+        ("some/nested/folder", "there is no such folder"),
+        ("builtin://tinny", "Did you mean 'tiny'"),
+    ],
+)
+def test_a_missing_folder_is_refused_for_model_and_tokenizer(path, message):
+    with pytest.raises(ConfigError, match=message):
+        load_model(ModelConfig(path=path), attention="sdpa")
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(ModelConfig(path=path))
+
+
+def test_a_hub_name_without_a_network_is_refused_with_the_remedies():
+    for load in (lambda config: load_model(config, attention="sdpa"), load_tokenizer):
+        with pytest.raises(ConfigError, match=r"model.path='nobody/nothing'.*HF_HUB_OFFLINE is set") as caught:
+            load(ModelConfig(path="nobody/nothing"))
+        assert "hf download nobody/nothing --local-dir FOLDER" in str(caught.value)
+        assert "builtin://tiny" in str(caught.value)
+
+
+def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
+    config = ModelConfig(path=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"the folder has no config.json"):
+        load_model(config, attention="sdpa")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds a LoRA adapter.*model.lora.adapter to this folder"):
+        load_model(config, attention="sdpa")
+    (tmp_path / "config.json").write_text("{ not json")
+    with pytest.raises(ConfigError, match=r"does not hold a model that can be read"):
+        load_model(config, attention="sdpa")
+    file = tmp_path / "weights.gguf"
+    file.write_text("")
+    with pytest.raises(ConfigError, match=r"is a file; name the folder"):
+        load_model(ModelConfig(path=str(file)), attention="sdpa")
+
+
+def test_models_that_cannot_generate_are_refused_by_their_kind(tmp_path):
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForMaskedLM(BertConfig(vocab_size=20, **small)).save_pretrained(tmp_path / "bert")
+    T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(tmp_path / "t5")
+    Qwen3Model(SHAPE).save_pretrained(tmp_path / "backbone")
+    for name, kind in (("bert", "BertForMaskedLM"), ("t5", "T5ForConditionalGeneration"), ("backbone", "Qwen3Model")):
+        with pytest.raises(ConfigError, match=f"not a causal language model but {kind}"):
+            load_model(ModelConfig(path=str(tmp_path / name)), attention="sdpa")
+
+
+def test_missing_weights_are_refused_instead_of_starting_at_random(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3})
+    )
+    with pytest.raises(ConfigError, match=r"lacks \d+ weights of Qwen3ForCausalLM, e.g. model.layers.2"):
+        load_model(ModelConfig(path=str(folder)), attention="sdpa")
+
+
+def test_a_tokenizer_without_padding_pads_with_end_of_sequence_and_one_without_that_is_refused(folder):
+    settings = folder / "tokenizer_config.json"
+    given = json.loads(settings.read_text())
+    settings.write_text(json.dumps({key: value for key, value in given.items() if key != "pad_token"}))
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == 1
+    settings.write_text(json.dumps({k: v for k, v in given.items() if k not in ("pad_token", "eos_token")}))
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        load_tokenizer(ModelConfig(path=str(folder)))
+
+
+def test_a_tokenizer_of_another_model_is_used_where_named_and_refused_where_it_is_too_large(folder, tmp_path):
+    character_tokenizer("äöü").save_pretrained(tmp_path / "larger")
+    config = ModelConfig(path=str(folder), tokenizer=str(tmp_path / "larger"))
+    model, tokenizer = load_model(config, attention="sdpa"), load_tokenizer(config)
+    assert len(tokenizer) == 102
+    with pytest.raises(ConfigError, match=r"largest id is 101, but the model has 99 embeddings.*model.tokenizer"):
+        check_vocabulary(model, tokenizer)
+    check_vocabulary(model, load_tokenizer(ModelConfig(path=str(folder))))
+    with pytest.raises(ConfigError, match=r"model.tokenizer='/nowhere'"):
+        load_tokenizer(ModelConfig(path=str(folder), tokenizer="/nowhere"))
+
+
+def test_a_chat_template_file_replaces_the_tokenizers_and_a_missing_one_is_refused(folder, tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder), chat_template=str(template)))
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "[user]x"
+    with pytest.raises(ConfigError, match=r"model.chat_template='nothing.jinja': there is no such file"):
+        load_tokenizer(ModelConfig(path=str(folder), chat_template="nothing.jinja"))
+
+
+def test_a_saved_model_loads_again_with_the_same_logits(folder, tmp_path):
+    model = load_model(ModelConfig(path=str(folder)), attention="sdpa")
+    save_model(model, load_tokenizer(ModelConfig(path=str(folder))), tmp_path / "out", merge=False)
+    assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits_of(model))
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("ab").input_ids == [69, 70]
+
+
+def test_a_new_adapter_is_fp32_trainable_on_all_linear_layers_and_starts_as_the_identity(folder):
+    model = load_model(ModelConfig(path=str(folder)), attention="sdpa")
+    before = logits_of(model)
+    wrapped = apply_lora(model, LoraConfig(rank=4, alpha=8.0))
+    trainable = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trainable.values()} == {torch.float32}
+    assert all("lora_" in name for name in trainable)
+    assert len(trainable) == 2 * 7 * 2
+    assert torch.equal(logits_of(wrapped), before)
+    assert wrapped.peft_config["default"].lora_alpha == 8.0
+
+
+def test_adapters_go_on_the_named_layers_and_an_unknown_name_is_refused_with_the_nearest(folder):
+    model = load_model(ModelConfig(path=str(folder)), attention="sdpa")
+    with pytest.raises(ConfigError, match=r"no linear layer 'q_prj'; it has .*v_proj.*Did you mean 'q_proj'"):
+        apply_lora(model, LoraConfig(rank=4, target_modules=["q_prj"]))
+    wrapped = apply_lora(model, LoraConfig(rank=4, target_modules=["q_proj", "v_proj"]))
+    trainable = [name for name, p in wrapped.named_parameters() if p.requires_grad]
+    assert len(trainable) == 2 * 2 * 2
+    assert all("q_proj" in name or "v_proj" in name for name in trainable)
+
+
+def test_an_adapter_is_saved_alone_or_merged_and_the_trained_model_is_left_as_it_is(folder, tmp_path):
+    config = ModelConfig(path=str(folder))
+    model, tokenizer = apply_lora(load_model(config, attention="sdpa"), LoraConfig(rank=4)), load_tokenizer(config)
+    plain = logits_of(load_model(config, attention="sdpa"))
+    change_adapter(model)
+    trained = logits_of(model)
+    assert not torch.allclose(trained, plain, atol=0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    save_model(model, tokenizer, tmp_path / "adapter", merge=False)
+    save_model(model, tokenizer, tmp_path / "merged", merge=True)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    alone = PeftModel.from_pretrained(load_model(config, attention="sdpa"), tmp_path / "adapter")
+    assert torch.equal(logits_of(alone), trained)
+    merged, report = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    torch.testing.assert_close(logits_of(merged), trained, atol=1e-5, rtol=1e-5)
+
+
+def test_an_existing_adapter_is_trained_further_beside_a_frozen_reference_copy(folder, tmp_path):
+    config = ModelConfig(path=str(folder))
+    tokenizer = load_tokenizer(config)
+    first = apply_lora(load_model(config, attention="sdpa"), LoraConfig(rank=4))
+    change_adapter(first)
+    save_model(first, tokenizer, tmp_path / "adapter", merge=False)
+    again = apply_lora(load_model(config, attention="sdpa"), LoraConfig(adapter=str(tmp_path / "adapter")))
+    trainable = [name for name, p in again.named_parameters() if p.requires_grad]
+    assert len(trainable) == 28
+    assert all(".default." in name for name in trainable)
+    assert torch.equal(logits_of(again), logits_of(first))
+    change_adapter(again)
+    assert not torch.allclose(logits_of(again), logits_of(first), atol=0.1)
+    again.set_adapter("reference")
+    assert torch.equal(logits_of(again), logits_of(first))
+    again.set_adapter("default")
+    trained = logits_of(again)
+    save_model(again, tokenizer, tmp_path / "further", merge=False)
+    save_model(again, tokenizer, tmp_path / "merged", merge=True)
+    assert not (tmp_path / "further" / "reference").exists()
+    alone = PeftModel.from_pretrained(load_model(config, attention="sdpa"), tmp_path / "further")
+    assert torch.equal(logits_of(alone), trained)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(logits_of(merged), trained, atol=1e-5, rtol=1e-5)
+
+
+def test_an_adapter_that_is_missing_or_has_another_rank_or_shape_is_refused(folder, tmp_path):
+    config = ModelConfig(path=str(folder))
+    model = load_model(config, attention="sdpa")
+    with pytest.raises(ConfigError, match=r"model.lora.adapter='/nowhere'.*no adapter_config.json"):
+        apply_lora(model, LoraConfig(adapter="/nowhere"))
+    adapter = tmp_path / "adapter"
+    save_model(apply_lora(model, LoraConfig(rank=4)), load_tokenizer(config), adapter, merge=False)
+    with pytest.raises(ConfigError, match=r"model.lora.rank=8, but the adapter .* has rank 4"):
+        apply_lora(load_model(config, attention="sdpa"), LoraConfig(rank=8, adapter=str(adapter)))
+    wider = Qwen3ForCausalLM(Qwen3Config(**SHAPE.to_dict() | {"hidden_size": 64}))
+    with pytest.raises(ConfigError, match=r"cannot be put on this model \(Qwen3ForCausalLM\)"):
+        apply_lora(wider, LoraConfig(adapter=str(adapter)))

@@ -1,0 +1,179 @@
+"""A run killed at any point and started again computes what the uninterrupted run computes, bit for bit."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import runs
+
+from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.training import checkpoints, loop
+from hwgrpo.training.update import PolicyUpdate
+
+LORA = ("model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01")
+SEVERAL = ("trainer.prompts_per_update=2", "trainer.epochs_per_batch=2", "algorithm.kl.coef=0.01")
+VARIANTS = {"full": (), "lora with dropout and KL": LORA, "several updates and KL": SEVERAL}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_in_update(number: int) -> None:
+    """Die inside the optimizer update `number`, gradients computed and weights not yet changed."""
+    plain = PolicyUpdate.accumulate_gradients
+
+    def deadly(self, *arguments):
+        result = plain(self, *arguments)
+        if self.updates_done + 1 == number:
+            die()
+        return result
+
+    PolicyUpdate.accumulate_gradients = deadly
+
+
+def kill_before(name: str, occurrence: int) -> None:
+    """Die before the given call of a function of the checkpoint module."""
+    plain = getattr(checkpoints, name)
+    calls = [0]
+
+    def deadly(*arguments):
+        calls[0] += 1
+        if calls[0] == occurrence:
+            die()
+        return plain(*arguments)
+
+    setattr(checkpoints, name, deadly)
+
+
+def kill_amid_a_file(occurrence: int) -> None:
+    """Die with half of a checkpoint's file on disk."""
+    plain = checkpoints._write
+    calls = [0]
+
+    def deadly(path: Path, tensors):
+        plain(path, tensors)
+        calls[0] += 1
+        if calls[0] == occurrence:
+            os.truncate(path, path.stat().st_size // 2)
+            die()
+
+    checkpoints._write = deadly
+
+
+def kill_between_log_and_checkpoint() -> None:
+    """Die after step 4 has been logged, before its checkpoint is begun."""
+
+    def deadly(run: loop.Run, step: int) -> None:
+        plain(run, step)
+        if step == 4:
+            die()
+
+    plain = loop.validate_now
+    loop.validate_now = deadly
+
+
+# checkpoints are due after steps 2, 4 and 6; each writes three safetensors, one manifest
+POINTS: dict[str, Callable[[], None]] = {
+    "before the first checkpoint": lambda: kill_in_update(2),
+    "in an update after it": lambda: kill_in_update(4),
+    "amid the second checkpoint's model": lambda: kill_amid_a_file(5),
+    "before its manifest": lambda: kill_before("_write_text", 2),
+    "before its rename": lambda: kill_before("_sync_folder", 3),
+    "after its rename": lambda: kill_before("_sync_folder", 4),
+    "between log and checkpoint": kill_between_log_and_checkpoint,
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
+    done: dict[str, dict] = {}
+
+    def results(variant: str) -> dict:
+        if variant not in done:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            words = (*VARIANTS[variant], "trainer.save_every=2", "trainer.validate_every=2")
+            assert runs.forked(lambda: runs.run(folder, *words)) == 0
+            done[variant] = runs.everything(folder)
+        return done[variant]
+
+    return results
+
+
+@pytest.mark.parametrize(
+    ("variant", "point"),
+    [("full", point) for point in POINTS]
+    + [(variant, "in an update after it") for variant in VARIANTS if variant != "full"],
+)
+def test_killed_and_resumed_equals_uninterrupted_bitwise(tmp_path: Path, uninterrupted, variant: str, point: str):
+    words = (*VARIANTS[variant], "trainer.save_every=2", "trainer.validate_every=2")
+
+    def doomed() -> None:
+        POINTS[point]()
+        runs.run(tmp_path / "run", *words)
+
+    expected = uninterrupted(variant)
+    assert runs.forked(doomed) == -signal.SIGKILL
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
+    found = runs.everything(tmp_path / "run")
+    assert found["metrics"] == expected["metrics"]
+    assert found["completions"] == expected["completions"]
+    assert found["weights"] == expected["weights"]
+    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, uninterrupted, capfd):
+    words = ("trainer.save_every=2", "trainer.validate_every=2")
+    expected = uninterrupted("full")
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "trainer.max_steps=4")) == 0
+    newest = tmp_path / "run/checkpoints/step-00000004/model.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "observe.progress=plain")) == 0
+    assert "step-00000004/model.safetensors is damaged" in capfd.readouterr().out
+    assert runs.everything(tmp_path / "run")["weights"] == expected["weights"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_ends_cleanly_and_loses_nothing(tmp_path: Path, uninterrupted, number: int):
+    words = ("trainer.save_every=2", "trainer.validate_every=2")
+
+    def signalled() -> None:
+        plain = PolicyUpdate.accumulate_gradients
+
+        def raising(self, *arguments):
+            if self.updates_done == 2:
+                os.kill(os.getpid(), number)
+            return plain(self, *arguments)
+
+        PolicyUpdate.accumulate_gradients = raising
+        assert runs.run(tmp_path / "run", *words) == "interrupted"
+
+    assert runs.forked(signalled) == 0
+    assert checkpoints.newest(tmp_path / "run/checkpoints")[0].step == 3
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
+    found, expected = runs.everything(tmp_path / "run"), uninterrupted("full")
+    assert found["metrics"] == expected["metrics"]
+    assert found["weights"] == expected["weights"]
+
+
+def test_never_resuming_refuses_a_folder_that_holds_a_run(tmp_path: Path):
+    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=1")) == 0
+    with pytest.raises(ConfigError, match="holds another run"):
+        runs.run(tmp_path / "run", "trainer.resume=never")
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_parameter(tmp_path: Path):
+    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=1")) == 0
+    with pytest.raises(CheckpointError, match="lora_A"):
+        runs.run(tmp_path / "run", "trainer.max_steps=2", "model.lora.rank=4")
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
+    words = ("trainer.save_every=1", "trainer.keep_checkpoints=3")
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
+    kept = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
+    assert kept == ["step-00000004", "step-00000005", "step-00000006"]
