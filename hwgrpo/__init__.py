@@ -1,3 +1,6 @@
-"""GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU. Importing it loads neither torch nor triton."""
+"""GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU.
+
+Importing this package loads neither torch nor triton.
+"""
 
 __version__ = "0.1.0"

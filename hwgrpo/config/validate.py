@@ -53,7 +53,8 @@ def _check_limits(section: Any, prefix: str) -> None:
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
         if dataclasses.is_dataclass(value):
             _check_limits(value, key + ".")
-        elif isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
+            continue
+        if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
             for i, element in enumerate(value):
                 _check_limits(element, f"{key}.{i}.")
         limits: Limits | None = field.metadata.get("limits")
@@ -145,8 +146,8 @@ def _check_contradictions(config: Config) -> None:
         )
     if c.observe.loggers.count("jsonl") == 0 and t.save_every:
         raise ConfigError(
-            f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics back; "
-            "add jsonl to observe.loggers"
+            f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "
+            "back; add jsonl to observe.loggers"
         )
     if c.algorithm.aggregation.norm_length and c.algorithm.aggregation.name != "seq-mean-token-sum-norm":
         raise ConfigError(

@@ -80,5 +80,4 @@ def _load_adapter(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         raise ConfigError(
             f"model.lora.adapter={config.adapter!r} cannot be put on this model ({type(model).__name__}): {error}"
         ) from error
-    wrapped.set_adapter(TRAINED_ADAPTER)
     return wrapped

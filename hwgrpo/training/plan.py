@@ -110,7 +110,10 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
         ("", f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens"),
         ("validation", f"{validation.name}: {len(validation):,} prompts" if validation else "none"),
         ("rewards", ", ".join(rewards.names)),
-        ("schedule", f"{steps} steps of {t.prompts_per_step} prompts x {config.rollout.n} samples, {updates} update(s) each"),
+        (
+            "schedule",
+            f"{steps} steps of {t.prompts_per_step} prompts x {config.rollout.n} samples, {updates} update(s) each",
+        ),
         ("", f"at most {most:,} tokens a step, {t.tokens_per_micro_batch:,} per micro-batch"),
         ("memory", f"{sum(memory.values()) / GIB:.2f} GiB per device before activations and the key-value cache:"),
         *(("", f"{size / GIB:.2f} GiB {part}") for part, size in memory.items()),

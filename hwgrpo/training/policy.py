@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hwgrpo_kernels import TokenLoss, linear_logprob, linear_token_loss
+from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
 from torch import nn
 
 from hwgrpo.training.layouts import MicroBatch
@@ -56,9 +56,7 @@ class PolicyModel(nn.Module):
         """The transformers causal LM, without peft's wrapper."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
-    def forward(
-        self, batch: MicroBatch, loss_fn: LossFn | None = None
-    ) -> TokenLoss | tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: MicroBatch, loss_fn: LossFn | None = None) -> TokenLoss | TokenLogprob:
         """Run backbone, head and loss.
 
         Args:
@@ -66,7 +64,7 @@ class PolicyModel(nn.Module):
             loss_fn: `loss_fn(stats, rows) -> (loss_N, metrics)`; None scores only.
 
         Returns:
-            With a loss function, its `TokenLoss`; without, `(logprob_N, entropy_N)` in fp32.
+            With a loss function, its `TokenLoss`; without, its `TokenLogprob`.
         """
         hidden = self.hidden_states(batch).flatten(0, 1)[batch.hidden_rows]
         head = self.base.get_output_embeddings()
@@ -79,7 +77,7 @@ class PolicyModel(nn.Module):
             "logits_dtype": self.options.logits_dtype,
         }
         if loss_fn is None:
-            return linear_logprob(hidden, head.weight, batch.targets, with_entropy=True, **common)
+            return linear_logprob(hidden, head.weight, batch.targets, **common)
         return linear_token_loss(
             hidden,
             head.weight,
@@ -95,7 +93,7 @@ class PolicyModel(nn.Module):
         """Return the last hidden states [B, L, H] in the compute dtype."""
         mask = batch.attention_mask
         if mask is not None:
-            # transformers adds a 4-d mask to the scores as it is, in eager attention too: 0 where allowed, else -inf-like
+            # transformers adds a 4-d mask to the scores as it is: 0 where attention is allowed, else -inf-like
             dtype = self.compute_dtype
             mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
         with self._autocast(batch.input_ids.device):

@@ -94,8 +94,7 @@ class PolicyUpdate:
         with torch.no_grad():
             for part in self._parts(batch, range(len(batch))):
                 micro = self._lay_out(batch, part, nothing)
-                logprob, _ = policy(micro.to(self.device))
-                logprobs[micro.token_index] = logprob.float().cpu()
+                logprobs[micro.token_index] = policy(micro.to(self.device)).logprob.float().cpu()
         policy.train(was_training)
         return logprobs
 

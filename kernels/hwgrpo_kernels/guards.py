@@ -17,7 +17,7 @@ def compute_dtype_of(hidden: Tensor) -> torch.dtype:
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
     """Return a context in which autocast is off; the dtypes of the head are chosen explicitly."""
     if torch.is_autocast_enabled(device_type):
-        return nullcontext()
+        return torch.autocast(device_type, enabled=False)
     return nullcontext()
 
 

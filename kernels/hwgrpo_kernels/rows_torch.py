@@ -87,9 +87,9 @@ def row_grad(
         return out
     distance, row_max, capped = _distances(logits, row_max, scale, squash, row_scale, out)
     alive = row_max > torch.finfo(row_max.dtype).min  # False for a row of only -inf, which has no gradient
-    factor = (
-        alive.to(row_max.dtype).mul_(-scale) if row_scale is None else row_scale.to(row_max.dtype).mul(-scale) * alive
-    )
+    factor = alive.to(row_max.dtype).mul_(-scale)
+    if row_scale is not None:
+        factor.mul_(row_scale)
     minus_g = grad_logprob * factor
     grad_y = torch.expm1(logprob).mul_(minus_g)
     inverse_sum = log_sum.neg().exp_()  # p_j = e_j * inverse_sum, without a division per logit

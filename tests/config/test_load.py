@@ -26,14 +26,17 @@ def refusal(*overrides: str) -> str:
 def test_overrides_win_over_the_recipe_and_the_recipe_over_defaults(tmp_path: Path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
-        "model: {path: m}\ndata: {train: 'task://sort'}\nreward: {functions: [exact_match]}\nrollout: {n: 4, top_k: 5}\n"
+        "model: {path: m}\ndata: {train: 'task://sort'}\nreward: {functions: [exact_match]}\n"
+        "rollout: {n: 4, top_k: 5}\n"
     )
     config = load_config(recipe, ["rollout.n=16"])
     assert (config.rollout.n, config.rollout.top_k, config.rollout.top_p) == (16, 5, 1.0)
 
 
 def test_the_printed_configuration_loads_back_to_itself(tmp_path: Path):
-    config = load("optim.lr=3e-4", "rollout.stop=['###']", "reward.functions=[{name: exact_match, weight: 0.5}, length]")
+    config = load(
+        "optim.lr=3e-4", "rollout.stop=['###']", "reward.functions=[{name: exact_match, weight: 0.5}, length]"
+    )
     recipe = tmp_path / "resolved.yaml"
     recipe.write_text(to_yaml(config))
     assert load_config(recipe) == config
@@ -84,7 +87,10 @@ def test_a_wrong_setting_is_refused_with_key_value_and_remedy(word: str, parts: 
     ("words", "parts"),
     [
         (["rollout.n=1"], ["rollout.n=1", "no baseline", "rollout.n=2"]),
-        (["trainer.prompts_per_step=32", "trainer.prompts_per_update=12"], ["prompts_per_update=12", "does not divide"]),
+        (
+            ["trainer.prompts_per_step=32", "trainer.prompts_per_update=12"],
+            ["prompts_per_update=12", "does not divide"],
+        ),
         (
             ["trainer.tokens_per_micro_batch=100", "data.max_prompt_tokens=64", "rollout.max_response_tokens=64"],
             ["tokens_per_micro_batch=100", "at least 128"],

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from hwgrpo_kernels import default_registry, linear_logprob, token_logprob
-from hwgrpo_kernels.chunks import chunk_rows_for
+from hwgrpo_kernels.chunks import chunk_rows_for, even_chunks, sequence_chunks
 
 from tests.kernels.test_token_loss import LargestTensor, gradient_of
 from tests.kernels.token_loss_cases import problem, relative
@@ -194,3 +194,19 @@ def test_chunk_rows_depend_on_vocabulary_dtype_and_device_type_alone():
     assert chunk_rows_for(151936, torch.float32, "cpu") == 64
     assert chunk_rows_for(151936, torch.bfloat16, "cuda") == 4096  # hw: chunk sizes are per device type
     assert chunk_rows_for(151936, torch.float32, "npu") == 2048  # hw: chunk sizes are per device type
+
+
+def test_chunks_cover_all_rows_and_never_cut_a_sequence_nor_exceed_their_size():
+    assert even_chunks(10, 4) == [(0, 4), (4, 8), (8, 10)]
+    assert even_chunks(0, 4) == []
+    assert sequence_chunks([0, 3, 3, 6, 10, 11], 6) == [(0, 3), (3, 5)]
+    assert sequence_chunks([0, 3, 3, 6, 10, 11], 5) == [(0, 2), (2, 3), (3, 5)]
+    assert sequence_chunks([0, 3, 10], 6) is None
+
+
+def test_token_logprob_over_several_chunks_keeps_rows_and_temperatures_together():
+    logits, targets, temperature = torch.randn(600, 4096), torch.randint(4096, (600,)), torch.rand(600) + 0.5
+    assert chunk_rows_for(4096, torch.float32, "cpu") < 600
+    got = token_logprob(logits, targets, temperature=temperature).logprob
+    expected = plain(logits, targets, temperature[:, None])[0]
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)

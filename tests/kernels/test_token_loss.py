@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.kernels.token_loss_cases import centred, gspo, in_fp64, ppo, problem, relative
 
 CU = torch.tensor([0, 40, 40, 97, 150, 193])
-SCOPES = [("token", ppo, None), ("sequence", gspo, CU), ("batch", centred, None)]
+SCOPES = [("token", ppo, None), ("sequence", gspo, CU), ("batch", centred, None), ("batch", ppo, None)]
 
 
 def run(p, loss_fn, **arguments) -> tuple[TokenLoss, list[Any]]:

@@ -1,6 +1,7 @@
 """The model with no download: its address, its cache, its tokenizer, what its warm start teaches."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def test_a_resolved_folder_loads_with_transformers_as_a_tied_qwen3_of_the_given_
 def test_the_tokenizer_has_a_token_per_character_round_trips_and_survives_saving(tmp_path):
     made = tiny.character_tokenizer("é")
     made.save_pretrained(tmp_path / "tokenizer")
+    tokenizer: Any
     for tokenizer in (made, AutoTokenizer.from_pretrained(tmp_path / "tokenizer")):
         text = "sort 31=\n  {a} <b> é"
         ids = tokenizer(text).input_ids

@@ -1,6 +1,7 @@
 """Loading and saving models and tokenizers, with and without adapters; what is said when that cannot work."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,8 @@ IDS = torch.tensor([[5, 6, 7, 8, 9]])
 def folder(tmp_path):
     """A Qwen3 model in bfloat16 with its tokenizer."""
     path = tmp_path / "model"
-    Qwen3ForCausalLM(SHAPE).to(torch.bfloat16).save_pretrained(path)
+    model: Any = Qwen3ForCausalLM(SHAPE)
+    model.to(torch.bfloat16).save_pretrained(path)
     character_tokenizer("").save_pretrained(path)
     return path
 
@@ -115,7 +117,12 @@ def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
 
 
 def test_models_that_cannot_generate_are_refused_by_their_kind(tmp_path):
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    small: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     BertForMaskedLM(BertConfig(vocab_size=20, **small)).save_pretrained(tmp_path / "bert")
     T5Config(architectures=["T5ForConditionalGeneration"]).save_pretrained(tmp_path / "t5")
     Qwen3Model(SHAPE).save_pretrained(tmp_path / "backbone")
@@ -181,7 +188,8 @@ def test_a_new_adapter_is_fp32_trainable_on_all_linear_layers_and_starts_as_the_
     assert all("lora_" in name for name in trainable)
     assert len(trainable) == 2 * 7 * 2
     assert torch.equal(logits_of(wrapped), before)
-    assert wrapped.peft_config["default"].lora_alpha == 8.0
+    settings: Any = wrapped.peft_config["default"]
+    assert settings.lora_alpha == 8.0
 
 
 def test_adapters_go_on_the_named_layers_and_an_unknown_name_is_refused_with_the_nearest(folder):
@@ -210,7 +218,8 @@ def test_an_adapter_is_saved_alone_or_merged_and_the_trained_model_is_left_as_it
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
     alone = PeftModel.from_pretrained(load_model(config, attention="sdpa"), tmp_path / "adapter")
     assert torch.equal(logits_of(alone), trained)
-    merged, report = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    merged, report = loaded
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     torch.testing.assert_close(logits_of(merged), trained, atol=1e-5, rtol=1e-5)
@@ -232,6 +241,7 @@ def test_an_existing_adapter_is_trained_further_beside_a_frozen_reference_copy(f
     again.set_adapter("reference")
     assert torch.equal(logits_of(again), logits_of(first))
     again.set_adapter("default")
+    assert [name for name, p in again.named_parameters() if p.requires_grad] == trainable
     trained = logits_of(again)
     save_model(again, tokenizer, tmp_path / "further", merge=False)
     save_model(again, tokenizer, tmp_path / "merged", merge=True)
@@ -251,6 +261,7 @@ def test_an_adapter_that_is_missing_or_has_another_rank_or_shape_is_refused(fold
     save_model(apply_lora(model, LoraConfig(rank=4)), load_tokenizer(config), adapter, merge=False)
     with pytest.raises(ConfigError, match=r"model.lora.rank=8, but the adapter .* has rank 4"):
         apply_lora(load_model(config, attention="sdpa"), LoraConfig(rank=8, adapter=str(adapter)))
-    wider = Qwen3ForCausalLM(Qwen3Config(**SHAPE.to_dict() | {"hidden_size": 64}))
+    shape: dict[str, Any] = SHAPE.to_dict() | {"hidden_size": 64}
+    wider = Qwen3ForCausalLM(Qwen3Config(**shape))
     with pytest.raises(ConfigError, match=r"cannot be put on this model \(Qwen3ForCausalLM\)"):
         apply_lora(wider, LoraConfig(adapter=str(adapter)))

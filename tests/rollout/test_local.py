@@ -1,6 +1,7 @@
 """The local engine against transformers' generate and against full forward passes, on tiny random models."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hwgrpo.values import Prompt, PromptBatch
 TOKENIZER = character_tokenizer("")
 VOCABULARY = len(TOKENIZER)
 EOS = TOKENIZER.get_vocab()["<eos>"]
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -29,7 +30,7 @@ SHAPE = {
     "eos_token_id": EOS,
     "pad_token_id": TOKENIZER.pad_token_id,
 }
-FAMILIES = {
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 8}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"use_sliding_window": False}),
     "llama": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
@@ -43,7 +44,7 @@ WORDS = ("sort 31=", "a", "the quick brown", "sort 12=")
 EVEN = ("abcd", "sort", "zzzz")
 
 
-def model_of(family: str = "qwen3"):
+def model_of(family: str = "qwen3") -> Any:
     kind, config, extra = FAMILIES[family]
     torch.manual_seed(11)
     return kind(config(**SHAPE | extra)).eval()
@@ -152,6 +153,15 @@ def test_generation_in_parts_gives_what_one_part_gives(max_sequences):
     model, batch = model_of(), prompts_of(*WORDS)
     sampling = Sampling(3, 10, seed=2)
     assert_same(engine_of(model, max_sequences).generate(batch, sampling), engine_of(model).generate(batch, sampling))
+
+
+@pytest.mark.parametrize(("max_sequences", "prefills"), [(12, [4]), (8, [2, 2]), (3, [1] * 4), (2, [1] * 8)])
+def test_a_group_is_split_over_parts_only_when_it_is_larger_than_a_part(max_sequences, prefills):
+    model = model_of()
+    fed = []
+    model.register_forward_pre_hook(lambda _m, _a, given: fed.append(given["input_ids"].shape), with_kwargs=True)
+    engine_of(model, max_sequences).generate(prompts_of(*WORDS), Sampling(3, 1))
+    assert [shape[0] for shape in fed] == prefills
 
 
 def test_dropping_finished_rows_changes_nothing(monkeypatch):

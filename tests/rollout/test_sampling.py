@@ -1,5 +1,7 @@
 """Drawing tokens: uniforms, filters, the inverse of the distribution function."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
@@ -109,6 +111,15 @@ def test_zero_probability_tokens_at_the_start_and_in_the_middle_are_never_drawn(
     assert set(token.tolist()) == {2, 4}
 
 
+def test_a_parallel_scan_whose_rounding_is_not_monotone_draws_no_token_of_zero_probability(monkeypatch):
+    # What an accelerator's cumsum may do, exaggerated: at token 1, of probability 0, the sum is above token 0's.
+    scan = torch.tensor([[0.4, 0.5, 0.4, 1.0, 0.99]])
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_args, **_kwargs: scan)
+    probability = torch.tensor([[0.4, 0.0, 0.0, 0.6, 0.0]])
+    assert inverse_cdf(probability, torch.tensor([0.45])).tolist() == [3]
+    assert inverse_cdf(probability, torch.tensor([1 - 2.0**-24])).tolist() == [3]
+
+
 def test_a_row_without_finite_logits_gives_minus_1():
     logits = torch.tensor([[0.0, float("nan")], [float("inf"), 0.0], [0.0, 0.0]])
     for uniform in (torch.full((3,), 0.3), None):
@@ -169,4 +180,4 @@ def test_greedy_takes_the_likeliest_token_and_its_raw_log_prob_whatever_the_filt
 )
 def test_settings_out_of_range_are_refused_by_name(settings, named):
     with pytest.raises(ConfigError, match=named):
-        Sampling(**{"n": 1, "max_response_tokens": 8} | settings)
+        Sampling(**cast(dict[str, Any], {"n": 1, "max_response_tokens": 8} | settings))

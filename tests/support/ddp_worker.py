@@ -1,6 +1,6 @@
 """Run by torchrun: one update of a fixed batch, each rank on its share of the prompts; rank 0 saves what resulted.
 
-    torchrun --nproc-per-node 2 ddp_worker.py OUT.safetensors EXTRA_OVERRIDE...
+torchrun --nproc-per-node 2 ddp_worker.py OUT.safetensors EXTRA_OVERRIDE...
 """
 
 import dataclasses

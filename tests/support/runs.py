@@ -76,10 +76,10 @@ def forked(body: Callable[[], Any]) -> int:
 
 def metrics(output: Path) -> list[dict[str, Any]]:
     """Return the logged metrics, without what a clock or the memory of the machine decides."""
-    lines = []
-    for line in read_lines(output / "metrics.jsonl"):
-        lines.append({k: v for k, v in line.items() if not k.startswith(("timing_s/", "perf/"))})
-    return lines
+    return [
+        {key: value for key, value in line.items() if not key.startswith(("timing_s/", "perf/"))}
+        for line in read_lines(output / "metrics.jsonl")
+    ]
 
 
 def everything(output: Path) -> dict[str, Any]:

@@ -96,7 +96,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("make", [tiny_qwen3, lambda: tiny_qwen3(tied=False), tiny_llama], ids=["tied", "untied", "llama"])
+@pytest.mark.parametrize(
+    "make", [tiny_qwen3, lambda: tiny_qwen3(tied=False), tiny_llama], ids=["tied", "untied", "llama"]
+)
 def test_a_whole_step_has_the_gradient_of_fp64_autograd_on_full_logits(case: str, make):
     words, kinds = CASES[case]
     model, batch = make(), ragged_batch(**kinds)
@@ -145,8 +147,10 @@ def test_sequences_without_tokens_change_nothing():
 
 def test_an_update_without_any_token_has_a_zero_gradient_for_every_parameter():
     batch = ragged_batch(prompts=1, n=1)
-    nothing = TrainBatch(**{**vars(batch)} | {"offsets": torch.tensor([0, 0]), "tokens": batch.tokens[:0],
-                                              "rollout_logprobs": batch.rollout_logprobs[:0]})
+    nothing = TrainBatch(
+        **{**vars(batch)}
+        | {"offsets": torch.tensor([0, 0]), "tokens": batch.tokens[:0], "rollout_logprobs": batch.rollout_logprobs[:0]}
+    )
     loss, ours, _ = gradients(updater(tiny_qwen3()), nothing)
     assert loss == 0
     assert ours

@@ -42,7 +42,7 @@ class Ddp:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         # Small CPU values travel over gloo beside the device's own group.
-        self._cpu_group = dist.group.WORLD if comm_backend == "gloo" else dist.new_group(backend="gloo")
+        self._cpu_group: Any = dist.group.WORLD if comm_backend == "gloo" else dist.new_group(backend="gloo")
 
     def wrap(self, policy: PolicyModel) -> None:
         # broadcast_buffers: rotary caches are the same on every rank; their broadcast would only cost time
