@@ -36,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
+    args, rest = parser.parse_known_args(argv)
+    if rest and ("overrides" not in args or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides += rest  # argparse stops collecting at an option: `train RECIPE --dry-run key=value`
     try:
         return args.run(args)
     except ConfigError as error:

@@ -95,6 +95,9 @@ def _check_files(config: Config) -> None:
         file = function.name.rpartition(":")[0] or function.name
         if ".py" in function.name and not Path(file).expanduser().is_file():
             raise ConfigError(f"reward.functions.{i}.name={function.name!r}: there is no file {file}")
+    adapter = config.model.lora.adapter
+    if adapter and not Path(adapter).expanduser().is_dir():
+        raise ConfigError(f"model.lora.adapter={adapter!r}: there is no such folder")
     template = config.model.chat_template
     if template and not Path(template).expanduser().is_file():
         raise ConfigError(f"model.chat_template={template!r}: there is no such file")
@@ -139,10 +142,6 @@ def _check_contradictions(config: Config) -> None:
     if correction.name != "none" and correction.low is None and correction.high is None:
         raise ConfigError(
             f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both"
-        )
-    if c.model.lora.rank == 0 and c.model.lora.adapter:
-        raise ConfigError(
-            f"model.lora.adapter={c.model.lora.adapter!r} with model.lora.rank=0: set the adapter's rank to train it"
         )
     if c.observe.loggers.count("jsonl") == 0 and t.save_every:
         raise ConfigError(

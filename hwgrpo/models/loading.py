@@ -34,7 +34,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         ConfigError: it cannot be found or read, has no end-of-sequence token, or the chat template is missing.
     """
     key = "model.path" if config.tokenizer is None else "model.tokenizer"
-    source = _source(config.path if config.tokenizer is None else config.tokenizer, key)
+    source = locate(config.path if config.tokenizer is None else config.tokenizer, key)
     revision = config.revision if config.tokenizer is None else None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=config.trust_remote_code)
@@ -65,7 +65,7 @@ def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
     Raises:
         ConfigError: it cannot be found or read, is not a causal language model, or lacks weights.
     """
-    source = _source(config.path, "model.path")
+    source = locate(config.path, "model.path")
     options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     try:
         _check_is_causal_lm(config, AutoConfig.from_pretrained(source, **options))
@@ -119,7 +119,7 @@ def save_model(
     tokenizer.save_pretrained(folder)
 
 
-def _source(path: str, key: str) -> str:
+def locate(path: str, key: str = "model.path") -> str:
     """Return a local folder that holds a model or tokenizer, or a hub name."""
     if path.startswith(builtin.PREFIX):
         return str(builtin.resolve(path))

@@ -22,6 +22,30 @@ TRAINED_ADAPTER = "default"
 """Name of the adapter that is trained: the one whose weights peft saves at a folder's top."""
 
 
+def uses_lora(config: LoraConfig) -> bool:
+    """Whether adapters are trained instead of all parameters: new ones (`rank`) or existing ones (`adapter`)."""
+    return config.rank > 0 or config.adapter is not None
+
+
+def rank_of(config: LoraConfig) -> int:
+    """Return the rank of the adapters: the existing one's, else `model.lora.rank` (0: none).
+
+    Raises:
+        ConfigError: `model.lora.adapter` holds no adapter, or has another rank than `model.lora.rank` says.
+    """
+    if config.adapter is None:
+        return config.rank
+    settings = Path(config.adapter).expanduser() / "adapter_config.json"
+    if not settings.is_file():
+        raise ConfigError(f"model.lora.adapter={config.adapter!r}: there is no adapter_config.json in that folder")
+    rank = json.loads(settings.read_text(encoding="utf-8")).get("r")
+    if config.rank not in (0, rank):
+        raise ConfigError(
+            f"model.lora.rank={config.rank}, but the adapter {config.adapter!r} has rank {rank}; leave the rank out"
+        )
+    return rank
+
+
 def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     """Put trainable fp32 low-rank adapters on a model and freeze the rest.
 
@@ -65,14 +89,7 @@ def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
 def _load_adapter(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     assert config.adapter is not None
     folder = Path(config.adapter).expanduser()
-    settings = folder / "adapter_config.json"
-    if not settings.is_file():
-        raise ConfigError(f"model.lora.adapter={config.adapter!r}: there is no adapter_config.json in that folder")
-    rank = json.loads(settings.read_text(encoding="utf-8")).get("r")
-    if config.rank not in (0, rank):
-        raise ConfigError(
-            f"model.lora.rank={config.rank}, but the adapter {config.adapter!r} has rank {rank}; leave the rank out"
-        )
+    rank_of(config)  # refuses a folder without an adapter and a rank that contradicts it
     try:
         wrapped = PeftModel.from_pretrained(model, str(folder), adapter_name=TRAINED_ADAPTER, is_trainable=True)
         wrapped.load_adapter(str(folder), adapter_name=REFERENCE_ADAPTER, is_trainable=False)

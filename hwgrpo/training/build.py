@@ -23,7 +23,7 @@ from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer
-from hwgrpo.models.lora import apply_lora
+from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
@@ -195,7 +195,7 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     check_vocabulary(model, tokenizer)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if config.model.lora.rank > 0:
+    if uses_lora(config.model.lora):
         model = apply_lora(model, config.model.lora)
     model.to(device.torch_device)
     logits = config.kernels.logits_dtype

@@ -8,6 +8,7 @@ from pathlib import Path
 import hwgrpo_kernels
 
 from hwgrpo.models.loading import save_model
+from hwgrpo.models.lora import uses_lora
 from hwgrpo.training.loop import Run, Status
 
 
@@ -23,7 +24,7 @@ def finish(run: Run, status: Status) -> None:
         if status == "completed" and run.config.trainer.save_final_model:
             paths["model"] = output / "final"
             save_model(run.update.policy.model, run.tokenizer, paths["model"], merge=True)
-            if run.config.model.lora.rank > 0:
+            if uses_lora(run.config.model.lora):
                 paths["adapter"] = output / "final-adapter"
                 save_model(run.update.policy.model, run.tokenizer, paths["adapter"], merge=False)
         if (output / "checkpoints").is_dir():

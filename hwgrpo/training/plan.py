@@ -13,6 +13,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.models.loading import load_tokenizer, locate
+from hwgrpo.models.lora import rank_of, uses_lora
 from hwgrpo.training.build import build_rewards
 
 GIB = 2**30
@@ -45,7 +46,8 @@ def model_shape(config: Config) -> ModelShape:
     total = sum(p.numel() for p in model.parameters())
     trainable = total
     lora = config.model.lora
-    if lora.rank:
+    if uses_lora(lora):
+        rank = rank_of(lora)
         head = model.get_output_embeddings()
         everywhere = list(lora.target_modules) == ["all-linear"]
         layers = [
@@ -55,7 +57,7 @@ def model_shape(config: Config) -> ModelShape:
             and module is not head
             and (everywhere or any(name == t or name.endswith(f".{t}") for t in lora.target_modules))
         ]
-        trainable = sum(lora.rank * (layer.in_features + layer.out_features) for layer in layers)
+        trainable = sum(rank * (layer.in_features + layer.out_features) for layer in layers)
     text = settings.get_text_config()
     return ModelShape(
         architecture=type(model).__name__,
@@ -78,7 +80,7 @@ def state_bytes(config: Config, shape: ModelShape) -> dict[str, int]:
         "gradients (fp32)": 4 * shape.trainable,
         "AdamW moments": 8 * shape.trainable,
     }
-    if config.algorithm.kl.coef and not config.model.lora.rank:
+    if config.algorithm.kl.coef and not uses_lora(config.model.lora):
         parts["reference model"] = 4 * shape.parameters
     return parts
 

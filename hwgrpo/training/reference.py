@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hwgrpo.config import Config
+from hwgrpo.models.lora import REFERENCE_ADAPTER, uses_lora
 from hwgrpo.training.policy import PolicyModel
 
 
@@ -35,7 +36,7 @@ class Reference:
         else:
             trained = self.policy.model.active_adapter
             trainable = {name: p.requires_grad for name, p in self.policy.model.named_parameters()}
-            self.policy.model.set_adapter("reference")
+            self.policy.model.set_adapter(REFERENCE_ADAPTER)
             try:
                 yield
             finally:
@@ -53,7 +54,7 @@ def build_reference(policy: PolicyModel, config: Config) -> Reference | None:
     """
     if config.algorithm.kl.coef == 0:
         return None
-    if config.model.lora.rank == 0:
+    if not uses_lora(config.model.lora):
         frozen = copy.deepcopy(policy).eval().requires_grad_(False)
         return Reference(frozen, "copy")
     return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")

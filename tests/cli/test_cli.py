@@ -1,0 +1,115 @@
+"""`hwgrpo config`, `--print-config`, `--dry-run`, mistakes, `train` and `eval` from the shell."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+import yaml
+
+TINY = [word for word in runs.SMALL if not word.startswith("observe.")]
+
+
+def test_help_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys; sys.argv = ['hwgrpo', '--help']\n"
+        "from hwgrpo.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'omegaconf'} & sys.modules.keys(), 'imported'\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    path = ":".join(str(root / folder) for folder in (".", "backends", "kernels"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    for command in ("train", "eval", "config", "detect"):
+        assert command in done.stdout
+
+
+def test_print_config_is_yaml_with_every_section_and_the_override(hwgrpo):
+    done = hwgrpo("train", "tiny_sort", "rollout.n=16", "--print-config")
+    assert done.returncode == 0, done.stderr
+    shown = yaml.safe_load(done.stdout)
+    assert shown["rollout"]["n"] == 16
+    assert set(shown) == {
+        "model", "data", "rollout", "reward", "algorithm", "optim", "trainer", "backend", "kernels", "observe",
+    }  # fmt: skip
+
+
+def test_config_prints_the_settings_asked_for(hwgrpo):
+    done = hwgrpo("config", "rollout", "optim.lr")
+    assert done.returncode == 0, done.stderr
+    assert "rollout.temperature = 1.0" in done.stdout
+    assert "optim.lr = 1e-06" in done.stdout
+    assert "trainer." not in done.stdout.replace("`trainer.", "")
+    everything = json.loads(hwgrpo("config", "--json").stdout)
+    assert len(everything) > 80
+    assert all(entry["doc"] for entry in everything)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["train", "tiny_sort", "rollout.temprature=1"], ["rollout.temprature", "Did you mean rollout.temperature?"]),
+        (["train", "tiny_srot"], ["tiny_srot", "Did you mean", "tiny_sort.yaml"]),
+        (["config", "rolout"], ["Did you mean rollout?"]),
+        (["eval", "tiny_sort", "--k", "99"], ["--k '99'", "--n 8"]),
+        (["eval", "."], ["not the folder of a run"]),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(hwgrpo, words: list[str], parts: list[str]):
+    done = hwgrpo(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    for part in parts:
+        assert part in done.stderr
+
+
+def test_a_backend_that_this_host_does_not_have_is_refused_with_the_reason(hwgrpo):
+    done = hwgrpo("train", "tiny_sort", "backend.name=npu")  # hw: the word under test
+    assert done.returncode == 1
+    assert "npu" in done.stderr  # hw: the word under test
+    assert "Fix:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_dry_run_describes_the_run_and_trains_nothing(hwgrpo, tmp_path: Path):
+    done = hwgrpo("train", "tiny_sort", *TINY, "--dry-run", "trainer.output_dir=out", "algorithm.kl.coef=0.1")
+    assert done.returncode == 0, done.stderr
+    for part in ("backend    cpu", "Qwen3ForCausalLM", "6 steps of 4 prompts x 4 samples", "reference model", "GiB"):
+        assert part in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
+    done = hwgrpo("train", "tiny_sort", *TINY, "trainer.output_dir=out", "trainer.save_every=3")
+    assert done.returncode == 0, done.stderr
+    assert "step 6/6" in done.stdout
+    assert "completed: 6 of 6 steps" in done.stdout
+    out = tmp_path / "out"
+    for name in (
+        "config.yaml",
+        "environment.json",
+        "kernels.json",
+        "metrics.jsonl",
+        "completions.jsonl",
+        "summary.json",
+    ):
+        assert (out / name).is_file(), name
+    assert list((out / "tensorboard").iterdir())
+    assert (out / "final/model.safetensors").is_file()
+    assert yaml.safe_load((out / "config.yaml").read_text())["trainer"]["max_steps"] == 6
+
+    measured = hwgrpo("eval", "out", "--n", "4", "--k", "1,2,4", "--json")
+    assert measured.returncode == 0, measured.stderr
+    result = json.loads(measured.stdout)
+    assert result["prompts"] == 8
+    assert 0 <= result["pass@1"] <= result["pass@2"] <= result["pass@4"] <= 1
+    assert result["pass@1"] == pytest.approx(result["mean_reward"])
+    summary = json.loads((out / "summary.json").read_text())
+    assert "greedy" in json.dumps(summary)
+    last = [line for line in runs.metrics(out) if "val-core/task://sort/reward/greedy" in line][-1]
+    assert result["greedy_reward"] == pytest.approx(last["val-core/task://sort/reward/greedy"])

@@ -1,0 +1,267 @@
+"""The smaller parts of the trainer: schedule, layouts, batches, references, checkpoint files, random state."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
+from tiny import ragged_batch, settings, tiny_qwen3
+
+from hwgrpo.errors import CheckpointError
+from hwgrpo.models.loading import save_model
+from hwgrpo.models.lora import apply_lora
+from hwgrpo.training import checkpoints, rng
+from hwgrpo.training.batch import assemble, shuffle_rewards, split_updates
+from hwgrpo.training.layouts import TokenSignals, cut, packed, padded
+from hwgrpo.training.optimizer import build_optimizer, learning_rate
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.reference import build_reference
+from hwgrpo.training.strategies.single import Single
+from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
+
+NOTHING = TokenSignals({}, {})
+
+
+def policy_of(model) -> PolicyModel:
+    return PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 0.775, 0.55, 0.325]),
+        ("cosine", [1 / 3, 2 / 3, 1, 0.1 + 0.9 * (0.5 + 0.5 * 0.5**0.5), 0.55, 0.1 + 0.9 * (0.5 - 0.5 * 0.5**0.5)]),
+    ],
+)
+def test_the_learning_rate_warms_up_and_follows_its_schedule(schedule: str, expected: list[float]):
+    optim = settings(f"optim.schedule={schedule}", "optim.warmup_steps=2", "optim.min_lr_ratio=0.1", "optim.lr=1").optim
+    assert [learning_rate(optim, u, 6) for u in range(6)] == pytest.approx(expected)
+
+
+def test_weight_decay_spares_norms():
+    optimizer = build_optimizer(policy_of(tiny_qwen3()), settings("optim.weight_decay=0.1").optim)
+    assert {(p.ndim >= 2, g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]} == {
+        (True, 0.1),
+        (False, 0.0),
+    }
+
+
+@pytest.mark.parametrize("layout", [padded, packed])
+def test_hidden_rows_point_at_the_token_before_each_target(layout):
+    batch = ragged_batch(empty=True)
+    micro = layout(batch, range(len(batch)), NOTHING)
+    ids = micro.input_ids.flatten()
+    assert torch.equal(ids[micro.hidden_rows + 1], micro.targets)
+    positions = micro.position_ids.flatten()
+    first = micro.hidden_rows[micro.cu_seqlens[:-1][micro.cu_seqlens.diff() > 0]]
+    prompts = batch.prompt_offsets.diff()[batch.prompt_index][batch.lengths > 0]
+    assert torch.equal(positions[first], prompts - 1)
+    assert torch.equal(batch.tokens[micro.token_index], micro.targets)
+
+
+def test_the_packed_mask_lets_a_token_see_its_own_past_alone():
+    batch = ragged_batch(prompts=2, n=2)
+    micro = packed(batch, [0, 2], NOTHING)
+    mask = micro.attention_mask[0, 0]
+    first = int(batch.prompt_offsets[1]) + int(batch.lengths[0])
+    assert not mask[first:, :first].any()
+    assert not mask[:first, first:].any()
+    assert torch.equal(mask[:first, :first], torch.ones(first, first).tril().bool())
+
+
+def test_micro_batches_keep_within_the_budget_and_hold_each_sequence_once():
+    batch = ragged_batch(prompts=8, n=4, empty=True)
+    totals = (batch.prompt_offsets.diff()[batch.prompt_index] + batch.lengths).tolist()
+    for layout in ("padded", "packed"):
+        parts = cut(batch, range(len(batch)), 30, layout)
+        filled = [s for s in range(len(batch)) if batch.lengths[s] > 0]
+        assert sorted(s for part in parts for s in part) == filled
+        for part in parts:
+            longest, total = max(totals[s] for s in part), sum(totals[s] for s in part)
+            assert (longest * len(part) if layout == "padded" else total) <= 30
+
+
+def test_updates_are_cut_by_prompt_though_samples_dropped_out():
+    batch = dataclasses.replace(ragged_batch(prompts=4, n=2), prompt_index=torch.tensor([0, 0, 1, 3, 3, 3, 3, 3]))
+    assert split_updates(batch, 4, 2) == [[0, 1, 2], [3, 4, 5, 6, 7]]
+    assert split_updates(batch, 4, 1) == [[0, 1], [2], [], [3, 4, 5, 6, 7]]
+
+
+def test_a_sample_taken_out_leaves_its_siblings_in_place():
+    prompts = PromptBatch(tuple(Prompt(str(i), "p", (1, 2 + i), None, {}) for i in range(2)))
+    completions = Completions(
+        prompt_index=torch.tensor([0, 0, 1, 1]),
+        tokens=torch.tensor([5, 6, 7, 8, 9, 10]),
+        offsets=torch.tensor([0, 2, 3, 5, 6]),
+        logprobs=torch.arange(6.0),
+        finished=torch.ones(4, dtype=torch.bool),
+        texts=("", "", "", ""),
+    )
+    batch = assemble(prompts, completions, torch.arange(4.0), torch.tensor([True, False, True, True]))
+    assert batch.tokens.tolist() == [5, 6, 8, 9, 10]
+    assert batch.offsets.tolist() == [0, 2, 4, 5]
+    assert batch.prompt_index.tolist() == [0, 1, 1]
+    assert batch.advantages.tolist() == [0, 2, 3]
+    assert batch.rollout_logprobs.tolist() == [0, 1, 3, 4, 5]
+
+
+def test_shuffled_rewards_are_a_permutation_of_the_valid_ones_and_repeatable():
+    total = torch.arange(50.0, dtype=torch.float64)
+    valid = torch.ones(50, dtype=torch.bool)
+    valid[7] = False
+    rewards = Rewards(total=total, valid=valid, per_function={})
+    shuffled = shuffle_rewards(rewards, 0, 3, 0).total
+    assert torch.equal(shuffled.sort().values, total)
+    assert shuffled[7] == 7
+    assert (shuffled != total).sum() > 40
+    assert torch.equal(shuffled, shuffle_rewards(rewards, 0, 3, 0).total)
+    assert not torch.equal(shuffled, shuffle_rewards(rewards, 0, 4, 0).total)
+
+
+def test_the_reference_keeps_the_first_weights_while_the_policy_moves():
+    policy = policy_of(tiny_qwen3())
+    reference = build_reference(policy, settings("algorithm.kl.coef=0.1"))
+    before = policy(padded(ragged_batch(), range(4), NOTHING)).logprob.detach()
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.05)
+    with reference.active(), torch.no_grad():
+        after = reference.policy(padded(ragged_batch(), range(4), NOTHING)).logprob
+    assert torch.equal(before, after)
+    assert not any(p.requires_grad for p in reference.policy.parameters())
+    assert build_reference(policy, settings()) is None
+
+
+def lora_policy(config) -> PolicyModel:
+    torch.manual_seed(0)
+    policy = policy_of(apply_lora(tiny_qwen3(), config.model.lora))
+    return policy
+
+
+def test_with_a_fresh_adapter_the_reference_is_the_model_with_adapters_off():
+    config = settings("algorithm.kl.coef=0.1", "model.lora.rank=2")
+    policy, micro = lora_policy(config), padded(ragged_batch(), range(4), NOTHING)
+    base = policy(micro).logprob.detach()
+    move(policy, 0.3)
+    reference = build_reference(policy, config)
+    assert reference.policy is policy
+    with reference.active(), torch.no_grad():
+        assert torch.equal(reference.policy(micro).logprob, base)
+    assert not torch.equal(policy(micro).logprob, base)
+
+
+def test_with_an_adapter_trained_further_the_reference_is_its_frozen_copy(tmp_path: Path):
+    config = settings("algorithm.kl.coef=0.1", "model.lora.rank=2")
+    first, micro = lora_policy(config), padded(ragged_batch(), range(4), NOTHING)
+    move(first, 0.3)
+    trained = first(micro).logprob.detach()
+    first.model.save_pretrained(tmp_path / "adapter", selected_adapters=["default"])
+
+    config = settings("algorithm.kl.coef=0.1", f"model.lora.adapter={tmp_path / 'adapter'}")
+    policy = lora_policy(config)
+    reference = build_reference(policy, config)
+    trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert trainable
+    assert all(".default." in name for name in trainable)
+    move(policy, 0.3)
+    with reference.active(), torch.no_grad():
+        assert torch.allclose(reference.policy(micro).logprob, trained, atol=1e-6)
+    assert not torch.allclose(policy(micro).logprob, trained, atol=1e-3)
+    assert {name for name, p in policy.named_parameters() if p.requires_grad} == trainable
+
+
+def move(policy: PolicyModel, distance: float) -> None:
+    with torch.no_grad():
+        for p in policy.parameters():
+            if p.requires_grad:
+                p.add_(distance * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+
+
+def test_a_head_that_is_misread_is_refused():
+    model = tiny_qwen3()
+    plain = model.forward
+
+    def doubled(*arguments, **words):
+        output = plain(*arguments, **words)
+        output.logits = output.logits * 2
+        return output
+
+    model.forward = doubled
+    with pytest.raises(ValueError, match="logits differ"):
+        policy_of(model)
+
+
+def test_the_random_state_of_every_generator_comes_back():
+    device = Device(BACKEND)
+    state = rng.capture(device)
+    assert {t.dtype for t in state.values()} == {torch.uint8}
+    drawn = torch.rand(3), random.random(), np.random.rand()
+    rng.restore(state, device)
+    again = torch.rand(3), random.random(), np.random.rand()
+    assert torch.equal(drawn[0], again[0])
+    assert drawn[1:] == again[1:]
+
+
+def checkpoint(root: Path):
+    policy = policy_of(tiny_qwen3())
+    optimizer = build_optimizer(policy, settings().optim)
+    for p in policy.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    strategy = Single(torch.device("cpu"), "gloo")
+    words = {"rng": rng.capture(Device(BACKEND)), "state": {"sampler": {}}, "strategy": strategy, "keep": 2}
+    folder = checkpoints.save(root, 5, module=policy.model, optimizer=optimizer, **words)
+    return folder, policy, optimizer
+
+
+def test_a_checkpoint_gives_back_weights_and_moments_bit_for_bit(tmp_path: Path):
+    folder, policy, optimizer = checkpoint(tmp_path)
+    other = policy_of(tiny_qwen3(seed=9))
+    fresh = build_optimizer(other, settings().optim)
+    checkpoints.restore(checkpoints.verify(folder), other.model, fresh)
+    for (name, a), b in zip(policy.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+        for key, value in optimizer.state[a].items():
+            assert torch.equal(value, fresh.state[b][key]), (name, key)
+    assert not list(folder.glob("*.pkl"))
+    assert not list(folder.glob("*.pt"))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "rng-rank0.safetensors", "manifest.json"]
+)
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_any_damage_to_a_checkpoint_is_seen_and_named(tmp_path: Path, name: str, damage: str):
+    folder, *_ = checkpoint(tmp_path)
+    path = folder / name
+    content = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(content[:-7])
+    else:
+        content[len(content) // 2] ^= 0xFF
+        path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        checkpoints.verify(folder)
+    assert checkpoints.newest(tmp_path)[0] is None
+
+
+def test_the_final_model_loads_in_plain_transformers(tmp_path: Path):
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = tiny_qwen3()
+    save_model(model, _NoTokenizer(), tmp_path, merge=True)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+class _NoTokenizer:
+    def save_pretrained(self, folder: Path) -> None: ...
