@@ -33,7 +33,7 @@ class LoraConfig:
     target_modules: list[str] = field(default_factory=lambda: ["all-linear"])
     """Names of the linear layers that get adapters, or `all-linear` (every one but the LM head)."""
     adapter: str | None = None
-    """Folder of an existing adapter to train further (its own rank counts); a frozen copy of it is then the reference."""
+    """Folder of an existing adapter to train further, at its own rank; a frozen copy of it is then the reference."""
 
 
 @dataclass

@@ -139,8 +139,7 @@ def test_the_reference_keeps_the_first_weights_while_the_policy_moves():
 
 def lora_policy(config) -> PolicyModel:
     torch.manual_seed(0)
-    policy = policy_of(apply_lora(tiny_qwen3(), config.model.lora))
-    return policy
+    return policy_of(apply_lora(tiny_qwen3(), config.model.lora))
 
 
 def test_with_a_fresh_adapter_the_reference_is_the_model_with_adapters_off():
