@@ -22,6 +22,10 @@ class RewardError(RuntimeError):
     """A reward function failed under the policy `raise`. The message names the function and the sample."""
 
 
+class RunError(RuntimeError):
+    """A run cannot go on: numbers that are not finite, a full disk. The message says why and what to try."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint is damaged, or does not fit this run. The message names the file and what differs."""
 

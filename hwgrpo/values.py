@@ -83,7 +83,7 @@ class Rewards:
     per_function: Mapping[str, torch.Tensor]
     """name -> [S] fp64, NaN where the function gave no value."""
     failures: Mapping[str, int] = field(default_factory=dict)
-    """`errors/<name>`, `timeouts/<name>`, `nans/<name>` -> count in this batch."""
+    """`errors/<name>`, `nans/<name>` -> count in this batch."""
     extras: tuple[Mapping[str, Any], ...] = ()
     """S dicts of extra fields that reward functions returned beside the score; may be empty."""
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-TASKS = {"tiny_sort": "a small model to sort letters"}
+TASKS = {"tiny_sort": "a small model to sort digits"}
 DEVICES = {
     "auto": "whatever this machine has",
     "cpu": "the CPU",

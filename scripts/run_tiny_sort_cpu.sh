@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a small model to sort letters with GRPO on the CPU; sets up .venv first when needed.
+# Train a small model to sort digits with GRPO on the CPU; sets up .venv first when needed.
 #   bash scripts/run_tiny_sort_cpu.sh                                      as it is
 #   bash scripts/run_tiny_sort_cpu.sh trainer.max_steps=50 rollout.n=16    with other settings
 # Written by scripts/generate_launchers.py from one template; lasting changes belong there.

@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{recipe} is not the folder of a run: it has no config.yaml")
         if args.model is None and not final.is_dir():
             raise ConfigError(f"{recipe} has no final model; name one with --model")
-        overrides.insert(0, f"model.path={final}")
+        # final/ holds the merged model with its tokenizer: the run's own adapter must not be put on top
+        whole = ("revision=null", "tokenizer=null", "lora.rank=0", "lora.adapter=null")
+        overrides = [f"model.path={final}", *(f"model.{word}" for word in whole), *overrides]
         recipe = recipe / "config.yaml"
     if args.model is not None:
         overrides.append(f"model.path={args.model}")
@@ -43,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     ks = _ks(args.k, args.n)
     host = prepare_host(config)
 
-    from hwgrpo.training.build import build_evaluation
+    from hwgrpo.observe.jsonlines import jsonable
+    from hwgrpo.training.evaluate import build_evaluation
 
     evaluation = build_evaluation(config, host.backend, host.local_rank)
     greedy, sampled = evaluation.greedy(), evaluation.sampled(args.n)
@@ -57,13 +60,13 @@ def run(args: argparse.Namespace) -> int:
         "temperature": config.rollout.temperature,
         "greedy_reward": float(greedy.nanmean()),
         "mean_reward": float(sampled.nanmean()),
-        "greedy_pass": float((greedy >= args.success).double().mean()),
+        "greedy_pass": float((greedy >= args.success).double().mean()),  # a sample without a reward has not passed
     }
     passed = (sampled >= args.success).sum(1).tolist()
     for k in ks:
         result[f"pass@{k}"] = sum(pass_at_k(args.n, c, k) for c in passed) / len(passed)
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(jsonable(result), indent=1, allow_nan=False))
         return 0
     for name, value in result.items():
         print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {value}")

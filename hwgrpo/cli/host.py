@@ -32,7 +32,10 @@ def prepare_host(config: Config) -> Host:
         ConfigError: the batch sizes or the strategy do not fit the number of ranks.
         BackendError: no backend can be chosen; the message says why and what to do.
     """
-    assert "torch" not in sys.modules, "a backend's variables must be set before torch is imported"
+    if "torch" in sys.modules:
+        print(
+            "hwgrpo: warning: torch is imported already, so variables of the backend may come too late", file=sys.stderr
+        )
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     check_world_size(config, world_size)
     choice = choose(config.backend.name)

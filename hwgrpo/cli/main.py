@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hwgrpo_backends.backend import BackendError
 
 import hwgrpo
-from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError
+from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
 
 COMMANDS = ("train", "eval", "config", "detect")
 """Each is a file of this folder with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
@@ -45,8 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args)
     except ConfigError as error:
         return _fail(error, 2)
-    except (DataError, RewardError, CheckpointError, BackendError) as error:
+    except (DataError, RewardError, CheckpointError, BackendError, RunError) as error:
         return _fail(error, 1)
+    except KeyboardInterrupt:
+        print("hwgrpo: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         # the reader of our output (head, less) has gone: that is no error
         sys.stderr.close()

@@ -43,5 +43,7 @@ def run(args: argparse.Namespace) -> int:
         finish(run, train(run))
     finally:
         run.observer.close()
-        run.strategy.close()
+        run.engine.close()
+    # only after success: a rank that failed would wait here for others that wait for it
+    run.strategy.close()
     return 0

@@ -35,15 +35,17 @@ class Limits:
         low = f"{self.above:g} < " if self.above is not None else low
         high = f" <= {self.at_most:g}" if self.at_most is not None else ""
         high = f" < {self.below:g}" if self.below is not None else high
+        if self == Limits():
+            return "a finite number"
         if low and not high:
             bound = self.at_least if self.at_least is not None else self.above
             return f"{'at least' if self.at_least is not None else 'above'} {bound:g}"
         return f"{low}x{high}" if low or high else ""
 
     def accepts(self, value: float) -> bool:
-        """Whether a number lies within the limits (NaN never does)."""
+        """Whether a number is finite and lies within the limits."""
         return (
-            not math.isnan(value)
+            math.isfinite(value)
             and (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
             and (self.above is None or value > self.above)

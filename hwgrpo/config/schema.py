@@ -53,7 +53,7 @@ class ModelConfig:
     attention: str = choice("auto", ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"))
     """Attention implementation; auto takes the backend's first usable preference."""
     layout: str = choice("auto", lambda: ("auto", *training.LAYOUTS.names()))
-    """How a micro-batch is laid out: `padded` (rows sorted by length) or `packed` (one row, block mask)."""
+    """How a micro-batch is laid out: `padded` (rows sorted by length; auto) or `packed` (one row, block mask)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -107,7 +107,9 @@ class RolloutConfig:
     top_k: int = limited(0, at_least=0)
     """Sample among the k likeliest tokens only; 0 is off."""
     top_p: float = limited(1.0, above=0, at_most=1)
-    """Sample among the likeliest tokens that together have this probability; 1 is off."""
+    """Sample among the likeliest tokens that together have this probability; 1 is off. As with top_k and min_p, the
+    rollout's log-probs are then those of the cut distribution and the trainer's those of the whole one, which
+    rollout_corr/* shows as a gap."""
     min_p: float = limited(0.0, at_least=0, below=1)
     """Drop tokens less likely than this times the likeliest one; 0 is off."""
     stop: list[str] = field(default_factory=list)
@@ -122,7 +124,7 @@ class RolloutConfig:
 class RewardFunctionConfig:
     name: str = MISSING
     """A registered reward, or `path/to/file.py:function` (verl's or TRL's signature)."""
-    weight: float = 1.0
+    weight: float = limited(1.0)
     """Factor of this reward in the sum."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments for the function."""
@@ -130,7 +132,7 @@ class RewardFunctionConfig:
     """When the function raises: stop the run, use `failure_value`, take the sample out, or take its group out."""
     on_nan: str = choice("raise", FAILURE_POLICIES)
     """The same when it returns NaN, None or an infinite number."""
-    failure_value: float = 0.0
+    failure_value: float = limited(0.0)
     """The reward under the policy `value`."""
 
 
@@ -220,7 +222,7 @@ class OptimConfig:
     warmup_steps: int = limited(0, at_least=0)
     """Updates over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = limited(0.0, at_least=0, at_most=1)
-    """Where linear and cosine schedules end, as a share of `lr`."""
+    """What linear and cosine schedules are heading for, one update past the last, as a share of `lr`."""
     grad_clip: float = limited(1.0, at_least=0)
     """Largest gradient norm; 0 does not clip."""
 
@@ -244,7 +246,7 @@ class TrainerConfig:
     seed: int = limited(0, at_least=0)
     """Seed of the data order, of sampling and of new adapter weights."""
     strategy: str = choice("auto", lambda: ("auto", *training.STRATEGIES.names()))
-    """auto: ddp under torchrun, else single."""
+    """auto: ddp where a launcher started several processes (torchrun), else single."""
     resume: str = "auto"
     """auto continues from the newest checkpoint in output_dir; never starts over (and refuses a used folder);
     else the folder of a checkpoint."""

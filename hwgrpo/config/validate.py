@@ -10,6 +10,7 @@ from typing import Any
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.rollout.engine import Sampling
 
 
 def check_config(config: Config) -> None:
@@ -19,6 +20,7 @@ def check_config(config: Config) -> None:
         ConfigError: the first one found, naming key, value, what is allowed and the remedy.
     """
     _check_limits(config, "")
+    sampling_of(config)
     _check_names(config)
     _check_files(config)
     _check_contradictions(config)
@@ -48,6 +50,26 @@ def prompts_per_update(config: Config) -> int:
     return config.trainer.prompts_per_update or config.trainer.prompts_per_step
 
 
+def sampling_of(config: Config) -> Sampling:
+    """Return how responses are drawn in training.
+
+    Raises:
+        ConfigError: a `rollout` setting is out of range.
+    """
+    r = config.rollout
+    return Sampling(
+        n=r.n,
+        max_response_tokens=r.max_response_tokens,
+        temperature=r.temperature,
+        top_k=r.top_k,
+        top_p=r.top_p,
+        min_p=r.min_p,
+        stop=tuple(r.stop),
+        stop_token_ids=tuple(r.stop_token_ids),
+        seed=config.trainer.seed,
+    )
+
+
 def _check_limits(section: Any, prefix: str) -> None:
     for field in dataclasses.fields(section):
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
@@ -61,6 +83,7 @@ def _check_limits(section: Any, prefix: str) -> None:
         if limits is None or value is None:
             continue
         names = limits.names()
+        assert not isinstance(value, list), "limits are for single values"
         if names is not None and value not in names:
             raise choice_error(key, value, names)
         if names is None and not limits.accepts(value):
@@ -134,6 +157,10 @@ def _check_contradictions(config: Config) -> None:
             f"(data.max_prompt_tokens={c.data.max_prompt_tokens} + rollout.max_response_tokens="
             f"{c.rollout.max_response_tokens}); use at least {longest}"
         )
+    if Path(t.output_dir).exists() and not Path(t.output_dir).is_dir():
+        raise ConfigError(f"trainer.output_dir={t.output_dir!r} is a file; name a folder")
+    if not c.model.lora.target_modules:
+        raise ConfigError("model.lora.target_modules is empty; name layers, or all-linear")
     correction = c.algorithm.correction
     if correction.low is not None and correction.high is not None and correction.low >= correction.high:
         raise ConfigError(

@@ -55,8 +55,25 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def model_settings(config: ModelConfig) -> PreTrainedConfig:
+    """Read the configuration of `model.path`; no weights are loaded.
+
+    Raises:
+        ConfigError: it cannot be found or read, or is not a causal language model.
+    """
+    source = locate(config.path)
+    try:
+        settings = AutoConfig.from_pretrained(
+            source, revision=config.revision, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise _unreadable("model.path", source, "a model", error) from error
+    _check_is_causal_lm(config, settings)
+    return settings
+
+
 def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
-    """Load the causal language model of `model.path` with fp32 parameters, on the CPU.
+    """Load the causal language model of `model.path` with fp32 parameters and no dropout, on the CPU.
 
     Args:
         config: the run's `model` settings.
@@ -65,15 +82,19 @@ def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
     Raises:
         ConfigError: it cannot be found or read, is not a causal language model, or lacks weights.
     """
-    source = locate(config.path, "model.path")
-    options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    source = locate(config.path)
+    settings = model_settings(config)
+    _turn_dropout_off(settings)
     try:
-        _check_is_causal_lm(config, AutoConfig.from_pretrained(source, **options))
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation=attention, output_loading_info=True, **options
+            source,
+            config=settings,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            output_loading_info=True,
+            revision=config.revision,
+            trust_remote_code=config.trust_remote_code,
         )
-    except ConfigError:
-        raise
     except (OSError, ValueError, ImportError) as error:
         raise _unreadable("model.path", source, "a model", error) from error
     model, report = loaded
@@ -84,6 +105,13 @@ def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
             "they would start at random. Is it a base model without a language-model head, or an incomplete copy?"
         )
     return model
+
+
+def _turn_dropout_off(settings: PreTrainedConfig) -> None:
+    """Set a model's own dropout rates to 0: responses are sampled without, so training on them must be without too."""
+    for name, value in vars(settings).items():
+        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
+            setattr(settings, name, 0.0)
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hwgrpo.errors import RunError
 from hwgrpo.observe import LOGGERS, completions, jsonl, tensorboard
 from hwgrpo.observe.completions import CompletionsLog, Sample
 from hwgrpo.observe.history import RunHistory
@@ -102,7 +103,7 @@ class Observer:
             sample: one of its responses to show.
 
         Raises:
-            RuntimeError: a logger failed; the message names it.
+            RunError: a logger failed; the message names it.
         """
         if not self._main:
             return
@@ -113,7 +114,7 @@ class Observer:
         """Log and show a validation after `step` (0: before training).
 
         Raises:
-            RuntimeError: a logger failed; the message names it.
+            RunError: a logger failed; the message names it.
         """
         if not self._main:
             return
@@ -133,7 +134,7 @@ class Observer:
             advantages_S: [S] advantages.
 
         Raises:
-            RuntimeError: the file could not be written.
+            RunError: the file could not be written.
         """
         if self._main and self._completions_per_step:
             self._write(
@@ -193,7 +194,7 @@ class Observer:
         try:
             write()
         except Exception as error:
-            raise RuntimeError(
+            raise RunError(
                 f"{what} could not write step {step} to {self._run_dir}: {error}; "
                 "make room or restore access there, then start again: the run resumes from its last checkpoint"
             ) from error

@@ -183,5 +183,7 @@ class _Outcome:
         ) from error
 
     def _where(self, sample: int) -> str:
-        prompt = self.batch.prompts[int(self.completions.prompt_index[sample])]
-        return f"reward {self.function.name}, prompt {prompt.uid} of {prompt.source}, sample {sample}"
+        index = self.completions.prompt_index
+        prompt = self.batch.prompts[int(index[sample])]
+        within = int((index[:sample] == index[sample]).sum())
+        return f"reward {self.function.name}, prompt {prompt.uid} of {prompt.source}, sample {within} of its group"

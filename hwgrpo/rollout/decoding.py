@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
 
+from hwgrpo.errors import RunError
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.sampling import draw, uniforms
 from hwgrpo.rollout.stopping import StopWatch
@@ -112,7 +113,7 @@ def decode(
         device: where the model is.
 
     Raises:
-        FloatingPointError: the model's logits are not finite.
+        RunError: the model's logits are not finite.
     """
     rows = _Rows(model, prompts, device)
     logits = rows.prefill()
@@ -139,7 +140,7 @@ def decode(
         )
         drawn = token.cpu().numpy()
         if (drawn[growing] < 0).any():
-            raise FloatingPointError(
+            raise RunError(
                 f"the model's logits at response position {position} are not finite: its weights hold NaN or infinite "
                 "values, or the compute dtype overflows (model.dtype: bfloat16 has the range of float32)"
             )

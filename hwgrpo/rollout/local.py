@@ -61,7 +61,7 @@ class LocalEngine:
         Raises:
             ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
             DataError: a prompt has no tokens.
-            FloatingPointError: the model's logits are not finite.
+            RunError: the model's logits are not finite.
         """
         if not self._usable:
             raise RuntimeError("the local engine is asleep or closed: call wake() before generate()")

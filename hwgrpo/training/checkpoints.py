@@ -62,7 +62,7 @@ def save(
         optimizer: AdamW over those parameters.
         rng: this rank's random state, name -> uint8 tensor.
         state: JSON-able rest (sampler position, updates done, ...), equal on all ranks.
-        strategy: ranks write together; rank 0 writes what they share.
+        strategy: ranks write together, into one folder that all of them see; rank 0 writes what they share.
         keep: how many checkpoints stay.
 
     Returns:
@@ -91,13 +91,35 @@ def save(
         }
         _write_text(partial / "manifest.json", json.dumps(manifest, indent=1))
         _sync_folder(partial)
-        shutil.rmtree(final, ignore_errors=True)  # there only where a resumed run passes an older, damaged one
+        shutil.rmtree(final, ignore_errors=True)  # there only when a step that is saved already is saved again
         os.replace(partial, final)
         _sync_folder(root)
         for _, old in sorted(_folders(root))[:-keep]:
             shutil.rmtree(old)
     strategy.barrier()
     return final
+
+
+def begin_after(root: Path, step: int) -> list[Path]:
+    """Make a run's folder ready to go on after `step`: what lies beyond belongs to a branch that is left.
+
+    Later checkpoints are set aside under another name, so that they are neither resumed from nor counted; unfinished
+    ones are removed. Call it on one rank, before anything is saved.
+
+    Returns:
+        The folders that were set aside, under their new names.
+    """
+    aside = []
+    for later, folder in sorted(_folders(root)):
+        if later > step:
+            target = folder.with_name(f"{folder.name}.abandoned")
+            shutil.rmtree(target, ignore_errors=True)
+            folder.rename(target)
+            aside.append(target)
+    if root.is_dir():
+        for partial in root.glob(".step-*.partial"):
+            shutil.rmtree(partial)
+    return aside
 
 
 def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -123,14 +145,14 @@ def verify(folder: Path) -> Checkpoint:
     """
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{folder}: not a checkpoint, it has no manifest.json") from error
     except ValueError as error:
         raise CheckpointError(f"{folder}/manifest.json is damaged: {error}") from error
-    if manifest.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"{folder}/manifest.json has schema {manifest.get('schema')!r}; this version reads {SCHEMA}"
-        )
+    if not isinstance(manifest, dict) or not {"schema", "step", "state", "files"} <= manifest.keys():
+        raise CheckpointError(f"{folder}/manifest.json is damaged: it lacks what every manifest holds")
+    if manifest["schema"] != SCHEMA:
+        raise CheckpointError(f"{folder}/manifest.json has schema {manifest['schema']!r}; this version reads {SCHEMA}")
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.is_file():

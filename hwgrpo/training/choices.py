@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from hwgrpo_backends import Backend
@@ -13,10 +16,10 @@ from hwgrpo.errors import ConfigError
 
 
 def choose_strategy(config: Config) -> str:
-    """Return the strategy: ddp where torchrun started several processes, else single."""
+    """Return the strategy: ddp where a launcher started several processes, else single."""
     if config.trainer.strategy != "auto":
         return config.trainer.strategy
-    return "ddp" if dist.is_torchelastic_launched() else "single"
+    return "ddp" if int(os.environ.get("WORLD_SIZE", 1)) > 1 or dist.is_torchelastic_launched() else "single"
 
 
 def choose_dtype(config: Config, device: Device) -> torch.dtype:
@@ -53,9 +56,29 @@ def choose_attention(config: Config, backend: Backend, dtype: torch.dtype) -> st
     return wanted
 
 
-def choose_layout(config: Config) -> str:
-    """Return the layout of micro-batches."""
-    return "padded" if config.model.layout == "auto" else config.model.layout
+def choose_layout(config: Config, model_config: Any) -> str:
+    """Return the layout of micro-batches.
+
+    Args:
+        config: the run's settings.
+        model_config: the transformers configuration of the model.
+
+    Raises:
+        ConfigError: `packed` with a model whose layers look at more than a mask: a sliding window, or a state that
+            runs on from one sequence into the next.
+    """
+    if config.model.layout != "packed":
+        return "padded"
+    text = model_config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
+        kinds.add("sliding_attention")
+    if kinds or getattr(text, "is_attention_free", False):
+        raise ConfigError(
+            f"model.layout='packed' with a {text.model_type} model ({', '.join(sorted(kinds)) or 'no attention'}): "
+            "sequences in one row would see each other; use model.layout=padded"
+        )
+    return "packed"
 
 
 def _obstacle(attention: str, dtype: torch.dtype, layout: str) -> str | None:

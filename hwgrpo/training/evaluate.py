@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from hwgrpo_backends import Backend
 
-from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.config import Config
+from hwgrpo.config.validate import sampling_of
+from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine, Sampling
+from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import PromptBatch
 
@@ -69,7 +76,8 @@ def validate(
     if n > 0:
         sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows)
         columns[f"mean@{n}"] = sampled.nanmean(1)
-        columns[f"best@{n}"] = sampled.nan_to_num(nan=-torch.inf).amax(1)
+        best = sampled.nan_to_num(nan=-torch.inf).amax(1)
+        columns[f"best@{n}"] = torch.where(sampled.isnan().all(1), torch.nan, best)
     for name, values in columns.items():
         for source, value in zip(sources, values.tolist(), strict=True):
             collected[source][name].append(value)
@@ -80,3 +88,42 @@ def validate(
     return {
         f"val-core/{key}": float(torch.tensor(values, dtype=torch.float64).nanmean()) for key, values in merged.items()
     }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model, prompts and rewards, ready to be measured."""
+
+    engine: Engine
+    dataset: PromptDataset
+    rewards: RewardPipeline
+    sampling: Sampling
+
+    def greedy(self) -> torch.Tensor:
+        """Return the rewards [prompts, 1] of greedy responses."""
+        return self._scores(greedy=True, n=1)
+
+    def sampled(self, n: int) -> torch.Tensor:
+        """Return the rewards [prompts, n] of sampled responses."""
+        return self._scores(greedy=False, n=n)
+
+    def _scores(self, **changes: Any) -> torch.Tensor:
+        sampling = replace(self.sampling, **changes)
+        return scores(self.engine, self.dataset, self.rewards, sampling, range(len(self.dataset)))[0]
+
+
+def build_evaluation(config: Config, backend: Backend, local_rank: int) -> Evaluation:
+    """Make what is needed to measure a model, and nothing that is needed to train it.
+
+    Raises:
+        ConfigError: there are no validation prompts.
+    """
+    device = prepare_process(config, backend, local_rank, 1)
+    tokenizer = load_tokenizer(config.model)
+    dataset = build_dataset(config.data, tokenizer, "validation")
+    if dataset is None:
+        raise ConfigError("data.validation is not set; name the prompts to measure on, e.g. data.validation=test.jsonl")
+    rewards = build_rewards(config, dataset)
+    check_length(config, dataset)
+    engine = build_engine(config, load_policy(config, device, tokenizer), tokenizer, device)
+    return Evaluation(engine, dataset, rewards, sampling_of(config))

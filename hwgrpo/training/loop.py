@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.errors import DataError, RewardError, RunError
 from hwgrpo.observe.completions import pick_sample
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -25,6 +26,7 @@ from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import StepMetrics
 
+T = TypeVar("T")
 Status = Literal["completed", "interrupted"]
 
 
@@ -45,6 +47,8 @@ class Run:
     watch: Stopwatch
     save: Callable[[int], None]
     """Writes a checkpoint of a finished step."""
+    record_kernels: Callable[[], None]
+    """Writes which kernels ran to the run's folder."""
     memory: Callable[[], dict[str, float]]
     """Reads the device's memory metrics; empty on devices that keep none."""
     tokenizer: PreTrainedTokenizerBase
@@ -66,14 +70,15 @@ def train(run: Run) -> Status:
             validate_now(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
             train_step(run, step)
+            if step == run.start_step + 1:
+                run.record_kernels()
             last = step == run.total_steps
             # all ranks must leave together, though the signal may have reached only one of them
             stopping = run.strategy.sum([interrupt.received is not None])[0] > 0
             if last or (t.validate_every and step % t.validate_every == 0):
                 validate_now(run, step)
             if last or stopping or (t.save_every and step % t.save_every == 0):
-                with run.watch("save_checkpoint"):
-                    run.save(step)
+                run.save(step)
             if stopping and not last:
                 run.observer.note(f"stopped by {interrupt.received or 'another rank'} after step {step}; it is saved")
                 return "interrupted"
@@ -86,9 +91,9 @@ def train_step(run: Run, step: int) -> None:
     with watch("step"):
         prompts = run.prompts.next()
         with watch("gen"):
-            completions = run.engine.generate(prompts, run.sampling)
+            completions = together(run.strategy, lambda: run.engine.generate(prompts, run.sampling))
         with watch("reward"):
-            rewards = run.rewards.score(prompts, completions, step)
+            rewards = together(run.strategy, lambda: run.rewards.score(prompts, completions, step))
             if config.reward.shuffle:
                 rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
         with watch("adv"):
@@ -108,6 +113,22 @@ def train_step(run: Run, step: int) -> None:
     run.observer.completions(step, prompts, completions, rewards, advantages)
 
 
+def together(strategy: Strategy, work: Callable[[], T]) -> T:
+    """Do this rank's part of a stage; when it fails on one rank, fail on all of them with that rank's message.
+
+    Otherwise the others would wait in their next collective and bury the message under their own errors.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except (RewardError, DataError, RunError) as failure:
+        error = failure
+    failures = [f for f in strategy.gather_objects(str(error) if error else None) if f is not None]
+    if failures:
+        raise RunError(failures[0]) if error is None else error
+    return result  # type: ignore[return-value]
+
+
 def validate_now(run: Run, step: int) -> None:
     """Measure the policy on the validation prompts, when there are any."""
     if run.validation is None:
@@ -116,4 +137,4 @@ def validate_now(run: Run, step: int) -> None:
         values = validate(
             run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy
         )
-    run.observer.validation(step, values | {"training/global_step": float(step)})
+    run.observer.validation(step, values | run.watch.take())

@@ -56,12 +56,15 @@ def sample_metrics(
         "response_length/clip_ratio": _mean(~finished),
         **_spread("prompt_length", torch.cat([r["prompts"] for r in ranks])),
         "response/aborted_ratio": sum(r["dropped"] for r in ranks) / max(1, len(lengths)),
-        "num_tokens": float(lengths.sum()),
+        "perf/response_tokens": float(lengths.sum()),
         "perf/total_num_tokens": float(sum(r["tokens"] for r in ranks)),
     }
     for name in ranks[0]["functions"]:
         scores = torch.cat([r["functions"][name] for r in ranks])
         values[f"rewards/{name}/mean"] = float(scores.nanmean())
+        given = scores[~scores.isnan()]
+        if given.numel() > 1:
+            values[f"rewards/{name}/std"] = float(given.std())
     for r in ranks:
         for name, count in r["failures"].items():
             key = f"reward_failures/{name}"

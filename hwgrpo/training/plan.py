@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 from hwgrpo_backends import Backend
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.data.prompts import build_dataset
-from hwgrpo.models.loading import load_tokenizer, locate
+from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.models.lora import rank_of, uses_lora
-from hwgrpo.training.build import build_rewards
+from hwgrpo.training.choices import choose_layout
+from hwgrpo.training.components import build_rewards, check_length, choose_kernels
+from hwgrpo.training.resume import find_checkpoint
 
 GIB = 2**30
 
@@ -36,11 +38,7 @@ def model_shape(config: Config) -> ModelShape:
 
     With LoRA the trainable parameters are those of rank-r adapters on the linear layers named.
     """
-    options: dict[str, Any] = {
-        "revision": config.model.revision,
-        "trust_remote_code": config.model.trust_remote_code,
-    }
-    settings = AutoConfig.from_pretrained(locate(config.model.path), **options)
+    settings = model_settings(config.model)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.model.trust_remote_code)
     total = sum(p.numel() for p in model.parameters())
@@ -98,6 +96,10 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
     assert training is not None
     rewards = build_rewards(config, training)
+    check_length(config, training, validation)
+    choose_kernels(config, backend)
+    layout = choose_layout(config, model_settings(config.model))
+    checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     shape = model_shape(config)
     steps = t.max_steps or max(1, t.epochs * len(training) // t.prompts_per_step)
     updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
@@ -119,6 +121,8 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
         ("", f"at most {most:,} tokens a step, {t.tokens_per_micro_batch:,} per micro-batch"),
         ("memory", f"{sum(memory.values()) / GIB:.2f} GiB per device before activations and the key-value cache:"),
         *(("", f"{size / GIB:.2f} GiB {part}") for part, size in memory.items()),
-        ("output", t.output_dir),
+        ("layout", layout),
+        ("output", f"{t.output_dir}, {f'continuing after step {checkpoint.step}' if checkpoint else 'a fresh run'}"),
+        *(("", note) for note in notes),
     ]
     return "\n".join(f"{name:<11}{text}" for name, text in lines)

@@ -11,6 +11,7 @@ import torch
 from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
 from torch import nn
 
+from hwgrpo.errors import ConfigError
 from hwgrpo.training.layouts import MicroBatch
 
 LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -34,7 +35,7 @@ class PolicyModel(nn.Module):
         options: temperature of the log-probs, and how logits are streamed.
 
     Raises:
-        ValueError: the model's logits are not what hidden states times head give (an architecture with a step between
+        ConfigError: the model's logits are not what hidden states times head give (an architecture with a step between
             them that this module does not know).
     """
 
@@ -112,11 +113,11 @@ class PolicyModel(nn.Module):
         name = type(self.base).__name__
         head = self.base.get_output_embeddings()
         if head is None or not hasattr(head, "weight"):
-            raise ValueError(
+            raise ConfigError(
                 f"{name} has no output embeddings with a weight; a causal LM with a linear LM head is needed"
             )
         if hasattr(head, "base_layer"):
-            raise ValueError(
+            raise ConfigError(
                 f"{name}: LoRA on the LM head ({type(head).__name__}) is not supported; "
                 "take the head out of model.lora.target_modules"
             )
@@ -135,7 +136,7 @@ class PolicyModel(nn.Module):
         self.model.train(was_training)
         gap = (ours - theirs).abs().max().item()
         if not gap <= 1e-3 * max(1.0, theirs.abs().max().item()):
-            raise ValueError(
+            raise ConfigError(
                 f"{name}: its logits differ from hidden states times LM head by {gap:.3g}; "
                 "this architecture does something between the two that is not supported"
             )

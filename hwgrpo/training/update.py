@@ -13,6 +13,7 @@ from hwgrpo.algorithms.correction import CorrectionSpec, mismatch_metrics, misma
 from hwgrpo.algorithms.policy_loss import LossSpec, PolicyLoss, build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update
+from hwgrpo.errors import RunError
 from hwgrpo.training import LAYOUTS
 from hwgrpo.training.batch import split_updates, token_signals
 from hwgrpo.training.layouts import MicroBatch, TokenSignals, cut
@@ -74,10 +75,11 @@ class PolicyUpdate:
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether the ratio can differ from 1: several updates per batch, or dropout."""
+        """Whether the ratio can differ from 1: several updates per batch, or dropout (an adapter may bring its own)."""
         t = self.config.trainer
         one_update = t.epochs_per_batch == 1 and prompts_per_update(self.config) == t.prompts_per_step
-        return not one_update or self.config.model.lora.dropout > 0
+        dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.policy.modules())
+        return not one_update or dropout
 
     def score(self, batch: TrainBatch, policy: PolicyModel | None = None) -> torch.Tensor:
         """Return the log-probs [R] fp32 of the batch's response tokens, without gradient or dropout.
@@ -108,7 +110,7 @@ class PolicyUpdate:
             The step's `actor/*` and `rollout_corr/*` metrics, over all ranks.
 
         Raises:
-            FloatingPointError: the gradient is not finite; the policy keeps the weights of the last good update.
+            RunError: the gradient is not finite; the policy keeps the weights of the last good update.
         """
         t = self.config.trainer
         local = prompts_per_update(self.config) // self.strategy.world_size
@@ -135,7 +137,7 @@ class PolicyUpdate:
         norm = float(self.strategy.clip_gradients(self.config.optim.grad_clip))
         if not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
-            raise FloatingPointError(
+            raise RunError(
                 f"the gradient of update {self.updates_done + 1} is not finite (loss {micro_losses:.4g}); "
                 "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
             )

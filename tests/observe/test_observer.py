@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hwgrpo.config.schema import ObserveConfig
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.observe import LOGGERS
 from hwgrpo.observe.jsonl import read_metrics
 from hwgrpo.observe.observer import Observer
@@ -126,7 +126,7 @@ def test_a_logger_that_fails_stops_the_run_with_its_name_and_the_remedy(tmp_path
 
     monkeypatch.setitem(LOGGERS._entries, "full", Full)
     observer = Observer(a_config(loggers=["full"]), tmp_path, total_steps=2, is_main=True)
-    with pytest.raises(RuntimeError, match=r"logger 'full' could not write step 1 .*No space left.*make room"):
+    with pytest.raises(RunError, match=r"logger 'full' could not write step 1 .*No space left.*make room"):
         observer.step(StepMetrics(1, METRICS))
 
 

@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 import runs
 
-from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.errors import ConfigError
 from hwgrpo.training import checkpoints, loop
 from hwgrpo.training.update import PolicyUpdate
 
 LORA = ("model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01")
-SEVERAL = ("trainer.prompts_per_update=2", "trainer.epochs_per_batch=2", "algorithm.kl.coef=0.01")
+SEVERAL = (
+    "trainer.prompts_per_update=2",
+    "trainer.epochs_per_batch=2",
+    "algorithm.kl.coef=0.01",
+    "optim.schedule=cosine",
+    "optim.warmup_steps=3",
+)
 VARIANTS = {"full": (), "lora with dropout and KL": LORA, "several updates and KL": SEVERAL}
 
 
@@ -97,6 +103,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
             words = (*VARIANTS[variant], "trainer.save_every=2", "trainer.validate_every=2")
             assert runs.forked(lambda: runs.run(folder, *words)) == 0
             done[variant] = runs.everything(folder)
+            norms = [line["actor/grad_norm"] for line in done[variant]["metrics"] if "actor/grad_norm" in line]
+            assert len(norms) == 6
+            assert min(norms) > 0, "nothing was learned, so nothing is tested"
         return done[variant]
 
     return results
@@ -166,10 +175,58 @@ def test_never_resuming_refuses_a_folder_that_holds_a_run(tmp_path: Path):
         runs.run(tmp_path / "run", "trainer.resume=never")
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_parameter(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=31&batch=32&digits=3", "model.path"),
+        ("model.lora.alpha=1", "model.lora.alpha=1.0"),
+        ("model.lora.rank=3", "model.lora.rank=3"),
+        ("trainer.seed=7", "trainer.seed=7"),
+    ],
+)
+def test_settings_that_the_weights_belong_to_cannot_change_on_resume(tmp_path: Path, word: str, part: str):
+    lora = () if word.startswith("model.path") else ("model.lora.rank=2",)
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *lora, "trainer.max_steps=1")) == 0
+    with pytest.raises(ValueError, match=part) as error:
+        runs.run(tmp_path / "run", *lora, "trainer.max_steps=2", word)
+    assert "output_dir" in str(error.value)
+
+
+def test_other_settings_may_change_and_are_named(tmp_path: Path, capfd):
     assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=1")) == 0
-    with pytest.raises(CheckpointError, match="lora_A"):
-        runs.run(tmp_path / "run", "trainer.max_steps=2", "model.lora.rank=4")
+    words = ("trainer.max_steps=2", "optim.lr=0.5", "observe.progress=plain")
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
+    assert "changed since the checkpoint: optim.lr 0.001 -> 0.5" in capfd.readouterr().out
+
+
+def test_a_finished_run_started_again_says_so_and_keeps_its_settings(tmp_path: Path, capfd):
+    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=2")) == 0
+    before = (tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")
+    words = ("trainer.max_steps=1", "optim.lr=0.5", "observe.progress=plain")
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
+    shown = capfd.readouterr().out
+    assert "is finished: it has 2 steps" in shown
+    assert "2 of 2 steps" in shown
+    assert ((tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")) == before
+
+
+def test_going_back_to_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path, uninterrupted):
+    words = ("trainer.save_every=2", "trainer.validate_every=2", "trainer.keep_checkpoints=1")
+    root = tmp_path / "run/checkpoints"
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "trainer.keep_checkpoints=9")) == 0
+    back = f"trainer.resume={root / 'step-00000002'}"
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words, back)) == 0
+    assert sorted(p.name for p in root.iterdir()) == [
+        "step-00000004.abandoned",
+        "step-00000006",
+        "step-00000006.abandoned",
+    ]
+    assert runs.everything(tmp_path / "run") == uninterrupted("full")
+
+
+def test_a_misspelt_resume_is_corrected(tmp_path: Path):
+    with pytest.raises(ConfigError, match="Did you mean 'never'"):
+        runs.run(tmp_path / "run", "trainer.resume=nevr")
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):

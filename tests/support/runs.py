@@ -26,7 +26,7 @@ SMALL = (
     "data.max_prompt_tokens=16",
     "rollout.n=4",
     "rollout.max_response_tokens=6",
-    "reward.functions=[exact_match]",
+    f"reward.functions=['{Path(__file__).parent}/dense_reward.py:share_right']",
     "optim.lr=1e-3",
     "trainer.prompts_per_step=4",
     "trainer.max_steps=6",
@@ -51,7 +51,7 @@ def run(output: Path, *overrides: str) -> Status:
         finish(parts, status)
     finally:
         parts.observer.close()
-        parts.strategy.close()
+        parts.engine.close()
     return status
 
 

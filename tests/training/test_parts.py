@@ -10,17 +10,27 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 from tiny import ragged_batch, settings, tiny_qwen3
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig
 
-from hwgrpo.errors import CheckpointError
-from hwgrpo.models.loading import save_model
+from hwgrpo.data.sampler import PromptSampler
+from hwgrpo.errors import CheckpointError, ConfigError, RewardError, RunError
+from hwgrpo.models.loading import load_model, save_model
 from hwgrpo.models.lora import apply_lora
+from hwgrpo.rollout.engine import Sampling
 from hwgrpo.training import checkpoints, rng
-from hwgrpo.training.batch import assemble, shuffle_rewards, split_updates
+from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
+from hwgrpo.training.choices import choose_layout
+from hwgrpo.training.components import check_length, seed_everything
+from hwgrpo.training.evaluate import validate
 from hwgrpo.training.layouts import TokenSignals, cut, packed, padded
+from hwgrpo.training.loop import together
 from hwgrpo.training.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
+from hwgrpo.training.resume import seed_rank
 from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 NOTHING = TokenSignals({}, {})
@@ -231,6 +241,16 @@ def test_a_checkpoint_gives_back_weights_and_moments_bit_for_bit(tmp_path: Path)
     assert not list(folder.glob("*.pt"))
 
 
+def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_parameter(tmp_path: Path):
+    folder, *_ = checkpoint(tmp_path)
+    other = lora_policy(settings("model.lora.rank=2"))
+    with pytest.raises(CheckpointError, match="parameters are in one and not in the other"):
+        checkpoints.restore(checkpoints.verify(folder), other.model, build_optimizer(other, settings().optim))
+    wider = policy_of(tiny_qwen3(vocab=40))
+    with pytest.raises(CheckpointError, match=r"embed_tokens.*shape \(37, 32\).*\(40, 32\)"):
+        checkpoints.restore(checkpoints.verify(folder), wider.model, build_optimizer(wider, settings().optim))
+
+
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "optimizer.safetensors", "rng-rank0.safetensors", "manifest.json"]
 )
@@ -264,3 +284,144 @@ def test_the_final_model_loads_in_plain_transformers(tmp_path: Path):
 
 class _NoTokenizer:
     def save_pretrained(self, folder: Path) -> None: ...
+
+
+class _SecondOfTwo:
+    """A strategy that stands for rank 1 beside a rank whose values are given."""
+
+    rank, world_size = 1, 2
+
+    def __init__(self, other):
+        self.other = other
+
+    def gather_objects(self, value):
+        return [self.other, value]
+
+
+def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
+    lengths = torch.tensor([1, 1, 1, 1])
+    group = torch.tensor([0, 0, 1, 1])
+    valid = torch.ones(4, dtype=torch.bool)
+    other, mine = torch.tensor([0.0, 0.0, 0.0, 8.0]).double(), torch.tensor([1.0, 0.0, 5.0, 5.0]).double()
+    completions = Completions(
+        prompt_index=group,
+        tokens=torch.zeros(4, dtype=torch.int64),
+        offsets=torch.arange(5),
+        logprobs=torch.zeros(4),
+        finished=valid,
+        texts=("",) * 4,
+    )
+    strategy = _SecondOfTwo((other, group, valid, lengths))
+    rewards = Rewards(total=mine, valid=valid, per_function={})
+    by_group = advantages_over_ranks(
+        settings("algorithm.advantage.eps=0", "algorithm.advantage.std=none"), completions, rewards, strategy
+    )
+    assert by_group.tolist() == [0.5, -0.5, 0.0, 0.0]
+    by_batch = advantages_over_ranks(
+        settings("algorithm.advantage.eps=0", "algorithm.advantage.std=batch"), completions, rewards, strategy
+    )
+    whole_std = float(torch.cat([other, mine]).std())
+    assert by_batch.tolist() == pytest.approx([0.5 / whole_std, -0.5 / whole_std, 0.0, 0.0])
+
+
+def test_each_rank_takes_its_share_of_every_update():
+    class Rows:
+        def prompt(self, row: int, epoch: int) -> Prompt:
+            return Prompt(f"{epoch}:{row}", "p", (1,), None, {})
+
+    def uids(rank: int, world: int) -> list[str]:
+        source = PromptSource(Rows(), PromptSampler(12, 0, False), 8, 4, rank, world)
+        return [p.uid for p in source.next().prompts]
+
+    assert uids(0, 1) == [f"0:{i}" for i in range(8)]
+    assert uids(0, 2) == ["0:0", "0:1", "0:4", "0:5"]
+    assert uids(1, 2) == ["0:2", "0:3", "0:6", "0:7"]
+
+
+def test_a_failure_on_one_rank_is_raised_on_all_with_its_message():
+    def work():
+        return 5
+
+    assert together(_SecondOfTwo(None), work) == 5
+    with pytest.raises(RunError, match="reward x raised"):
+        together(_SecondOfTwo("reward x raised"), work)
+
+    def failing():
+        raise RewardError("mine")
+
+    with pytest.raises(RewardError, match="mine"):
+        together(_SecondOfTwo(None), failing)
+
+
+def test_a_models_own_dropout_is_off_and_an_adapters_asks_for_old_log_probs(tmp_path: Path):
+    config = GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    assert config.resid_pdrop > 0
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    model = load_model(settings(f"model.path={tmp_path}").model, attention="eager")
+    assert all(m.p == 0 for m in model.modules() if isinstance(m, torch.nn.Dropout))
+    assert not update_of(policy_of(model)).needs_old_logprobs
+    with_dropout = settings("model.lora.rank=2", "model.lora.dropout=0.5").model.lora
+    assert update_of(policy_of(apply_lora(tiny_qwen3(), with_dropout))).needs_old_logprobs
+
+
+def update_of(policy: PolicyModel) -> PolicyUpdate:
+    strategy = Single(torch.device("cpu"), "gloo")
+    strategy.wrap(policy)
+    optimizer = build_optimizer(policy, settings().optim)
+    return PolicyUpdate(settings(), strategy, policy, optimizer, torch.device("cpu"), "padded", total_updates=1)
+
+
+def test_the_packed_layout_is_refused_where_a_mask_is_not_all_that_a_layer_looks_at():
+    packed_config = settings("model.layout=packed")
+    assert choose_layout(packed_config, tiny_qwen3().config) == "packed"
+    window = MistralConfig(sliding_window=3)
+    with pytest.raises(ConfigError, match="layout=padded"):
+        choose_layout(packed_config, window)
+    assert choose_layout(settings(), window) == "padded"
+
+
+def test_ranks_and_resumed_steps_draw_different_random_numbers():
+    def drawn(rank: int, step: int) -> float:
+        seed_everything(Device(BACKEND), 0)
+        seed_rank(Device(BACKEND), settings(), rank, step)
+        return torch.rand(1).item()
+
+    assert len({drawn(0, 0), drawn(1, 0), drawn(0, 5), drawn(1, 5)}) == 4
+    assert drawn(1, 5) == drawn(1, 5)
+
+
+def test_a_sequence_longer_than_the_models_positions_is_refused_before_the_weights_load(tmp_path: Path):
+    tiny_qwen3().config.save_pretrained(tmp_path)
+
+    class Data:
+        longest = 100
+
+    config = settings(f"model.path={tmp_path}", "rollout.max_response_tokens=100", "trainer.tokens_per_micro_batch=500")
+    with pytest.raises(ConfigError, match="128 positions; use at most 28"):
+        check_length(config, Data())
+
+
+def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
+    rewards = {1: torch.tensor([[1.0], [0.0]]), 2: torch.tensor([[1.0, 0.5], [torch.nan, torch.nan]])}
+
+    class Stage:
+        def generate(self, batch, sampling):
+            return sampling.n
+
+        def score(self, batch, n):
+            values = rewards[n].double().flatten()
+            return Rewards(total=values.nan_to_num(), valid=~values.isnan(), per_function={})
+
+        def prompt(self, row: int, epoch: int) -> Prompt:
+            return Prompt(f"{epoch}:{row}", "p", (1,), None, {}, source="s")
+
+        def __len__(self) -> int:
+            return 2
+
+    stage = Stage()
+    values = validate(stage, stage, stage, Sampling(n=8, max_response_tokens=4), 2, Single(torch.device("cpu"), "gloo"))
+    assert values == {
+        "val-core/s/reward/greedy": 0.5,
+        "val-core/s/reward/mean@2": 0.75,
+        "val-core/s/reward/best@2": 1.0,
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,6 +17,9 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.strategies.strategy import clip_by_norm
 
+RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torch.distributed needs to find the other processes; torchrun sets it."""
+
 
 class Ddp:
     """Train with one process per device under torchrun; see `Strategy` for the methods.
@@ -24,16 +29,18 @@ class Ddp:
         comm_backend: the process group's backend, from the device's backend.
 
     Raises:
-        ConfigError: the process was not started by torchrun.
+        ConfigError: the process was not started by torchrun, or another launcher that sets torch's variables.
     """
 
     module: nn.Module
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:
-        if not dist.is_torchelastic_launched() and not dist.is_initialized():
+        launched = dist.is_initialized() or all(name in os.environ for name in RENDEZVOUS)
+        if not launched:
             raise ConfigError(
                 "trainer.strategy='ddp' needs one process per device; start it with "
-                "`torchrun --nproc-per-node N -m hwgrpo train ...`, or use trainer.strategy=single"
+                "`torchrun --nproc-per-node N -m hwgrpo train ...`, or set "
+                f"{', '.join(RENDEZVOUS)} in each process, or use trainer.strategy=single"
             )
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
@@ -45,8 +52,11 @@ class Ddp:
         self._cpu_group: Any = dist.group.WORLD if comm_backend == "gloo" else dist.new_group(backend="gloo")
 
     def wrap(self, policy: PolicyModel) -> None:
-        # broadcast_buffers: rotary caches are the same on every rank; their broadcast would only cost time
-        self.module = DistributedDataParallel(policy, broadcast_buffers=False)
+        with warnings.catch_warnings():
+            # deprecated in torch 2.13; the argument that replaces it does not exist in 2.10, which we support too
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            # rotary caches are the same on every rank; broadcasting them would only cost time
+            self.module = DistributedDataParallel(policy, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         assert isinstance(self.module, DistributedDataParallel)
@@ -54,9 +64,6 @@ class Ddp:
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         return clip_by_norm(list(self.module.parameters()), max_norm)
-
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return self.gather_objects(tensor)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor([float(v) for v in values], dtype=torch.float64)

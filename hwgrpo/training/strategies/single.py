@@ -32,9 +32,6 @@ class Single:
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         return clip_by_norm(list(self.module.parameters()), max_norm)
 
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor]
-
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(v) for v in values]
 

@@ -36,10 +36,6 @@ class Strategy(Protocol):
         """Scale gradients to at most `max_norm` (0: leave them) and return their norm before it, over all ranks."""
         ...
 
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's CPU tensor in rank order; they may differ in their first dimension."""
-        ...
-
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over ranks of a few numbers, in fp64."""
         ...

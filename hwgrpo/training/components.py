@@ -1,0 +1,117 @@
+"""The parts that training and measuring share: process, model, engine, rewards."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import hwgrpo_kernels
+import numpy as np
+import torch
+import transformers
+from hwgrpo_backends import Backend
+from hwgrpo_backends.device import Device
+
+from hwgrpo.config import Config
+from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
+from hwgrpo.models.lora import apply_lora, uses_lora
+from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rollout import ENGINES
+from hwgrpo.rollout.engine import Engine
+from hwgrpo.training.choices import choose_attention, choose_dtype
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+
+
+def prepare_process(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Device:
+    """Open the device, share out the host's threads, seed every generator, and choose kernels.
+
+    Raises:
+        ConfigError: a kernel is pinned that does not exist.
+        BackendError: there is no such device.
+    """
+    transformers.utils.logging.disable_progress_bar()  # our own panel shows progress
+    device = Device(backend, local_rank)
+    device.set_device()
+    threads = config.trainer.threads
+    if threads or local_world_size > 1:
+        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local_world_size))
+    seed_everything(device, config.trainer.seed)
+    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    choose_kernels(config, backend)
+    return device
+
+
+def seed_everything(device: Device, seed: int) -> None:
+    """Seed torch's generators, Python's and numpy's (users' reward functions may draw from those)."""
+    device.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def choose_kernels(config: Config, backend: Backend) -> None:
+    """Tell the kernels what the settings and the backend prefer.
+
+    Raises:
+        ConfigError: `kernels.pins` names an op or an implementation that does not exist.
+    """
+    k = config.kernels
+    try:
+        hwgrpo_kernels.configure(pins=dict(k.pins), preference=backend.kernels, strict=k.strict)
+    except ValueError as error:
+        raise ConfigError(f"kernels.pins={dict(k.pins)}: {error}") from error
+
+
+def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
+    """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
+    dtype = choose_dtype(config, device)
+    model: Any = load_model(config.model, attention=choose_attention(config, device.backend, dtype))
+    check_vocabulary(model, tokenizer)
+    if config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if uses_lora(config.model.lora):
+        model = apply_lora(model, config.model.lora)
+    model.to(device.torch_device)
+    logits = config.kernels.logits_dtype
+    options = HeadOptions(
+        temperature=config.rollout.temperature,
+        chunk_rows=config.kernels.chunk_rows,
+        logits_dtype=None if logits == "auto" else getattr(torch, logits),
+    )
+    return PolicyModel(model, compute_dtype=dtype, options=options)
+
+
+def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: Device) -> Engine:
+    """Return the rollout engine of the configuration."""
+    return ENGINES.load(config.rollout.engine)(
+        policy.model,
+        tokenizer,
+        device=device.torch_device,
+        compute_dtype=policy.compute_dtype,
+        max_sequences=config.rollout.max_sequences,
+    )
+
+
+def build_rewards(config: Config, dataset: PromptDataset) -> RewardPipeline:
+    """Load the reward functions and check that the data has the columns they read."""
+    context = {"max_response_tokens": config.rollout.max_response_tokens}
+    return RewardPipeline(config.reward, context=context, columns=dataset.columns)
+
+
+def check_length(config: Config, *datasets: PromptDataset | None) -> None:
+    """Check that the longest prompt and response fit the model's positions.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    positions = getattr(model_settings(config.model).get_text_config(), "max_position_embeddings", None)
+    longest = max(data.longest for data in datasets if data is not None)
+    response = config.rollout.max_response_tokens
+    if positions is not None and longest + response > positions:
+        raise ConfigError(
+            f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
+            f"{longest + response} tokens long, but model.path={config.model.path!r} has {positions} positions; use at "
+            f"most {positions - longest}, or lower data.max_prompt_tokens"
+        )

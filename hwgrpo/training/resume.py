@@ -1,0 +1,105 @@
+"""Going on from a checkpoint: which one, with which settings, and putting everything back in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from hwgrpo_backends.device import Device
+from omegaconf import OmegaConf
+
+from hwgrpo.config import Config
+from hwgrpo.config.load import to_yaml
+from hwgrpo.errors import CheckpointError, ConfigError, nearest
+from hwgrpo.training import checkpoints, rng
+from hwgrpo.training.components import seed_everything
+from hwgrpo.training.prompts import PromptSource
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.update import PolicyUpdate
+
+FIXED = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
+"""Settings that say which function the saved parameters belong to."""
+SILENT = ("trainer.resume", "trainer.output_dir", "trainer.max_steps", "observe")
+"""Settings that may change without a word."""
+
+
+def find_checkpoint(config: Config, output: Path) -> tuple[checkpoints.Checkpoint | None, list[str]]:
+    """Return the checkpoint that `trainer.resume` asks for, and what to tell the user about it.
+
+    Raises:
+        ConfigError: the folder holds another run and `trainer.resume` is never, or a setting changed that cannot.
+        CheckpointError: a checkpoint that was named is damaged or missing.
+    """
+    resume = config.trainer.resume
+    if resume == "never":
+        if (output / "checkpoints").exists() or (output / "metrics.jsonl").exists():
+            raise ConfigError(
+                f"trainer.resume='never' and trainer.output_dir={str(output)!r} holds another run; "
+                "name another folder, remove this one, or use trainer.resume=auto to go on"
+            )
+        return None, []
+    if resume == "auto":
+        checkpoint, damaged = checkpoints.newest(output / "checkpoints")
+        notes = [f"passed over a checkpoint: {problem}" for problem in damaged]
+    else:
+        if not Path(resume).exists():
+            near = nearest(resume, ("auto", "never"))
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists.{hint}")
+        checkpoint, notes = checkpoints.verify(Path(resume)), []
+    if checkpoint is not None:
+        notes += _compare_settings(checkpoint, config)
+    return checkpoint, notes
+
+
+def restore(
+    checkpoint: checkpoints.Checkpoint, update: PolicyUpdate, source: PromptSource, strategy: Strategy, device: Device
+) -> None:
+    """Put parameters, optimizer, data position and random state back as they were after the checkpoint's step."""
+    checkpoints.restore(checkpoint, update.policy.model, update.optimizer)
+    state = checkpoint.manifest["state"]
+    source.restore(state["sampler"])
+    update.updates_done = state["updates_done"]
+    saved = checkpoints.load_rng(checkpoint, strategy.rank)
+    if saved is not None:
+        rng.restore(saved, device)
+    else:  # written by fewer ranks: a stream of its own, not the start of another rank's
+        seed_rank(device, update.config, strategy.rank, checkpoint.step)
+
+
+def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
+    """Give each rank its own random numbers (for dropout), once the model is made alike on all of them."""
+    if rank or step:
+        generator = torch.Generator().manual_seed(config.trainer.seed)
+        offsets = torch.randint(2**40, (2,), generator=generator).tolist()
+        seed_everything(device, config.trainer.seed + rank * offsets[0] + step * offsets[1])
+
+
+def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
+    saved = _flat(OmegaConf.create(checkpoint.manifest["state"]["config"]))
+    now = _flat(OmegaConf.create(to_yaml(config)))
+    changed = {key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key)}
+    for key in sorted(changed):
+        if _under(key, FIXED):
+            raise CheckpointError(
+                f"{key}={now.get(key)!r}, but {checkpoint.folder} was saved with {saved.get(key)!r}; put it back, or "
+                "start afresh with another trainer.output_dir"
+            )
+    told = sorted(key for key in changed if not _under(key, SILENT))
+    if not told:
+        return []
+    return ["changed since the checkpoint: " + ", ".join(f"{k} {saved.get(k)!r} -> {now.get(k)!r}" for k in told)]
+
+
+def _under(key: str, prefixes: tuple[str, ...]) -> bool:
+    return any(key == prefix or key.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if not OmegaConf.is_dict(values):
+        return {prefix: OmegaConf.to_container(values) if OmegaConf.is_config(values) else values}
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
