@@ -35,14 +35,11 @@ class Reference:
                 yield
         else:
             trained = self.policy.model.active_adapter
-            trainable = {name: p.requires_grad for name, p in self.policy.model.named_parameters()}
             self.policy.model.set_adapter(REFERENCE_ADAPTER)
             try:
                 yield
             finally:
-                self.policy.model.set_adapter(trained)
-                for name, parameter in self.policy.model.named_parameters():
-                    parameter.requires_grad_(trainable[name])
+                self.policy.model.set_adapter(trained)  # also makes this adapter alone trainable again
 
 
 def build_reference(policy: PolicyModel, config: Config) -> Reference | None:

@@ -27,13 +27,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_in_update(number: int) -> None:
-    """Die inside the optimizer update `number`, gradients computed and weights not yet changed."""
+def kill_in_step(number: int) -> None:
+    """Die inside the last optimizer update of a step, gradients computed and weights not yet changed."""
     plain = PolicyUpdate.accumulate_gradients
 
     def deadly(self, *arguments):
         result = plain(self, *arguments)
-        if self.updates_done + 1 == number:
+        if self.updates_done + 1 == number * self.total_updates // 6:
             die()
         return result
 
@@ -83,8 +83,8 @@ def kill_between_log_and_checkpoint() -> None:
 
 # checkpoints are due after steps 2, 4 and 6; each writes three safetensors, one manifest
 POINTS: dict[str, Callable[[], None]] = {
-    "before the first checkpoint": lambda: kill_in_update(2),
-    "in an update after it": lambda: kill_in_update(4),
+    "before the first checkpoint": lambda: kill_in_step(2),
+    "in an update after it": lambda: kill_in_step(4),
     "amid the second checkpoint's model": lambda: kill_amid_a_file(5),
     "before its manifest": lambda: kill_before("_write_text", 2),
     "before its rename": lambda: kill_before("_sync_folder", 3),

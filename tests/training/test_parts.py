@@ -413,6 +413,7 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
             return Rewards(total=values.nan_to_num(), valid=~values.isnan(), per_function={})
 
         def prompt(self, row: int, epoch: int) -> Prompt:
+            assert epoch < 0, "validation must not share random numbers with training"
             return Prompt(f"{epoch}:{row}", "p", (1,), None, {}, source="s")
 
         def __len__(self) -> int:
