@@ -30,6 +30,8 @@ class Prompt:
     """The data row, column by column, untouched; passed on to reward functions."""
     source: str = ""
     """Where the row comes from (verl's `data_source` column, else the file name)."""
+    place: str = ""
+    """File and row, as error messages name it."""
     messages: tuple[Mapping[str, str], ...] | None = None
     """The chat messages when the prompt is a conversation, else None."""
 

@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.set_defaults(run=module.run)
     args, rest = parser.parse_known_args(argv)
     if rest and ("overrides" not in args or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        settings = [word.lstrip("-") for word in rest if word.startswith("--") and "=" in word]
+        hint = f" (a setting is written without dashes: {settings[0]})" if settings else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         args.overrides += rest  # argparse stops collecting at an option: `train RECIPE --dry-run key=value`
     try:

@@ -39,7 +39,7 @@ def find_recipe(recipe: str | Path) -> Path:
     if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
         return shipped[path.stem]
     near = nearest(path.stem, shipped)
-    hint = f" Did you mean {shipped[near]}?" if near else ""
+    hint = f" Did you mean {near}?" if near else ""
     raise ConfigError(f"no recipe {str(recipe)!r}; recipes that ship: {', '.join(sorted(shipped)) or 'none'}.{hint}")
 
 
@@ -181,7 +181,7 @@ def _rephrase(error: OmegaConfBaseException, given: DictConfig) -> ConfigError:
     key = getattr(error, "full_key", None) or "?"
     value = OmegaConf.select(given, key, throw_on_missing=False) if key != "?" else None
     wanted = next((e.type for e in entries() if e.key == key), "another type")
-    return ConfigError(f"{key}={value!r} has the wrong type; it must be {wanted} ({_first_line(error)})")
+    return ConfigError(f"{key}={value!r} has the wrong type; it must be {wanted}")
 
 
 def _first_line(error: Exception) -> str:

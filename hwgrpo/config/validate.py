@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.fields import Limits
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Config, LoraConfig
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.rollout.engine import Sampling
 
@@ -159,6 +159,13 @@ def _check_contradictions(config: Config) -> None:
         )
     if Path(t.output_dir).exists() and not Path(t.output_dir).is_dir():
         raise ConfigError(f"trainer.output_dir={t.output_dir!r} is a file; name a folder")
+    lora, fresh = c.model.lora, LoraConfig()
+    for name in ("alpha", "dropout", "target_modules"):
+        if lora.rank == 0 and getattr(lora, name) != getattr(fresh, name):
+            remedy = "an adapter brings its own" if lora.adapter else "set model.lora.rank to train adapters"
+            raise ConfigError(
+                f"model.lora.{name}={getattr(lora, name)!r} has no effect with model.lora.rank=0; {remedy}"
+            )
     if not c.model.lora.target_modules:
         raise ConfigError("model.lora.target_modules is empty; name layers, or all-linear")
     correction = c.algorithm.correction

@@ -64,14 +64,16 @@ class PromptDataset:
         index = self.kept[row]
         columns = self.rows[index]
         source = columns.get(self.config.source_key)
-        conversation = _conversation(columns, self.config, self.rows.place(index))
+        place = self.rows.place(index)
+        conversation = _conversation(columns, self.config, place)
         return Prompt(
             uid=f"{epoch}:{row}",
             text=self.texts[row],
             token_ids=tuple(self.token_ids[row].tolist()),
-            ground_truth=read_ground_truth(columns, self.config.ground_truth_key, self.rows.place(index)),
+            ground_truth=read_ground_truth(columns, self.config.ground_truth_key, place),
             columns=columns,
             source=self.rows.source(index) if source is None else str(source),
+            place=place,
             messages=None if isinstance(conversation, str) else conversation,
         )
 

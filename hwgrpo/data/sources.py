@@ -123,6 +123,11 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
         wanted = SPLIT_WORDS.get(split, split)
         if wanted not in by_split:
             raise DataError(_no_split(folder, split, key, [name for name in by_split if name]))
+        if None in by_split:
+            raise DataError(
+                f"{key}: in folder {str(folder)!r} some files name a split and {by_split[None][0].name} names none; "
+                "name a file instead of the folder, or put the split into every name"
+            )
         files = by_split[wanted]
     return Rows([read_file(file) for file in files])
 

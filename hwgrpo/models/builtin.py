@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -125,7 +126,14 @@ def resolve(address: str) -> Path:
     root = Path(os.environ.get("HWGRPO_CACHE") or Path.home() / ".cache" / "hwgrpo") / "builtin"
     folder = root / _fingerprint(spec)
     if not folder.is_dir():
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{root} cannot be made ({error.strerror}), where built-in models are kept; "
+                "set HWGRPO_CACHE to a folder that can be written"
+            ) from error
+        print(f"hwgrpo: making {address}, once; it takes some seconds", file=sys.stderr, flush=True)
         # Written beside its place and renamed: a folder with the final name is complete.
         unfinished = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -95,7 +96,7 @@ def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
             revision=config.revision,
             trust_remote_code=config.trust_remote_code,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _unreadable("model.path", source, "a model", error) from error
     model, report = loaded
     if report["missing_keys"]:

@@ -126,7 +126,7 @@ class _Outcome:
             results, self.extras = self.function.values(self.batch, self.completions, step)
         except ConfigError:
             raise  # a wrong setting stops the run, whatever the policy for failing samples
-        except Exception as error:  # a call for the whole batch: every sample of it failed
+        except (Exception, SystemExit) as error:  # a call for the whole batch: every sample of it failed
             results, self.extras = [error] * size, [{} for _ in range(size)]
         if isinstance(results, str | bytes | Mapping) or not hasattr(results, "__len__"):
             raise RewardError(
@@ -186,4 +186,5 @@ class _Outcome:
         index = self.completions.prompt_index
         prompt = self.batch.prompts[int(index[sample])]
         within = int((index[:sample] == index[sample]).sum())
-        return f"reward {self.function.name}, prompt {prompt.uid} of {prompt.source}, sample {within} of its group"
+        where = prompt.place or f"prompt {prompt.uid} of {prompt.source}"
+        return f"reward {self.function.name}, {where}, sample {within} of its group"

@@ -97,7 +97,7 @@ class RewardFunction:
                 return self.call(**self._accepted(arguments), **self.kwargs)
             except ConfigError:
                 raise  # a wrong setting is no failure of this sample
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a function that exits must not end the run without a word
                 return error
 
         return wait_for_all([call(prompt, text) for prompt, text in zip(prompts, texts, strict=True)])

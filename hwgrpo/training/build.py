@@ -11,6 +11,7 @@ import torch
 import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
+from safetensors import SafetensorError
 
 import hwgrpo
 from hwgrpo.config import Config
@@ -18,7 +19,8 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import prompts_per_update, sampling_of
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
-from hwgrpo.models.loading import load_tokenizer, model_settings
+from hwgrpo.errors import RunError
+from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training import STRATEGIES, checkpoints, rng
@@ -26,6 +28,7 @@ from hwgrpo.training.choices import choose_layout, choose_strategy
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
 from hwgrpo.training.loop import Run
 from hwgrpo.training.optimizer import build_optimizer
+from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
 from hwgrpo.training.resume import find_checkpoint, restore, seed_rank
@@ -47,6 +50,9 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     """
     t = config.trainer
     device = prepare_process(config, backend, local_rank, local_world_size)
+    locate(
+        config.model.path
+    )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
     strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
     output = Path(t.output_dir)
     checkpoint, notes = find_checkpoint(config, output)
@@ -66,6 +72,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
         )
     total_steps = max(start, planned)
 
+    lock = claim(output) if strategy.rank == 0 else None
     policy = load_policy(config, device, tokenizer)
     reference = build_reference(policy, config)
     optimizer = build_optimizer(policy, config.optim)
@@ -110,23 +117,31 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
                 f"{data.filtered} dropped, {data.truncated} cut, {len(data)} kept"
             )
     observer.note(
-        f"{device.name} ({backend.name}, {update.policy.compute_dtype}), "
+        f"{device.name} ({backend.name}, {str(policy.compute_dtype).removeprefix('torch.')}), "
         f"{sum(p.numel() for p in policy.parameters() if p.requires_grad):,} trainable parameters, "
         f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 
     def save(step: int) -> None:
         state = {"sampler": source.state(), "updates_done": update.updates_done, "config": to_yaml(config)}
-        folder = checkpoints.save(
-            output / "checkpoints",
-            step,
-            module=policy.model,
-            optimizer=optimizer,
-            rng=rng.capture(device),
-            state=state,
-            strategy=strategy,
-            keep=t.keep_checkpoints,
-        )
+        try:
+            folder = checkpoints.save(
+                output / "checkpoints",
+                step,
+                module=policy.model,
+                optimizer=optimizer,
+                rng=rng.capture(device),
+                state=state,
+                strategy=strategy,
+                keep=t.keep_checkpoints,
+            )
+        except (OSError, SafetensorError) as error:
+            last, _ = checkpoints.newest(output / "checkpoints")
+            raise RunError(
+                f"the checkpoint of step {step} could not be written to {output / 'checkpoints'}: {error}; make room "
+                "or restore access there, then start again: the run goes on from "
+                f"{last.folder.name if last else 'the start'}"
+            ) from error
         observer.note(f"saved {folder}")
 
     return Run(
@@ -145,6 +160,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
         record_kernels=lambda: _record_kernels(output, strategy.rank),
         memory=lambda: _memory_metrics(device),
         tokenizer=tokenizer,
+        lock=lock,
         start_step=start,
         total_steps=total_steps,
     )
@@ -152,7 +168,6 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
 
 def _describe(output: Path, config: Config, device: Device, total_steps: int) -> None:
     """Write what the run is: its settings, and the machine and versions it runs on."""
-    output.mkdir(parents=True, exist_ok=True)
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
         "hwgrpo": hwgrpo.__version__,

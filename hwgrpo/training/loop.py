@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import IO, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -49,6 +49,8 @@ class Run:
     """Writes a checkpoint of a finished step."""
     record_kernels: Callable[[], None]
     """Writes which kernels ran to the run's folder."""
+    lock: IO[str] | None
+    """Holds the run's folder; None on ranks other than the main one."""
     memory: Callable[[], dict[str, float]]
     """Reads the device's memory metrics; empty on devices that keep none."""
     tokenizer: PreTrainedTokenizerBase
@@ -56,6 +58,8 @@ class Run:
     start_step: int
     """Steps done already, 0 in a fresh run."""
     total_steps: int
+    told: set[str] = field(default_factory=set)
+    """Reward failures that were shown already: a failing function is told of once."""
 
 
 def train(run: Run) -> Status:
@@ -109,6 +113,11 @@ def train_step(run: Run, step: int) -> None:
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
     values |= updated | times | speed | run.memory()
+    for name, count in values.items():
+        if name.startswith("reward_failures/") and count and name not in run.told:
+            run.told.add(name)
+            what = name.removeprefix("reward_failures/")
+            run.observer.note(f"reward {what}: {count:.0f} samples in step {step}; metrics count further ones")
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
     run.observer.completions(step, prompts, completions, rewards, advantages)
 

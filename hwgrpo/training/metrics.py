@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def sample_metrics(
     finished = torch.cat([r["finished"] for r in ranks])
     stds = torch.cat([r["group_std"] for r in ranks])
     values = {
-        "reward": _mean(total),
+        "reward": _mean(total) if total.numel() else math.nan,  # all samples failed: there is no reward to show
         "reward_std": _mean(stds),
         "frac_reward_zero_std": sum(r["zero"] for r in ranks) / max(1, sum(r["groups"] for r in ranks)),
         **_spread("critic/rewards", total),

@@ -53,7 +53,7 @@ def test_config_prints_the_settings_asked_for(hwgrpo):
     ("words", "parts"),
     [
         (["train", "tiny_sort", "rollout.temprature=1"], ["rollout.temprature", "Did you mean rollout.temperature?"]),
-        (["train", "tiny_srot"], ["tiny_srot", "Did you mean", "tiny_sort.yaml"]),
+        (["train", "tiny_srot"], ["tiny_srot", "Did you mean tiny_sort?"]),
         (["config", "rolout"], ["Did you mean rollout?"]),
         (["eval", "tiny_sort", "--k", "99"], ["--k '99'", "--n 8"]),
         (["eval", "."], ["not the folder of a run"]),

@@ -95,6 +95,7 @@ def test_a_wrong_setting_is_refused_with_key_value_and_remedy(word: str, parts: 
             ["trainer.tokens_per_micro_batch=100", "data.max_prompt_tokens=64", "rollout.max_response_tokens=64"],
             ["tokens_per_micro_batch=100", "at least 128"],
         ),
+        (["model.lora.alpha=3"], ["model.lora.alpha=3.0", "no effect", "model.lora.rank"]),
         (["model.lora.adapter=somewhere"], ["model.lora.adapter='somewhere'", "no such folder"]),
         (["observe.loggers=[tensorboard]", "trainer.save_every=5"], ["jsonl"]),
         (["algorithm.correction.low=3", "algorithm.correction.high=2"], ["correction.low=3.0", "below"]),

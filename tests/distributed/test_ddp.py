@@ -1,33 +1,16 @@
 """Two processes over gloo give what one gives."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from ddp_worker import run_update
+from launch import ROOT, torchrun
 from safetensors.torch import load_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.strategies.ddp import Ddp
 from hwgrpo.training.strategies.single import Single
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def torchrun(ranks: int, *words: str, timeout: int = 240) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "backends"), str(ROOT / "kernels"), str(ROOT / "tests/support")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import checkpoints, loop
 from hwgrpo.training.update import PolicyUpdate
 
@@ -234,3 +234,17 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
     kept = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
     assert kept == ["step-00000004", "step-00000005", "step-00000006"]
+
+
+def test_a_full_disk_names_the_checkpoint_that_is_left(tmp_path: Path):
+    def failing(*arguments) -> None:
+        raise OSError(28, "No space left on device")
+
+    def run() -> None:
+        plain = checkpoints._write
+        checkpoints._write = lambda path, tensors: failing() if "00000004" in str(path) else plain(path, tensors)
+        with pytest.raises(RunError, match=r"step 4 could not be written.*No space left.*from step-00000002"):
+            runs.run(tmp_path / "run", "trainer.save_every=2")
+
+    assert runs.forked(run) == 0
+    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.save_every=2")) == 0

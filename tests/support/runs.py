@@ -52,6 +52,8 @@ def run(output: Path, *overrides: str) -> Status:
     finally:
         parts.observer.close()
         parts.engine.close()
+        if parts.lock is not None:
+            parts.lock.close()
     return status
 
 

@@ -146,5 +146,7 @@ def test_a_nan_reward_costs_what_its_policy_says(tmp_path: Path, policy: str, ab
 def test_a_nan_reward_stops_the_run_by_default_and_names_the_function_and_the_sample(tmp_path: Path):
     (tmp_path / "rewards.py").write_text(NAN_REWARD)
     data = write_trl(tmp_path / "train.jsonl")
-    with pytest.raises(RewardError, match=r"sometimes_nan.*"):
+    with pytest.raises(
+        RewardError, match=r"sometimes_nan, .*train\.jsonl, line \d+, sample 0 of its group returned nan"
+    ):
         runs.run(tmp_path / "run", f"data.train={data}", f"reward.functions=['{tmp_path}/rewards.py:sometimes_nan']")

@@ -1,0 +1,54 @@
+"""`torchrun -m hwgrpo train`: the same run on two processes, and a failure on one of them."""
+
+from pathlib import Path
+
+import pytest
+import runs
+from launch import torchrun
+
+from hwgrpo.config.load import to_yaml
+
+REWARD = """
+import os
+
+def fails_on_rank_1(data_source, solution_str, ground_truth, extra_info=None):
+    if os.environ.get("RANK") == "1":
+        raise KeyError("no such answer")
+    return 1.0
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def words(output: Path, *more: str) -> list[str]:
+    recipe = output.with_suffix(".yaml")
+    recipe.write_text(to_yaml(runs.small(output, *more)))
+    return ["-m", "hwgrpo", "train", str(recipe)]
+
+
+def test_two_processes_train_like_one(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HWGRPO_CACHE", cache)
+    more = ("trainer.max_steps=3", "algorithm.kl.coef=0.05", "trainer.prompts_per_update=2")
+    done = torchrun(2, *words(tmp_path / "two", *more))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert runs.forked(lambda: runs.run(tmp_path / "one", *more)) == 0
+    two, one = runs.metrics(tmp_path / "two"), runs.metrics(tmp_path / "one")
+    assert len(two) == len(one) == 5
+    for left, right in zip(two, one, strict=True):
+        assert left.keys() == right.keys()
+        for name, value in right.items():
+            if not name.startswith(("rollout_corr/", "training/")):  # gaps of 1e-8, all rounding
+                assert left[name] == pytest.approx(value, rel=2e-4, abs=1e-6), name
+
+
+def test_a_reward_that_fails_on_one_rank_ends_all_with_its_message_and_leaves_no_process(tmp_path: Path, cache: str):
+    (tmp_path / "rewards.py").write_text(REWARD)
+    reward = f"reward.functions=['{tmp_path}/rewards.py:fails_on_rank_1']"
+    done = torchrun(2, *words(tmp_path / "run", reward, "trainer.validate_at_start=false"), HWGRPO_CACHE=cache)
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if "hwgrpo: error" in line]
+    assert len(errors) == 2
+    assert all("raised KeyError: 'no such answer'" in line for line in errors)
