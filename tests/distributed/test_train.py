@@ -50,5 +50,6 @@ def test_a_reward_that_fails_on_one_rank_ends_all_with_its_message_and_leaves_no
     done = torchrun(2, *words(tmp_path / "run", reward, "trainer.validate_at_start=false"), HWGRPO_CACHE=cache)
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if "hwgrpo: error" in line]
-    assert len(errors) == 2
+    assert errors, done.stderr[-3000:]
     assert all("raised KeyError: 'no such answer'" in line for line in errors)
+    assert "gloo" not in done.stderr, "another rank told of its broken connection instead"
