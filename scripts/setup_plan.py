@@ -30,7 +30,7 @@ TARGETS: Mapping[str, Target] = {
 }
 ROLLOUTS = ("vllm", "vllm-ascend")
 TORCH = "torch==2.13.0"
-ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"  # the only index that serves triton-ascend 3.2.2
+ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"  # Huawei's own index; not tried
 
 
 @dataclass(frozen=True)

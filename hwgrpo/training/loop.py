@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Literal, TypeVar
+from typing import IO, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
-from hwgrpo.errors import DataError, RewardError, RunError
 from hwgrpo.observe.completions import pick_sample
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -22,11 +21,10 @@ from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.metrics import sample_metrics
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import Reference
-from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.strategies.strategy import Strategy, together
 from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import StepMetrics
 
-T = TypeVar("T")
 Status = Literal["completed", "interrupted"]
 
 
@@ -120,22 +118,6 @@ def train_step(run: Run, step: int) -> None:
             run.observer.note(f"reward {what}: {count:.0f} samples in step {step}; metrics count further ones")
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
     run.observer.completions(step, prompts, completions, rewards, advantages)
-
-
-def together(strategy: Strategy, work: Callable[[], T]) -> T:
-    """Do this rank's part of a stage; when it fails on one rank, fail on all of them with that rank's message.
-
-    Otherwise the others would wait in their next collective and bury the message under their own errors.
-    """
-    result, error = None, None
-    try:
-        result = work()
-    except (RewardError, DataError, RunError) as failure:
-        error = failure
-    failures = [f for f in strategy.gather_objects(str(error) if error else None) if f is not None]
-    if failures:
-        raise RunError(failures[0]) if error is None else error
-    return result  # type: ignore[return-value]
 
 
 def validate_now(run: Run, step: int) -> None:

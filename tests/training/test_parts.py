@@ -24,7 +24,6 @@ from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.components import check_length, seed_everything
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.layouts import TokenSignals, cut, packed, padded
-from hwgrpo.training.loop import together
 from hwgrpo.training.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.output import claim
 from hwgrpo.training.policy import HeadOptions, PolicyModel
@@ -32,6 +31,7 @@ from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
 from hwgrpo.training.resume import seed_rank
 from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.strategies.strategy import together
 from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from hwgrpo.errors import DataError, RewardError, RunError
 from hwgrpo.training.policy import PolicyModel
+
+T = TypeVar("T")
 
 
 class Strategy(Protocol):
@@ -60,3 +63,19 @@ def clip_by_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.T
     if max_norm > 0:
         torch.nn.utils.clip_grads_with_norm_(list(parameters), max_norm, norm)
     return norm
+
+
+def together(strategy: Strategy, work: Callable[[], T]) -> T:
+    """Do this rank's part of a stage; when it fails on one rank, fail on all of them with that rank's message.
+
+    Otherwise the others would wait in their next collective and bury the message under their own errors.
+    """
+    result, error = None, None
+    try:
+        result = work()
+    except (RewardError, DataError, RunError) as failure:
+        error = failure
+    failures = [f for f in strategy.gather_objects(str(error) if error else None) if f is not None]
+    if failures:
+        raise RunError(failures[0]) if error is None else error
+    return result  # type: ignore[return-value]
