@@ -102,7 +102,9 @@ def train_step(run: Run, step: int) -> None:
             advantages = advantages_over_ranks(config, completions, rewards, run.strategy)
             batch = assemble(prompts, completions, advantages, rewards.valid)
         with watch("old_log_prob"):
-            batch = run.update.with_logprobs(batch, run.reference)
+            batch = run.update.with_old_logprobs(batch)
+        with watch("ref"):
+            batch = run.update.with_ref_logprobs(batch, run.reference)
         with watch("update_actor"):
             updated = run.update(batch)
         with watch("sync"):

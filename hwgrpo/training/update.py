@@ -218,11 +218,13 @@ class PolicyUpdate:
             )
         return metrics
 
-    def with_logprobs(self, batch: TrainBatch, reference: Reference | None) -> TrainBatch:
-        """Return the batch with the old and reference log-probs that its loss needs."""
-        if self.needs_old_logprobs:
-            batch = replace(batch, old_logprobs=self.score(batch))
-        if reference is not None:
-            with reference.active():
-                batch = replace(batch, ref_logprobs=self.score(batch, reference.policy))
-        return batch
+    def with_old_logprobs(self, batch: TrainBatch) -> TrainBatch:
+        """Return the batch with the log-probs that ratios are taken against, where they can differ from the current."""
+        return replace(batch, old_logprobs=self.score(batch)) if self.needs_old_logprobs else batch
+
+    def with_ref_logprobs(self, batch: TrainBatch, reference: Reference | None) -> TrainBatch:
+        """Return the batch with the reference model's log-probs, where a KL term needs them."""
+        if reference is None:
+            return batch
+        with reference.active():
+            return replace(batch, ref_logprobs=self.score(batch, reference.policy))
