@@ -53,7 +53,8 @@ class ModelConfig:
     attention: str = choice("auto", ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"))
     """Attention implementation; auto takes the backend's first usable preference."""
     layout: str = choice("auto", lambda: ("auto", *training.LAYOUTS.names()))
-    """How a micro-batch is laid out: `padded` (rows sorted by length; auto) or `packed` (one row, block mask)."""
+    """How a micro-batch is laid out: `grouped` (a prompt once, its responses behind it), `padded` (one response per row,
+    sorted by length) or `packed` (sequences one behind the other); auto: grouped where the model's attention allows."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora: LoraConfig = field(default_factory=LoraConfig)

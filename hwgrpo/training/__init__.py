@@ -4,7 +4,11 @@ from hwgrpo.registry import Registry
 
 LAYOUTS = Registry(
     "model.layout",
-    {"padded": "hwgrpo.training.layouts:padded", "packed": "hwgrpo.training.layouts:packed"},
+    {
+        "padded": "hwgrpo.training.layouts:PADDED",
+        "packed": "hwgrpo.training.layouts:PACKED",
+        "grouped": "hwgrpo.training.layouts:GROUPED",
+    },
 )
 STRATEGIES = Registry(
     "trainer.strategy",

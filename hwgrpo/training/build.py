@@ -24,8 +24,9 @@ from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training import STRATEGIES, checkpoints, rng
-from hwgrpo.training.choices import choose_layout, choose_strategy
+from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
+from hwgrpo.training.layout_check import proven_layout
 from hwgrpo.training.loop import Run
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.output import claim
@@ -63,7 +64,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     validation_data = build_dataset(config.data, tokenizer, "validation")
     rewards = build_rewards(config, training_data)
     check_length(config, training_data, validation_data)
-    layout = choose_layout(config, model_settings(config.model))
+    layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
     start = checkpoint.step if checkpoint else 0
     planned = t.max_steps or max(1, t.epochs * len(training_data) // t.prompts_per_step)
     if start >= planned > 0:
@@ -74,6 +75,9 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
 
     lock = claim(output) if strategy.rank == 0 else None
     policy = load_policy(config, device, tokenizer)
+    layout, obstacle = proven_layout(config, policy, layout)
+    if obstacle:
+        notes.append(obstacle)
     reference = build_reference(policy, config)
     optimizer = build_optimizer(policy, config.optim)
     source = PromptSource(

@@ -13,6 +13,11 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.training import LAYOUTS
+from hwgrpo.training.layouts import Layout
+
+MASKED_ATTENTION = ("sdpa", "eager")
+"""Implementations that take any mask."""
 
 
 def choose_strategy(config: Config) -> str:
@@ -56,36 +61,44 @@ def choose_attention(config: Config, backend: Backend, dtype: torch.dtype) -> st
     return wanted
 
 
-def choose_layout(config: Config, model_config: Any) -> str:
-    """Return the layout of micro-batches.
+def attention_of(config: Config, device: Device) -> str:
+    """Return the attention implementation for the compute dtype that the run has on this device."""
+    return choose_attention(config, device.backend, choose_dtype(config, device))
+
+
+def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
+    """Return the layout of micro-batches: `grouped` where rows of several sequences are possible, else `padded`.
 
     Args:
         config: the run's settings.
         model_config: the transformers configuration of the model.
+        attention: transformers' name of the attention implementation.
 
     Raises:
-        ConfigError: `packed` with a model whose layers look at more than a mask: a sliding window, or a state that
-            runs on from one sequence into the next.
+        ConfigError: the one asked for puts several sequences into a row, and the model's layers look at more than a
+            mask: a sliding window, or a state that runs on from one sequence into the next.
     """
-    if config.model.layout != "packed":
-        return "padded"
     text = model_config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
         kinds.add("sliding_attention")
-    if kinds or getattr(text, "is_attention_free", False):
+    stateful = bool(kinds) or getattr(text, "is_attention_free", False)
+    wanted = config.model.layout
+    if wanted == "auto":
+        wanted = "grouped" if attention in MASKED_ATTENTION and not stateful else "padded"
+    if wanted != "padded" and stateful:
         raise ConfigError(
-            f"model.layout='packed' with a {text.model_type} model ({', '.join(sorted(kinds)) or 'no attention'}): "
+            f"model.layout={wanted!r} with a {text.model_type} model ({', '.join(sorted(kinds)) or 'no attention'}): "
             "sequences in one row would see each other; use model.layout=padded"
         )
-    return "packed"
+    return LAYOUTS.load(wanted)
 
 
 def _obstacle(attention: str, dtype: torch.dtype, layout: str) -> str | None:
-    if attention in ("sdpa", "eager"):
+    if attention in MASKED_ATTENTION:
         return None
-    if layout == "packed":
-        return "the packed layout needs an attention that takes a mask"
+    if layout in ("packed", "grouped"):
+        return f"the {layout} layout needs an attention that takes a mask"
     available = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
     if attention not in available:
         return f"{attention} is not built in yet"

@@ -21,7 +21,7 @@ from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
-from hwgrpo.training.choices import choose_attention, choose_dtype
+from hwgrpo.training.choices import attention_of, choose_dtype
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
 
@@ -67,7 +67,7 @@ def choose_kernels(config: Config, backend: Backend) -> None:
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
     dtype = choose_dtype(config, device)
-    model: Any = load_model(config.model, attention=choose_attention(config, device.backend, dtype))
+    model: Any = load_model(config.model, attention=attention_of(config, device))
     check_vocabulary(model, tokenizer)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

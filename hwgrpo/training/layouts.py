@@ -1,17 +1,22 @@
-"""How the sequences of a micro-batch are laid out for the model: `padded` rows, or one `packed` row.
+"""How the sequences of a micro-batch are laid out for the model: `padded`, `packed` or `grouped` rows.
 
-A layout decides where tokens stand and what they may attend to; the loss never sees it. Rows of hidden states that
-predict response tokens are compacted, so prompt tokens and padding never meet the vocabulary.
+A layout decides which sequences stand in one row and whether they share their prompt; the loss never sees it. Rows of
+hidden states that predict response tokens are compacted, so prompt tokens and padding never meet the vocabulary, and a
+response's last token, which predicts nothing, is no input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
 from hwgrpo.values import TrainBatch
+
+Rows = list[list[int]]
+"""Sequence indices, row by row."""
 
 
 @dataclass(frozen=True)
@@ -61,110 +66,190 @@ class TokenSignals:
     """name -> [R] fp32."""
 
 
-def padded(batch: TrainBatch, sequences: Sequence[int], signals: TokenSignals) -> MicroBatch:
-    """Lay sequences out as rows, padded on the right to the longest.
+@dataclass(frozen=True)
+class Layout:
+    """Which sequences stand in one row, and whether they share their prompt."""
 
-    Causal attention never looks right, so no mask is needed and padding changes nothing.
+    name: str
+    rows: Callable[[TrainBatch, Sequence[int], int, int], Rows]
+    """(batch, sequences, budget in tokens, hidden size) -> rows; a row is longer than the budget only if it must."""
+    shares_prompt: bool
+    """A row holds the prompt once and then responses to it; else each response follows its own copy."""
+
+
+def _padded_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
+    return [[s] for s in sequences]
+
+
+def _packed_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
+    lengths = _input_lengths(batch).tolist()
+    rows: Rows = []
+    filled = 0
+    for s in sorted(sequences, key=lambda s: (-lengths[s], s)):
+        if not rows or filled + lengths[s] > budget:
+            rows.append([])
+            filled = 0
+        rows[-1].append(s)
+        filled += lengths[s]
+    return rows
+
+
+def _grouped_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
+    prompts = batch.prompt_offsets.diff().tolist()
+    responses = (batch.lengths - 1).clamp_min(0).tolist()
+    prompt_of = batch.prompt_index.tolist()
+    groups: dict[int, list[int]] = {}
+    for s in sequences:
+        groups.setdefault(prompt_of[s], []).append(s)
+    rows: Rows = []
+    for prompt, members in groups.items():
+        members.sort(key=lambda s: (-responses[s], s))
+        length = prompts[prompt]
+        together = responses_per_row(length, sum(responses[s] for s in members) / len(members), hidden_size)
+        filled = 0
+        row: list[int] = []
+        for s in members:
+            if row and (len(row) == together or filled + responses[s] > budget):
+                rows.append(row)
+                row = []
+            if not row:
+                filled = length
+            row.append(s)
+            filled += responses[s]
+        rows.append(row)
+    return rows
+
+
+def responses_per_row(prompt_length: float, response_length: float, hidden_size: int) -> int:
+    """Return how many responses should share one copy of their prompt.
+
+    A row of k responses has T = P + k R tokens. Per layer, a token's matrix products cost about 12 H^2 multiply-adds
+    (four H x H projections and a feed-forward part twice that), its attention under a dense mask 2 T H. Work per
+    response, (T + T^2 / 6H) / k, is least at k = sqrt(P (6H + P)) / R.
 
     Args:
-        batch: the update's sequences.
-        sequences: which of them, in order; an empty list gives one row of one token and N = 0.
-        signals: what the loss reads per token.
+        prompt_length: P, tokens.
+        response_length: R, tokens on average.
+        hidden_size: H.
     """
-    rows = [_tokens(batch, s) for s in sequences]
-    length = max((len(prompt) + len(response) for prompt, response in rows), default=1)
-    input_ids = torch.zeros(max(len(rows), 1), length, dtype=torch.int64)
-    starts = []
-    for i, (prompt, response) in enumerate(rows):
-        input_ids[i, : len(prompt)] = prompt
-        input_ids[i, len(prompt) : len(prompt) + len(response)] = response
-        starts.append(i * length + len(prompt))
-    positions = torch.arange(length).expand(len(input_ids), length)
-    return _micro_batch(batch, sequences, signals, input_ids, positions, None, starts)
+    best = (prompt_length * (6 * hidden_size + prompt_length)) ** 0.5 / max(response_length, 1)
+    return max(1, round(best))
 
 
-def packed(batch: TrainBatch, sequences: Sequence[int], signals: TokenSignals) -> MicroBatch:
-    """Lay sequences out one behind the other in a single row, each attending to itself alone (a block-diagonal mask).
+PADDED = Layout("padded", _padded_rows, shares_prompt=False)
+"""One sequence per row, padded on the right to the longest: causal attention never looks right, so there is no mask."""
 
-    Args and result as for `padded`.
-    """
-    rows = [_tokens(batch, s) for s in sequences]
-    tokens = [part for pair in rows for part in pair] or [torch.zeros(1, dtype=torch.int64)]
-    lengths = torch.tensor([len(prompt) + len(response) for prompt, response in rows] or [1])
-    input_ids = torch.cat(tokens)[None]
-    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    ends = lengths.cumsum(0)
-    positions = torch.arange(len(owner)) - (ends - lengths)[owner]
-    same = owner[:, None] == owner[None, :]
-    mask = same & (positions[:, None] >= positions[None, :])
-    starts = [
-        int(end) - int(length) + len(prompt) for end, length, (prompt, _) in zip(ends, lengths, rows, strict=False)
-    ]
-    return _micro_batch(batch, sequences, signals, input_ids, positions[None], mask[None, None], starts)
+PACKED = Layout("packed", _packed_rows, shares_prompt=False)
+"""Sequences one behind the other in a row, each attending to itself alone."""
+
+GROUPED = Layout("grouped", _grouped_rows, shares_prompt=True)
+"""A prompt once, then responses to it, each attending to the prompt and itself, all starting at the same position."""
 
 
-def cut(batch: TrainBatch, sequences: Sequence[int], budget: int, layout: str) -> list[list[int]]:
-    """Cut sequences into micro-batches of at most `budget` tokens, sorted by length.
+def cut(batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int) -> list[Rows]:
+    """Cut sequences into micro-batches of at most `budget` tokens, padding included; rows of like length together.
 
     Args:
         batch: the update's sequences.
         sequences: which of them; those without response tokens are left out (nothing is learned from them).
-        budget: tokens per micro-batch, prompt and response, padding included where the layout pads.
-        layout: `padded` counts rows x longest, `packed` counts tokens.
+        budget: tokens per micro-batch, prompt and response.
+        layout: forms the rows.
+        hidden_size: of the model; layouts weigh attention against matrix products with it.
 
     Returns:
-        Lists of sequence indices. A sequence longer than the budget stands alone.
+        Rows per micro-batch. A row longer than the budget stands alone.
     """
-    prompt_lengths = batch.prompt_offsets.diff()[batch.prompt_index]
-    lengths = (prompt_lengths + batch.lengths).tolist()
     filled = batch.lengths.gt(0).tolist()
-    order = sorted((s for s in sequences if filled[s]), key=lambda s: (-lengths[s], s))
-    parts: list[list[int]] = []
-    cost = 0
-    for s in order:
-        grown = (len(parts[-1]) + 1) * lengths[parts[-1][0]] if parts and layout == "padded" else cost + lengths[s]
-        if not parts or grown > budget:
-            parts.append([s])
-            cost = lengths[s]
-        else:
-            parts[-1].append(s)
-            cost = grown
+    lengths = _input_lengths(batch).tolist()
+    prompts = batch.prompt_offsets.diff()[batch.prompt_index].tolist()
+
+    def length(row: list[int]) -> int:
+        repeated = prompts[row[0]] * (len(row) - 1) if layout.shares_prompt else 0
+        return sum(lengths[s] for s in row) - repeated
+
+    rows = layout.rows(batch, [s for s in sequences if filled[s]], budget, hidden_size)
+    parts: list[Rows] = []
+    longest = 0
+    for width, row in sorted(((length(row), row) for row in rows), key=lambda item: (-item[0], item[1])):
+        if not parts or (len(parts[-1]) + 1) * longest > budget:
+            parts.append([])
+            longest = width
+        parts[-1].append(row)
     return parts
 
 
-def _tokens(batch: TrainBatch, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
-    prompt = int(batch.prompt_index[sequence])
-    return (
-        batch.prompt_tokens[batch.prompt_offsets[prompt] : batch.prompt_offsets[prompt + 1]],
-        batch.tokens[batch.offsets[sequence] : batch.offsets[sequence + 1]],
-    )
+def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout) -> MicroBatch:
+    """Fill rows with the tokens of their sequences.
 
+    Args:
+        batch: the update's sequences.
+        rows: B rows of sequence indices; none gives one row of one token and N = 0.
+        signals: what the loss reads per token.
+        layout: whether the sequences of a row share their prompt (they must then answer the same one).
+    """
+    sequence_S = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
+    row_S = torch.repeat_interleave(torch.tensor([len(row) for row in rows], dtype=torch.int64))
+    prompt_S = batch.prompt_index[sequence_S]
+    prompt_length_S = batch.prompt_offsets.diff()[prompt_S]
+    length_S = batch.lengths[sequence_S]
+    input_S = (length_S - 1).clamp_min(0)
 
-def _micro_batch(
-    batch: TrainBatch,
-    sequences: Sequence[int],
-    signals: TokenSignals,
-    input_ids: torch.Tensor,
-    position_ids: torch.Tensor,
-    mask: torch.Tensor | None,
-    starts: Sequence[int],
-) -> MicroBatch:
-    """Collect per-token rows; `starts` holds the flat position of each sequence's first response token."""
-    chosen = torch.tensor(list(sequences), dtype=torch.int64)
-    lengths = batch.lengths[chosen]
-    cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    owner = torch.repeat_interleave(torch.arange(len(chosen)), lengths)
-    within = torch.arange(int(cu_seqlens[-1])) - cu_seqlens[owner]
-    token_index = batch.offsets[chosen][owner] + within
-    first = torch.tensor(list(starts), dtype=torch.int64)
+    first_S = torch.ones(len(sequence_S), dtype=torch.bool)
+    first_S[1:] = row_S.diff() > 0
+    own_prompt_S = torch.where(first_S | (not layout.shares_prompt), prompt_length_S, 0)
+    end_S = (own_prompt_S + input_S).cumsum(0)
+    begin_S = end_S - own_prompt_S - input_S
+    column_S = begin_S - begin_S[first_S][row_S]  # where the sequence's first own token stands in its row
+    width = int((column_S + own_prompt_S + input_S).max()) if rows else 1
+    prompt_end_S = prompt_length_S if layout.shares_prompt else column_S + prompt_length_S
+    response_S = column_S + own_prompt_S
+
+    input_ids = torch.zeros(max(len(rows), 1), width, dtype=torch.int64)
+    positions = torch.zeros_like(input_ids)
+    # Which sequence a token belongs to: 0 a shared prompt, -1 padding.
+    owner = torch.full_like(input_ids, -1)
+    number_S = torch.arange(1, len(sequence_S) + 1)
+    place, within, of = _spread(row_S * width + column_S, own_prompt_S)
+    input_ids.view(-1)[place] = batch.prompt_tokens[batch.prompt_offsets[prompt_S][of] + within]
+    positions.view(-1)[place] = within
+    owner.view(-1)[place] = 0 if layout.shares_prompt else number_S[of]
+    place, within, of = _spread(row_S * width + response_S, input_S)
+    input_ids.view(-1)[place] = batch.tokens[batch.offsets[sequence_S][of] + within]
+    positions.view(-1)[place] = prompt_length_S[of] + within
+    owner.view(-1)[place] = number_S[of]
+
+    masked = len(sequence_S) > len(rows)
+    if not masked:
+        # Positions that fall back to 0 at padding would make transformers build a mask for packed sequences.
+        positions = torch.arange(width).expand(input_ids.shape)
+    token_index, within, of = _spread(batch.offsets[sequence_S], length_S)
+    predicted_from = torch.where(within == 0, prompt_end_S[of], response_S[of] + within)
     return MicroBatch(
         input_ids=input_ids,
-        position_ids=position_ids,
-        attention_mask=mask,
-        hidden_rows=first[owner] + within - 1,
+        position_ids=positions,
+        attention_mask=_mask(positions, owner) if masked else None,
+        hidden_rows=row_S[of] * width + predicted_from - 1,
         targets=batch.tokens[token_index],
-        cu_seqlens=cu_seqlens,
+        cu_seqlens=torch.cat([length_S.new_zeros(1), length_S.cumsum(0)]),
         token_index=token_index,
-        signals={name: tensor[chosen][owner] for name, tensor in signals.per_sequence.items()}
+        signals={name: tensor[sequence_S][of] for name, tensor in signals.per_sequence.items()}
         | {name: tensor[token_index] for name, tensor in signals.per_token.items()},
     )
+
+
+def _mask(positions: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+    """[B, 1, L, L] bool: a token sees its own sequence and a shared prompt, up to its own position."""
+    visible = (owner[:, None, :] == owner[:, :, None]) | (owner[:, None, :] == 0)
+    return (visible & (positions[:, None, :] <= positions[:, :, None]))[:, None]
+
+
+def _spread(start_S: torch.Tensor, length_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return, for ranges of `length_S` from `start_S` on: each element, its place in its range, and its range."""
+    of = torch.repeat_interleave(length_S)
+    within = torch.arange(len(of)) - (length_S.cumsum(0) - length_S)[of]
+    return start_S[of] + within, within, of
+
+
+def _input_lengths(batch: TrainBatch) -> torch.Tensor:
+    """[S] int64: tokens of prompt and response that are fed to the model."""
+    return batch.prompt_offsets.diff()[batch.prompt_index] + (batch.lengths - 1).clamp_min(0)

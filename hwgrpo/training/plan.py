@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from hwgrpo_backends import Backend
+from hwgrpo_backends.device import Device
 from transformers import AutoModelForCausalLM
 
 from hwgrpo.config import Config
@@ -14,7 +15,7 @@ from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.models.lora import rank_of, uses_lora
-from hwgrpo.training.choices import choose_layout
+from hwgrpo.training.choices import attention_of, choose_layout
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
 from hwgrpo.training.resume import find_checkpoint
 
@@ -98,7 +99,7 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     rewards = build_rewards(config, training)
     check_length(config, training, validation)
     choose_kernels(config, backend)
-    layout = choose_layout(config, model_settings(config.model))
+    layout = choose_layout(config, model_settings(config.model), attention_of(config, Device(backend)))
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     shape = model_shape(config)
     steps = t.max_steps or max(1, t.epochs * len(training) // t.prompts_per_step)
@@ -121,7 +122,7 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
         ("", f"at most {most:,} tokens a step, {t.tokens_per_micro_batch:,} per micro-batch"),
         ("memory", f"{sum(memory.values()) / GIB:.2f} GiB per device before activations and the key-value cache:"),
         *(("", f"{size / GIB:.2f} GiB {part}") for part, size in memory.items()),
-        ("layout", layout),
+        ("layout", layout.name),
         ("output", f"{t.output_dir}, {f'continuing after step {checkpoint.step}' if checkpoint else 'a fresh run'}"),
         *(("", note) for note in notes),
     ]

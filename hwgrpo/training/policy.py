@@ -50,6 +50,7 @@ class PolicyModel(nn.Module):
         self.logit_scale = float(getattr(text_config, "logit_scale", None) or 1.0) / float(
             getattr(text_config, "logits_scaling", None) or 1.0
         )
+        self.hidden_size = int(text_config.hidden_size)
         self._check_head()
 
     @property

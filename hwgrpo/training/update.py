@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,9 +14,8 @@ from hwgrpo.algorithms.policy_loss import LossSpec, PolicyLoss, build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.errors import RunError
-from hwgrpo.training import LAYOUTS
 from hwgrpo.training.batch import split_updates, token_signals
-from hwgrpo.training.layouts import MicroBatch, TokenSignals, cut
+from hwgrpo.training.layouts import Layout, Rows, TokenSignals, cut, lay_out
 from hwgrpo.training.optimizer import learning_rate
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.reference import Reference
@@ -35,6 +34,9 @@ METRIC_NAMES = {
     "clip_ratio/high": ("clip_ratio/high_mean",),
 }
 """The loss functions' metrics, under verl's and TRL's names."""
+
+RATIO_METRICS = ("ppo_kl", "ratio")
+"""Metrics that are means over the tokens that were trained; the others are 0 at zero advantage, or known for all."""
 
 
 def loss_spec(config: Config) -> LossSpec:
@@ -65,13 +67,12 @@ class PolicyUpdate:
     policy: PolicyModel
     optimizer: torch.optim.Optimizer
     device: torch.device
-    layout: str
+    layout: Layout
     total_updates: int
     updates_done: int = 0
 
     def __post_init__(self) -> None:
         self.loss_fn: PolicyLoss = build_loss(loss_spec(self.config))
-        self._lay_out: Callable[[TrainBatch, Sequence[int], TokenSignals], MicroBatch] = LAYOUTS.load(self.layout)
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -81,12 +82,32 @@ class PolicyUpdate:
         dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in self.policy.modules())
         return not one_update or dropout
 
-    def score(self, batch: TrainBatch, policy: PolicyModel | None = None) -> torch.Tensor:
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """Whether a sequence with zero advantage adds nothing to loss and gradient, so that it need not be computed.
+
+        Not with a KL term, an entropy bonus or a router loss, which every token feeds, nor with a loss that compares
+        tokens of the whole update with each other.
+        """
+        a = self.config.algorithm
+        return a.kl.coef == 0 and a.entropy_coef == 0 and self.loss_fn.scope != "batch"
+
+    def trained(self, batch: TrainBatch, sequences: Sequence[int]) -> list[int]:
+        """Return those of `sequences` that the gradient depends on."""
+        if not self.skips_zero_advantages:
+            return list(sequences)
+        counts = batch.advantages.ne(0).tolist()
+        return [s for s in sequences if counts[s]]
+
+    def score(
+        self, batch: TrainBatch, policy: PolicyModel | None = None, sequences: Sequence[int] | None = None
+    ) -> torch.Tensor:
         """Return the log-probs [R] fp32 of the batch's response tokens, without gradient or dropout.
 
         Args:
             batch: this rank's sequences.
             policy: the model that scores; None: the one being trained, as it stands.
+            sequences: those to score, the others get 0; None: all.
         """
         policy = policy or self.policy
         logprobs = torch.zeros(len(batch.tokens))
@@ -94,8 +115,8 @@ class PolicyUpdate:
         was_training = policy.training
         policy.eval()
         with torch.no_grad():
-            for part in self._parts(batch, range(len(batch))):
-                micro = self._lay_out(batch, part, nothing)
+            for part in self._parts(batch, range(len(batch)) if sequences is None else sequences):
+                micro = lay_out(batch, part, nothing, self.layout)
                 logprobs[micro.token_index] = policy(micro.to(self.device)).logprob.float().cpu()
         policy.train(was_training)
         return logprobs
@@ -155,7 +176,9 @@ class PolicyUpdate:
         """Leave the gradient of one update in the parameters, averaged over ranks.
 
         Returns:
-            The update's loss, and the sums over tokens of its metrics with their count `tokens`; both over all ranks.
+            The update's loss, and the sums over tokens of its metrics, with the number of `tokens` and of those that
+            were `trained`; all over all ranks. The entropy of a token that was not trained is taken from its rollout
+            log-prob, whose negative has the entropy as its mean; left out, the rest would be no fair sample.
         """
         lengths = batch.lengths[torch.tensor(list(sequences), dtype=torch.int64)]
         tokens, filled = self.strategy.sum(count(lengths))
@@ -170,12 +193,13 @@ class PolicyUpdate:
         # Strategies average gradients over ranks; the factor turns that average into a sum.
         weights = weights * self.strategy.world_size
         signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.spec.correction.name != "none")
-        parts = self._parts(batch, sequences)
+        trained = self.trained(batch, sequences)
+        parts = self._parts(batch, trained)
         loss = torch.zeros((), dtype=torch.float64)
         sums: dict[str, torch.Tensor] = {}
         self.policy.train()
         for i, part in enumerate(parts):
-            micro = self._lay_out(batch, part, signals)
+            micro = lay_out(batch, part, signals, self.layout)
             with self.strategy.accumulate(last=i == len(parts) - 1):
                 out = self.strategy.module(micro.to(self.device), self.loss_fn)
                 out.loss.backward()
@@ -184,32 +208,49 @@ class PolicyUpdate:
                 sums[name] = sums[name] + value if name in sums else value
             if logprobs is not None:
                 logprobs[micro.token_index] = out.logprob_N.detach().float().cpu()
+        skipped = torch.ones(len(batch), dtype=torch.bool)
+        skipped[trained] = False
+        skipped &= torch.isin(torch.arange(len(batch)), torch.tensor(list(sequences), dtype=torch.int64))
+        if skipped.any():
+            surprise = -batch.rollout_logprobs[torch.repeat_interleave(skipped, batch.lengths)].sum()
+            sums["entropy"] = sums.get("entropy", 0.0) + surprise
+        sums["trained"] = batch.lengths[torch.tensor(trained, dtype=torch.int64)].sum()
         names = sorted({name for names in self.strategy.gather_objects(list(sums)) for name in names})
         values = [float(sums[name]) if name in sums else 0.0 for name in names]
         total_loss, *totals = self.strategy.sum([float(loss) / self.strategy.world_size, *values])
         return total_loss, dict(zip(names, totals, strict=True)) | {"tokens": tokens}
 
-    def _parts(self, batch: TrainBatch, sequences: Sequence[int]) -> list[list[int]]:
+    def _parts(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
         """Cut into micro-batches; every rank gets the same number, since collectives must match."""
-        parts = cut(batch, sequences, self.config.trainer.tokens_per_micro_batch, self.layout)
+        budget = self.config.trainer.tokens_per_micro_batch
+        parts = cut(batch, sequences, budget, self.layout, self.policy.hidden_size)
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]
 
     def _metrics(self, totals: dict[str, float], norms: list[float]) -> dict[str, float]:
         tokens = max(totals.pop("tokens", 0.0), 1.0)
-        metrics: dict[str, float] = {"actor/loss": totals.pop("loss") / len(norms)}
+        trained = max(totals.pop("trained", 0.0), 1.0)
+        metrics: dict[str, float] = {
+            "actor/loss": totals.pop("loss") / len(norms),
+            "actor/trained_tokens_ratio": trained / tokens,
+        }
         for name, value in totals.items():
             for public in METRIC_NAMES.get(name, (f"actor/{name}",)):
-                metrics[public] = value / tokens
+                metrics[public] = value / (trained if name in RATIO_METRICS else tokens)
         metrics["actor/grad_norm"] = sum(norms) / len(norms)
         metrics["actor/lr"] = float(self.optimizer.param_groups[0]["lr"])
         return metrics
 
     def _mismatch(self, batch: TrainBatch, logprobs: torch.Tensor) -> dict[str, float]:
-        """Measure the gap between the trainer's and the rollout engine's log-probs."""
-        sums = mismatch_sums(logprobs, batch.rollout_logprobs, batch.offsets)
+        """Measure the gap between the trainer's and the engine's log-probs, on the sequences that were trained."""
+        computed = torch.zeros(len(batch), dtype=torch.bool)
+        computed[self.trained(batch, range(len(batch)))] = True
+        lengths = torch.where(computed, batch.lengths, 0)
+        tokens_R = torch.repeat_interleave(computed, batch.lengths)
+        logprobs, rollout = logprobs[tokens_R], batch.rollout_logprobs[tokens_R]
+        sums = mismatch_sums(logprobs, rollout, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
         metrics = mismatch_metrics(torch.tensor(self.strategy.sum(sums.tolist()), dtype=torch.float64))
-        gap = (logprobs.exp() - batch.rollout_logprobs.exp()).abs()
+        gap = (logprobs.exp() - rollout.exp()).abs()
         total, tokens = self.strategy.sum([float(gap.sum()), gap.numel()])
         if tokens:
             metrics["training/rollout_probs_diff_mean"] = total / tokens
@@ -220,7 +261,9 @@ class PolicyUpdate:
 
     def with_old_logprobs(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with the log-probs that ratios are taken against, where they can differ from the current."""
-        return replace(batch, old_logprobs=self.score(batch)) if self.needs_old_logprobs else batch
+        if not self.needs_old_logprobs:
+            return batch
+        return replace(batch, old_logprobs=self.score(batch, sequences=self.trained(batch, range(len(batch)))))
 
     def with_ref_logprobs(self, batch: TrainBatch, reference: Reference | None) -> TrainBatch:
         """Return the batch with the reference model's log-probs, where a KL term needs them."""

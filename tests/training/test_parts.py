@@ -11,7 +11,7 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 from tiny import ragged_batch, settings, tiny_qwen3
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import CheckpointError, ConfigError, RewardError, RunError
@@ -20,10 +20,9 @@ from hwgrpo.models.lora import apply_lora
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.training import checkpoints, rng
 from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
-from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.components import check_length, seed_everything
 from hwgrpo.training.evaluate import validate
-from hwgrpo.training.layouts import TokenSignals, cut, packed, padded
+from hwgrpo.training.layouts import PADDED, TokenSignals, lay_out
 from hwgrpo.training.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.output import claim
 from hwgrpo.training.policy import HeadOptions, PolicyModel
@@ -61,41 +60,6 @@ def test_weight_decay_spares_norms():
         (True, 0.1),
         (False, 0.0),
     }
-
-
-@pytest.mark.parametrize("layout", [padded, packed])
-def test_hidden_rows_point_at_the_token_before_each_target(layout):
-    batch = ragged_batch(empty=True)
-    micro = layout(batch, range(len(batch)), NOTHING)
-    ids = micro.input_ids.flatten()
-    assert torch.equal(ids[micro.hidden_rows + 1], micro.targets)
-    positions = micro.position_ids.flatten()
-    first = micro.hidden_rows[micro.cu_seqlens[:-1][micro.cu_seqlens.diff() > 0]]
-    prompts = batch.prompt_offsets.diff()[batch.prompt_index][batch.lengths > 0]
-    assert torch.equal(positions[first], prompts - 1)
-    assert torch.equal(batch.tokens[micro.token_index], micro.targets)
-
-
-def test_the_packed_mask_lets_a_token_see_its_own_past_alone():
-    batch = ragged_batch(prompts=2, n=2)
-    micro = packed(batch, [0, 2], NOTHING)
-    mask = micro.attention_mask[0, 0]
-    first = int(batch.prompt_offsets[1]) + int(batch.lengths[0])
-    assert not mask[first:, :first].any()
-    assert not mask[:first, first:].any()
-    assert torch.equal(mask[:first, :first], torch.ones(first, first).tril().bool())
-
-
-def test_micro_batches_keep_within_the_budget_and_hold_each_sequence_once():
-    batch = ragged_batch(prompts=8, n=4, empty=True)
-    totals = (batch.prompt_offsets.diff()[batch.prompt_index] + batch.lengths).tolist()
-    for layout in ("padded", "packed"):
-        parts = cut(batch, range(len(batch)), 30, layout)
-        filled = [s for s in range(len(batch)) if batch.lengths[s] > 0]
-        assert sorted(s for part in parts for s in part) == filled
-        for part in parts:
-            longest, total = max(totals[s] for s in part), sum(totals[s] for s in part)
-            assert (longest * len(part) if layout == "padded" else total) <= 30
 
 
 def test_updates_are_cut_by_prompt_though_samples_dropped_out():
@@ -138,12 +102,12 @@ def test_shuffled_rewards_are_a_permutation_of_the_valid_ones_and_repeatable():
 def test_the_reference_keeps_the_first_weights_while_the_policy_moves():
     policy = policy_of(tiny_qwen3())
     reference = build_reference(policy, settings("algorithm.kl.coef=0.1"))
-    before = policy(padded(ragged_batch(), range(4), NOTHING)).logprob.detach()
+    before = policy(lay_out(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)).logprob.detach()
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.05)
     with reference.active(), torch.no_grad():
-        after = reference.policy(padded(ragged_batch(), range(4), NOTHING)).logprob
+        after = reference.policy(lay_out(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)).logprob
     assert torch.equal(before, after)
     assert not any(p.requires_grad for p in reference.policy.parameters())
     assert build_reference(policy, settings()) is None
@@ -156,7 +120,7 @@ def lora_policy(config) -> PolicyModel:
 
 def test_with_a_fresh_adapter_the_reference_is_the_model_with_adapters_off():
     config = settings("algorithm.kl.coef=0.1", "model.lora.rank=2")
-    policy, micro = lora_policy(config), padded(ragged_batch(), range(4), NOTHING)
+    policy, micro = lora_policy(config), lay_out(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)
     base = policy(micro).logprob.detach()
     move(policy, 0.3)
     reference = build_reference(policy, config)
@@ -168,7 +132,7 @@ def test_with_a_fresh_adapter_the_reference_is_the_model_with_adapters_off():
 
 def test_with_an_adapter_trained_further_the_reference_is_its_frozen_copy(tmp_path: Path):
     config = settings("algorithm.kl.coef=0.1", "model.lora.rank=2")
-    first, micro = lora_policy(config), padded(ragged_batch(), range(4), NOTHING)
+    first, micro = lora_policy(config), lay_out(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)
     move(first, 0.3)
     trained = first(micro).logprob.detach()
     first.model.save_pretrained(tmp_path / "adapter", selected_adapters=["default"])
@@ -370,16 +334,7 @@ def update_of(policy: PolicyModel) -> PolicyUpdate:
     strategy = Single(torch.device("cpu"), "gloo")
     strategy.wrap(policy)
     optimizer = build_optimizer(policy, settings().optim)
-    return PolicyUpdate(settings(), strategy, policy, optimizer, torch.device("cpu"), "padded", total_updates=1)
-
-
-def test_the_packed_layout_is_refused_where_a_mask_is_not_all_that_a_layer_looks_at():
-    packed_config = settings("model.layout=packed")
-    assert choose_layout(packed_config, tiny_qwen3().config) == "packed"
-    window = MistralConfig(sliding_window=3)
-    with pytest.raises(ConfigError, match="layout=padded"):
-        choose_layout(packed_config, window)
-    assert choose_layout(settings(), window) == "padded"
+    return PolicyUpdate(settings(), strategy, policy, optimizer, torch.device("cpu"), PADDED, total_updates=1)
 
 
 def test_ranks_and_resumed_steps_draw_different_random_numbers():

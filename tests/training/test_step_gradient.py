@@ -1,86 +1,13 @@
 """One whole update against an independent fp64 computation on full logits, and against itself cut differently."""
 
-import copy
-
 import pytest
 import torch
-from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
+from steps import assert_same, gradients, reference_gradients, updater
+from tiny import ragged_batch, tiny_llama, tiny_qwen3
 
 from hwgrpo.errors import RunError
-from hwgrpo.training.optimizer import build_optimizer
-from hwgrpo.training.policy import HeadOptions, PolicyModel
-from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.layouts import GROUPED, PACKED, PADDED, Layout
 from hwgrpo.values import TrainBatch
-
-CPU = torch.device("cpu")
-
-
-def updater(model, *overrides: str, layout: str = "padded", dtype: torch.dtype = torch.float32) -> PolicyUpdate:
-    config = settings(*overrides)
-    policy = PolicyModel(
-        model,
-        compute_dtype=dtype,
-        options=HeadOptions(temperature=config.rollout.temperature, chunk_rows=config.kernels.chunk_rows),
-    )
-    strategy = Single(CPU, "gloo")
-    strategy.wrap(policy)
-    optimizer = build_optimizer(policy, config.optim)
-    return PolicyUpdate(config, strategy, policy, optimizer, CPU, layout, total_updates=10)
-
-
-def gradients(update: PolicyUpdate, batch: TrainBatch) -> tuple[float, dict[str, torch.Tensor], dict[str, float]]:
-    loss, sums = update.accumulate_gradients(batch, range(len(batch)))
-    named = {name: p.grad.clone() for name, p in update.policy.model.named_parameters() if p.grad is not None}
-    update.optimizer.zero_grad(set_to_none=True)
-    return loss, named, sums
-
-
-def reference_gradients(model, config, batch: TrainBatch) -> tuple[float, dict[str, torch.Tensor]]:
-    """One sequence at a time, all logits, fp64, ordinary autograd, formulas written out from the papers."""
-    model = copy.deepcopy(model).double()
-    a = config.algorithm
-    lengths = batch.lengths.tolist()
-    total_tokens, total_sequences = sum(lengths), sum(length > 0 for length in lengths)
-    loss = torch.zeros((), dtype=torch.float64)
-    for s, length in enumerate(lengths):
-        if length == 0:
-            continue
-        p = int(batch.prompt_index[s])
-        prompt = batch.prompt_tokens[batch.prompt_offsets[p] : batch.prompt_offsets[p + 1]]
-        here = slice(int(batch.offsets[s]), int(batch.offsets[s + 1]))
-        ids = torch.cat([prompt, batch.tokens[here]])[None]
-        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / config.rollout.temperature
-        log_p = logits.log_softmax(-1)
-        lp = log_p.gather(1, batch.tokens[here, None])[:, 0]
-        entropy = -(log_p.exp() * log_p).sum(-1)
-        old = lp.detach() if batch.old_logprobs is None else batch.old_logprobs[here].double()
-        advantage = batch.advantages[s].double()
-        ratio = (lp - old).exp()
-        clipped = ratio.clamp(1 - a.loss.clip_low, 1 + a.loss.clip_high)
-        token = torch.maximum(-advantage * ratio, -advantage * clipped)
-        if a.loss.dual_clip is not None and advantage < 0:
-            token = torch.minimum(token, -a.loss.dual_clip * advantage)
-        if a.kl.coef:
-            x = batch.ref_logprobs[here].double() - lp
-            token = token + a.kl.coef * (x.exp() - x - 1)
-        token = token - a.entropy_coef * entropy
-        if a.aggregation.name == "token-mean":
-            loss = loss + token.sum() / total_tokens
-        elif a.aggregation.name == "seq-mean-token-mean":
-            loss = loss + token.mean() / total_sequences
-        else:
-            loss = loss + token.sum() / total_sequences / a.aggregation.norm_length
-    loss.backward()
-    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
-
-
-def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, expected in theirs.items():
-        error = (ours[name].double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12)
-        assert error < tolerance, f"{name}: {error:.2e}"
-
 
 CASES = {
     "on policy": ([], {}),
@@ -110,10 +37,12 @@ def test_a_whole_step_has_the_gradient_of_fp64_autograd_on_full_logits(case: str
     assert_same(ours, theirs, 1e-5)
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("budget", [32, 64, 10_000])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(layout: str, budget: int, checkpointing: bool):
+def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(
+    layout: Layout, budget: int, checkpointing: bool
+):
     batch = ragged_batch(old=True, ref=True, empty=True)
     words = ["algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01"]
     loss, expected, sums = gradients(updater(tiny_qwen3(), *words), batch)

@@ -1,0 +1,76 @@
+"""Whether a model honours a layout: hidden states must be those of one sequence per row."""
+
+from __future__ import annotations
+
+import torch
+
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.layouts import PADDED, Layout, TokenSignals, lay_out
+from hwgrpo.training.policy import PolicyModel
+from hwgrpo.values import TrainBatch
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+"""Largest relative difference of hidden states that rounding explains."""
+
+
+def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[Layout, str | None]:
+    """Try a layout on a few tokens; architectures differ in whether they take a mask and positions as they are.
+
+    Args:
+        config: the run's settings.
+        policy: the model, on its device.
+        layout: the one chosen.
+
+    Returns:
+        The layout to use, and why it is not the one chosen.
+
+    Raises:
+        ConfigError: the layout was asked for by name, and the model does not honour it.
+    """
+    if layout is PADDED:
+        return layout, None
+    obstacle = _obstacle(policy, layout)
+    if obstacle is None:
+        return layout, None
+    reason = f"{type(policy.base).__name__} cannot have the {layout.name} layout: {obstacle}"
+    if config.model.layout != "auto":
+        raise ConfigError(f"model.layout={layout.name!r}: {reason}; use model.layout=padded")
+    return PADDED, f"layout padded: {reason}"
+
+
+def _obstacle(policy: PolicyModel, layout: Layout) -> str | None:
+    try:
+        gap = _gap(policy, layout)
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:  # what a forward raises at a mask it cannot read
+        return f"its forward does not take such a mask ({type(error).__name__}: {str(error).splitlines()[0]})"
+    return None if gap <= TOLERANCE[policy.compute_dtype] else f"its hidden states would differ by {gap:.2g}"
+
+
+def _gap(policy: PolicyModel, layout: Layout) -> float:
+    """Return the relative difference of hidden states between the layout and one sequence per row."""
+    table = policy.base.get_input_embeddings().weight
+    ids = torch.arange(24) % table.shape[0]
+    batch = TrainBatch(
+        prompt_tokens=ids[:7],
+        prompt_offsets=torch.tensor([0, 3, 7]),
+        prompt_index=torch.tensor([0, 0, 1, 1]),
+        tokens=ids[7:23],
+        offsets=torch.tensor([0, 5, 8, 12, 16]),
+        advantages=torch.ones(4),
+        rollout_logprobs=torch.zeros(16),
+    )
+    states = []
+    was_training = policy.training
+    policy.eval()
+    with torch.no_grad():
+        for one in (PADDED, layout):
+            rows = one.rows(batch, range(4), 1000, policy.hidden_size)
+            micro = lay_out(batch, rows, TokenSignals({}, {}), one)
+            hidden = policy.hidden_states(micro.to(table.device)).flatten(0, 1).cpu().float()[micro.hidden_rows]
+            by_token = torch.zeros(16, hidden.shape[-1])
+            by_token[micro.token_index] = hidden
+            states.append(by_token)
+    policy.train(was_training)
+    expected, found = states
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))

@@ -1,0 +1,148 @@
+"""Layouts: where tokens stand, what they see, how rows are cut into micro-batches, and which models may have which."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
+from transformers import BloomConfig, BloomForCausalLM, Qwen2Config
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.choices import choose_layout
+from hwgrpo.training.layout_check import proven_layout
+from hwgrpo.training.layouts import GROUPED, PACKED, PADDED, TokenSignals, cut, lay_out, responses_per_row
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+
+NOTHING = TokenSignals({}, {})
+LAYOUTS = pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED], ids=lambda layout: layout.name)
+
+
+def policy_of(model) -> PolicyModel:
+    return PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
+
+
+@LAYOUTS
+def test_hidden_rows_point_at_the_token_that_each_target_follows(layout):
+    batch = ragged_batch(empty=True)
+    micro = lay_out(batch, layout.rows(batch, range(len(batch)), 1000, 32), NOTHING, layout)
+    ids, positions = micro.input_ids.flatten(), micro.position_ids.flatten()
+    assert sorted(micro.token_index.tolist()) == list(range(len(batch.tokens)))
+    assert torch.equal(batch.tokens[micro.token_index], micro.targets)
+    for target, row in zip(micro.token_index.tolist(), micro.hidden_rows.tolist(), strict=True):
+        s = int(torch.searchsorted(batch.offsets, target, right=True)) - 1
+        prompt = int(batch.prompt_index[s])
+        within = target - int(batch.offsets[s])
+        before = batch.tokens[target - 1] if within else batch.prompt_tokens[int(batch.prompt_offsets[prompt + 1]) - 1]
+        assert ids[row] == before
+        assert positions[row] == int(batch.prompt_offsets.diff()[prompt]) + within - 1
+
+
+def test_the_packed_mask_lets_a_token_see_its_own_past_alone():
+    batch = ragged_batch(prompts=2, n=2)
+    micro = lay_out(batch, [[0, 2]], NOTHING, PACKED)
+    assert micro.attention_mask is not None
+    mask = micro.attention_mask[0, 0]
+    first = int(batch.prompt_offsets[1]) + int(batch.lengths[0]) - 1
+    assert not mask[first:, :first].any()
+    assert not mask[:first, first:].any()
+    assert torch.equal(mask[:first, :first], torch.ones(first, first).tril().bool())
+
+
+def test_the_grouped_mask_lets_a_response_see_the_prompt_and_itself():
+    batch = ragged_batch(prompts=1, n=3)
+    prompt = int(batch.prompt_offsets[1])
+    micro = lay_out(batch, [[0, 1, 2]], NOTHING, GROUPED)
+    assert micro.attention_mask is not None
+    mask = micro.attention_mask[0, 0]
+    assert torch.equal(mask[:prompt, :prompt], torch.ones(prompt, prompt).tril().bool())
+    assert not mask[:prompt, prompt:].any()
+    column = prompt
+    for length in (batch.lengths - 1).tolist():
+        own = slice(column, column + length)
+        assert mask[own, :prompt].all()
+        assert torch.equal(mask[own, own], torch.ones(length, length).tril().bool())
+        assert mask[own].sum() == length * prompt + length * (length + 1) // 2
+        column += length
+
+
+def test_a_group_feeds_its_prompt_once_and_no_last_token():
+    batch = ragged_batch(prompts=4, n=3)
+    rows = GROUPED.rows(batch, range(len(batch)), 1000, 4096)
+    assert [len(row) for row in rows] == [3] * 4
+    micro = lay_out(batch, rows, NOTHING, GROUPED)
+    expected = len(batch.prompt_tokens) + len(batch.tokens) - len(batch)
+    widths = [int(batch.prompt_offsets.diff()[p] + (batch.lengths - 1)[3 * p : 3 * p + 3].sum()) for p in range(4)]
+    assert sum(widths) == expected
+    assert micro.input_ids.shape == (4, max(widths))
+
+
+def test_rows_of_single_responses_need_no_mask():
+    batch = ragged_batch(prompts=3, n=1)
+    assert lay_out(batch, GROUPED.rows(batch, range(3), 1000, 32), NOTHING, GROUPED).attention_mask is None
+    assert lay_out(batch, PADDED.rows(batch, range(3), 1000, 32), NOTHING, PADDED).attention_mask is None
+
+
+@LAYOUTS
+def test_micro_batches_keep_within_the_budget_and_hold_each_sequence_once(layout):
+    batch = ragged_batch(prompts=8, n=4, empty=True)
+    parts = cut(batch, range(len(batch)), 30, layout, 4096)
+    filled = [s for s in range(len(batch)) if batch.lengths[s] > 0]
+    assert sorted(s for part in parts for row in part for s in row) == filled
+    assert len(parts) > 2
+    for part in parts:
+        assert lay_out(batch, part, NOTHING, layout).input_ids.numel() <= 30
+
+
+@LAYOUTS
+def test_a_sequence_longer_than_the_budget_stands_alone(layout):
+    batch = ragged_batch(prompts=2, n=2)
+    parts = cut(batch, range(len(batch)), 1, layout, 4096)
+    assert [len(part) for part in parts] == [1] * 4
+
+
+@LAYOUTS
+def test_no_rows_give_one_token_and_no_target(layout):
+    micro = lay_out(ragged_batch(), [], NOTHING, layout)
+    assert micro.input_ids.shape == (1, 1)
+    assert len(micro.targets) == 0
+    assert micro.cu_seqlens.tolist() == [0]
+
+
+def test_rows_get_fewer_responses_where_attention_would_cost_more_than_the_prompt_saves():
+    assert responses_per_row(5, 3, 128) > 8
+    assert responses_per_row(256, 512, 896) == 2
+    assert responses_per_row(64, 4096, 896) == 1
+    costs = {k: (300 + k * 100 + (300 + k * 100) ** 2 / (6 * 64)) / k for k in range(1, 20)}
+    assert responses_per_row(300, 100, 64) == min(costs, key=costs.__getitem__)
+
+
+def test_rows_of_several_sequences_are_refused_where_a_mask_is_not_all_that_a_layer_looks_at():
+    window = Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=0, num_hidden_layers=2)
+    plain = tiny_qwen3().config
+    for name, layout in (("packed", PACKED), ("grouped", GROUPED)):
+        assert choose_layout(settings(f"model.layout={name}"), plain, "sdpa") is layout
+        with pytest.raises(ConfigError, match="layout=padded"):
+            choose_layout(settings(f"model.layout={name}"), window, "sdpa")
+    assert choose_layout(settings(), window, "sdpa") is PADDED
+    assert choose_layout(settings(), plain, "flash_attention_2") is PADDED
+    assert choose_layout(settings(), plain, "eager") is GROUPED
+
+
+def test_a_layout_is_tried_on_the_model_before_it_is_used():
+    policy = policy_of(tiny_llama())
+    assert proven_layout(settings(), policy, GROUPED) == (GROUPED, None)
+    assert proven_layout(settings(), policy, PACKED) == (PACKED, None)
+
+
+def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error():
+    refuses = policy_of(BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)))
+    ignores = policy_of(tiny_llama())
+    hidden_states = ignores.hidden_states
+    ignores.hidden_states = lambda micro: hidden_states(replace(micro, attention_mask=None))
+    for policy, said in ((refuses, "Bloom.* does not take such a mask"), (ignores, "Llama.* differ")):
+        layout, reason = proven_layout(settings(), policy, GROUPED)
+        assert layout is PADDED
+        assert re.search(said, reason or "")
+        with pytest.raises(ConfigError, match="layout=padded"):
+            proven_layout(settings("model.layout=grouped"), policy, GROUPED)
