@@ -12,7 +12,7 @@ groups="\
 unit algorithms backends cli config data kernels models observe rewards rollout training
 structure structure setup
 distributed distributed
-learning learning
+learning learning docs
 resume resume
 slow"
 

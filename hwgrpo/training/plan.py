@@ -19,8 +19,6 @@ from hwgrpo.training.choices import attention_of, choose_layout
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
 from hwgrpo.training.resume import find_checkpoint
 
-GIB = 2**30
-
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -108,7 +106,7 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     most = sequences * (training.longest + config.rollout.max_response_tokens)
     memory = state_bytes(config, shape)
     lines = [
-        ("backend", f"{backend.name}, {world_size} process(es)"),
+        ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}"),
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
         ("data", f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens"),
@@ -117,13 +115,23 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
         ("rewards", ", ".join(rewards.names)),
         (
             "schedule",
-            f"{steps} steps of {t.prompts_per_step} prompts x {config.rollout.n} samples, {updates} update(s) each",
+            f"{steps} steps of {t.prompts_per_step} prompts x {config.rollout.n} samples, "
+            f"{_counted(updates, 'update', 'updates')} each",
         ),
         ("", f"at most {most:,} tokens a step, {t.tokens_per_micro_batch:,} per micro-batch"),
-        ("memory", f"{sum(memory.values()) / GIB:.2f} GiB per device before activations and the key-value cache:"),
-        *(("", f"{size / GIB:.2f} GiB {part}") for part, size in memory.items()),
+        ("memory", f"{_size(sum(memory.values()))} per device before activations and the key-value cache:"),
+        *(("", f"{_size(size)} {part}") for part, size in memory.items()),
         ("layout", layout.name),
         ("output", f"{t.output_dir}, {f'continuing after step {checkpoint.step}' if checkpoint else 'a fresh run'}"),
         *(("", note) for note in notes),
     ]
     return "\n".join(f"{name:<11}{text}" for name, text in lines)
+
+
+def _size(count: int) -> str:
+    """Return bytes as people read them."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
