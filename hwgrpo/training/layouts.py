@@ -103,7 +103,6 @@ def _grouped_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidd
         groups.setdefault(prompt_of[s], []).append(s)
     rows: Rows = []
     for prompt, members in groups.items():
-        members.sort(key=lambda s: (-responses[s], s))
         length = prompts[prompt]
         together = responses_per_row(length, sum(responses[s] for s in members) / len(members), hidden_size)
         filled = 0

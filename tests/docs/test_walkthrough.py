@@ -55,5 +55,5 @@ def test_every_block_of_the_walk_through_runs_and_the_model_learns(shell):
 def test_the_mistake_that_the_page_suggests_is_named_with_its_remedy(shell):
     suggested = "hwgrpo train mine.yaml rollout.temprature=2 --dry-run"
     assert f"`{suggested}`" in PAGE.read_text(encoding="utf-8")
-    with pytest.raises(AssertionError, match="Did you mean rollout.temperature"):
+    with pytest.raises(AssertionError, match=r"Did you mean rollout\.temperature"):
         shell(suggested)

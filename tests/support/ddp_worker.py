@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tiny import ragged_batch, settings, tiny_qwen3
 
+from hwgrpo.training.layouts import PADDED
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.ddp import Ddp
@@ -45,7 +46,7 @@ def run_update(strategy: Strategy, overrides: list[str], bounds: list[int]) -> d
     policy = PolicyModel(tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
     strategy.wrap(policy)
     update = PolicyUpdate(
-        config, strategy, policy, build_optimizer(policy, config.optim), torch.device("cpu"), "padded", total_updates=1
+        config, strategy, policy, build_optimizer(policy, config.optim), torch.device("cpu"), PADDED, total_updates=1
     )
     full = ragged_batch(old=True, ref=True, empty=True)
     batch = share(full, bounds[strategy.rank], bounds[strategy.rank + 1])

@@ -79,8 +79,11 @@ def test_a_group_feeds_its_prompt_once_and_no_last_token():
 
 def test_rows_of_single_responses_need_no_mask():
     batch = ragged_batch(prompts=3, n=1)
-    assert lay_out(batch, GROUPED.rows(batch, range(3), 1000, 32), NOTHING, GROUPED).attention_mask is None
-    assert lay_out(batch, PADDED.rows(batch, range(3), 1000, 32), NOTHING, PADDED).attention_mask is None
+    for layout in (GROUPED, PADDED):
+        micro = lay_out(batch, layout.rows(batch, range(3), 1000, 32), NOTHING, layout)
+        assert micro.attention_mask is None
+        # with positions that start anew, transformers would take the padding for further sequences and build a mask
+        assert torch.equal(micro.position_ids, torch.arange(micro.input_ids.shape[1]).expand(3, -1))
 
 
 @LAYOUTS
@@ -113,6 +116,10 @@ def test_rows_get_fewer_responses_where_attention_would_cost_more_than_the_promp
     assert responses_per_row(5, 3, 128) > 8
     assert responses_per_row(256, 512, 896) == 2
     assert responses_per_row(64, 4096, 896) == 1
+    batch = ragged_batch(prompts=2, n=6)
+    mean = float((batch.lengths - 1).clamp_min(0)[:6].float().mean())
+    assert responses_per_row(int(batch.prompt_offsets[1]), mean, 1) == 4
+    assert [len(row) for row in GROUPED.rows(batch, range(6), 1000, 1)] == [4, 2]
     costs = {k: (300 + k * 100 + (300 + k * 100) ** 2 / (6 * 64)) / k for k in range(1, 20)}
     assert responses_per_row(300, 100, 64) == min(costs, key=costs.__getitem__)
 
