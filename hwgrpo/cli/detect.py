@@ -56,15 +56,19 @@ def report(decision: Decision, facts: Facts) -> dict[str, object]:
     }
 
 
+WORDS = {"ok": "works", "unverified": "found", "unusable": "unusable"}
+"""What a verdict is called where a person reads it; JSON has the verdict itself."""
+
+
 def table(decision: Decision, probed: bool) -> str:
     """Return the decision as aligned text: one line per backend, its fix below it, then what was decided."""
     width = max(map(len, decision.verdicts))
     lines = []
     for name, verdict in decision.verdicts.items():
         mark = "*" if name == decision.selected else " "
-        lines.append(f"{mark} {name:<{width}}  {verdict.state:<10}  {verdict.reason}")
+        lines.append(f"{mark} {name:<{width}}  {WORDS[verdict.state]:<8}  {verdict.reason}")
         if verdict.fix:
-            lines.append(f"  {'':<{width}}  {'':<10}  fix: {verdict.fix}")
+            lines.append(f"  {'':<{width}}  {'':<8}  fix: {verdict.fix}")
     lines.append("")
     lines += [f"warning: {warning}" for warning in decision.warnings]
     if decision.selected is None:
@@ -73,5 +77,5 @@ def table(decision: Decision, probed: bool) -> str:
     origin = "inherited from the launcher" if decision.inherited else f"requested: {decision.requested}"
     lines.append(f"backend: {decision.selected} ({origin})")
     if not probed and not decision.inherited:
-        lines.append("torch was not imported; --probe imports it and asks it")
+        lines.append("found: it is there, by files and packages alone; --probe imports torch and tries it")
     return "\n".join(lines)

@@ -5,54 +5,59 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from hwgrpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hwgrpo.config.schema import Config
+    from hwgrpo.rewards.combine import RewardPipeline
+    from hwgrpo.values import Completions, PromptBatch, Rewards
 
 HELP = "measure a model on prompts: greedy reward, mean reward of samples, pass@k"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("recipe", help="recipe YAML, or the folder of a run (its settings and its final model)")
+    parser.add_argument(
+        "recipe",
+        help="recipe YAML; or the folder of a run (its settings and its final model); or an adapter in that folder "
+        "(RUN/final-adapter: the run's settings and base model, with the adapter on top)",
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, e.g. data.validation=test.jsonl")
     parser.add_argument("--model", help="model to measure: folder, hub name or builtin://...")
     parser.add_argument("--n", type=int, default=8, help="samples per prompt at rollout.temperature (default 8)")
     parser.add_argument("--k", default="", help="ks of pass@k, e.g. 1,4,8 (default: 1 and n)")
     parser.add_argument("--success", type=float, default=1.0, help="reward from which a response passes (default 1.0)")
+    parser.add_argument("--completions", metavar="FILE", help="also write every response, one JSON object a line")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; return the exit code."""
     from hwgrpo.cli.host import prepare_host
-    from hwgrpo.config import load_config
 
-    recipe, overrides = Path(args.recipe), list(args.overrides)
-    if recipe.is_dir():
-        final = recipe / "final"
-        if not (recipe / "config.yaml").is_file():
-            raise ConfigError(f"{recipe} is not the folder of a run: it has no config.yaml")
-        if args.model is None and not final.is_dir():
-            raise ConfigError(f"{recipe} has no final model; name one with --model")
-        # final/ holds the merged model with its tokenizer: the run's own adapter must not be put on top
-        whole = ("revision=null", "tokenizer=null", "lora.rank=0", "lora.adapter=null")
-        overrides = [f"model.path={final}", *(f"model.{word}" for word in whole), *overrides]
-        recipe = recipe / "config.yaml"
-    if args.model is not None:
-        overrides.append(f"model.path={args.model}")
-    config = load_config(recipe, overrides)
+    config = _config(args)
     ks = _ks(args.k, args.n)
+    file = _open(args.completions)
     host = prepare_host(config)
 
     from hwgrpo.observe.jsonlines import jsonable
     from hwgrpo.training.evaluate import build_evaluation
 
     evaluation = build_evaluation(config, host.backend, host.local_rank)
-    greedy, sampled = evaluation.greedy(), evaluation.sampled(args.n)
+    if file is None:
+        greedy, sampled = evaluation.greedy(), evaluation.sampled(args.n)
+    else:
+        with file:
+            greedy = replace(evaluation, rewards=_Recording(evaluation.rewards, file, "greedy")).greedy()
+            sampled = replace(evaluation, rewards=_Recording(evaluation.rewards, file, "sampled")).sampled(args.n)
     result = {
         "schema": "hwgrpo.eval/1",
         "model": config.model.path,
+        **({"adapter": config.model.lora.adapter} if config.model.lora.adapter else {}),
         "data": evaluation.dataset.name,
         "prompts": len(evaluation.dataset),
         "backend": host.backend.name,
@@ -71,6 +76,68 @@ def run(args: argparse.Namespace) -> int:
     for name, value in result.items():
         print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {value}")
     return 0
+
+
+def _config(args: argparse.Namespace) -> Config:
+    """Return the settings to measure with.
+
+    Raises:
+        ConfigError: the folder is neither a run's nor an adapter in it, or holds no model.
+    """
+    from hwgrpo.config import load_config
+    from hwgrpo.config.schema import LoraConfig
+
+    recipe, overrides = Path(args.recipe), list(args.overrides)
+    if recipe.is_dir():
+        adapter = recipe if (recipe / "adapter_config.json").is_file() else None
+        run = recipe.resolve().parent if adapter else recipe
+        final = run / "final"
+        if not (run / "config.yaml").is_file():
+            raise ConfigError(f"{run} is not the folder of a run: it has no config.yaml")
+        if args.model is None and adapter is None and not final.is_dir():
+            raise ConfigError(f"{run} has no final model (did the run finish?); name one with --model")
+        # An adapter brings its own settings, and final/ is the merged model with its tokenizer: either way those of
+        # the run's adapter go back to their defaults.
+        lora = [f"model.lora.{field.name}={_yaml(getattr(LoraConfig(), field.name))}" for field in fields(LoraConfig)]
+        if adapter is not None:
+            overrides = [*lora, f"model.lora.adapter={adapter}", *overrides]
+        else:
+            overrides = [f"model.path={final}", "model.revision=null", "model.tokenizer=null", *lora, *overrides]
+        recipe = run / "config.yaml"
+    if args.model is not None:
+        overrides.append(f"model.path={args.model}")
+    return load_config(recipe, overrides)
+
+
+def _yaml(value: object) -> str:
+    return json.dumps(value)  # JSON is YAML
+
+
+def _open(path: str | None) -> TextIO | None:
+    if path is None:
+        return None
+    try:
+        return open(path, "w", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(f"--completions {path}: cannot be written: {error.strerror}") from error
+
+
+class _Recording:
+    """A reward pipeline that also writes what it scores, each response as `completions.sample_record` plus `kind`."""
+
+    def __init__(self, rewards: RewardPipeline, file: TextIO, kind: str) -> None:
+        self._rewards, self._file, self._kind = rewards, file, kind
+
+    def score(self, batch: PromptBatch, completions: Completions, step: int | None = None) -> Rewards:
+        """Score as the pipeline does."""
+        from hwgrpo.observe.completions import sample_record
+        from hwgrpo.observe.jsonlines import jsonable
+
+        rewards = self._rewards.score(batch, completions, step)
+        for i in range(len(completions)):
+            record = {"kind": self._kind, **sample_record(i, batch, completions, rewards)}
+            self._file.write(json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")
+        return rewards
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:

@@ -12,8 +12,14 @@ from hwgrpo_backends.backend import BackendError
 import hwgrpo
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
 
-COMMANDS = ("train", "eval", "config", "detect")
+COMMANDS = ("train", "eval", "report", "config", "detect")
 """Each is a file of this folder with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
+
+
+EXIT_CODES = (
+    "exit codes: 0 done, or stopped by a signal with everything saved; 1 the run, its data or this host failed; "
+    "2 a mistake in the command or the configuration; 130 stopped at once by Ctrl-C"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,17 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: words after the program's name; None takes those of the process.
 
     Returns:
-        0 done, 1 the run or the check failed, 2 a mistake in the command or the configuration.
+        What `EXIT_CODES` says.
     """
     parser = argparse.ArgumentParser(
         prog="hwgrpo",
         description="GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU.",
+        epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"hwgrpo {hwgrpo.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"hwgrpo.cli.{name}")
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP, epilog=EXIT_CODES)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args, rest = parser.parse_known_args(argv)

@@ -53,8 +53,8 @@ class ModelConfig:
     attention: str = choice("auto", ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"))
     """Attention implementation; auto takes the backend's first usable preference."""
     layout: str = choice("auto", lambda: ("auto", *training.LAYOUTS.names()))
-    """How a micro-batch is laid out: `grouped` (a prompt once, its responses behind it), `padded` (one response per row,
-    sorted by length) or `packed` (sequences one behind the other); auto: grouped where the model's attention allows."""
+    """How a micro-batch is laid out: `grouped` (a prompt once, its responses behind it), `padded` (one response per
+    row, by length) or `packed` (sequences one behind the other); auto: grouped where the model's attention allows."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -290,13 +290,20 @@ class KernelsConfig:
 @dataclass
 class ObserveConfig:
     loggers: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])
-    """Where metrics go; `jsonl` writes metrics.jsonl and is needed for exact resume of logs."""
+    """Where metrics go; `jsonl` writes metrics.jsonl and is needed for exact resume of logs. `wandb`, `trackio` and
+    `swanlab` send them to that service too, each an optional package: pip install "hwgrpo[wandb]"."""
+    project: str | None = None
+    """Project under which wandb, trackio and swanlab file the run; null: hwgrpo."""
+    run_name: str | None = None
+    """Name of the run there; null: the last part of trainer.output_dir."""
     progress: str = choice("auto", ("auto", "rich", "plain", "none"))
     """What is shown: a live panel on a terminal, else a line per step."""
     log_every: int = limited(1, at_least=1)
     """Steps between lines of progress."""
     completions_per_step: int = limited(16, at_least=0)
     """Samples written to completions.jsonl per step (whole groups first); 0 writes none."""
+    warnings: bool = True
+    """Say in words when the numbers look unwell (reward flat, groups all equal, KL growing, ...), and what to try."""
 
 
 @dataclass

@@ -91,12 +91,13 @@ def _check_limits(section: Any, prefix: str) -> None:
 
 
 def _check_names(config: Config) -> None:
-    from hwgrpo.observe import LOGGERS
+    from hwgrpo.observe import LOGGERS, check_installed
     from hwgrpo.rewards import REWARDS
 
     for name in config.observe.loggers:
         if name not in LOGGERS:
             raise choice_error("observe.loggers", name, LOGGERS.names())
+        check_installed(name)
     for i, function in enumerate(config.reward.functions):
         if ".py" not in function.name and function.name not in REWARDS:
             names = [*REWARDS.names(), "path/to/file.py:function"]

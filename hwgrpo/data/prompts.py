@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import TemplateError
 from omegaconf import OmegaConf
 
 from hwgrpo.data import OVERLONG_POLICIES
-from hwgrpo.data.schema import Message, missing_column, read_ground_truth, read_prompt
+from hwgrpo.data.schema import GROUND_TRUTH_KEYS, Message, missing_column, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows, open_rows
 from hwgrpo.data.tasks import PREFIX
 from hwgrpo.errors import ConfigError, DataError, choice_error
@@ -40,6 +40,8 @@ class PromptDataset:
     """Rows cut to `data.max_prompt_tokens`."""
     config: Any
     """The `data` settings it was built with."""
+    unanswered: int | None = None
+    """The first kept row that has no ground truth; None when all have one."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -53,6 +55,25 @@ class PromptDataset:
     def longest(self) -> int:
         """Length of the longest prompt, in tokens."""
         return max(len(ids) for ids in self.token_ids)
+
+    def require_ground_truth(self, needed_by: str) -> None:
+        """Check that every prompt has an answer.
+
+        Args:
+            needed_by: what compares responses with it, for the message ("reward exact_match").
+
+        Raises:
+            DataError: one has none; the message names its row and the columns that were tried.
+        """
+        if self.unanswered is None:
+            return
+        key = self.config.ground_truth_key
+        tried = f"{key!r} (data.ground_truth_key) is null" if key else f"tried {', '.join(GROUND_TRUTH_KEYS)}"
+        has = ", ".join(name for name in self.rows[self.unanswered] if name != self.config.prompt_key) or "nothing else"
+        raise DataError(
+            f"{self.rows.place(self.unanswered)}: no ground truth, which {needed_by} needs; {tried}; beside the prompt "
+            f"the row has: {has}. Name the answer's column with data.ground_truth_key"
+        )
 
     def prompt(self, row: int, epoch: int) -> Prompt:
         """Return one prompt; the same row has another uid in another epoch.
@@ -110,7 +131,8 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
     count = min(len(rows), max_rows) if max_rows else len(rows)
 
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
-    for index, text, ids in _tokenize(rows, count, config, tokenizer):
+    unanswered: int | None = None
+    for index, text, ids, answered in _tokenize(rows, count, config, tokenizer):
         if len(ids) > config.max_prompt_tokens:
             if config.overlong == "filter":
                 filtered += 1
@@ -124,6 +146,8 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
             ids = ids[-limit:] if config.overlong == "truncate_left" else ids[:limit]
             text = tokenizer.decode(ids)
             truncated += 1
+        if not answered and unanswered is None:
+            unanswered = index
         kept.append(index)
         texts.append(text)
         token_ids.append(np.asarray(ids, dtype=np.int32))
@@ -132,39 +156,54 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
             f"data.{which}={spec!r}: all {filtered} prompts are longer than data.max_prompt_tokens="
             f"{config.max_prompt_tokens} and were filtered; raise the limit, or set data.overlong=truncate_left"
         )
-    return PromptDataset(spec, rows, kept, texts, token_ids, filtered, truncated, config)
+    return PromptDataset(spec, rows, kept, texts, token_ids, filtered, truncated, config, unanswered)
 
 
-def _tokenize(rows: Rows, count: int, config: Any, tokenizer: Any) -> Iterator[tuple[int, str, list[int]]]:
-    """Yield (row, text, token ids), tokenizing in batches."""
+def _tokenize(rows: Rows, count: int, config: Any, tokenizer: Any) -> Iterator[tuple[int, str, list[int], bool]]:
+    """Yield (row, text, token ids, whether it has a ground truth), tokenizing in batches."""
     for start in range(0, count, TOKENIZE_BATCH):
         indices = range(start, min(start + TOKENIZE_BATCH, count))
         rendered = [_render(rows, index, config, tokenizer) for index in indices]
         ids: list[list[int]] = [[] for _ in rendered]
         # A chat template writes its own special tokens; plain text gets the tokenizer's.
         for templated in (True, False):
-            chosen = [number for number, (_, by_template) in enumerate(rendered) if by_template == templated]
+            chosen = [number for number, row in enumerate(rendered) if row.templated == templated]
             if chosen:
-                texts = [rendered[number][0] for number in chosen]
+                texts = [rendered[number].text for number in chosen]
                 encoded = tokenizer(texts, add_special_tokens=not templated, return_attention_mask=False)["input_ids"]
                 for number, tokens in zip(chosen, encoded, strict=True):
                     ids[number] = tokens
-        for index, (text, _), tokens in zip(indices, rendered, ids, strict=True):
+        for index, row, tokens in zip(indices, rendered, ids, strict=True):
             if not tokens:
-                raise DataError(f"{rows.place(index)}: the prompt {text!r} has no tokens under this tokenizer")
-            yield index, text, tokens
+                raise DataError(f"{rows.place(index)}: the prompt {row.text!r} has no tokens under this tokenizer")
+            yield index, row.text, tokens, row.answered
 
 
-def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> tuple[str, bool]:
-    """Return a row's prompt as the model sees it, and whether the chat template made it."""
+class _Rendered(NamedTuple):
+    """A row's prompt as the model sees it."""
+
+    text: str
+    templated: bool
+    """Whether the chat template made it."""
+    answered: bool
+    """Whether the row has a ground truth."""
+
+
+def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> _Rendered:
     place, row = rows.place(index), rows[index]
-    read_ground_truth(row, config.ground_truth_key, place)  # a missing answer is told now, not in the middle of a run
+    # a missing answer is told now, not in the middle of a run
+    answered = read_ground_truth(row, config.ground_truth_key, place) is not None
     conversation = _conversation(row, config, place)
     if isinstance(conversation, str):
-        return conversation, False
+        return _Rendered(conversation, False, answered)
     if config.chat == "never":
-        return "\n".join(_plain(message) for message in conversation), False
+        return _Rendered("\n".join(_plain(message) for message in conversation), False, answered)
     if tokenizer.chat_template is None:
+        if isinstance(row[config.prompt_key], str):
+            raise ConfigError(
+                f"data.chat=always puts plain text ({place}) into the tokenizer's chat template, and it has none; set "
+                "model.chat_template to a file with one, or data.chat=auto to give the text to the model as it is"
+            )
         raise ConfigError(
             f"{place}: the prompt is a conversation, and the tokenizer has no chat template; set model.chat_template "
             "to a file with one, or data.chat=never to join the messages"
@@ -187,7 +226,7 @@ def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> tuple[str, b
         )
     except TemplateError as error:
         raise DataError(f"{place}: the chat template refuses this conversation: {error}") from error
-    return text, True
+    return _Rendered(text, True, answered)
 
 
 def _conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:

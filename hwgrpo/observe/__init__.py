@@ -11,11 +11,45 @@ progress     one line per step; choosing between lines, the live panel and silen
 panel        the live panel on a terminal
 history      what the summary remembers of a run
 summary      summary.json and its picture
+warnings     what looks unwell, told in words: when, and warnings.jsonl
+detectors    the signs of trouble, one function each
+series       the metrics so far, as detectors look back on them
+settings     config.yaml of a run, read back
+service      what loggers to outside services share
+wandb        Weights & Biases
+trackio      trackio
+swanlab      SwanLab
 """
 
+import importlib.util
+
+from hwgrpo.errors import ConfigError
 from hwgrpo.registry import Registry
 
 LOGGERS = Registry(
     "observe.loggers",
-    {"jsonl": "hwgrpo.observe.jsonl:JsonlLogger", "tensorboard": "hwgrpo.observe.tensorboard:TensorBoardLogger"},
+    {
+        "jsonl": "hwgrpo.observe.jsonl:JsonlLogger",
+        "tensorboard": "hwgrpo.observe.tensorboard:TensorBoardLogger",
+        "wandb": "hwgrpo.observe.wandb:WandbLogger",
+        "trackio": "hwgrpo.observe.trackio:TrackioLogger",
+        "swanlab": "hwgrpo.observe.swanlab:SwanLabLogger",
+    },
 )
+
+SERVICES = ("wandb", "trackio", "swanlab")
+"""Loggers that need a package, and an extra of ours, of the same name."""
+
+
+def check_installed(name: str) -> None:
+    """Check, without importing it, that the package of a logger is there.
+
+    Raises:
+        ConfigError: it is not; the message says how to install it.
+    """
+    # A folder of that name in the working directory (wandb writes one) is found too, as a package without a file.
+    if name in SERVICES and ((spec := importlib.util.find_spec(name)) is None or spec.origin is None):
+        raise ConfigError(
+            f"observe.loggers holds {name!r}, but its package is not installed; "
+            f'pip install "hwgrpo[{name}]", or take it out of observe.loggers'
+        )

@@ -70,6 +70,36 @@ def whole_groups_first(prompt_index: list[int], limit: int) -> list[int]:
     return sorted(chosen + left_out[: max(0, limit - len(chosen))])
 
 
+def sample_record(sample: int, batch: PromptBatch, completions: Completions, rewards: Rewards) -> dict[str, Any]:
+    """Return what there is to know about one response, ready for a JSON line.
+
+    `reward` is null for a sample that a failure policy took out, and an entry of `rewards` where the function gave no
+    value; what reward functions returned beside the score goes to `extras`.
+
+    Args:
+        sample: its number, 0 <= sample < S.
+        batch: the G prompts.
+        completions: their S responses.
+        rewards: [S] rewards.
+    """
+    prompt = batch.prompts[int(completions.prompt_index[sample])]
+    per_function = {name: float(values[sample]) for name, values in rewards.per_function.items()}
+    record: dict[str, Any] = {
+        "uid": prompt.uid,
+        "prompt": prompt.text,
+        "response": completions.texts[sample],
+        "reward": float(rewards.total[sample]) if rewards.valid[sample] else None,
+        "rewards": {name: None if math.isnan(value) else value for name, value in per_function.items()},
+        "length": int(completions.offsets[sample + 1] - completions.offsets[sample]),
+        "finished": bool(completions.finished[sample]),
+        "ground_truth": prompt.ground_truth,
+        "source": prompt.source,
+    }
+    if rewards.extras:
+        record["extras"] = rewards.extras[sample]
+    return record
+
+
 class CompletionsLog:
     """Appends samples to `run_dir/completions.jsonl`.
 
@@ -85,32 +115,10 @@ class CompletionsLog:
     def log(
         self, step: int, batch: PromptBatch, completions: Completions, rewards: Rewards, advantages_S: torch.Tensor
     ) -> None:
-        """Append the chosen samples of one step.
-
-        `reward` is null for a sample that a failure policy took out, and an entry of `rewards` where the function
-        gave no value; what reward functions returned beside the score goes to `extras`.
-        """
-        chosen = whole_groups_first(completions.prompt_index.tolist(), self._per_step)
-        lengths = completions.lengths
-        for i in chosen:
-            prompt = batch.prompts[int(completions.prompt_index[i])]
-            per_function = {name: float(values[i]) for name, values in rewards.per_function.items()}
-            record: dict[str, Any] = {
-                "step": step,
-                "uid": prompt.uid,
-                "prompt": prompt.text,
-                "response": completions.texts[i],
-                "reward": float(rewards.total[i]) if rewards.valid[i] else None,
-                "rewards": {name: None if math.isnan(value) else value for name, value in per_function.items()},
-                "advantage": float(advantages_S[i]),
-                "length": int(lengths[i]),
-                "finished": bool(completions.finished[i]),
-                "ground_truth": prompt.ground_truth,
-                "source": prompt.source,
-            }
-            if rewards.extras:
-                record["extras"] = rewards.extras[i]
-            self._lines.append(record)
+        """Append the chosen samples of one step: `sample_record` with `step` and `advantage`."""
+        for i in whole_groups_first(completions.prompt_index.tolist(), self._per_step):
+            record = sample_record(i, batch, completions, rewards)
+            self._lines.append({"step": step, **record, "advantage": float(advantages_S[i])})
 
     def cut_back(self, step: int) -> None:
         """Remove the samples of every later step."""

@@ -23,7 +23,9 @@ class RunHistory:
         self.before: dict[tuple[str, str], float] = {}
         """Validation before the first step."""
         self.after: dict[tuple[str, str], float] = {}
-        """The latest validation since."""
+        """The latest validation since ..."""
+        self.after_step: int | None = None
+        """... and the step it was made at."""
         self._first_rewards: list[float] = []
         self._last_rewards: list[float] = []
 
@@ -36,7 +38,10 @@ class RunHistory:
             if name.startswith(PREFIX) and took is not None:
                 stage = name.removeprefix(PREFIX)
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + took
-        (self.before if step == 0 else self.after).update(validation_numbers(values))
+        measured = validation_numbers(values)
+        (self.before if step == 0 else self.after).update(measured)
+        if measured and step > 0:
+            self.after_step = step
         reward = REWARD.read(values)
         if reward is not None:
             self._first_rewards = [*self._first_rewards, reward][:ENDS]

@@ -10,11 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hwgrpo.errors import RunError
-from hwgrpo.observe import LOGGERS, completions, jsonl, tensorboard
+from hwgrpo.observe import LOGGERS, completions, jsonl, tensorboard, warnings
 from hwgrpo.observe.completions import CompletionsLog, Sample
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.progress import Progress, Silence, choose_progress
+from hwgrpo.observe.settings import saved_config
 from hwgrpo.observe.summary import build_summary, save_summary
+from hwgrpo.observe.warnings import Monitor, WarningsLog
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +64,9 @@ class Observer:
         self._loggers: dict[str, Logger] = {name: LOGGERS.load(name)(run_dir) for name in config.loggers}
         self._completions = CompletionsLog(run_dir, config.completions_per_step)
         self._completions_per_step = config.completions_per_step
+        self._warnings = WarningsLog(run_dir)
+        self._warns = config.warnings
+        self._monitor: Monitor | None = None
         self._history = RunHistory()
         self._resumed_from = 0
         self._started = time.monotonic()
@@ -86,13 +91,13 @@ class Observer:
         """
         if not self._main:
             return
-        for log in (*self._loggers.values(), self._completions):
+        for log in (*self._loggers.values(), self._completions, self._warnings):
             log.cut_back(step if step > 0 else -1)
         self._resumed_from = step
         self._history = RunHistory()
+        self._monitor = Monitor(saved_config(self._run_dir)) if self._warns else None
         if "jsonl" in self._loggers:
-            for logged, values in sorted(jsonl.read_metrics(self._run_dir).items()):
-                self._history.add(logged, values)
+            self._replay()
         self._show(lambda: self._progress.begin(step))
 
     def step(self, metrics: StepMetrics, sample: Sample | None = None) -> None:
@@ -109,6 +114,9 @@ class Observer:
             return
         self._log(metrics.step, metrics.values)
         self._show(lambda: self._progress.step(metrics.step, metrics.values, sample))
+        for warning in self._monitor.add(metrics.step, metrics.values) if self._monitor else ():
+            self._write(warnings.FILE, metrics.step, lambda warning=warning: self._warnings.log(warning))
+            self._show(lambda warning=warning: self._progress.warning(warning.text))
 
     def validation(self, step: int, values: Mapping[str, float]) -> None:
         """Log and show a validation after `step` (0: before training).
@@ -164,6 +172,7 @@ class Observer:
             "metrics": self._run_dir / jsonl.FILE,
             "tensorboard": self._run_dir / tensorboard.FOLDER,
             "completions": self._run_dir / completions.FILE,
+            "warnings": self._run_dir / warnings.FILE,
         }
         summary = build_summary(
             self._history,
@@ -172,6 +181,7 @@ class Observer:
             resumed_from=self._resumed_from,
             wall_s=time.monotonic() - self._started,
             paths={**paths, **{what: path for what, path in ours.items() if path.exists()}},
+            warnings=self._monitor.warnings if self._monitor else (),
         )
         save_summary(self._run_dir, summary)
         self._show(lambda: self._progress.summary(summary))
@@ -182,8 +192,19 @@ class Observer:
         if not self._main:
             return
         self._show(lambda: self._progress.close())
-        for log in (*self._loggers.values(), self._completions):
+        for log in (*self._loggers.values(), self._completions, self._warnings):
             log.close()
+
+    def _replay(self) -> None:
+        """Remember what metrics.jsonl holds, and write warnings.jsonl as the run so far would have."""
+        for logged, values in sorted(jsonl.read_metrics(self._run_dir).items()):
+            self._history.add(logged, values)
+            if self._monitor is not None and logged > 0:
+                self._monitor.add(logged, values)
+        if self._monitor is not None:
+            self._warnings.cut_back(-1)
+            for warning in self._monitor.warnings:
+                self._warnings.log(warning)
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         for name, logger in self._loggers.items():

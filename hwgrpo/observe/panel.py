@@ -56,6 +56,17 @@ def sparkline(values: Iterable[float], width: int) -> str:
     return "".join(_LEVELS[round((value - low) * scale)] for value in finite)
 
 
+def trend(values: Iterable[float], width: int, form: Callable[[float], str]) -> str:
+    """Draw a sparkline with its scale, `▁▃█ 0.125 to 0.875`, in at most `width` cells."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return fields.MISSING
+    # The scale is that of what is drawn; one that is a little too wide for the older values costs a few blocks.
+    widest = max((f" {form(value)} to {form(value)}" for value in finite), key=len)
+    drawn = finite[-max(1, width - len(widest)) :]
+    return f"{sparkline(drawn, len(drawn))} {form(min(drawn))} to {form(max(drawn))}"
+
+
 def shorten(text: str, cells: int) -> str:
     """Return `text` without line ends and of at most `cells` terminal cells, its middle left out where it is longer.
 
@@ -157,7 +168,7 @@ class PanelView:
         room = width - LABEL
         rows: list[tuple[str, str, int]] = []  # label, text, the most lines it may take
         if len(self.rewards) > 1 and encoding.startswith("utf"):
-            rows.append(("reward so far", sparkline(self.rewards, min(TREND, room)), 1))
+            rows.append(("reward so far", trend(self.rewards, min(TREND, room), fields.REWARD.form), 1))
         if self.validation:
             rows.append(("validation", self.validation, 2))
         if self.sample is not None:
@@ -219,6 +230,9 @@ class LivePanel:
 
     def note(self, text: str) -> None:
         self._console.print(Text(text))
+
+    def warning(self, text: str) -> None:
+        self._console.print(Text(text, style="yellow"))
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         self.close()

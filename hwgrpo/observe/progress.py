@@ -36,6 +36,10 @@ class Progress(Protocol):
         """Something else that a person should know."""
         ...
 
+    def warning(self, text: str) -> None:
+        """Something looks unwell; several lines."""
+        ...
+
     def summary(self, summary: Mapping[str, Any]) -> None:
         """The run has ended; show what came of it."""
         ...
@@ -55,6 +59,8 @@ class Silence:
     def validation(self, step: int, values: Mapping[str, Any]) -> None: ...
 
     def note(self, text: str) -> None: ...
+
+    def warning(self, text: str) -> None: ...
 
     def summary(self, summary: Mapping[str, Any]) -> None: ...
 
@@ -161,6 +167,9 @@ class PlainLines:
             self._print(f"{self._step_cell(step)}  validation {text}")
 
     def note(self, text: str) -> None:
+        self._print(text)
+
+    def warning(self, text: str) -> None:
         self._print(text)
 
     def summary(self, summary: Mapping[str, Any]) -> None:

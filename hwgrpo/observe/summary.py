@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from hwgrpo.observe.jsonlines import jsonable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from hwgrpo.observe.warnings import RunWarning
 
 SCHEMA = "hwgrpo.summary/1"
 FILE = "summary.json"
@@ -27,6 +29,7 @@ def build_summary(
     resumed_from: int,
     wall_s: float,
     paths: Mapping[str, Path],
+    warnings: Sequence[RunWarning] = (),
 ) -> dict[str, Any]:
     """Return the content of summary.json.
 
@@ -37,12 +40,13 @@ def build_summary(
         resumed_from: step of the checkpoint that this process started from; 0 for none.
         wall_s: seconds this process ran.
         paths: what -> where it lies.
+        warnings: what was told during the run, oldest first.
 
     Returns:
         `{schema, status, steps, total_steps, resumed_from, wall_s, training_s, stages: {name: {seconds, share}},
-        tokens, tokens_per_s, reward: {first, last, over_steps}, validation: [{source, metric, before, after}],
-        paths}`. `tokens` counts prompts and responses of all ranks; `tokens_per_s` is over whole steps. What is not
-        known is null.
+        tokens, tokens_per_s, reward: {first, last, over_steps}, validation: [{source, metric, before, after,
+        after_step}], warnings: [{step, name, seen, meaning, remedies}], paths}`. `tokens` counts prompts and responses
+        of all ranks; `tokens_per_s` is over whole steps. What is not known is null.
     """
     spent = history.training_seconds
     stages = {stage: took for stage, took in history.seconds.items() if stage != "step"}
@@ -70,9 +74,11 @@ def build_summary(
                 "metric": metric,
                 "before": history.before.get((source, metric)),
                 "after": history.after.get((source, metric)),
+                "after_step": history.after_step,
             }
             for source, metric in sorted({*history.before, *history.after})
         ],
+        "warnings": [warning.record() for warning in warnings],
         "paths": {what: str(path) for what, path in paths.items()},
     }
 
@@ -107,7 +113,12 @@ def _headline(summary: Mapping[str, Any]) -> str:
 
 def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """Rows of (what, before, after, change)."""
-    rows = [(f"{row['source']} {_metric_label(row['metric'])}", row) for row in summary["validation"]]
+    rows = []
+    for row in summary["validation"]:
+        # a run that was stopped has trained on since its last validation
+        late = row["after"] is not None and row["after_step"] != summary["steps"]
+        when = f" (at step {row['after_step']})" if late else ""
+        rows.append((f"{row['source']} {_metric_label(row['metric'])}{when}", row))
     reward = summary["reward"]
     label = f"training reward (first and last {reward['over_steps']} steps)"
     rows.append((label, {"before": reward["first"], "after": reward["last"]}))
@@ -132,13 +143,19 @@ def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _warnings(summary: Mapping[str, Any]) -> list[str]:
+    """Return the latest warning of each name, in words."""
+    latest = {warning["name"]: warning for warning in summary["warnings"]}
+    return [f"step {warning['step']}, {name}: {warning['seen']}" for name, warning in latest.items()]
+
+
 def plain_summary(summary: Mapping[str, Any]) -> str:
     """Return the summary as plain text, for logs."""
     changes = [("", "before", "after", "change"), *_changes(summary)]
     widths = [max(len(row[i]) for row in changes) for i in range(4)]
     lines = [_headline(summary)]
     lines += ["  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in changes]
-    pairs = [*_costs(summary), *summary["paths"].items()]
+    pairs = [*_costs(summary), *(("warning", text) for text in _warnings(summary)), *summary["paths"].items()]
     width = max(len(name) for name, _ in pairs)
     lines += [f"{name.ljust(width)}  {text}" for name, text in pairs]
     return "\n".join(lines)
@@ -162,7 +179,11 @@ def rich_summary(summary: Mapping[str, Any]) -> RenderableType:
     pairs = Table.grid(padding=(0, 2, 0, 0))
     pairs.add_column(style="dim", no_wrap=True)
     pairs.add_column(overflow="fold")
-    for name, text in [*_costs(summary), *summary["paths"].items()]:
+    for name, text in _costs(summary):
+        pairs.add_row(name, Text(text))
+    for text in _warnings(summary):
+        pairs.add_row("warning", Text(text, style="yellow"))
+    for name, text in summary["paths"].items():
         pairs.add_row(name, Text(text))
     color = "green" if summary["status"] == "completed" else "yellow"
     title = Text(_headline(summary), style=f"bold {color}")

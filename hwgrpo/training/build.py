@@ -62,7 +62,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     training_data = build_dataset(config.data, tokenizer, "train")
     assert training_data is not None
     validation_data = build_dataset(config.data, tokenizer, "validation")
-    rewards = build_rewards(config, training_data)
+    rewards = build_rewards(config, training_data, validation_data)
     check_length(config, training_data, validation_data)
     layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
     start = checkpoint.step if checkpoint else 0

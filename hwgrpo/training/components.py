@@ -94,8 +94,21 @@ def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: De
     )
 
 
-def build_rewards(config: Config, dataset: PromptDataset) -> RewardPipeline:
-    """Load the reward functions and check that the data has the columns they read."""
+NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
+"""Built-in rewards that compare the response with the prompt's answer."""
+
+
+def build_rewards(config: Config, dataset: PromptDataset, validation: PromptDataset | None = None) -> RewardPipeline:
+    """Load the reward functions and check that the data has what they read.
+
+    Raises:
+        ConfigError: a function cannot be loaded, or reads a column that the data lacks.
+        DataError: a prompt has no answer for a reward that compares with one, and whose failure would stop the run.
+    """
+    for function in config.reward.functions:
+        if function.name in NEED_GROUND_TRUTH and function.on_error == "raise":
+            for data in filter(None, (dataset, validation)):
+                data.require_ground_truth(f"reward {function.name}")
     context = {"max_response_tokens": config.rollout.max_response_tokens}
     return RewardPipeline(config.reward, context=context, columns=dataset.columns)
 

@@ -94,7 +94,7 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     tokenizer = load_tokenizer(config.model)
     training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
     assert training is not None
-    rewards = build_rewards(config, training)
+    rewards = build_rewards(config, training, validation)
     check_length(config, training, validation)
     choose_kernels(config, backend)
     layout = choose_layout(config, model_settings(config.model), attention_of(config, Device(backend)))

@@ -79,7 +79,7 @@ def test_a_backend_that_this_host_does_not_have_is_refused_with_the_reason(hwgrp
 def test_dry_run_describes_the_run_and_trains_nothing(hwgrpo, tmp_path: Path):
     done = hwgrpo("train", "tiny_sort", *TINY, "--dry-run", "trainer.output_dir=out", "algorithm.kl.coef=0.1")
     assert done.returncode == 0, done.stderr
-    for part in ("backend    cpu", "Qwen3ForCausalLM", "6 steps of 4 prompts x 4 samples", "reference model", "GiB"):
+    for part in ("backend    cpu", "Qwen3ForCausalLM", "6 steps of 4 prompts x 4 samples", "reference model", "MiB"):
         assert part in done.stdout
     assert not (tmp_path / "out").exists()
 
@@ -103,9 +103,15 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
     assert (out / "final/model.safetensors").is_file()
     assert yaml.safe_load((out / "config.yaml").read_text())["trainer"]["max_steps"] == 6
 
-    measured = hwgrpo("eval", "out", "--n", "4", "--k", "1,2,4", "--json")
+    measured = hwgrpo("eval", "out", "--n", "4", "--k", "1,2,4", "--json", "--completions", "samples.jsonl")
     assert measured.returncode == 0, measured.stderr
     result = json.loads(measured.stdout)
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    for kind, count, reward in (("greedy", 8, result["greedy_reward"]), ("sampled", 32, result["mean_reward"])):
+        rewards = [sample["reward"] for sample in samples if sample["kind"] == kind]
+        assert len(rewards) == count
+        assert sum(rewards) / count == pytest.approx(reward)
+    assert {"uid", "prompt", "response", "rewards", "length", "finished", "ground_truth", "source"} <= set(samples[0])
     assert result["prompts"] == 8
     assert 0 <= result["pass@1"] <= result["pass@2"] <= result["pass@4"] <= 1
     assert result["pass@1"] == pytest.approx(result["mean_reward"])
@@ -113,3 +119,42 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
     assert "greedy" in json.dumps(summary)
     last = [line for line in runs.metrics(out) if "val-core/task://sort/reward/greedy" in line][-1]
     assert result["greedy_reward"] == pytest.approx(last["val-core/task://sort/reward/greedy"])
+
+
+def test_eval_measures_an_adapter_as_it_does_the_model_it_was_merged_into(hwgrpo, tmp_path: Path):
+    dense = next(word for word in runs.SMALL if word.startswith("reward."))
+    lora = ("model.lora.rank=2", "model.lora.alpha=64", "model.lora.dropout=0.1", "optim.lr=1e-2", dense)
+    done = hwgrpo("train", "tiny_sort", *TINY, *lora, "trainer.output_dir=out")
+    assert done.returncode == 0, done.stderr
+
+    def responses(*words: str) -> list[str]:
+        measured = hwgrpo("eval", *words, "--n", "4", "--completions", "samples.jsonl")
+        assert measured.returncode == 0, measured.stderr
+        return [json.loads(line)["response"] for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+
+    merged, adapter = responses("out"), responses("out/final-adapter")
+    base = responses("out", "--model", runs.SMALL[0].removeprefix("model.path="))
+    assert len(adapter) == 8 + 32
+    same = sum(a == b for a, b in zip(adapter, merged, strict=True))
+    assert same >= 38, "merging rounds, which may turn a draw or two"
+    assert sum(a == b for a, b in zip(adapter, base, strict=True)) < 30, "otherwise the adapter did nothing"
+
+
+def test_exit_codes_are_told_by_help(hwgrpo):
+    for words in ([], ["train"]):
+        shown = " ".join(hwgrpo(*words, "--help").stdout.split())
+        for part in ("0 done, or stopped by a signal with everything saved", "1 the run, its data", "2 a mistake"):
+            assert part in shown
+
+
+def test_detect_says_in_plain_words_that_the_cpu_is_there(hwgrpo):
+    shown = hwgrpo("detect", "--backend", "cpu").stdout
+    assert "unverified" not in shown
+    assert "* cpu   found " in shown
+    assert "* cpu   works " in hwgrpo("detect", "--backend", "cpu", "--probe").stdout
+
+
+def test_a_file_for_completions_that_cannot_be_written_is_refused_before_anything_runs(hwgrpo):
+    done = hwgrpo("eval", "tiny_sort", "--completions", "no/such/folder/x.jsonl")
+    assert done.returncode == 2
+    assert "--completions no/such/folder/x.jsonl: cannot be written: No such file" in done.stderr

@@ -222,6 +222,43 @@ def test_an_empty_prompt_in_a_parquet_is_told_with_its_row(tmp_path, data_config
         build_dataset(data_config(path), tokenizer, "train")
 
 
+def test_text_that_is_to_be_templated_needs_a_chat_template_too(jsonl, data_config, tokenizer_without_template):
+    path = jsonl([{"prompt": "1+1="}])
+    words = r"data\.chat=always puts plain text \(.*line 1\).*model\.chat_template.*data\.chat=auto"
+    with pytest.raises(ConfigError, match=words):
+        build_dataset(data_config(path, chat="always"), tokenizer_without_template, "train")
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "words"),
+    [
+        (
+            [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "result": "3"}, {"prompt": "0"}],
+            {},
+            r"line 2: no ground truth, which reward exact_match needs; tried reward_model\.ground_truth, ground_truth, "
+            r"answer, .*; beside the prompt the row has: result\. Name .* with data\.ground_truth_key",
+        ),
+        ([{"prompt": "1+1=", "answer": None}], {"ground_truth_key": "answer"}, r"line 1: .*'answer' .* is null"),
+        ([{"prompt": "1+1="}], {}, r"line 1: .*beside the prompt the row has: nothing else"),
+    ],
+)
+def test_a_row_without_the_answer_that_a_reward_needs_is_named_with_what_was_tried(
+    rows, settings, words, jsonl, data_config, tokenizer
+):
+    dataset = build_dataset(data_config(jsonl(rows), **settings), tokenizer, "train")
+    assert dataset is not None
+    with pytest.raises(DataError, match=words):
+        dataset.require_ground_truth("reward exact_match")
+
+
+def test_rows_that_are_filtered_need_no_answer(jsonl, data_config, tokenizer):
+    path = jsonl([{"prompt": "1+1=", "answer": 0}, {"prompt": "1+" * 60, "result": "?"}])
+    dataset = build_dataset(data_config(path), tokenizer, "train")
+    assert dataset is not None
+    assert dataset.filtered == 1
+    dataset.require_ground_truth("reward exact_match")
+
+
 def test_a_conversation_needs_a_chat_template(jsonl, data_config, tokenizer_without_template):
     path = jsonl([{"prompt": [{"role": "user", "content": "hi"}]}])
     with pytest.raises(ConfigError, match=r"line 1.*no chat template; set model.chat_template.*data.chat=never"):

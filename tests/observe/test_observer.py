@@ -41,7 +41,8 @@ def test_a_run_leaves_metrics_completions_events_and_a_summary(tmp_path, capsys)
     assert made == ["completions.jsonl", "metrics.jsonl", "summary.json", "tensorboard"]
     assert read_metrics(tmp_path / "run")[2] == METRICS | {"reward": 0.25, GREEDY: 0.75}
     assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["validation"] == [{"source": "task://sort", "metric": "greedy", "before": 0.25, "after": 0.75}]
+    expected = {"source": "task://sort", "metric": "greedy", "before": 0.25, "after": 0.75, "after_step": 2}
+    assert summary["validation"] == [expected]
     assert list(summary["paths"]) == ["model", "metrics", "tensorboard", "completions"]
     shown = capsys.readouterr().out
     for text in (

@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hwgrpo.observe.completions import Sample
-from hwgrpo.observe.panel import LivePanel, PanelView, shorten, sparkline
+from hwgrpo.observe.fields import decimals
+from hwgrpo.observe.panel import LivePanel, PanelView, shorten, sparkline, trend
 from hwgrpo.observe.progress import Pace
 from tests.observe.values import METRICS
 
@@ -55,7 +56,13 @@ def test_the_panel_shows_the_numbers_the_stages_and_a_sample():
     text = "\n".join(drawn(view, 80))
     for shown in ("step 42/100", "42%", "eta 1:27", "0.532", "12,345", "0.0005", "0.421", "25%", "update_actor", "48%"):
         assert shown in text
-    for shown in ("prompt        3120=", "response      0123", "its reward    1.000", "greedy 0.953", "▁█"):
+    for shown in (
+        "prompt        3120=",
+        "response      0123",
+        "its reward    1.000",
+        "greedy 0.953",
+        "▁█ 0.100 to 0.900",
+    ):
         assert shown in text
 
 
@@ -111,6 +118,18 @@ def test_the_line_of_rewards_ignores_what_cannot_be_drawn():
     assert sparkline([0.5, 0.5], 10) == "▁▁"
     assert sparkline([], 10) == ""
     assert len(sparkline(range(100), 10)) == 10
+
+
+@pytest.mark.parametrize("width", [20, 25, 40])
+def test_the_scale_beside_the_line_is_that_of_what_is_drawn(width: int):
+    line = trend([100.0, *(i / 100 for i in range(40))], width, decimals(3))
+    drawn, low, _, high = line.split()
+    assert len(line) <= width
+    assert len(drawn) < 41
+    assert low == f"{(40 - len(drawn)) / 100:.3f}"
+    assert high == "0.390"
+    assert trend([], 40, decimals(3)) == "-"
+    assert trend([math.nan, 0.5], 40, decimals(3)) == "▁ 0.500 to 0.500"
 
 
 def test_a_run_on_a_terminal_shows_its_steps_and_notes_and_gives_the_cursor_back():

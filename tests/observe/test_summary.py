@@ -12,6 +12,7 @@ from rich.console import Console
 
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.summary import build_summary, plain_summary, rich_summary, save_summary
+from hwgrpo.observe.warnings import RunWarning
 
 GREEDY, SAMPLED = "val-core/task://sort/reward/greedy", "val-core/task://sort/reward/mean@4"
 
@@ -51,9 +52,10 @@ def test_the_summary_says_what_changed_and_what_it_cost():
         "tokens_per_s": 200.0,
         "reward": {"first": 3 / 16, "last": 8 / 16, "over_steps": 5},
         "validation": [
-            {"source": "task://sort", "metric": "greedy", "before": 0.25, "after": 1.0},
-            {"source": "task://sort", "metric": "mean@4", "before": 0.125, "after": 0.5},
+            {"source": "task://sort", "metric": "greedy", "before": 0.25, "after": 1.0, "after_step": 10},
+            {"source": "task://sort", "metric": "mean@4", "before": 0.125, "after": 0.5, "after_step": 10},
         ],
+        "warnings": [],
         "paths": {"model": "runs/x/final", "metrics": "runs/x/metrics.jsonl"},
     }
 
@@ -62,7 +64,8 @@ def test_what_was_never_measured_is_null_and_shown_as_a_dash():
     history = RunHistory()
     history.add(3, {GREEDY: 0.5})
     summary = a_summary(history, paths={}, status="interrupted")
-    assert summary["validation"] == [{"source": "task://sort", "metric": "greedy", "before": None, "after": 0.5}]
+    expected = {"source": "task://sort", "metric": "greedy", "before": None, "after": 0.5, "after_step": 3}
+    assert summary["validation"] == [expected]
     assert (summary["tokens_per_s"], summary["reward"]["first"], summary["stages"]) == (None, None, {})
     assert plain_summary(summary).splitlines()[2].split() == ["task://sort", "greedy", "-", "0.500", "-"]
 
@@ -101,6 +104,28 @@ def test_the_terminal_table_fits_and_shows_every_path_whole(width):
     assert {cell_len(line) for line in lines} == {width}
     assert str(long) in "".join(line.strip("│ ").removeprefix("model").strip() for line in lines)
     assert "+0.750" in stream.getvalue()
+
+
+def test_a_validation_before_the_last_step_says_at_which():
+    history = a_history()
+    history.add(11, {"reward": 0.5})
+    lines = plain_summary(a_summary(history, status="interrupted")).splitlines()
+    assert lines[2].split() == ["task://sort", "greedy", "(at", "step", "10)", "0.250", "1.000", "+0.750"]
+    assert not any("at step" in line for line in plain_summary(a_summary()).splitlines())
+
+
+def test_the_latest_warning_of_each_kind_is_listed_once():
+    warnings = [
+        RunWarning(5, "truncation", "40% were cut", "meaning", ("remedy",)),
+        RunWarning(7, "KL exploding", "it is 2.0", "meaning", ("remedy",)),
+        RunWarning(9, "truncation", "80% were cut", "meaning", ("remedy",)),
+    ]
+    summary = a_summary(warnings=warnings)
+    lines = [line for line in plain_summary(summary).splitlines() if line.startswith("warning")]
+    assert lines == ["warning  step 9, truncation: 80% were cut", "warning  step 7, KL exploding: it is 2.0"]
+    stream = io.StringIO()
+    Console(file=stream, width=80, legacy_windows=False).print(rich_summary(summary))
+    assert stream.getvalue().count("80% were cut") == 1
 
 
 def test_a_resumed_run_says_so():

@@ -27,9 +27,10 @@ def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else_of_
         path.relative_to(REPO / parent).as_posix()
         for parent, package in (("", "hwgrpo"), ("backends", "hwgrpo_backends"), ("kernels", "hwgrpo_kernels"))
         for path in (REPO / parent / package).rglob("*")
-        if path.suffix == ".py" or path.name == "py.typed"
+        if path.suffix in (".py", ".html", ".css", ".js") or path.name == "py.typed"
     }
     assert {"hwgrpo/py.typed", "hwgrpo_backends/py.typed", "hwgrpo_kernels/py.typed"} <= expected
+    assert "hwgrpo/report/assets/page.html" in expected
     assert expected <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"hwgrpo", "hwgrpo_backends", "hwgrpo_kernels"}
     assert not [name for name in names if name.startswith("hwgrpo/") and "test" in Path(name).name]

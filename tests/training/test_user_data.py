@@ -150,3 +150,12 @@ def test_a_nan_reward_stops_the_run_by_default_and_names_the_function_and_the_sa
         RewardError, match=r"sometimes_nan, .*train\.jsonl, line \d+, sample 0 of its group returned nan"
     ):
         runs.run(tmp_path / "run", f"data.train={data}", f"reward.functions=['{tmp_path}/rewards.py:sometimes_nan']")
+
+
+def test_a_row_without_an_answer_is_named_before_training(tmp_path: Path):
+    path = tmp_path / "train.jsonl"
+    rows = [{"prompt": p, "answer": a} for p, a in PROMPTS]
+    rows[3]["answer"] = None
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"4.*exact_match"):
+        runs.run(tmp_path / "run", f"data.train={path}", "reward.functions=[exact_match]")

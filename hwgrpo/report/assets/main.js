@@ -1,0 +1,71 @@
+// The page itself: head, tabs, theme. What is seen first is made first; completions are read when there is time.
+
+const run = readData("run-data");
+const view = new View(run.metrics.steps);
+const browser = new GroupBrowser(run);
+
+function themeButton() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  const kept = (write) => {
+    try {
+      if (write !== undefined) localStorage.setItem("hwgrpo-theme", write);
+      return localStorage.getItem("hwgrpo-theme");
+    } catch {
+      return null; // a browser may forbid a local file to keep anything: the choice then lasts as long as the page
+    }
+  };
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const button = h("button", { type: "button", class: "theme", onclick: () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    kept(root.dataset.theme);
+    label();
+  } });
+  const label = () => { button.textContent = isDark() ? "☀ Light" : "☾ Dark"; };
+  if (["light", "dark"].includes(kept())) root.dataset.theme = kept();
+  dark.addEventListener("change", label);
+  label();
+  return button;
+}
+
+const panels = {
+  curves: ["Curves", () => overview(run, view, (step) => { show("groups"); browser.showStep(step); })],
+  groups: [["Groups ", h("span", { class: "muted" }, run.completions.groups.toLocaleString("en-US"))], () => browser.element],
+  settings: ["Configuration", () => settingsPanel(run)],
+};
+const tabs = {};
+const bodies = {};
+
+function show(name) {
+  for (const key of Object.keys(panels)) {
+    const chosen = key === name;
+    tabs[key].setAttribute("aria-selected", String(chosen));
+    tabs[key].tabIndex = chosen ? 0 : -1;
+    bodies[key].hidden = !chosen;
+  }
+  if (bodies[name].childNodes.length === 0) bodies[name].append(panels[name][1]());
+  if (name === "groups") browser.load();
+  history.replaceState(null, "", `#${name}`);
+}
+
+function tabKeys(event) {
+  const names = Object.keys(panels);
+  const now = names.findIndex((name) => tabs[name] === event.target);
+  const next = { ArrowRight: now + 1, ArrowLeft: now - 1 }[event.key];
+  if (next === undefined) return;
+  const name = names[(next + names.length) % names.length];
+  show(name);
+  tabs[name].focus();
+}
+
+const [statusText, mood] = STATUS[run.status] ?? [run.status, "warn"];
+for (const [name, [label]] of Object.entries(panels)) {
+  tabs[name] = h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => show(name), onkeydown: tabKeys }, label);
+  bodies[name] = h("div", { role: "tabpanel", id: `panel-${name}`, "aria-labelledby": `tab-${name}`, hidden: true });
+}
+const about = [run.settings.find(([key]) => key === "model.path")?.[1], run.environment.backend, run.environment.device].filter(Boolean).join(" · ");
+document.getElementById("top").append(
+  h("div", { class: "title" }, h("h1", {}, run.name), h("span", { class: `badge ${mood}` }, statusText), h("span", { class: "muted about" }, about), themeButton()),
+  h("div", { class: "tabs", role: "tablist" }, Object.values(tabs)));
+document.getElementById("main").append(...Object.values(bodies));
+show(location.hash.slice(1) in panels ? location.hash.slice(1) : "curves");

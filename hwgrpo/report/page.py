@@ -1,0 +1,132 @@
+"""The page: a run's data and the assets in one HTML file, with nothing a model wrote taken for markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.observe.jsonlines import jsonable
+from hwgrpo.report.completions import compact, read_completions
+from hwgrpo.report.read import RunRecord, read_run
+from hwgrpo.report.settings import setting_rows
+from hwgrpo.report.verdict import verdict
+
+FILE = "report.html"
+MOST_COMPLETIONS = 20_000
+SCRIPTS = (
+    "base.js",
+    "scale.js",
+    "view.js",
+    "draw.js",
+    "chart.js",
+    "curves.js",
+    "overview.js",
+    "search.js",
+    "groups.js",
+    "settings.js",
+    "main.js",
+)
+"""In the order in which the page runs them, as one script."""
+
+
+def write_report(run_dir: Path, output: Path, most_completions: int = MOST_COMPLETIONS) -> None:
+    """Write the report of a run.
+
+    Args:
+        run_dir: folder of the run.
+        output: the HTML file; it appears whole or not at all.
+        most_completions: see `read_completions`.
+
+    Raises:
+        ConfigError: `run_dir` is not the folder of a run, or the file cannot be written.
+        DataError: one of its logs is damaged.
+    """
+    record = read_run(run_dir)
+    page = build_page(record, read_completions(run_dir, most_completions))
+    temporary = output.with_name(output.name + ".tmp")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(page)
+        os.replace(temporary, output)
+    except OSError as error:
+        raise ConfigError(f"the report {output} cannot be written: {error.strerror}; name another --output") from error
+
+
+def build_page(record: RunRecord, completions: dict[str, Any]) -> bytes:
+    """Return the page as UTF-8.
+
+    Args:
+        record: the run.
+        completions: what `read_completions` returned.
+    """
+    style = _asset("page.css")
+    script = "(() => {\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();\n"
+    parts = {
+        "title": html.escape(record.folder.resolve().name),
+        # Only our own script and style may run, by their hashes, and nothing is loaded from anywhere: a second wall
+        # behind the escaping of what models write.
+        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'",
+        "style": style,
+        "script": script,
+        "run": embed(_run_data(record, completions)),
+        "completions": embed(completions),
+    }
+    # One pass over the template alone: placeholders inside data stay what they are.
+    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], _asset("page.html"))
+    # Text that is not valid Unicode (a lone surrogate) turns into \udXXX, which is how JSON spells it.
+    return page.encode("utf-8", "backslashreplace")
+
+
+def embed(value: Any) -> str:
+    """Return a value as JSON that is safe inside a `<script>` element.
+
+    `<`, `>` and `&` are spelled as escapes, so that neither `</script>` nor `<!--` can occur whatever a text holds.
+    """
+    text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Outside strings JSON has none of these characters, so replacing them everywhere changes strings alone.
+    return re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found.group()):04x}", text)
+
+
+def _run_data(record: RunRecord, completions: dict[str, Any]) -> dict[str, Any]:
+    steps = sorted(record.metrics)
+    names = sorted({name for values in record.metrics.values() for name in values})
+    return {
+        "name": record.folder.resolve().name,
+        "folder": str(record.folder.resolve()),
+        "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "status": record.status,
+        "problems": record.problems,
+        "warnings": record.warnings,
+        "verdict": verdict(record.metrics),
+        "summary": record.summary,
+        "metrics": {
+            "steps": steps,
+            "series": {name: [compact(record.metrics[step].get(name)) for step in steps] for name in names},
+        },
+        "settings": setting_rows(record.config),
+        "environment": record.environment,
+        "kernels": record.kernels,
+        "completions": {
+            "total": completions["total"],
+            "kept": completions["kept"],
+            "groups": len(completions["groups"]["uid"]),
+        },
+    }
+
+
+def _asset(name: str) -> str:
+    return (resources.files("hwgrpo.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """Return the source expression by which a content security policy allows exactly this text."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

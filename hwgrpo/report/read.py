@@ -1,0 +1,140 @@
+"""What a run's folder says: settings, environment, metrics and how the run stands."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.observe import completions, jsonl, summary, warnings
+from hwgrpo.observe.history import RunHistory
+from hwgrpo.observe.jsonlines import read_lines
+
+CONFIG = "config.yaml"
+
+
+@dataclass
+class RunRecord:
+    """All of a run but its completions, which are read apart because they may be many."""
+
+    folder: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    kernels: dict[str, Any]
+    metrics: dict[int, dict[str, float]]
+    """step -> metrics; step 0 holds the validation before training."""
+    status: str
+    """completed | interrupted | failed as its summary says, else running | stopped."""
+    summary: dict[str, Any]
+    """As summary.json; of a run that wrote none, or went on since, what its metrics tell."""
+    warnings: list[dict[str, Any]]
+    """{step, name, seen, meaning, remedies}, oldest first."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read, in words."""
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run's folder; the run may be finished, going on, or killed at any moment.
+
+    Args:
+        folder: `trainer.output_dir` of the run.
+
+    Raises:
+        ConfigError: there is no such folder, or it is not the folder of a run.
+        DataError: metrics.jsonl or warnings.jsonl holds a line, other than a torn last one, that is not one of ours.
+    """
+    _check_folder(folder)
+    problems: list[str] = []
+    config = _read(folder / CONFIG, yaml.safe_load, problems)
+    environment = _read(folder / "environment.json", json.loads, problems)
+    kernels = _read(folder / "kernels.json", json.loads, problems)
+    closing = _read(folder / summary.FILE, json.loads, problems)
+    metrics = jsonl.read_metrics(folder)
+    history = RunHistory()
+    for step, values in sorted(metrics.items()):
+        history.add(step, values)
+    if not metrics:
+        problems.append(_why_no_metrics(folder, config))
+    # A summary of fewer steps than were logged is that of an earlier attempt: the run has gone on since.
+    stands = bool(closing) and (not metrics or closing.get("steps") == history.last_step)
+    running = _is_held(folder / ".lock")
+    status = "running" if running else str(closing.get("status")) if stands else "stopped"
+    if not stands:
+        closing = summary.build_summary(
+            history,
+            status=status,
+            total_steps=int(environment.get("total_steps") or _planned(config)),
+            resumed_from=0,
+            wall_s=history.training_seconds,
+            paths={
+                what: folder / name
+                for what, name in (("metrics", jsonl.FILE), ("completions", completions.FILE))
+                if (folder / name).exists()
+            },
+        )
+    told = list(read_lines(folder / warnings.FILE))
+    return RunRecord(folder, config, environment, kernels, metrics, status, closing, told, problems)
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.exists():
+        raise ConfigError(f"{folder}: there is no such folder; name the folder of a run, its trainer.output_dir")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name the folder of a run, its trainer.output_dir")
+    if (folder / CONFIG).is_file() or (folder / jsonl.FILE).is_file():
+        return
+    below = sorted({path.parent for path in folder.glob(f"*/{CONFIG}")})
+    if below:
+        remedy = "it holds the folders of runs, name one of them: " + ", ".join(map(str, below[:5]))
+    else:
+        remedy = "name the folder that a run wrote to, its trainer.output_dir"
+    raise ConfigError(f"{folder} is not the folder of a run (it has neither {CONFIG} nor {jsonl.FILE}); {remedy}")
+
+
+def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
+    """Return a file's mapping, empty when there is none; what cannot be read becomes a problem in words.
+
+    A report of the rest is worth more than none: a run may have been killed while it wrote this file.
+    """
+    if not path.exists():
+        return {}
+    try:
+        value = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problems.append(f"{path.name} could not be read: {' '.join(str(error).split())}")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path.name} holds no mapping, so nothing of it is shown")
+        return {}
+    return value
+
+
+def _why_no_metrics(folder: Path, config: dict[str, Any]) -> str:
+    loggers = (config.get("observe") or {}).get("loggers")
+    if isinstance(loggers, list) and "jsonl" not in loggers:
+        return f"no metrics: the curves need observe.loggers to hold jsonl, this run has {loggers}"
+    return f"no metrics yet: {folder / jsonl.FILE} {'is empty' if (folder / jsonl.FILE).exists() else 'does not exist'}"
+
+
+def _planned(config: dict[str, Any]) -> int:
+    return int((config.get("trainer") or {}).get("max_steps") or 0)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a run holds its folder; asked for with a shared lock, which is given back at once."""
+    if not lock.exists():
+        return False
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks, or a file that we may not open: nobody can say
+    return False

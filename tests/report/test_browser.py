@@ -1,0 +1,356 @@
+"""The page as a person meets it, in a real browser: it draws, reads out, filters, and runs nothing a model wrote."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import Browser
+
+from hwgrpo.report.page import write_report
+
+pytestmark = pytest.mark.slow
+
+ATTACK = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as found:
+        yield found
+
+
+@pytest.fixture
+def page(make_run) -> Path:
+    """Report of 8 steps: reward 0.1 to 0.8, two groups of two completions per step, the last one truncated."""
+    metrics = [{"step": 0, "val-core/quiz/reward/greedy": 0.25, "timing_s/testing": 1.0}]
+    metrics += [
+        {
+            "step": step, "reward": step / 10, "response_length/mean": 5.0, "response_length/min": 1.0,
+            "response_length/max": 9.0, "kl": 0.01 * step, "actor/entropy": 1.0, "odd/metric": 7.0,
+            "timing_s/gen": 0.5, "timing_s/update_actor": 0.25, "timing_s/step": 1.0,
+        }
+        for step in range(1, 9)
+    ]  # fmt: skip
+    metrics.append({"step": 8, "val-core/quiz/reward/greedy": 0.75})
+    completions = [
+        {
+            "step": step, "uid": f"0:{group}", "prompt": f"question {group}", "response": f"answer {step}-{group}-{i}",
+            "reward": 1.0 if i else -0.5, "rewards": {"right": 1.0, "short": 0.5}, "advantage": 0.7 if i else -0.7,
+            "length": 5, "finished": (step, group, i) != (8, 1, 1), "ground_truth": "42", "source": "quiz",
+        }
+        for step in range(1, 9) for group in range(2) for i in range(2)
+    ]  # fmt: skip
+    return report(make_run(metrics, completions))
+
+
+def report(folder: Path) -> Path:
+    write_report(folder, folder / "report.html")
+    return folder / "report.html"
+
+
+def chart(title: str) -> str:
+    """A JavaScript expression for the chart of a title."""
+    wanted = json.dumps(title)
+    return f"[...document.querySelectorAll('.chart')].find((c) => c.querySelector('h3').textContent === {wanted})"
+
+
+def readouts(browser: Browser, title: str) -> list[str]:
+    return browser.evaluate(f"[...{chart(title)}.querySelectorAll('.item')].map((item) => item.textContent)")
+
+
+def listed(browser: Browser) -> str:
+    return browser.texts("[role=status]")[0]
+
+
+def wait_for_count(browser: Browser, text: str) -> None:
+    browser.wait_for(f"document.querySelector('[role=status]').textContent === {json.dumps(text)}", seconds=10)
+
+
+def test_what_a_model_wrote_is_shown_and_not_run(browser: Browser, make_run):
+    line = {
+        "step": 1,
+        "uid": ATTACK,
+        "reward": 1.0,
+        "rewards": {ATTACK: 1.0, "b": 0.0},
+        "advantage": 0.0,
+        "source": ATTACK,
+    }
+    line |= {"prompt": ATTACK, "response": ATTACK, "ground_truth": ATTACK, "extras": {ATTACK: ATTACK}}
+    folder = make_run([{"step": 1, "reward": 1.0, f"rewards/{ATTACK}/mean": 1.0}], [line])
+    (folder / "environment.json").write_text(json.dumps({ATTACK: ATTACK}))
+    page = report(folder)
+    for tab in ("curves", "groups", "settings"):
+        browser.open(page, tab=tab)
+        assert browser.evaluate("document.title") == "run · hwgrpo report"
+        assert browser.evaluate("document.querySelectorAll('img, iframe').length") == 0
+        assert browser.evaluate("document.scripts.length") == 3
+        assert browser.complaints() == []
+    browser.open(page, tab="groups")
+    assert browser.texts(".completion pre.text")[0] == ATTACK
+    assert browser.texts(".row .prompt") == [ATTACK]
+
+
+def test_the_policy_of_the_page_stops_a_script_that_is_not_its_own(browser: Browser, page: Path):
+    browser.open(page)
+    browser.evaluate(
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))"
+    )
+    assert browser.evaluate("document.title") == "run · hwgrpo report"
+    assert "Content Security Policy" in browser.complaints()[0]
+
+
+def test_the_page_loads_nothing_but_itself(browser: Browser, page: Path):
+    for tab in ("curves", "groups", "settings"):
+        browser.open(page, tab=tab)
+        asked = [address for address in browser.requests() if address != "about:blank"]
+        assert [address.partition("#")[0] for address in asked] == [page.resolve().as_uri()]
+        assert browser.complaints() == []
+
+
+def test_it_says_at_the_top_whether_the_run_learned_and_draws_the_curves_that_were_recorded(
+    browser: Browser, page: Path
+):
+    browser.open(page, height=3000)
+    assert browser.texts(".verdict h2") == ["The reward rose from 0.250 to 0.650"]
+    assert "quiz greedy0.750+0.500 from 0.250" in browser.texts(".tile")
+    titles = browser.texts(".chart h3")
+    assert titles == ["Reward", "Time per stage", "Response length", "KL", "Entropy"]
+    assert "Clip ratio" in browser.texts(".absent")[0]
+    assert "Memory" in browser.texts(".absent")[0]
+    assert browser.evaluate("[...document.querySelectorAll('.plot')].every((p) => p.querySelector('svg path'))")
+    assert browser.evaluate(f"{chart('Reward')}.querySelectorAll('path.mark').length") == 2
+    assert browser.evaluate(f"{chart('Time per stage')}.querySelectorAll('path.stack').length") == 3
+
+
+def test_a_curve_is_drawn_where_its_axes_say(browser: Browser, page: Path):
+    browser.open(page)
+    points = browser.evaluate(f"{chart('Reward')}.querySelector('path.line').getAttribute('d')")
+    drawn = [[float(number) for number in point.split()] for point in points[1:].split("L")]
+    labels = browser.evaluate(
+        f"[...{chart('Reward')}.querySelectorAll('.grid text')]"
+        ".map((t) => [t.textContent, +t.getAttribute('x'), +t.getAttribute('y')])"
+    )
+    assert [text for text, _, _ in labels] == ["0", "0.2", "0.4", "0.6", "0.8", *"012345678"]
+    place_y = {text: y - 3.5 for text, _, y in labels[:5]}
+    place_x = {text: x for text, x, _ in labels[5:]}
+    assert place_y["0"] > place_y["0.8"] > 0  # up is more
+    assert len(drawn) == 8  # step 0 has a validation only
+    assert [drawn[i][1] for i in (1, 3, 5, 7)] == pytest.approx(
+        [place_y[t] for t in ("0.2", "0.4", "0.6", "0.8")], abs=1
+    )
+    assert [x for x, _ in drawn] == pytest.approx([place_x[t] for t in "12345678"], abs=0.2)
+
+
+@pytest.mark.parametrize("steps", [8, 600])
+def test_stages_stand_on_one_another_as_bars_in_a_short_run_and_as_areas_in_a_long_one(
+    browser: Browser, make_run, steps: int
+):
+    values = {"timing_s/gen": 0.5, "timing_s/update_actor": 0.25, "timing_s/step": 1.0}
+    page = report(make_run([{"step": step, **values} for step in range(1, steps + 1)]))
+    browser.open(page)
+    boxes = browser.evaluate(
+        f"[...{chart('Time per stage')}.querySelectorAll('.stack')]"
+        ".map((p) => [p.getBBox().y, p.getBBox().height, p.getAttribute('d').split('M').length - 1])"
+    )
+    (gen, gen_height, *_), (update, update_height, *_), (other, other_height, *_) = boxes
+    assert update + update_height == pytest.approx(gen, abs=0.2)
+    assert other + other_height == pytest.approx(update, abs=0.2)
+    assert [update_height, other_height] == pytest.approx([gen_height / 2] * 2, abs=0.2)
+    assert gen_height > 50
+    assert [shapes for *_, shapes in boxes] == [8 if steps == 8 else 1] * 3
+
+
+def test_pointing_at_a_curve_reads_out_that_step_in_every_chart(browser: Browser, page: Path):
+    browser.open(page)
+    assert readouts(browser, "Reward") == ["training0.800", "validation greedy0.750"]
+    browser.mouse(*browser.middle(".plot svg"))
+    assert browser.texts(".chart .at")[0] == "step 4"
+    assert readouts(browser, "Reward") == ["training0.400", "validation greedy–"]
+    assert readouts(browser, "KL") == ["KL0.04"]
+    assert readouts(browser, "Time per stage") == ["gen500 ms", "update_actor250 ms", "other250 ms"]
+    browser.mouse(5, 5)
+    assert browser.texts(".chart .at")[0] == ""
+
+
+def test_arrow_keys_move_between_steps_and_are_announced(browser: Browser, page: Path):
+    browser.open(page)
+    browser.evaluate("document.querySelector('.plot').focus()")
+    browser.key("ArrowLeft")
+    assert browser.texts("[aria-live]") == ["Reward, step 7: training 0.700, validation greedy –"]
+    browser.key("Home")
+    assert browser.texts(".chart .at")[0] == "step 0"
+    label = browser.evaluate("document.querySelector('.plot').getAttribute('aria-label')")
+    assert "training from 0.100 to 0.800" in label
+
+
+def test_dragging_zooms_every_chart_and_a_button_shows_all_again(browser: Browser, page: Path):
+    browser.open(page)
+    x, y = browser.middle(".plot svg")
+    browser.mouse(x, y, "mouseMoved", "mousePressed")
+    browser.mouse(x + 200, y)
+    browser.mouse(x + 200, y, "mouseReleased")
+    ticks = browser.evaluate(f"[...{chart('KL')}.querySelectorAll('.tick + text')].map((t) => t.textContent)")
+    assert ticks == ["4", "5", "6"]
+    browser.evaluate(
+        "[...document.querySelectorAll('.chartbar button')].find((b) => b.textContent === 'Show all steps').click()"
+    )
+    ticks = browser.evaluate(f"[...{chart('KL')}.querySelectorAll('.tick + text')].map((t) => t.textContent)")
+    assert (ticks[0], ticks[-1]) == ("0", "8")
+
+
+def test_smoothing_draws_the_average_over_the_faint_curve(browser: Browser, page: Path):
+    browser.open(page)
+    browser.click("#smooth")
+    assert browser.evaluate(f"{chart('Reward')}.querySelectorAll('path.faint').length") == 1
+    browser.evaluate("document.querySelector('.plot').focus()")
+    browser.key("Home")
+    browser.key("ArrowRight")
+    browser.key("ArrowRight")
+    # weight 0.8, start's bias removed: (0.8 * 0.2 * 0.1 + 0.2 * 0.2) / (1 - 0.8^2)
+    assert readouts(browser, "Reward")[0] == "training0.156 (0.200)"
+
+
+def test_a_pinned_step_leads_to_its_groups(browser: Browser, page: Path):
+    browser.open(page)
+    x, y = browser.middle(".plot svg")
+    browser.mouse(x, y, "mouseMoved", "mousePressed", "mouseReleased")
+    browser.click(".chartbar .primary")
+    assert listed(browser) == "2 groups, 4 completions of 32"
+    assert browser.texts(".row .muted") == ["step 4", "step 4"]
+
+
+def test_a_group_shows_prompt_and_completions_side_by_side_with_reward_and_advantage(browser: Browser, page: Path):
+    browser.open(page, tab="groups")
+    assert listed(browser) == "16 groups, 32 completions"
+    assert browser.texts(".detail pre.text")[:2] == ["question 0", "42"]
+    assert browser.texts(".completion .pair") == ["reward -0.5", "advantage −0.70", "reward 1", "advantage +0.70"]
+    assert browser.texts(".completion pre") == ["answer 1-0-0", "answer 1-0-1"]
+    assert browser.texts(".completion .parts")[0] == "right1short0.5"
+    tops = browser.evaluate("[...document.querySelectorAll('.completion')].map((c) => c.getBoundingClientRect().top)")
+    assert tops[0] == tops[1]
+    browser.click(".row:nth-child(4)")
+    assert browser.texts(".completion pre") == ["answer 2-1-0", "answer 2-1-1"]
+    browser.evaluate("document.querySelector('.list').focus()")
+    browser.key("ArrowUp")
+    assert browser.texts(".completion pre") == ["answer 2-0-0", "answer 2-0-1"]
+
+
+def test_filters_by_step_reward_end_and_words_leave_the_groups_that_meet_all(browser: Browser, page: Path):
+    browser.open(page, tab="groups")
+    browser.type("[aria-label='lowest step']", "7")
+    wait_for_count(browser, "4 groups, 8 completions of 32")
+    browser.type("[aria-label='lowest reward']", "0")
+    wait_for_count(browser, "4 groups, 4 completions of 32")
+    browser.type("[type=search]", "ANSWER 8")
+    wait_for_count(browser, "2 groups, 2 completions of 32")
+    assert browser.texts("mark") == ["answer 8"] * 2
+    end = "document.querySelector('[aria-label=\"finished or truncated\"]')"
+    browser.evaluate(f"{end}.value = '0', {end}.dispatchEvent(new Event('change'))")
+    wait_for_count(browser, "1 group, 1 completion of 32")
+    assert browser.texts(".completion:first-child .badge") == ["truncated"]
+    assert "does not meet the filter" in browser.texts(".completion.missed")[0]
+    browser.type("[type=search]", "no such words")
+    wait_for_count(browser, "0 groups, 0 completions of 32")
+    assert browser.texts(".detail") == ["No group meets the filter."]
+    browser.click("button[type=reset]")
+    wait_for_count(browser, "16 groups, 32 completions")
+    browser.type("[aria-label='highest reward']", "-0.5")
+    wait_for_count(browser, "16 groups, 16 completions of 32")
+
+
+@pytest.mark.parametrize("words", ["(.*", "$5", "a-b", "[c]^{d}", "x|y?", "\\ /", "+1"])
+def test_words_are_looked_for_as_they_stand_and_not_as_a_pattern(browser: Browser, make_run, words: str):
+    line = {"step": 1, "reward": 1.0, "advantage": 0.0, "prompt": "p"}
+    texts = [f"before {words} after", "5 a b c d x y ab 1"]
+    lines = [{**line, "uid": str(i), "response": text} for i, text in enumerate(texts)]
+    browser.open(report(make_run([{"step": 1, "reward": 1.0}], lines)), tab="groups")
+    browser.type("[type=search]", words)
+    wait_for_count(browser, "1 group, 1 completion of 2")
+    assert browser.texts("mark") == [words]
+
+
+def test_a_long_completion_is_scrolled_to_the_words_that_were_searched_for(browser: Browser, make_run):
+    line = {
+        "step": 1,
+        "uid": "0:1",
+        "prompt": "p",
+        "reward": 1.0,
+        "advantage": 0.0,
+        "response": "word " * 900 + "needle",
+    }
+    browser.open(report(make_run([{"step": 1, "reward": 1.0}], [line])), tab="groups")
+    browser.type("[type=search]", "needle")
+    browser.wait_for("document.querySelector('mark') !== null")
+    box, mark = (browser.middle(place)[1] for place in (".completion pre", "mark"))
+    assert abs(box - mark) < 340 / 2
+
+
+def test_configuration_marks_what_differs_and_every_metric_can_be_found(browser: Browser, page: Path):
+    browser.open(page, tab="settings")
+    assert browser.texts(".differs td")[:3] == ["optim.lr", "0.5", "1e-06"]
+    browser.click("#changed")
+    assert listed(browser) == "2 of 3 settings"
+    browser.open(page)
+    browser.click("details.all summary")
+    browser.type("details.all input", "odd/")
+    browser.wait_for("document.querySelectorAll('details.all .chart').length === 1")
+    assert browser.texts("details.all h3") == ["odd/metric"]
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("tab", ["curves", "groups", "settings"])
+def test_the_page_fits_a_phone_a_laptop_and_a_wide_screen(browser: Browser, page: Path, width: int, tab: str):
+    browser.open(page, width=width, height=844, tab=tab)
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_on_a_phone_a_chosen_group_takes_the_place_of_the_list(browser: Browser, page: Path):
+    browser.open(page, width=390, height=844, tab="groups")
+    seen = "[...document.querySelectorAll('.list, .detail')].map((e) => e.clientHeight > 0)"
+    assert browser.evaluate(seen) == [True, False]
+    browser.click(".row:nth-child(2)")
+    assert browser.evaluate(seen) == [False, True]
+    browser.click(".back")
+    assert browser.evaluate(seen) == [True, False]
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, page: Path):
+    color = "getComputedStyle(document.body).backgroundColor"
+    browser.open(page, dark=False)
+    light = browser.evaluate(color)
+    browser.open(page, dark=True)
+    dark = browser.evaluate(color)
+    assert light != dark
+    browser.click(".theme")
+    assert browser.evaluate(color) == light
+    browser.evaluate("localStorage.clear()")
+
+
+def test_only_the_groups_in_sight_are_made_of_ten_thousand_completions(browser: Browser, make_run):
+    line = {"prompt": "p", "response": "word " * 200, "reward": 1.0, "advantage": 0.0, "length": 200, "finished": True}
+    lines = [{"step": n // 20, "uid": str(n // 8), **line} for n in range(10_000)]
+    browser.open(report(make_run([{"step": 1, "reward": 1.0}], lines)), tab="groups")
+    groups = browser.evaluate("document.querySelector('.row').getAttribute('aria-setsize')")
+    assert int(groups) >= 1250
+    assert browser.evaluate("document.querySelectorAll('.row').length") < 30
+    browser.evaluate("document.querySelector('.list').focus()")
+    browser.key("End")
+    assert browser.texts(".row.chosen .muted") == ["step 499"]
+    assert browser.evaluate("document.querySelectorAll('.row').length") < 30
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_run_that_has_hardly_begun_is_drawn_without_an_error(browser: Browser, make_run, steps: int):
+    folder = make_run(
+        [{"step": step, "reward": 0.5, "timing_s/gen": 1.0, "timing_s/step": 1.0} for step in range(1, steps + 1)]
+    )
+    for tab in ("curves", "groups", "settings"):
+        browser.open(report(folder), tab=tab)
+        assert browser.complaints() == []
+    browser.open(report(folder))
+    expected = "No step has been logged yet" if steps == 0 else f"Too early to tell: {steps} step"
+    assert browser.texts(".verdict h2")[0].startswith(expected)
+    assert browser.evaluate("document.querySelectorAll('.chart path.line, .chart circle.dot').length") == (
+        1 if steps else 0
+    )
