@@ -1,0 +1,440 @@
+"""One GRPO step of hwgrpo against one of TRL: same weights, prompts, rewards, optimizer and threads, in one run.
+
+Each side is a process of its own, so that peak memory can be told apart. They take turns: while one runs a block of
+steps the other waits for its next word and uses no processor. Before anything is timed, TRL samples a batch, both sides
+compute its loss and gradient, and a relative difference above 1e-5 ends the benchmark.
+
+    python benchmarks/against_trl.py --trl-python /path/to/venv-with-trl/bin/python --setting add --steps 60
+
+hwgrpo logs metrics to a file at every step, TRL logs nothing; neither writes checkpoints or completions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+TOLERANCE = 1e-5
+TARGET = 0.9
+"""Mean reward of the last five steps that counts as learned."""
+
+EXACT = """
+def reward(completions, answer, **columns):
+    return [float(c.strip() == a) for c, a in zip(completions, answer)]
+"""
+DIGITS = """
+def reward(completions, answer, **columns):
+    return [sum(ch.isdigit() for ch in c) / max(len(c), 1) for c in completions]
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model, a task and the sizes of a step."""
+
+    model: str
+    data: str
+    """A task of hwgrpo, or `random`: 64 random characters per prompt."""
+    reward: str
+    prompts: int
+    n: int
+    response_tokens: int
+    lr: float
+
+
+SETTINGS = {
+    "add": Setting(
+        "builtin://tiny?task=add&max=9&hidden=128&layers=2&steps=60", "task://add?max=9", EXACT, 32, 8, 4, 3e-4
+    ),
+    "sort": Setting("builtin://tiny?task=sort&hidden=64&layers=2", "task://sort", EXACT, 32, 8, 6, 5e-4),
+    "8m": Setting("builtin://tiny?task=copy&hidden=320&layers=7&steps=1", "random", DIGITS, 16, 8, 32, 1e-4),
+}
+
+
+def main() -> int:
+    """Check that both sides compute the same, then time them in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl-python", default=sys.executable, help="interpreter of an environment with TRL")
+    parser.add_argument("--setting", choices=SETTINGS, action="append", help="default: all")
+    parser.add_argument("--steps", type=int, default=60, help="steps timed per side, after 5 to warm up")
+    parser.add_argument("--block", type=int, default=5, help="steps per turn")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", help="write the results as JSON to this file")
+    parser.add_argument("--side", choices=("hwgrpo", "trl"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        return _side(args)
+    results = []
+    for name in args.setting or list(SETTINGS):
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(_compare(name, args, Path(folder)))
+    text = {"date": datetime.date.today().isoformat(), "cpu": _cpu(), "threads": args.threads, "results": results}
+    if args.output:
+        Path(args.output).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+    print(_table(results))
+    return 0
+
+
+def _compare(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    _prepare(SETTINGS[name], folder)
+    (folder / "setting.json").write_text(json.dumps(asdict(SETTINGS[name])))
+    theirs = _Side("trl", args, folder)
+    ours = _Side("hwgrpo", args, folder)
+    agreement = ours.ask(theirs.ask("sample"))
+    if max(agreement["loss"], agreement["gradient"]) > TOLERANCE:
+        raise SystemExit(f"{name}: the first step differs: {agreement}")
+    turns: dict[str, list[dict[str, Any]]] = {"trl": [], "hwgrpo": []}
+    for turn in range(-1, args.steps // args.block):
+        for side in (theirs, ours):
+            taken = side.ask(f"steps {args.block}")["steps"]
+            if turn >= 0:  # the first turn warms up
+                turns[side.name] += taken
+            side.rewards += [step["reward"] for step in taken]
+            side.clock += [step["wall"] for step in taken]
+    sides = {}
+    for side in (theirs, ours):
+        steps = turns[side.name]
+        sides[side.name] = {
+            **{key: median(step[key] for step in steps) for key in ("wall", "cpu", "generate")},
+            "peak_mib": side.ask("memory")["peak_mib"],
+            "versions": side.versions,
+            "steps_to_target": _reached(side.rewards),
+            "seconds_to_target": sum(side.clock[: _reached(side.rewards) or 0]) or None,
+            "reward_last5": sum(side.rewards[-5:]) / 5,
+        }
+        side.close()
+    return {"setting": name, "parameters": ours.parameters, "agreement": agreement, **sides}
+
+
+def _reached(rewards: list[float]) -> int | None:
+    """Return after how many steps the mean of the last five first reached the target."""
+    return next((i for i in range(5, len(rewards) + 1) if sum(rewards[i - 5 : i]) / 5 >= TARGET), None)
+
+
+class _Side:
+    """One side's process; it works only while it is asked something."""
+
+    def __init__(self, name: str, args: argparse.Namespace, folder: Path) -> None:
+        self.name = name
+        self.rewards: list[float] = []
+        self.clock: list[float] = []
+        total = (args.steps // args.block + 1) * args.block
+        words = ["--side", name, "--folder", str(folder), "--steps", str(total), "--seed", str(args.seed)]
+        source = os.pathsep.join(str(REPO / part) for part in (".", "backends", "kernels"))
+        threads = str(args.threads)
+        self._process = subprocess.Popen(
+            [args.trl_python if name == "trl" else sys.executable, __file__, *words, "--threads", threads],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"},
+        )
+        hello = self._read()
+        self.versions, self.parameters = hello["versions"], hello["parameters"]
+
+    def ask(self, word: str | dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(word) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the {self.name} side ended with status {self._process.wait()}")
+        return json.loads(line)
+
+
+def _prepare(setting: Setting, folder: Path) -> None:
+    """Write the model, the prompts and the reward function that both sides read."""
+    import random
+    import shutil
+
+    from hwgrpo.data.tasks import parse_task
+    from hwgrpo.models.loading import locate
+
+    shutil.copytree(locate(setting.model), folder / "model")
+    if setting.data == "random":
+        draw = random.Random(0)
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        rows = [{"prompt": "".join(draw.choices(letters, k=64)), "answer": ""} for _ in range(512)]
+    else:
+        task = parse_task(setting.data)
+        rows = [{"prompt": r["prompt"], "answer": r["ground_truth"]} for r in task.splits["train"]]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text(setting.reward)
+
+
+def _side(args: argparse.Namespace) -> int:
+    """Answer questions on standard output until standard input ends; whatever else prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    setting = Setting(**json.loads((args.folder / "setting.json").read_text()))
+
+    def answer(value: dict[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    run = _run_trl if args.side == "trl" else _run_hwgrpo
+    run(setting, args, answer)
+    return 0
+
+
+def _questions() -> Any:
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def _peak() -> dict[str, float]:
+    return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
+    import torch
+    from hwgrpo_backends.cpu import BACKEND
+    from safetensors.torch import load_file
+
+    from hwgrpo.config import load_config
+    from hwgrpo.training.batch import advantages_over_ranks, assemble
+    from hwgrpo.training.build import build_run
+    from hwgrpo.training.loop import train_step
+    from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
+
+    folder = args.folder
+    words = {
+        "model.path": folder / "model",
+        "data.train": folder / "train.jsonl",
+        "data.chat": "never",
+        "rollout.n": setting.n,
+        "rollout.max_response_tokens": setting.response_tokens,
+        "reward.functions": f"['{folder}/rewards.py:reward']",
+        "algorithm.advantage.eps": 1e-4,
+        "algorithm.loss.dual_clip": "null",
+        "optim.lr": setting.lr,
+        "optim.betas": "[0.9,0.95]",
+        "trainer.prompts_per_step": setting.prompts,
+        "trainer.max_steps": args.steps,
+        "trainer.seed": args.seed,
+        "trainer.threads": args.threads,
+        "trainer.output_dir": folder / "hwgrpo",
+        "observe.loggers": "[jsonl]",
+        "observe.progress": "none",
+        "observe.completions_per_step": 0,
+    }
+    run = build_run(load_config(None, [f"{key}={value}" for key, value in words.items()]), BACKEND, 0, 1)
+    model = run.update.policy.model
+    spent = {"generate": 0.0, "reward": 0.0}
+    generate, score = run.engine.generate, run.rewards.score
+
+    def timed(batch: Any, sampling: Any) -> Any:
+        began = time.perf_counter()
+        done = generate(batch, sampling)
+        spent["generate"] += time.perf_counter() - began
+        return done
+
+    def watched(*words: Any) -> Any:
+        rewards = score(*words)
+        spent["reward"] = float(rewards.total.mean())
+        return rewards
+
+    run.engine.generate, run.rewards.score = timed, watched
+    versions = {"torch": torch.__version__, "transformers": __import__("transformers").__version__}
+    answer({"versions": versions, "parameters": sum(p.numel() for p in model.parameters())})
+    step = 0
+    for word in _questions():
+        if word == "memory":
+            answer(_peak())
+        elif isinstance(word, dict):
+            groups = list(dict.fromkeys(word["prompt"]))
+            prompts = PromptBatch(
+                tuple(Prompt(p, p, tuple(word["prompt_ids"][word["prompt"].index(p)]), None, {}) for p in groups)
+            )
+            lengths = torch.tensor([len(ids) for ids in word["completion_ids"]])
+            tokens = torch.tensor([token for ids in word["completion_ids"] for token in ids])
+            offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+            index = torch.tensor([groups.index(p) for p in word["prompt"]])
+            assert bool((index.diff() >= 0).all()), "TRL's batch holds each prompt's samples together"
+            texts = tuple("" for _ in groups for _ in range(setting.n))
+            finished = torch.ones(len(lengths), dtype=torch.bool)
+            sampled = Completions(index, tokens, offsets, torch.zeros(len(tokens)), finished, texts)
+            rewards = Rewards(torch.tensor(word["rewards"], dtype=torch.float64), finished, {})
+            advantages = advantages_over_ranks(run.config, sampled, rewards, run.strategy)
+            batch = assemble(prompts, sampled, advantages, rewards.valid)
+            loss, _ = run.update.accumulate_gradients(batch, range(len(batch)))
+            theirs = load_file(word["gradients"])
+            named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+            assert named.keys() == theirs.keys(), named.keys() ^ theirs.keys()
+            assert sum(float(g.norm()) for g in theirs.values()) > 0, "a batch without gradient compares nothing"
+            gaps = [float((named[k] - g).norm() / g.norm().clamp_min(1e-12)) for k, g in theirs.items()]
+            run.update.optimizer.zero_grad(set_to_none=True)
+            answer({"loss": abs(loss - word["loss"]) / max(abs(word["loss"]), 1e-2), "gradient": max(gaps)})
+        else:
+            steps = []
+            for _ in range(int(word.split()[1])):
+                step += 1
+                spent["generate"] = 0.0
+                wall, cpu = time.perf_counter(), time.process_time()
+                train_step(run, step)
+                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+                steps.append({"wall": wall, "cpu": cpu, **spent})
+            answer({"steps": steps})
+
+
+def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
+    import torch
+    import transformers
+    import trl
+    from datasets import load_dataset
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+    torch.set_num_threads(args.threads)
+    folder = args.folder
+    scope: dict[str, Any] = {}
+    exec((folder / "rewards.py").read_text(), scope)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    seen: dict[str, Any] = {"reward": 0.0, "generate": 0.0, "completion_ids": []}
+
+    def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
+        values = scope["reward"](completions, **columns)
+        seen.update(prompt=list(prompts), completion_ids=completion_ids, rewards=values)
+        seen["reward"] = sum(values) / len(values)
+        return values
+
+    questions = _questions()
+    clock = {"left": 0, "wall": 0.0, "cpu": 0.0}
+    steps: list[dict[str, float]] = []
+    answer_versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
+
+    class Turns(TrainerCallback):
+        """Waits for the next word before a step, and reports a block when it is done."""
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            while clock["left"] == 0:
+                word = next(questions)
+                if word == "sample":
+                    answer(sample())
+                else:
+                    clock["left"] = int(word.split()[1])
+            seen["generate"] = 0.0
+            clock["wall"], clock["cpu"] = time.perf_counter(), time.process_time()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            wall, cpu = time.perf_counter() - clock["wall"], time.process_time() - clock["cpu"]
+            steps.append({"wall": wall, "cpu": cpu, "generate": seen["generate"], "reward": seen["reward"]})
+            clock["left"] -= 1
+            if clock["left"] == 0:
+                answer({"steps": list(steps)})
+                steps.clear()
+
+    trainer = trl.GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=trl.GRPOConfig(
+            output_dir=str(folder / "trl"),
+            per_device_train_batch_size=setting.prompts * setting.n,
+            num_generations=setting.n,
+            max_completion_length=setting.response_tokens,
+            max_steps=args.steps,
+            learning_rate=setting.lr,
+            lr_scheduler_type="constant",
+            adam_beta2=0.95,
+            weight_decay=0.0,
+            max_grad_norm=1.0,
+            beta=0.0,
+            loss_type="dapo",
+            gradient_checkpointing=False,
+            use_cpu=True,
+            bf16=False,
+            seed=args.seed,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=load_dataset("json", data_files=str(folder / "train.jsonl"), split="train"),
+        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        callbacks=[Turns()],
+    )
+    single_turn = trainer._generate_single_turn
+
+    def timed(prompt_ids: Any, *words: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        done = single_turn(prompt_ids, *words, **named)
+        seen["generate"] += time.perf_counter() - began
+        seen["prompt_ids"] = prompt_ids
+        return done
+
+    trainer._generate_single_turn = timed
+
+    def sample() -> dict[str, Any]:
+        """Sample one batch the way a step does; return it with the loss, and its gradient in a file."""
+        batch = next(iter(trainer.get_train_dataloader()))
+        model.train()
+        inputs = trainer._generate_and_score_completions(batch)
+        loss = trainer._compute_loss(model, inputs)
+        loss.backward()
+        # tied weights are one tensor, and have one gradient
+        save_file({name: p.grad.clone() for name, p in model.named_parameters()}, folder / "gradients.safetensors")
+        model.zero_grad(set_to_none=True)
+        taken = {key: seen[key] for key in ("prompt", "prompt_ids", "completion_ids", "rewards")}
+        return taken | {"loss": float(loss), "gradients": str(folder / "gradients.safetensors")}
+
+    answer({"versions": answer_versions, "parameters": sum(p.numel() for p in model.parameters())})
+    trainer.train()
+    for word in questions:
+        assert word == "memory", word
+        answer(_peak())
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _table(results: list[dict[str, Any]]) -> str:
+    rows = [
+        "| setting | side | step ms (wall) | step ms (CPU) | generate ms | rest ms | peak MiB | steps and s to 0.9 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        for side in ("trl", "hwgrpo"):
+            r = result[side]
+            rest = r["wall"] - r["generate"]
+            target = f"{r['steps_to_target']}, {r['seconds_to_target']:.1f}" if r["steps_to_target"] else "not reached"
+            times = " | ".join(f"{1e3 * value:.1f}" for value in (r["wall"], r["cpu"], r["generate"], rest))
+            name = f"{result['setting']}, {result['parameters']:,}"
+            rows.append(f"| {name} | {side} | {times} | {r['peak_mib']:.0f} | {target} |")
+        theirs, ours = result["trl"], result["hwgrpo"]
+        ratios = [f"{theirs[key] / ours[key]:.2f}x" for key in ("wall", "cpu", "generate")]
+        rest = (theirs["wall"] - theirs["generate"]) / (ours["wall"] - ours["generate"])
+        rows.append(
+            f"| | ratio | {' | '.join(ratios)} | {rest:.2f}x | {theirs['peak_mib'] / ours['peak_mib']:.2f}x | "
+            f"loss {result['agreement']['loss']:.1e}, gradient {result['agreement']['gradient']:.1e} apart |"
+        )
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
