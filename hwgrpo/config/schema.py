@@ -119,6 +119,9 @@ class RolloutConfig:
     """Token ids that end a response beside the tokenizer's and the generation config's end-of-sequence."""
     max_sequences: int = limited(1024, at_least=1)
     """Sequences decoded together; a larger batch is generated in parts."""
+    dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
+    """Dtype of the weights that sample; auto takes the compute dtype. Another one needs a copy of the weights, and
+    widens the gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
 
 
 @dataclass

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from peft import PeftModel
-from transformers import DynamicCache, PreTrainedModel
 
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.rows import Rows
 from hwgrpo.rollout.sampling import draw, uniforms
 from hwgrpo.rollout.stopping import StopWatch
 
@@ -20,7 +17,7 @@ UNIFORM_BLOCK = 64
 """Positions whose uniforms are made and moved to the device at once."""
 
 COMPACT_BELOW = 7 / 8
-"""Rows are dropped once this share or less is unfinished: it costs one copy of the cache, as every step does anyway."""
+"""Rows are dropped once this share or less is unfinished: it costs one copy of the cache."""
 
 
 @dataclass(frozen=True)
@@ -35,66 +32,12 @@ class Decoded:
     """[R] fp32."""
     finished: np.ndarray
     """[S] bool."""
-
-
-class _Rows:
-    """The rows that are decoded together: their key-value cache, padding mask and next positions."""
-
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> None:
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        width = int(lengths.max())
-        # Any id will do for padding: it is masked.
-        self._ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            self._ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        self._ids = self._ids.to(device)
-        self._position = (torch.arange(width) - (width - lengths)[:, None]).clamp_min(0).to(device)
-        # Rows of equal length need no mask; attention kernels are faster without one.
-        padded = int(lengths.min()) < width
-        self._mask = (torch.arange(width) >= (width - lengths)[:, None]).to(device) if padded else None
-        self._model = model
-        self._cache = DynamicCache(config=model.config)
-        # peft's forward passes keywords on, so the wrapped model's signature counts.
-        base = model.get_base_model() if isinstance(model, PeftModel) else model
-        # With it, the head sees the last position only.
-        takes_it = "logits_to_keep" in inspect.signature(base.forward).parameters
-        self._keep_last = {"logits_to_keep": 1} if takes_it else {}
-
-    def prefill(self) -> torch.Tensor:
-        """Run the prompts through the model; return the logits [B, V] after their last tokens."""
-        return self._forward()
-
-    def step(self, token_B: torch.Tensor) -> torch.Tensor:
-        """Append a token to each row; return the logits [B, V] after it."""
-        self._ids = token_B[:, None]
-        self._position = self._position[:, -1:] + 1
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, self._mask.new_ones(len(token_B), 1)], dim=1)
-        return self._forward()
-
-    def select(self, index: torch.Tensor) -> None:
-        """Make row i what row index[i] was; rows may be repeated and left out."""
-        # reorder_cache is the one selection that every kind of cache layer has, linear attention included.
-        self._cache.reorder_cache(index)  # pyright: ignore[reportArgumentType]  (annotated as LongTensor)
-        self._position = self._position[index]
-        if self._mask is not None:
-            self._mask = self._mask[index]
-
-    def _forward(self) -> torch.Tensor:
-        output = self._model(
-            input_ids=self._ids,
-            attention_mask=self._mask,
-            position_ids=self._position,
-            past_key_values=self._cache,
-            use_cache=True,
-            **self._keep_last,
-        )
-        return output.logits[:, -1]
+    rows_decoded: int
+    """Tokens that were drawn, those of rows that had ended included."""
 
 
 def decode(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
+    rows: Rows,
     prompt_of: np.ndarray,
     keys: np.ndarray,
     sampling: Sampling,
@@ -104,23 +47,18 @@ def decode(
     """Generate S responses to G distinct prompts; each prompt goes through the model once.
 
     Args:
-        model: a causal language model in evaluation mode, on `device`.
-        prompts: G sequences of token ids, none empty.
+        rows: of the G prompts, nothing computed yet.
         prompt_of: [S] int64, the prompt of each response.
         keys: [S] uint64 of `stream_keys`.
         sampling: how tokens are drawn, and how many at most.
         watch: says which responses have ended.
-        device: where the model is.
+        device: where the rows are.
 
     Raises:
         RunError: the model's logits are not finite.
     """
-    rows = _Rows(model, prompts, device)
-    logits = rows.prefill()
-    if not np.array_equal(prompt_of, np.arange(len(prompts))):
-        index = torch.from_numpy(prompt_of).to(device)
-        rows.select(index)
-        logits = logits[index]
+    logits = rows.prefill()[torch.from_numpy(prompt_of).to(device)]
+    rows.spread(prompt_of)
 
     finished = np.zeros(len(prompt_of), dtype=bool)
     sequence = np.arange(len(prompt_of))  # the response that each row of the batch holds
@@ -151,8 +89,8 @@ def decode(
             break
         if growing.mean() <= COMPACT_BELOW:
             kept = np.flatnonzero(growing)
+            rows.select(kept)
             index = torch.from_numpy(kept).to(device)
-            rows.select(index)
             token, sequence, growing = token[index], sequence[kept], growing[kept]
             block = block if sampling.greedy else block[index]
         # Rows that have ended but are still in the batch go on with what they drew; nobody reads it.
@@ -171,4 +109,4 @@ def _collect(steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]
     tokens[place] = np.concatenate([token for _, _, token, _ in steps])[valid]
     logprobs = np.empty(len(place), dtype=np.float32)
     logprobs[place] = torch.cat([logprob for _, _, _, logprob in steps]).cpu().numpy()[valid]
-    return Decoded(lengths=lengths, tokens=tokens, logprobs=logprobs, finished=finished)
+    return Decoded(lengths=lengths, tokens=tokens, logprobs=logprobs, finished=finished, rows_decoded=len(valid))

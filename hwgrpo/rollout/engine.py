@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +60,16 @@ class Sampling:
 
 class Engine(Protocol):
     """Turns prompts into responses with some version of the policy's weights."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a user should know about how this engine will work here, in words; told once."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the last `generate`, by their full names; empty before it."""
+        ...
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
         """Return `sampling.n` responses per prompt, ordered by prompt, then by sample."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -12,8 +13,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.rollout.architectures import obstacle
 from hwgrpo.rollout.decoding import Decoded, decode
 from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.lean_step import LeanRows, proven
+from hwgrpo.rollout.precision import slow_dtype
+from hwgrpo.rollout.rows import ModelRows, Rows
 from hwgrpo.rollout.sampling import stream_keys
 from hwgrpo.rollout.stopping import StopWatch, end_token_ids
 from hwgrpo.values import Completions, Prompt, PromptBatch
@@ -21,6 +26,9 @@ from hwgrpo.values import Completions, Prompt, PromptBatch
 
 class LocalEngine:
     """Samples in this process, on the training device.
+
+    Architectures it knows are decoded by the lean step, if that reproduces the model's logits on a few tokens; all
+    others by the model's own forward. `decode_path` and `decode_reason` tell which, and why.
 
     Args:
         model: the policy; may be wrapped by peft. Its parameters must be whole (not sharded) on this rank.
@@ -51,6 +59,30 @@ class LocalEngine:
         dtypes = {parameter.dtype for parameter in model.parameters()}
         self._shares_weights = dtypes == {compute_dtype}
         self._copy = None if self._shares_weights else _copy_in_dtype(model, compute_dtype)
+        self.metrics: Mapping[str, float] = {}
+        """Of the last `generate`: perf/rollout_tokens_per_second (response tokens) and perf/rollout_live_rows (share
+        of the decoded rows whose token was kept)."""
+        sampler = self._sampler
+        with torch.no_grad(), _evaluating(sampler):
+            self._obstacle = proven(sampler, device)
+        self.decode_reason = self._obstacle or ""
+        """Why the lean step did not decode; empty when it did. Settled anew by each `generate`."""
+
+    @property
+    def decode_path(self) -> str:
+        """ "lean" or "model": what decoded last, or will if nothing has."""
+        return "model" if self.decode_reason else "lean"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about the speed of this engine, in words."""
+        slow = slow_dtype(self._device, self._dtype)
+        path = f"rollout decodes with the model's own forward: {self._obstacle}" if self._obstacle else ""
+        return tuple(note for note in (path, slow) if note)
+
+    @property
+    def _sampler(self) -> PreTrainedModel:
+        return self._copy if self._copy is not None else self._model
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
         """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
@@ -67,7 +99,10 @@ class LocalEngine:
             raise RuntimeError("the local engine is asleep or closed: call wake() before generate()")
         assert len(batch) > 0
         self._check(batch, sampling)
-        model = self._copy if self._copy is not None else self._model
+        began = time.perf_counter()
+        model = self._sampler
+        longest = max(len(prompt.token_ids) for prompt in batch.prompts) + sampling.max_response_tokens
+        self.decode_reason = self._obstacle or obstacle(model, longest) or ""
         texts: list[str] = []
         pieces: list[Decoded] = []
         with torch.no_grad(), _evaluating(model):
@@ -76,6 +111,10 @@ class LocalEngine:
                 pieces.append(decoded)
                 texts += part_texts
         lengths = torch.from_numpy(np.concatenate([piece.lengths for piece in pieces]))
+        self.metrics = {
+            "perf/rollout_tokens_per_second": int(lengths.sum()) / max(time.perf_counter() - began, 1e-9),
+            "perf/rollout_live_rows": int(lengths.sum()) / sum(piece.rows_decoded for piece in pieces),
+        }
         return Completions(
             prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
             tokens=torch.from_numpy(np.concatenate([piece.tokens for piece in pieces])),
@@ -146,8 +185,7 @@ class LocalEngine:
         end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
         watch = StopWatch(self._tokenizer, end_ids, sampling.stop, len(prompts))
         decoded = decode(
-            model,
-            list(distinct),
+            self._rows(model, list(distinct), sampling),
             np.array([distinct[prompt.token_ids] for prompt in prompts]),
             stream_keys(sampling.seed, [prompt.uid for prompt in prompts], samples),
             sampling,
@@ -157,6 +195,11 @@ class LocalEngine:
         responses = np.split(decoded.tokens, np.cumsum(decoded.lengths)[:-1])
         texts = [watch.text(tokens.tolist(), bool(end)) for tokens, end in zip(responses, decoded.finished)]
         return decoded, texts
+
+    def _rows(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Rows:
+        if self.decode_reason:
+            return ModelRows(model, prompts, self._device)
+        return LeanRows(model, prompts, self._device, sampling.max_response_tokens)
 
 
 @contextmanager

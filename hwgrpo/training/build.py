@@ -112,7 +112,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
         if start < total_steps or start == 0:
             _describe(output, config, device, total_steps)
     observer.resume_from(start)
-    for note in notes:
+    for note in (*notes, *engine.notes):
         observer.note(note)
     for name, data in (("training", training_data), ("validation", validation_data)):
         if data is not None and (data.filtered or data.truncated):

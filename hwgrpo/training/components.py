@@ -85,11 +85,12 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
 
 def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: Device) -> Engine:
     """Return the rollout engine of the configuration."""
+    wanted = config.rollout.dtype
     return ENGINES.load(config.rollout.engine)(
         policy.model,
         tokenizer,
         device=device.torch_device,
-        compute_dtype=policy.compute_dtype,
+        compute_dtype=policy.compute_dtype if wanted == "auto" else getattr(torch, wanted),
         max_sequences=config.rollout.max_sequences,
     )
 

@@ -67,12 +67,12 @@ def responses(completions) -> list[list[int]]:
     return [part.tolist() for part in completions.tokens.split(completions.lengths.tolist())]
 
 
-def assert_same(one, other) -> None:
+def assert_same(one, other, atol: float = 1e-5) -> None:
     assert responses(one) == responses(other)
     assert one.texts == other.texts
     assert torch.equal(one.finished, other.finished)
     assert torch.equal(one.prompt_index, other.prompt_index)
-    torch.testing.assert_close(one.logprobs, other.logprobs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(one.logprobs, other.logprobs, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("texts", [WORDS, EVEN], ids=["unequal", "equal"])
@@ -340,7 +340,7 @@ def test_a_peft_model_samples_with_its_adapter(dtype):
     plain = engine_of(copy.deepcopy(model), dtype=dtype).generate(batch, greedy)
     wrapped = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=True))
     engine = engine_of(wrapped, dtype=dtype)
-    assert_same(engine.generate(batch, greedy), plain)
+    assert_same(engine.generate(batch, greedy), plain, atol=1e-5 if dtype == torch.float32 else 0.1)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:

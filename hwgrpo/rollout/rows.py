@@ -1,0 +1,115 @@
+"""Rows that are decoded together: what the decoding loop asks of them, and the way that works for every model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import DynamicCache, PreTrainedModel
+
+
+class Rows(Protocol):
+    """B sequences that grow by a token per step, and the keys and values of what they hold so far."""
+
+    def prefill(self) -> torch.Tensor:
+        """Run the G prompts through the model; return the logits [G, V] after their last tokens."""
+        ...
+
+    def spread(self, prompt_of: np.ndarray) -> None:
+        """Start B responses, [B] int64 naming the prompt of each; a prompt may have several or none."""
+        ...
+
+    def step(self, token_B: torch.Tensor) -> torch.Tensor:
+        """Append a token to each response; return the logits [B, V] after it."""
+        ...
+
+    def select(self, kept: np.ndarray) -> None:
+        """Keep the responses `kept`, ascending int64, and drop the others."""
+        ...
+
+
+class LeftPadded:
+    """Prompts of unequal length in one matrix [G, W], real tokens at the right.
+
+    Args:
+        prompts: G sequences of token ids, none empty.
+        device: where the tensors go.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], device: torch.device) -> None:
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        width = int(lengths.max())
+        # Any id will do for padding: it is masked.
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        place = torch.arange(width) - (width - lengths)[:, None]
+        self.width = width
+        self.lengths = lengths.to(device)
+        """[G] int64."""
+        self.ids = ids.to(device)
+        """[G, W] int64."""
+        self.positions = place.clamp_min(0).to(device)
+        """[G, W] int64."""
+        # Rows of equal length need no mask; attention kernels are faster without one.
+        self.mask = (place >= 0).to(device) if int(lengths.min()) < width else None
+        """[G, W] bool, or None where there is no padding."""
+
+
+class ModelRows:
+    """Rows decoded by the model's own forward and transformers' cache: right for every causal language model.
+
+    Args:
+        model: in evaluation mode, on `device`.
+        prompts: G sequences of token ids, none empty.
+        device: where the model is.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        padded = LeftPadded(prompts, device)
+        self._ids, self._position, self._mask = padded.ids, padded.positions, padded.mask
+        self.cache = DynamicCache(config=model.config)
+        # peft's forward passes keywords on, so the wrapped model's signature counts.
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        # With it, the head sees the last position only.
+        takes_it = "logits_to_keep" in inspect.signature(base.forward).parameters
+        self._keep_last: dict[str, Any] = {"logits_to_keep": 1} if takes_it else {}
+
+    def prefill(self) -> torch.Tensor:
+        return self._forward()
+
+    def spread(self, prompt_of: np.ndarray) -> None:
+        if not np.array_equal(prompt_of, np.arange(len(self._ids))):
+            self.select(prompt_of)
+
+    def step(self, token_B: torch.Tensor) -> torch.Tensor:
+        self._ids = token_B[:, None]
+        self._position = self._position[:, -1:] + 1
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(token_B), 1)], dim=1)
+        return self._forward()
+
+    def select(self, kept: np.ndarray) -> None:
+        index = torch.from_numpy(kept).to(self._device)
+        # reorder_cache is the one selection that every kind of cache layer has, linear attention included.
+        self.cache.reorder_cache(index)  # pyright: ignore[reportArgumentType]  (annotated as LongTensor)
+        self._position = self._position[index]
+        if self._mask is not None:
+            self._mask = self._mask[index]
+
+    def _forward(self) -> torch.Tensor:
+        output = self._model(
+            input_ids=self._ids,
+            attention_mask=self._mask,
+            position_ids=self._position,
+            past_key_values=self.cache,
+            use_cache=True,
+            **self._keep_last,
+        )
+        return output.logits[:, -1]
