@@ -1,0 +1,175 @@
+"""The local engine against transformers' `generate`: same weights, prompts, threads and number of tokens, in one run.
+
+Both draw from the whole distribution at temperature 1 and never stop early, so the tokens to make are the same on both
+sides. They take turns, and each turn's first round is not timed. Before that, greedy tokens must be equal and log-probs
+1e-4 apart at most (fp32), or the benchmark ends.
+
+    python benchmarks/local_engine.py --size 1m --size 36m --dtype float32 --output results.json
+
+The local engine also returns the log-prob of every token and its text; `generate` returns tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPO), str(REPO / "backends"), str(REPO / "kernels")]
+
+import torch  # noqa: E402  (the paths come first)
+import transformers  # noqa: E402
+
+from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
+from hwgrpo.rollout.engine import Sampling  # noqa: E402
+from hwgrpo.rollout.local import LocalEngine  # noqa: E402
+from hwgrpo.values import Prompt, PromptBatch  # noqa: E402
+
+SIZES: dict[str, dict[str, int]] = {
+    "1m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024},
+    "36m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 8192},
+}
+PROMPTS, SAMPLES = 16, 8
+
+
+def main() -> int:
+    """Check that both sides decode the same, then time them in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, action="append", help="default: all")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append", help="default: float32")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--response-tokens", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", help="write the results as JSON to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    transformers.utils.logging.set_verbosity_error()
+    results = [measure(size, dtype, args) for size in args.size or SIZES for dtype in args.dtype or ("float32",)]
+    print("| model | dtype | side | tokens/s (wall) | tokens/s (CPU) |\n|---|---|---|---|---|")
+    for result in results:
+        print(table(result))
+    if args.output:
+        Path(args.output).write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the seconds of every round of both sides."""
+    tokenizer = character_tokenizer("")
+    model = model_of(size, getattr(torch, dtype), args)
+    rows = torch.randint(10, 90, (PROMPTS, args.prompt_tokens), generator=torch.Generator().manual_seed(1))
+    batch = PromptBatch(tuple(Prompt(str(i), "", tuple(row), None, {}) for i, row in enumerate(rows.tolist())))
+    engine = LocalEngine(
+        model, tokenizer, device=model.device, compute_dtype=model.dtype, max_sequences=PROMPTS * SAMPLES
+    )
+
+    def ours(seed: int) -> Any:
+        return engine.generate(batch, Sampling(SAMPLES, args.response_tokens, seed=seed))
+
+    def theirs(seed: int) -> Any:
+        transformers.set_seed(seed)
+        return model.generate(
+            input_ids=rows.repeat_interleave(SAMPLES, dim=0),
+            attention_mask=torch.ones(PROMPTS * SAMPLES, args.prompt_tokens, dtype=torch.long),
+            max_new_tokens=args.response_tokens,
+            do_sample=True,
+            top_k=0,
+        )
+
+    apart = check(model, engine, batch, rows, args)
+    sides = {"transformers": theirs, "hwgrpo": ours}
+    wall: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    for round_number in range(args.repeat + 1):
+        for name, generate in sides.items():
+            began, began_cpu = time.perf_counter(), time.process_time()
+            generate(round_number)
+            if round_number:
+                wall[name].append(time.perf_counter() - began)
+                cpu[name].append(time.process_time() - began_cpu)
+    return {
+        "size": size,
+        "dtype": dtype,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tokens": PROMPTS * SAMPLES * args.response_tokens,
+        "wall_s": wall,
+        "cpu_s": cpu,
+        "decode_path": engine.decode_path,
+        "logprobs_apart": apart,
+        "settings": {k: v for k, v in vars(args).items() if k not in ("output", "size", "dtype")},
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{processor()}, {os.cpu_count()} cores",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def model_of(size: str, dtype: torch.dtype, args: argparse.Namespace) -> Any:
+    """Return a random Qwen3 that never ends a response."""
+    torch.manual_seed(0)
+    shape = SIZES[size]
+    config = transformers.Qwen3Config(
+        **shape,
+        intermediate_size=4 * shape["hidden_size"],
+        num_key_value_heads=shape["num_attention_heads"] // 2,
+        head_dim=shape["hidden_size"] // shape["num_attention_heads"],
+        max_position_embeddings=args.prompt_tokens + args.response_tokens,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model: Any = transformers.Qwen3ForCausalLM(config)
+    return model.to(dtype).eval()
+
+
+def check(model: Any, engine: LocalEngine, batch: PromptBatch, rows: torch.Tensor, args: argparse.Namespace) -> float:
+    """Return the largest difference of log-probs over greedy responses; in fp32 tokens must be equal."""
+    steps = min(16, args.response_tokens)
+    ours = engine.generate(batch, Sampling(1, steps, greedy=True))
+    theirs = model.generate(
+        input_ids=rows,
+        attention_mask=torch.ones_like(rows),
+        max_new_tokens=steps,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    tokens = theirs.sequences[:, args.prompt_tokens :]
+    logprobs = torch.stack(theirs.logits, dim=1).float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    same = ours.tokens.view_as(tokens) == tokens
+    together = same.long().cumprod(dim=1).bool()
+    apart = float((ours.logprobs.view_as(logprobs) - logprobs)[together].abs().max())
+    if model.dtype == torch.float32 and not (bool(same.all()) and apart <= 1e-4):
+        raise SystemExit(f"both sides do not decode the same: log-probs {apart:.2g} apart")
+    return apart
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the rows of a result."""
+    lines = []
+    for side in ("transformers", "hwgrpo"):
+        speed = [result["tokens"] / median(result[kind][side]) for kind in ("wall_s", "cpu_s")]
+        lines.append(f"| {result['size']} | {result['dtype']} | {side} | {speed[0]:,.0f} | {speed[1]:,.0f} |")
+    ratio = [median(result[k]["transformers"]) / median(result[k]["hwgrpo"]) for k in ("wall_s", "cpu_s")]
+    lines.append(f"| | | ratio | {ratio[0]:.2f}x | {ratio[1]:.2f}x |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
