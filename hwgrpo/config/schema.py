@@ -54,7 +54,8 @@ class ModelConfig:
     """Attention implementation; auto takes the backend's first usable preference."""
     layout: str = choice("auto", lambda: ("auto", *training.LAYOUTS.names()))
     """How a micro-batch is laid out: `grouped` (a prompt once, its responses behind it), `padded` (one response per
-    row, by length) or `packed` (sequences one behind the other); auto: grouped where the model's attention allows."""
+    row, by length) or `packed` (sequences one behind the other); auto: grouped where the model's attention allows.
+    `grouped_masked` does grouped by a dense mask, as grouped itself does where attention cannot be replaced."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -8,6 +8,7 @@ LAYOUTS = Registry(
         "padded": "hwgrpo.training.layouts:PADDED",
         "packed": "hwgrpo.training.layouts:PACKED",
         "grouped": "hwgrpo.training.layouts:GROUPED",
+        "grouped_masked": "hwgrpo.training.layouts:GROUPED_MASKED",
     },
 )
 STRATEGIES = Registry(

@@ -69,6 +69,8 @@ def attention_of(config: Config, device: Device) -> str:
 def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     """Return the layout of micro-batches: `grouped` where rows of several sequences are possible, else `padded`.
 
+    Without `sdpa`, which branches are built on, grouped means the form with a dense mask.
+
     Args:
         config: the run's settings.
         model_config: the transformers configuration of the model.
@@ -76,16 +78,22 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
 
     Raises:
         ConfigError: the one asked for puts several sequences into a row, and the model's layers look at more than a
-            mask: a sliding window, or a state that runs on from one sequence into the next.
+            mask: a sliding window shorter than a sequence can be, or a state that runs on from one sequence into the
+            next.
     """
     text = model_config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    if getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
+    window = getattr(text, "sliding_window", None)
+    if window and getattr(text, "use_sliding_window", True):
         kinds.add("sliding_attention")
+    if window and config.data.max_prompt_tokens + config.rollout.max_response_tokens <= window:
+        kinds -= {"sliding_attention"}
     stateful = bool(kinds) or getattr(text, "is_attention_free", False)
     wanted = config.model.layout
     if wanted == "auto":
         wanted = "grouped" if attention in MASKED_ATTENTION and not stateful else "padded"
+    if wanted == "grouped" and attention != "sdpa":
+        wanted = "grouped_masked"
     if wanted != "padded" and stateful:
         raise ConfigError(
             f"model.layout={wanted!r} with a {text.model_type} model ({', '.join(sorted(kinds)) or 'no attention'}): "
@@ -97,7 +105,7 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
 def _obstacle(attention: str, dtype: torch.dtype, layout: str) -> str | None:
     if attention in MASKED_ATTENTION:
         return None
-    if layout in ("packed", "grouped"):
+    if layout not in ("auto", "padded"):
         return f"the {layout} layout needs an attention that takes a mask"
     available = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
     if attention not in available:

@@ -6,7 +6,7 @@ import torch
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.layouts import PADDED, Layout, TokenSignals, lay_out
+from hwgrpo.training.layouts import GROUPED, GROUPED_MASKED, PADDED, Layout, TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.values import TrainBatch
 
@@ -23,20 +23,23 @@ def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[
         layout: the one chosen.
 
     Returns:
-        The layout to use, and why it is not the one chosen.
+        The layout to use, and why it is not the one chosen: grouped falls back to grouped_masked, and only then, if it
+        was chosen by auto, to padded.
 
     Raises:
         ConfigError: the layout was asked for by name, and the model does not honour it.
     """
-    if layout is PADDED:
-        return layout, None
-    obstacle = _obstacle(policy, layout)
-    if obstacle is None:
-        return layout, None
-    reason = f"{type(policy.base).__name__} cannot have the {layout.name} layout: {obstacle}"
+    attention = policy.base.config._attn_implementation
+    reasons = []
+    for one in (layout, GROUPED_MASKED) if layout is GROUPED else (layout,):
+        obstacle = None if one is PADDED else _obstacle(policy, one)
+        if obstacle is None:
+            return one, f"layout {one.name}: {'; '.join(reasons)}" if reasons else None
+        policy.base.set_attn_implementation(attention)
+        reasons.append(f"{type(policy.base).__name__} cannot have the {one.name} layout: {obstacle}")
     if config.model.layout != "auto":
-        raise ConfigError(f"model.layout={layout.name!r}: {reason}; use model.layout=padded")
-    return PADDED, f"layout padded: {reason}"
+        raise ConfigError(f"model.layout={layout.name!r}: {'; '.join(reasons)}; use model.layout=padded")
+    return PADDED, f"layout padded: {'; '.join(reasons)}"
 
 
 def _obstacle(policy: PolicyModel, layout: Layout) -> str | None:

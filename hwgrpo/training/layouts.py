@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Literal
 
 import torch
 
+from hwgrpo.models.branched_attention import Branches
 from hwgrpo.values import TrainBatch
 
 Rows = list[list[int]]
@@ -28,7 +30,9 @@ class MicroBatch:
     position_ids: torch.Tensor
     """[B, L] int64: position within the sequence."""
     attention_mask: torch.Tensor | None
-    """[B, 1, L, L] bool (True: may attend), or None where plain causal attention is right."""
+    """[B, 1, L, L] bool (True: may attend); None where plain causal attention is right, or `branches` says more."""
+    branches: Branches | None
+    """Where prompts and responses stand, for attention that does without a mask over the row."""
     hidden_rows: torch.Tensor
     """[N] int64: index into the flattened [B * L] hidden states of the one that predicts each response token."""
     targets: torch.Tensor
@@ -49,6 +53,7 @@ class MicroBatch:
             input_ids=self.input_ids.to(device),
             position_ids=self.position_ids.to(device),
             attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
+            branches=None if self.branches is None else self.branches.to(device),
             hidden_rows=self.hidden_rows.to(device),
             targets=self.targets.to(device),
             cu_seqlens=self.cu_seqlens.to(device),
@@ -75,6 +80,8 @@ class Layout:
     """(batch, sequences, budget in tokens, hidden size) -> rows; a row is longer than the budget only if it must."""
     shares_prompt: bool
     """A row holds the prompt once and then responses to it; else each response follows its own copy."""
+    attention: Literal["masked", "branched"] = "masked"
+    """How the sequences of a row are kept apart: by a mask, or by attention that knows of branches."""
 
 
 def _padded_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
@@ -94,7 +101,25 @@ def _packed_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidde
     return rows
 
 
-def _grouped_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
+def _masked_group_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
+    responses = (batch.lengths - 1).clamp_min(0).tolist()
+
+    def at_most(prompt_length: int, members: list[int]) -> int:
+        mean = sum(responses[s] for s in members) / len(members)
+        return responses_per_row(prompt_length, mean, hidden_size)
+
+    return _group_rows(batch, sequences, budget, at_most)
+
+
+def _branched_group_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
+    # Attention never looks from one response at another, so that more of them in a row cost nothing.
+    return _group_rows(batch, sequences, budget, lambda prompt_length, members: len(members))
+
+
+def _group_rows(
+    batch: TrainBatch, sequences: Sequence[int], budget: int, at_most: Callable[[int, list[int]], int]
+) -> Rows:
+    """Form rows of one prompt each; `at_most(prompt length, responses to it)` is how many responses a row takes."""
     prompts = batch.prompt_offsets.diff().tolist()
     responses = (batch.lengths - 1).clamp_min(0).tolist()
     prompt_of = batch.prompt_index.tolist()
@@ -104,7 +129,7 @@ def _grouped_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidd
     rows: Rows = []
     for prompt, members in groups.items():
         length = prompts[prompt]
-        together = responses_per_row(length, sum(responses[s] for s in members) / len(members), hidden_size)
+        together = at_most(length, members)
         filled = 0
         row: list[int] = []
         for s in members:
@@ -120,7 +145,7 @@ def _grouped_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidd
 
 
 def responses_per_row(prompt_length: float, response_length: float, hidden_size: int) -> int:
-    """Return how many responses should share one copy of their prompt.
+    """Return how many responses should share one copy of their prompt under a dense mask.
 
     A row of k responses has T = P + k R tokens. Per layer, a token's matrix products cost about 12 H^2 multiply-adds
     (four H x H projections and a feed-forward part twice that), its attention under a dense mask 2 T H. Work per
@@ -141,8 +166,11 @@ PADDED = Layout("padded", _padded_rows, shares_prompt=False)
 PACKED = Layout("packed", _packed_rows, shares_prompt=False)
 """Sequences one behind the other in a row, each attending to itself alone."""
 
-GROUPED = Layout("grouped", _grouped_rows, shares_prompt=True)
+GROUPED = Layout("grouped", _branched_group_rows, shares_prompt=True, attention="branched")
 """A prompt once, then responses to it, each attending to the prompt and itself, all starting at the same position."""
+
+GROUPED_MASKED = Layout("grouped_masked", _masked_group_rows, shares_prompt=True)
+"""The same by a dense mask, for models whose attention cannot be replaced."""
 
 
 def cut(batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int) -> list[Rows]:
@@ -226,7 +254,10 @@ def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout
     return MicroBatch(
         input_ids=input_ids,
         position_ids=positions,
-        attention_mask=_mask(positions, owner) if masked else None,
+        attention_mask=_mask(positions, owner) if masked and layout.attention == "masked" else None,
+        branches=_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
+        if masked and layout.attention == "branched"
+        else None,
         hidden_rows=row_S[of] * width + predicted_from - 1,
         targets=batch.tokens[token_index],
         cu_seqlens=torch.cat([length_S.new_zeros(1), length_S.cumsum(0)]),
@@ -240,6 +271,32 @@ def _mask(positions: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
     """[B, 1, L, L] bool: a token sees its own sequence and a shared prompt, up to its own position."""
     visible = (owner[:, None, :] == owner[:, :, None]) | (owner[:, None, :] == 0)
     return (visible & (positions[:, None, :] <= positions[:, :, None]))[:, None]
+
+
+def _branches(
+    row_S: torch.Tensor,
+    first_S: torch.Tensor,
+    prompt_length_S: torch.Tensor,
+    response_S: torch.Tensor,
+    input_S: torch.Tensor,
+    width: int,
+) -> Branches:
+    """Describe rows of `width` tokens that begin with a prompt; `response_S` is the column where a response begins."""
+    numbers = torch.arange(len(row_S))
+    branch_S = numbers - numbers[first_S][row_S]
+    B, K, P, R = int(row_S[-1]) + 1, int(branch_S.max()) + 1, int(prompt_length_S.max()), int(input_S.max())
+    place, within, of = _spread(row_S * width + response_S, input_S)
+    responses = torch.zeros(B, K, R, dtype=torch.int64)
+    responses[row_S[of], branch_S[of], within] = place
+    # A token of a prompt stands in its row's first P; what else stands there is a response's, or padding.
+    source = torch.arange(width).clamp_max(P - 1) + P * torch.arange(B)[:, None]
+    source.view(-1)[place] = B * P + ((row_S * K + branch_S)[of] * R + within)
+    sees_prompt = torch.arange(P) < prompt_length_S[first_S][:, None]
+    mask = torch.cat(
+        [sees_prompt[:, None, None].expand(B, K, R, P), torch.ones(R, R, dtype=torch.bool).tril().expand(B, K, R, R)],
+        dim=-1,
+    )
+    return Branches(prompt_width=P, responses=responses, mask=mask.flatten(0, 1)[:, None], place=source.flatten())
 
 
 def _spread(start_S: torch.Tensor, length_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

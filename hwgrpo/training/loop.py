@@ -112,7 +112,7 @@ def train_step(run: Run, step: int) -> None:
     values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
-    values |= updated | times | speed | run.engine.metrics | run.memory()
+    values |= updated | times | speed | dict(run.engine.metrics) | run.memory()
     for name, count in values.items():
         if name.startswith("reward_failures/") and count and name not in run.told:
             run.told.add(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token
 from torch import nn
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models import branched_attention
 from hwgrpo.training.layouts import MicroBatch
 
 LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -93,16 +94,28 @@ class PolicyModel(nn.Module):
 
     def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
         """Return the last hidden states [B, L, H] in the compute dtype."""
-        mask = batch.attention_mask
+        mask, branches = batch.attention_mask, batch.branches
+        options: dict[str, Any] = {}
         if mask is not None:
-            # transformers adds a 4-d mask to the scores as it is: 0 where attention is allowed, else -inf-like
-            dtype = self.compute_dtype
-            mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+            mask = self._additive(mask)
+        elif branches is not None:
+            branched_attention.use_in(self.base)
+            options["branches"] = replace(branches, mask=self._additive(branches.mask))
+            mask = branches.mask.new_zeros(1, 1, 1, 1)  # four dimensions keep transformers from building one
         with self._autocast(batch.input_ids.device):
             output = self.base.base_model(
-                input_ids=batch.input_ids, attention_mask=mask, position_ids=batch.position_ids, use_cache=False
+                input_ids=batch.input_ids,
+                attention_mask=mask,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                **options,
             )
         return output.last_hidden_state.to(self.compute_dtype)
+
+    def _additive(self, mask: torch.Tensor) -> torch.Tensor:
+        """Return what is added to attention scores: 0 where attention is allowed, else the lowest finite number."""
+        lowest = torch.finfo(self.compute_dtype).min
+        return torch.zeros(mask.shape, dtype=self.compute_dtype, device=mask.device).masked_fill_(~mask, lowest)
 
     def _autocast(self, device: torch.device) -> Any:
         if self.compute_dtype == torch.float32:

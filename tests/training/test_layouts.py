@@ -6,16 +6,25 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
-from transformers import BloomConfig, BloomForCausalLM, Qwen2Config
+from transformers import BloomConfig, BloomForCausalLM, MistralConfig, Qwen2Config
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import GROUPED, PACKED, PADDED, TokenSignals, cut, lay_out, responses_per_row
+from hwgrpo.training.layouts import (
+    GROUPED,
+    GROUPED_MASKED,
+    PACKED,
+    PADDED,
+    TokenSignals,
+    cut,
+    lay_out,
+    responses_per_row,
+)
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
 NOTHING = TokenSignals({}, {})
-LAYOUTS = pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED], ids=lambda layout: layout.name)
+LAYOUTS = pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED], ids=lambda layout: layout.name)
 
 
 def policy_of(model) -> PolicyModel:
@@ -52,7 +61,7 @@ def test_the_packed_mask_lets_a_token_see_its_own_past_alone():
 def test_the_grouped_mask_lets_a_response_see_the_prompt_and_itself():
     batch = ragged_batch(prompts=1, n=3)
     prompt = int(batch.prompt_offsets[1])
-    micro = lay_out(batch, [[0, 1, 2]], NOTHING, GROUPED)
+    micro = lay_out(batch, [[0, 1, 2]], NOTHING, GROUPED_MASKED)
     assert micro.attention_mask is not None
     mask = micro.attention_mask[0, 0]
     assert torch.equal(mask[:prompt, :prompt], torch.ones(prompt, prompt).tril().bool())
@@ -119,7 +128,8 @@ def test_rows_get_fewer_responses_where_attention_would_cost_more_than_the_promp
     batch = ragged_batch(prompts=2, n=6)
     mean = float((batch.lengths - 1).clamp_min(0)[:6].float().mean())
     assert responses_per_row(int(batch.prompt_offsets[1]), mean, 1) == 4
-    assert [len(row) for row in GROUPED.rows(batch, range(6), 1000, 1)] == [4, 2]
+    assert [len(row) for row in GROUPED_MASKED.rows(batch, range(6), 1000, 1)] == [4, 2]
+    assert [len(row) for row in GROUPED.rows(batch, range(6), 1000, 1)] == [6]
     costs = {k: (300 + k * 100 + (300 + k * 100) ** 2 / (6 * 64)) / k for k in range(1, 20)}
     assert responses_per_row(300, 100, 64) == min(costs, key=costs.__getitem__)
 
@@ -133,12 +143,21 @@ def test_rows_of_several_sequences_are_refused_where_a_mask_is_not_all_that_a_la
             choose_layout(settings(f"model.layout={name}"), window, "sdpa")
     assert choose_layout(settings(), window, "sdpa") is PADDED
     assert choose_layout(settings(), plain, "flash_attention_2") is PADDED
-    assert choose_layout(settings(), plain, "eager") is GROUPED
+    assert choose_layout(settings(), plain, "eager") is GROUPED_MASKED
+    assert choose_layout(settings("model.layout=grouped"), plain, "eager") is GROUPED_MASKED
+
+
+@pytest.mark.parametrize(("window", "grouped"), [(63, False), (64, True)])
+def test_a_sliding_window_that_no_sequence_reaches_changes_nothing(window, grouped):
+    config = MistralConfig(sliding_window=window, num_hidden_layers=2)
+    words = ("data.max_prompt_tokens=40", "rollout.max_response_tokens=24")
+    assert choose_layout(settings(*words), config, "sdpa") is (GROUPED if grouped else PADDED)
 
 
 def test_a_layout_is_tried_on_the_model_before_it_is_used():
     policy = policy_of(tiny_llama())
     assert proven_layout(settings(), policy, GROUPED) == (GROUPED, None)
+    assert proven_layout(settings(), policy, GROUPED_MASKED) == (GROUPED_MASKED, None)
     assert proven_layout(settings(), policy, PACKED) == (PACKED, None)
 
 
@@ -146,7 +165,7 @@ def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error()
     refuses = policy_of(BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4)))
     ignores = policy_of(tiny_llama())
     hidden_states = ignores.hidden_states
-    ignores.hidden_states = lambda micro: hidden_states(replace(micro, attention_mask=None))
+    ignores.hidden_states = lambda micro: hidden_states(replace(micro, attention_mask=None, branches=None))
     for policy, said in ((refuses, "Bloom.* does not take such a mask"), (ignores, "Llama.* differ")):
         layout, reason = proven_layout(settings(), policy, GROUPED)
         assert layout is PADDED

@@ -1,0 +1,114 @@
+"""Attention in rows that hold a prompt once and then several responses to it: the branches.
+
+A dense mask over such a row computes every score between two responses, and throws it away. Here the prompt attends to
+itself, and each response, as a sequence of its own, to the prompt's keys followed by its own; both by whatever
+`scaled_dot_product_attention` has for the device. It is registered with transformers under `NAME`; a forward without
+`branches` gets transformers' `sdpa`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.utils import logging
+
+NAME = "sdpa_branched"
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Where prompts and responses stand in B rows of L tokens; at most K responses per row, of R tokens at most."""
+
+    prompt_width: int
+    """P, tokens of the longest prompt."""
+    responses: torch.Tensor
+    """[B, K, R] int64: index of each response's tokens among the B * L; any token where there is none."""
+    mask: torch.Tensor
+    """[B * K, 1, R, P + R] bool (True: may attend) over the prompt's keys and then the response's own."""
+    place: torch.Tensor
+    """[B * L] int64: where each token stands among B * P tokens of prompts and then B * K * R of responses."""
+
+    def to(self, device: torch.device) -> Branches:
+        """Return the same on `device`."""
+        return replace(
+            self, responses=self.responses.to(device), mask=self.mask.to(device), place=self.place.to(device)
+        )
+
+
+def use_in(model: PreTrainedModel) -> None:
+    """Make a model's attention the one of this module, if it is not yet.
+
+    Raises:
+        ValueError: the architecture does not let its attention be replaced.
+    """
+    if model.config._attn_implementation == NAME:
+        return
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it would warn of what is raised below
+    try:
+        model.set_attn_implementation(NAME)
+    finally:
+        logging.set_verbosity(verbosity)
+    if model.config._attn_implementation != NAME:
+        raise ValueError(f"{type(model).__name__} does not let its attention be replaced")
+
+
+def branched_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    branches: Branches | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as `branches` says; the signature is that of transformers' attention functions.
+
+    Args:
+        module: the attention layer.
+        query: [B, heads, L, D].
+        key: [B, key-value heads, L, D].
+        value: [B, key-value heads, L, D'].
+        attention_mask: read where there are no branches.
+        branches: None: plain `sdpa`. `mask` may be additive instead of bool.
+        options: of transformers' `sdpa` (dropout, scaling, ...).
+
+    Returns:
+        [B, L, heads, D'], and no weights.
+    """
+    if branches is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    options["is_causal"] = True
+    prompt = slice(branches.prompt_width)
+    of_prompts, _ = sdpa_attention_forward(
+        module, query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], None, **options
+    )
+    options["is_causal"] = False
+    own = _own(query, branches).flatten(0, 1)
+    keys, values = (_after_prompt(tensor[:, :, prompt], _own(tensor, branches)) for tensor in (key, value))
+    of_responses, _ = sdpa_attention_forward(module, own, keys, values, branches.mask, **options)
+    outputs = torch.cat([of_prompts.flatten(0, 1), of_responses.flatten(0, 1)])
+    return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None
+
+
+def _own(tensor: torch.Tensor, branches: Branches) -> torch.Tensor:
+    """Take the responses' part of [B, heads, L, D] as [B, K, heads, R, D]."""
+    flat = tensor.transpose(1, 2).flatten(0, 1)
+    own = flat.index_select(0, branches.responses.flatten())
+    return own.unflatten(0, branches.responses.shape).transpose(2, 3)
+
+
+def _after_prompt(of_prompt: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Put [B, heads, P, D] before each of [B, K, heads, R, D]: [B * K, heads, P + R, D]."""
+    repeated = of_prompt[:, None].expand(-1, own.shape[1], -1, -1, -1)
+    return torch.cat([repeated, own], dim=3).flatten(0, 1)
+
+
+AttentionInterface.register(NAME, branched_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,93 @@
+"""Branched attention against transformers' sdpa under the dense mask that says the same."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny import ragged_batch, tiny_llama, tiny_qwen3
+from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from hwgrpo.models.branched_attention import NAME, branched_attention, use_in
+from hwgrpo.training.layouts import GROUPED, GROUPED_MASKED, TokenSignals, lay_out
+
+HEADS, KEY_HEADS, SIZE, VALUE_SIZE = 4, 2, 8, 6
+MODULE: Any = SimpleNamespace(num_key_value_groups=HEADS // KEY_HEADS, is_causal=True, training=True)
+ROWS = {
+    "even": [[0, 1, 2], [3, 4, 5]],
+    "rows with fewer responses": [[0, 1, 2], [3], [6, 8]],
+    "one row": [[4, 5]],
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("empty", [False, True])
+def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty):
+    batch = ragged_batch(prompts=3, n=3, empty=empty)
+    nothing = TokenSignals({}, {})
+    micro, masked = (lay_out(batch, rows, nothing, layout) for layout in (GROUPED, GROUPED_MASKED))
+    assert micro.attention_mask is None
+    assert masked.branches is None
+    assert micro.branches is not None
+    assert torch.equal(micro.input_ids, masked.input_ids)
+    generator = torch.Generator().manual_seed(0)
+    shape = micro.input_ids.shape
+    query, key, value = inputs = [
+        torch.randn(shape[0], heads, shape[1], size, generator=generator, dtype=torch.float64, requires_grad=True)
+        for heads, size in ((HEADS, SIZE), (KEY_HEADS, SIZE), (KEY_HEADS, VALUE_SIZE))
+    ]
+    weight = torch.randn(shape.numel(), HEADS, VALUE_SIZE, generator=generator, dtype=torch.float64)
+    weight[~_tokens(batch, rows, shape)] = 0  # what a padded position returns is nobody's business
+    found = branched_attention(MODULE, query, key, value, None, branches=micro.branches, scaling=0.3)[0]
+    expected = sdpa_attention_forward(MODULE, query, key, value, masked.attention_mask, scaling=0.3)[0]
+    results = []
+    for output in (found, expected):
+        total = (output.flatten(0, 1) * weight).sum()
+        results.append((output.flatten(0, 1)[weight.abs().sum((1, 2)) > 0], torch.autograd.grad(total, inputs)))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-12)
+    for ours, theirs in zip(results[0][1], results[1][1], strict=True):
+        assert theirs.abs().max() > 0.1
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def _tokens(batch, rows, shape) -> torch.Tensor:
+    """[B * L] bool: where there is a token and no padding."""
+    here = torch.zeros(shape, dtype=torch.bool)
+    for b, row in enumerate(rows):
+        prompt = int(batch.prompt_offsets.diff()[batch.prompt_index[row[0]]])
+        here[b, : prompt + int((batch.lengths[row] - 1).clamp_min(0).sum())] = True
+    return here.flatten()
+
+
+def test_without_branches_it_is_transformers_sdpa():
+    query, key, value = (torch.randn(2, heads, 5, SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS))
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    several: tuple[dict[str, Any], ...] = ({}, {"scaling": 0.2})
+    for options in several:
+        for given in (None, mask):
+            found = branched_attention(MODULE, query, key, value, given, **options)[0]
+            assert torch.equal(found, sdpa_attention_forward(MODULE, query, key, value, given, **options)[0])
+
+
+@pytest.mark.parametrize("make", [tiny_qwen3, tiny_llama])
+def test_a_model_with_it_computes_and_saves_as_before(make, tmp_path):
+    model = make().eval()
+    ids = torch.arange(12).view(2, 6)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[0, :2] = 0
+    before = model(input_ids=ids, attention_mask=mask).logits
+    use_in(model)
+    assert model.config._attn_implementation == NAME
+    assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
+    model.save_pretrained(tmp_path)
+    assert NAME not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(input_ids=ids, attention_mask=mask).logits, before)
+
+
+def test_an_architecture_that_does_not_let_its_attention_be_replaced_is_named():
+    model = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4))
+    with pytest.raises(ValueError, match="BloomForCausalLM does not let its attention be replaced"):
+        use_in(model)
