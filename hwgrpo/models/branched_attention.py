@@ -2,13 +2,13 @@
 
 A dense mask over such a row computes every score between two responses, and throws it away. Here the prompt attends to
 itself, and each response, as a sequence of its own, to the prompt's keys followed by its own; both by whatever
-`scaled_dot_product_attention` has for the device. It is registered with transformers under `NAME`; a forward without
-`branches` gets transformers' `sdpa`.
+`scaled_dot_product_attention` has for the device. A layer with a sliding window gets its own masks. All this is
+registered with transformers under `NAME`; a forward without `branches` gets transformers' `sdpa`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,16 +28,54 @@ class Branches:
     """P, tokens of the longest prompt."""
     responses: torch.Tensor
     """[B, K, R] int64: index of each response's tokens among the B * L; any token where there is none."""
-    mask: torch.Tensor
-    """[B * K, 1, R, P + R] bool (True: may attend) over the prompt's keys and then the response's own."""
+    prompt_lengths: torch.Tensor
+    """[B] int64."""
     place: torch.Tensor
     """[B * L] int64: where each token stands among B * P tokens of prompts and then B * K * R of responses."""
+    _masks: dict[tuple[int | None, torch.dtype], tuple[torch.Tensor | None, torch.Tensor]] = field(
+        default_factory=dict, compare=False
+    )
 
     def to(self, device: torch.device) -> Branches:
         """Return the same on `device`."""
         return replace(
-            self, responses=self.responses.to(device), mask=self.mask.to(device), place=self.place.to(device)
+            self,
+            responses=self.responses.to(device),
+            prompt_lengths=self.prompt_lengths.to(device),
+            place=self.place.to(device),
+            _masks={},
         )
+
+    def masks(self, window: int | None, dtype: torch.dtype) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return what is added to the scores of prompts and of responses; made once for all layers.
+
+        Args:
+            window: a token sees itself and the window - 1 tokens before it; None: everything before it.
+            dtype: of the masks.
+
+        Returns:
+            [P, P] over a prompt, None where plain causal attention is right; [B * K, 1, R, P + R] over the prompt's
+            keys and then the response's own.
+        """
+        if (window, dtype) not in self._masks:
+            self._masks[window, dtype] = self._make_masks(window, dtype)
+        return self._masks[window, dtype]
+
+    def _make_masks(self, window: int | None, dtype: torch.dtype) -> tuple[torch.Tensor | None, torch.Tensor]:
+        B, K, R = self.responses.shape
+        P = self.prompt_width
+        column = torch.arange(P, device=self.place.device)
+        own = torch.arange(R, device=self.place.device)
+        position = self.prompt_lengths[:, None] + own
+        distance = position[:, :, None] - torch.cat([column.expand(B, P), position], dim=1)[:, None]
+        in_prompt = (column < self.prompt_lengths[:, None])[:, None].expand(B, R, P)
+        visible = torch.cat([in_prompt, (own[:, None] >= own).expand(B, R, R)], dim=-1)
+        of_prompt = None
+        if window is not None:
+            visible = visible & (distance < window)
+            behind = column[:, None] - column
+            of_prompt = _additive((behind >= 0) & (behind < window), dtype) if window < P else None
+        return of_prompt, _additive(visible, dtype).repeat_interleave(K, dim=0)[:, None]
 
 
 def use_in(model: PreTrainedModel) -> None:
@@ -76,25 +114,48 @@ def branched_attention(
         key: [B, key-value heads, L, D].
         value: [B, key-value heads, L, D'].
         attention_mask: read where there are no branches.
-        branches: None: plain `sdpa`. `mask` may be additive instead of bool.
-        options: of transformers' `sdpa` (dropout, scaling, ...).
+        branches: None: plain `sdpa`.
+        options: of transformers' `sdpa` (dropout, scaling, sliding_window, ...).
 
     Returns:
         [B, L, heads, D'], and no weights.
+
+    Raises:
+        ValueError: the layer has a sliding window and does not tell it.
     """
     if branches is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    options["is_causal"] = True
+    prompt_mask, response_mask = branches.masks(_window(module, options.get("sliding_window")), query.dtype)
+    options["is_causal"] = prompt_mask is None
     prompt = slice(branches.prompt_width)
     of_prompts, _ = sdpa_attention_forward(
-        module, query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], None, **options
+        module, query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], prompt_mask, **options
     )
     options["is_causal"] = False
     own = _own(query, branches).flatten(0, 1)
     keys, values = (_after_prompt(tensor[:, :, prompt], _own(tensor, branches)) for tensor in (key, value))
-    of_responses, _ = sdpa_attention_forward(module, own, keys, values, branches.mask, **options)
+    of_responses, _ = sdpa_attention_forward(module, own, keys, values, response_mask, **options)
     outputs = torch.cat([of_prompts.flatten(0, 1), of_responses.flatten(0, 1)])
     return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None
+
+
+def _window(module: torch.nn.Module, told: int | None) -> int | None:
+    """Return the sliding window of a layer; whether it has one is in its configuration."""
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        layer: Any = module.layer_idx
+        sliding = kinds[layer] == "sliding_attention"
+    else:
+        sliding = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+    if sliding and told is None:
+        raise ValueError("a layer does not tell its attention the sliding window")
+    return told if sliding else None
+
+
+def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 where True, else the lowest finite number."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def _own(tensor: torch.Tensor, branches: Branches) -> torch.Tensor:

@@ -73,6 +73,21 @@ def model_settings(config: ModelConfig) -> PreTrainedConfig:
     return settings
 
 
+def attention_obstacle(settings: PreTrainedConfig, attention: str) -> str | None:
+    """Say why an attention implementation would not compute what a model defines, or return None.
+
+    Args:
+        settings: the model's configuration.
+        attention: the implementation as transformers names it.
+    """
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(settings), None)
+    if attention == "sdpa" and architecture is not None and not architecture._supports_sdpa:
+        return f"{architecture.__name__} has attention that sdpa cannot compute"
+    if attention == "sdpa" and getattr(settings.get_text_config(), "attn_logit_softcapping", None):
+        return "the model soft-caps attention scores (attn_logit_softcapping), which sdpa leaves out"
+    return None
+
+
 def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
     """Load the causal language model of `model.path` with fp32 parameters and no dropout, on the CPU.
 

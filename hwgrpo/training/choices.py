@@ -13,6 +13,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import attention_obstacle, model_settings
 from hwgrpo.training import LAYOUTS
 from hwgrpo.training.layouts import Layout
 
@@ -46,24 +47,31 @@ def choose_dtype(config: Config, device: Device) -> torch.dtype:
     return wanted
 
 
-def choose_attention(config: Config, backend: Backend, dtype: torch.dtype) -> str:
-    """Return transformers' name of the attention implementation.
+def choose_attention(config: Config, backend: Backend, dtype: torch.dtype, model_config: Any) -> str:
+    """Return transformers' name of the attention implementation: the backend's first that is right for the model.
 
     Raises:
-        ConfigError: the one asked for cannot run here.
+        ConfigError: the one asked for cannot run here, or would not compute what the model defines.
     """
+
+    def obstacle(name: str) -> str | None:
+        return attention_obstacle(model_config, name) or _obstacle(name, dtype, config.model.layout)
+
     wanted = config.model.attention
     if wanted == "auto":
-        return next(name for name in backend.attention if _obstacle(name, dtype, config.model.layout) is None)
-    obstacle = _obstacle(wanted, dtype, config.model.layout)
-    if obstacle:
-        raise ConfigError(f"model.attention={wanted!r}: {obstacle}; use model.attention=sdpa")
+        return next((name for name in backend.attention if obstacle(name) is None), "eager")
+    reason = obstacle(wanted)
+    if reason:
+        raise ConfigError(
+            f"model.attention={wanted!r}: {reason}; use model.attention="
+            f"{'eager' if attention_obstacle(model_config, 'sdpa') else 'sdpa'}"
+        )
     return wanted
 
 
 def attention_of(config: Config, device: Device) -> str:
-    """Return the attention implementation for the compute dtype that the run has on this device."""
-    return choose_attention(config, device.backend, choose_dtype(config, device))
+    """Return the attention implementation for the model and the compute dtype that the run has on this device."""
+    return choose_attention(config, device.backend, choose_dtype(config, device), model_settings(config.model))
 
 
 def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
@@ -77,29 +85,46 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
         attention: transformers' name of the attention implementation.
 
     Raises:
-        ConfigError: the one asked for puts several sequences into a row, and the model's layers look at more than a
+        ConfigError: the one asked for puts several sequences into a row, and the model's layers look at more than its
             mask: a sliding window shorter than a sequence can be, or a state that runs on from one sequence into the
             next.
     """
     text = model_config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    window = getattr(text, "sliding_window", None)
-    if window and getattr(text, "use_sliding_window", True):
-        kinds.add("sliding_attention")
-    if window and config.data.max_prompt_tokens + config.rollout.max_response_tokens <= window:
-        kinds -= {"sliding_attention"}
-    stateful = bool(kinds) or getattr(text, "is_attention_free", False)
+    states = _layers_beyond_attention(text)
+    window = has_window(config, model_config)
     wanted = config.model.layout
     if wanted == "auto":
-        wanted = "grouped" if attention in MASKED_ATTENTION and not stateful else "padded"
+        possible = not states and (attention == "sdpa" or (attention in MASKED_ATTENTION and not window))
+        wanted = "grouped" if possible else "padded"
     if wanted == "grouped" and attention != "sdpa":
         wanted = "grouped_masked"
-    if wanted != "padded" and stateful:
-        raise ConfigError(
-            f"model.layout={wanted!r} with a {text.model_type} model ({', '.join(sorted(kinds)) or 'no attention'}): "
-            "sequences in one row would see each other; use model.layout=padded"
-        )
+    obstacles = (
+        (", ".join(states), wanted != "padded"),
+        ("a sliding window shorter than a sequence can be", window and wanted in ("packed", "grouped_masked")),
+    )
+    for what, applies in obstacles:
+        if what and applies:
+            raise ConfigError(
+                f"model.layout={wanted!r} with a {text.model_type} model ({what}): sequences in one row would see each "
+                "other; use model.layout=padded"
+            )
     return LAYOUTS.load(wanted)
+
+
+def has_window(config: Config, model_config: Any) -> bool:
+    """Return whether some layers look back less far than a sequence can be long."""
+    text = model_config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    sliding = "sliding_attention" in kinds if kinds else getattr(text, "use_sliding_window", True)
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return bool(window and sliding and window < longest)
+
+
+def _layers_beyond_attention(text: Any) -> list[str]:
+    """Return the kinds of layers in which a token meets the ones before it by more than masked attention."""
+    kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    return sorted(kinds) or (["no attention"] if getattr(text, "is_attention_free", False) else [])
 
 
 def _obstacle(attention: str, dtype: torch.dtype, layout: str) -> str | None:

@@ -6,6 +6,7 @@ import torch
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.training.choices import has_window
 from hwgrpo.training.layouts import GROUPED, GROUPED_MASKED, PADDED, Layout, TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.values import TrainBatch
@@ -23,15 +24,16 @@ def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[
         layout: the one chosen.
 
     Returns:
-        The layout to use, and why it is not the one chosen: grouped falls back to grouped_masked, and only then, if it
-        was chosen by auto, to padded.
+        The layout to use, and why it is not the one chosen: grouped falls back to grouped_masked, where no layer has a
+        sliding window, and only then, if it was chosen by auto, to padded.
 
     Raises:
         ConfigError: the layout was asked for by name, and the model does not honour it.
     """
     attention = policy.base.config._attn_implementation
     reasons = []
-    for one in (layout, GROUPED_MASKED) if layout is GROUPED else (layout,):
+    mask_suffices = layout is GROUPED and not has_window(config, policy.base.config)
+    for one in (layout, GROUPED_MASKED) if mask_suffices else (layout,):
         obstacle = None if one is PADDED else _obstacle(policy, one)
         if obstacle is None:
             return one, f"layout {one.name}: {'; '.join(reasons)}" if reasons else None

@@ -291,12 +291,9 @@ def _branches(
     # A token of a prompt stands in its row's first P; what else stands there is a response's, or padding.
     source = torch.arange(width).clamp_max(P - 1) + P * torch.arange(B)[:, None]
     source.view(-1)[place] = B * P + ((row_S * K + branch_S)[of] * R + within)
-    sees_prompt = torch.arange(P) < prompt_length_S[first_S][:, None]
-    mask = torch.cat(
-        [sees_prompt[:, None, None].expand(B, K, R, P), torch.ones(R, R, dtype=torch.bool).tril().expand(B, K, R, R)],
-        dim=-1,
+    return Branches(
+        prompt_width=P, responses=responses, prompt_lengths=prompt_length_S[first_S], place=source.flatten()
     )
-    return Branches(prompt_width=P, responses=responses, mask=mask.flatten(0, 1)[:, None], place=source.flatten())
 
 
 def _spread(start_S: torch.Tensor, length_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,11 +97,13 @@ class PolicyModel(nn.Module):
         mask, branches = batch.attention_mask, batch.branches
         options: dict[str, Any] = {}
         if mask is not None:
-            mask = self._additive(mask)
+            # transformers adds a 4-d mask to the scores as it is: 0 where attention is allowed, else -inf-like
+            dtype = self.compute_dtype
+            mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
         elif branches is not None:
             branched_attention.use_in(self.base)
-            options["branches"] = replace(branches, mask=self._additive(branches.mask))
-            mask = branches.mask.new_zeros(1, 1, 1, 1)  # four dimensions keep transformers from building one
+            options["branches"] = branches
+            mask = torch.zeros(1, 1, 1, 1, device=branches.place.device)  # four dimensions: transformers builds none
         with self._autocast(batch.input_ids.device):
             output = self.base.base_model(
                 input_ids=batch.input_ids,
@@ -111,11 +113,6 @@ class PolicyModel(nn.Module):
                 **options,
             )
         return output.last_hidden_state.to(self.compute_dtype)
-
-    def _additive(self, mask: torch.Tensor) -> torch.Tensor:
-        """Return what is added to attention scores: 0 where attention is allowed, else the lowest finite number."""
-        lowest = torch.finfo(self.compute_dtype).min
-        return torch.zeros(mask.shape, dtype=self.compute_dtype, device=mask.device).masked_fill_(~mask, lowest)
 
     def _autocast(self, device: torch.device) -> Any:
         if self.compute_dtype == torch.float32:

@@ -1,6 +1,7 @@
 """Branched attention against transformers' sdpa under the dense mask that says the same."""
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,15 +24,21 @@ ROWS = {
 
 
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("window", [None, 2, 5, 100])
 @pytest.mark.parametrize("empty", [False, True])
-def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty):
+def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty, window):
     batch = ragged_batch(prompts=3, n=3, empty=empty)
     nothing = TokenSignals({}, {})
     micro, masked = (lay_out(batch, rows, nothing, layout) for layout in (GROUPED, GROUPED_MASKED))
     assert micro.attention_mask is None
     assert masked.branches is None
     assert micro.branches is not None
+    assert masked.attention_mask is not None
     assert torch.equal(micro.input_ids, masked.input_ids)
+    module: Any = SimpleNamespace(**vars(MODULE), config=SimpleNamespace(sliding_window=window))
+    position = micro.position_ids
+    near = position[:, :, None] - position[:, None, :] < (window or 1000)
+    mask = masked.attention_mask & near[:, None]
     generator = torch.Generator().manual_seed(0)
     shape = micro.input_ids.shape
     query, key, value = inputs = [
@@ -40,8 +47,10 @@ def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty):
     ]
     weight = torch.randn(shape.numel(), HEADS, VALUE_SIZE, generator=generator, dtype=torch.float64)
     weight[~_tokens(batch, rows, shape)] = 0  # what a padded position returns is nobody's business
-    found = branched_attention(MODULE, query, key, value, None, branches=micro.branches, scaling=0.3)[0]
-    expected = sdpa_attention_forward(MODULE, query, key, value, masked.attention_mask, scaling=0.3)[0]
+    found = branched_attention(
+        module, query, key, value, None, branches=micro.branches, scaling=0.3, sliding_window=window
+    )[0]
+    expected = sdpa_attention_forward(MODULE, query, key, value, mask, scaling=0.3)[0]
     results = []
     for output in (found, expected):
         total = (output.flatten(0, 1) * weight).sum()
@@ -59,6 +68,17 @@ def _tokens(batch, rows, shape) -> torch.Tensor:
         prompt = int(batch.prompt_offsets.diff()[batch.prompt_index[row[0]]])
         here[b, : prompt + int((batch.lengths[row] - 1).clamp_min(0).sum())] = True
     return here.flatten()
+
+
+def test_a_layer_that_keeps_its_window_to_itself_is_refused():
+    micro = lay_out(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), GROUPED)
+    tensors = [torch.randn(1, heads, micro.input_ids.shape[1], SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    kinds = ["sliding_attention", "full_attention"]
+    for layer, refused in ((0, True), (1, False)):
+        config = SimpleNamespace(sliding_window=4, layer_types=kinds)
+        module: Any = SimpleNamespace(**vars(MODULE), config=config, layer_idx=layer)
+        with pytest.raises(ValueError, match="sliding window") if refused else nullcontext():
+            branched_attention(module, *tensors, None, branches=micro.branches)
 
 
 def test_without_branches_it_is_transformers_sdpa():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
-from transformers import BloomConfig, BloomForCausalLM, MistralConfig, Qwen2Config
+from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen3NextConfig
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.choices import choose_layout
@@ -137,11 +137,19 @@ def test_rows_get_fewer_responses_where_attention_would_cost_more_than_the_promp
 def test_rows_of_several_sequences_are_refused_where_a_mask_is_not_all_that_a_layer_looks_at():
     window = Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=0, num_hidden_layers=2)
     plain = tiny_qwen3().config
-    for name, layout in (("packed", PACKED), ("grouped", GROUPED)):
-        assert choose_layout(settings(f"model.layout={name}"), plain, "sdpa") is layout
-        with pytest.raises(ConfigError, match="layout=padded"):
-            choose_layout(settings(f"model.layout={name}"), window, "sdpa")
-    assert choose_layout(settings(), window, "sdpa") is PADDED
+    state = Qwen3NextConfig()
+    for name, layout in (("packed", PACKED), ("grouped_masked", GROUPED_MASKED), ("grouped", GROUPED)):
+        wanted = settings(f"model.layout={name}")
+        assert choose_layout(wanted, plain, "sdpa") is layout
+        with pytest.raises(ConfigError, match=rf"layout='{name}' .*linear_attention.*layout=padded"):
+            choose_layout(wanted, state, "sdpa")
+        with pytest.raises(ConfigError, match=r"a sliding window shorter.*layout=padded"):
+            choose_layout(wanted, window, "eager")
+    with pytest.raises(ConfigError, match=r"a sliding window shorter.*layout=padded"):
+        choose_layout(settings("model.layout=packed"), window, "sdpa")
+    assert choose_layout(settings(), window, "sdpa") is GROUPED
+    assert choose_layout(settings(), window, "eager") is PADDED
+    assert choose_layout(settings(), state, "sdpa") is PADDED
     assert choose_layout(settings(), plain, "flash_attention_2") is PADDED
     assert choose_layout(settings(), plain, "eager") is GROUPED_MASKED
     assert choose_layout(settings("model.layout=grouped"), plain, "eager") is GROUPED_MASKED
@@ -151,7 +159,7 @@ def test_rows_of_several_sequences_are_refused_where_a_mask_is_not_all_that_a_la
 def test_a_sliding_window_that_no_sequence_reaches_changes_nothing(window, grouped):
     config = MistralConfig(sliding_window=window, num_hidden_layers=2)
     words = ("data.max_prompt_tokens=40", "rollout.max_response_tokens=24")
-    assert choose_layout(settings(*words), config, "sdpa") is (GROUPED if grouped else PADDED)
+    assert choose_layout(settings(*words), config, "eager") is (GROUPED_MASKED if grouped else PADDED)
 
 
 def test_a_layout_is_tried_on_the_model_before_it_is_used():
@@ -159,6 +167,26 @@ def test_a_layout_is_tried_on_the_model_before_it_is_used():
     assert proven_layout(settings(), policy, GROUPED) == (GROUPED, None)
     assert proven_layout(settings(), policy, GROUPED_MASKED) == (GROUPED_MASKED, None)
     assert proven_layout(settings(), policy, PACKED) == (PACKED, None)
+
+
+def test_a_model_whose_windows_a_mask_would_not_show_does_not_fall_back_to_one(monkeypatch):
+    def refuse(model):
+        raise ValueError("no")
+
+    monkeypatch.setattr("hwgrpo.models.branched_attention.use_in", refuse)
+    config = MistralConfig(**tiny_llama().config.to_dict() | {"sliding_window": 8, "model_type": "mistral"})
+    windowed = policy_of(MistralForCausalLM(config))
+    assert proven_layout(settings(), windowed, GROUPED)[0] is PADDED
+    assert proven_layout(settings(), policy_of(tiny_llama()), GROUPED)[0] is GROUPED_MASKED
+
+
+def test_a_micro_batch_moves_with_all_it_has():
+    batch = ragged_batch(prompts=1, n=3)
+    for layout in (GROUPED, GROUPED_MASKED):
+        micro = lay_out(batch, [[0, 1, 2]], NOTHING, layout).to(torch.device("meta"))
+        parts = [*vars(micro).values(), *(vars(micro.branches).values() if micro.branches else ())]
+        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        assert {tensor.device.type for tensor in tensors if tensor is not micro.token_index} == {"meta"}
 
 
 def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error():

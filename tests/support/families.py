@@ -1,0 +1,229 @@
+"""Model families as tiny random models, and how far a step and a rollout are from plain transformers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from steps import gradients, reference_gradients, updater
+from tiny import ragged_batch, settings
+
+from hwgrpo.config import Config
+from hwgrpo.models.loading import attention_obstacle, load_model
+from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.training.choices import choose_layout
+from hwgrpo.training.layout_check import proven_layout
+from hwgrpo.training.layouts import Layout
+from hwgrpo.values import Prompt, PromptBatch, TrainBatch
+
+TOKENIZER = character_tokenizer("")
+WINDOW = 6
+"""Of families with a sliding window: shorter than most sequences of the batch."""
+TEMPERATURE = 0.8
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": len(TOKENIZER),
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+ALTERNATING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT: dict[str, Any] = EXPERTS | {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family and what a run makes of it."""
+
+    layout: str
+    """The one that auto chooses."""
+    decode: str
+    """The path that decodes: lean or model."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Of the configuration."""
+    says: str = ""
+    """Part of what a run says about the layout."""
+
+
+FAMILIES: dict[str, Family] = {
+    "Llama": Family("grouped", "lean"),
+    "Qwen2": Family("grouped", "lean"),
+    "Qwen3": Family("grouped", "lean", {"head_dim": 16, "tie_word_embeddings": True}),
+    "Mistral": Family("grouped", "model", {"sliding_window": WINDOW}),
+    "Gemma": Family("grouped", "lean", {"head_dim": 16}),
+    "Gemma2": Family("padded", "model", {"head_dim": 16, "attn_logit_softcapping": 2.0, **ALTERNATING}),
+    "Gemma3": Family("grouped", "model", {"head_dim": 16, **ALTERNATING}),
+    "Phi": Family("grouped", "model"),
+    "Phi3": Family("grouped", "model", {"sliding_window": WINDOW}),
+    "Glm": Family("grouped", "model", {"head_dim": 8}),
+    "Glm4": Family("grouped", "model", {"head_dim": 8}),
+    "Granite": Family(
+        "grouped",
+        "lean",
+        {
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "Cohere": Family("grouped", "model", {"logit_scale": 0.25}),
+    "Cohere2": Family("grouped", "model", {"logit_scale": 0.25, **ALTERNATING}),
+    "Olmo": Family("grouped", "model"),
+    "Olmo2": Family("grouped", "lean"),
+    "Olmo3": Family("grouped", "model", ALTERNATING),
+    "SmolLM3": Family("grouped", "model"),
+    "StableLm": Family("grouped_masked", "model", says="StableLmForCausalLM cannot have the grouped layout"),
+    "Mixtral": Family("grouped", "model", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Qwen3Moe": Family("grouped", "model", {"num_experts": 4, "head_dim": 8, **EXPERTS}),
+    "DeepseekV2": Family("grouped", "model", LATENT),
+    "DeepseekV3": Family("grouped", "model", LATENT),
+    "GptOss": Family("padded", "model", {"num_local_experts": 4, "head_dim": 8, **EXPERTS, **ALTERNATING}),
+}
+
+
+def make(name: str, folder: Path) -> Any:
+    """Save a random model of a family to a folder and load it as a run does."""
+    family = FAMILIES[name]
+    torch.manual_seed(3)
+    kind = "Gemma3Text" if name == "Gemma3" else name
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | copy.deepcopy(family.extra))
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide that they are left out
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    attention = next(name for name in ("sdpa", "eager") if attention_obstacle(config, name) is None)
+    return load_model(run_settings(folder).model, attention=attention)
+
+
+def run_settings(folder: Path) -> Config:
+    """Return the configuration of a run with the model of a folder."""
+    return settings(f"model.path={folder}", f"rollout.temperature={TEMPERATURE}")
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How far a family is from plain transformers; all largest absolute differences."""
+
+    layout: Layout
+    note: str | None
+    """What a run says about the layout."""
+    attention: str
+    decode: str
+    logprob: float
+    """Trainer's log-probs against log-softmax over plain logits."""
+    loss: float
+    gradient: float
+    """Against fp64 autograd, relative to the largest entry of the same parameter."""
+    same_tokens: bool
+    """Greedy responses are those of `generate`."""
+    rollout_logprob: float
+    """Rollout's log-probs against plain logits."""
+
+
+def measure(name: str, folder: Path) -> Differences:
+    """Compare a training step and a rollout of a family with plain transformers."""
+    model = make(name, folder)
+    reference = reference_of(model)
+    batch = ragged_batch(prompts=3, n=3, old=True)
+    config = run_settings(folder)
+    attention = model.config._attn_implementation
+    update = updater(model, f"rollout.temperature={TEMPERATURE}")
+    update.layout, note = proven_layout(config, update.policy, choose_layout(config, model.config, attention))
+    loss, ours, _ = gradients(update, batch)
+    expected_loss, theirs = reference_gradients(reference, update.config, batch)
+    decode, same, rollout = rollout_differences(model, reference)
+    return Differences(
+        layout=update.layout,
+        note=note,
+        attention=attention,
+        decode=decode,
+        logprob=float((update.score(batch) - plain_logprobs(reference, batch)).abs().max()),
+        loss=abs(loss - expected_loss),
+        gradient=_apart(ours, theirs),
+        same_tokens=same,
+        rollout_logprob=rollout,
+    )
+
+
+def reference_of(model: Any) -> Any:
+    """Return a copy with transformers' own attention and loops over experts, which can compute in fp64."""
+    reference = copy.deepcopy(model).eval()
+    reference.set_attn_implementation("eager")
+    if hasattr(reference.config, "_experts_implementation"):
+        reference.config._experts_implementation = "eager"
+    return reference
+
+
+def plain_logprobs(model: Any, batch: TrainBatch) -> torch.Tensor:
+    """Return the log-prob [R] of each response token, one sequence at a time, from all logits."""
+    logprobs = []
+    for s, length in enumerate(batch.lengths.tolist()):
+        p = int(batch.prompt_index[s])
+        prompt = batch.prompt_tokens[batch.prompt_offsets[p] : batch.prompt_offsets[p + 1]]
+        response = batch.tokens[batch.offsets[s] : batch.offsets[s + 1]]
+        with torch.no_grad():
+            logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0, -1 - length : -1]
+        logprobs.append((logits / TEMPERATURE).log_softmax(-1).gather(1, response[:, None])[:, 0])
+    return torch.cat(logprobs)
+
+
+def rollout_differences(model: Any, reference: Any) -> tuple[str, bool, float]:
+    """Return the decode path, whether greedy tokens are those of `generate`, and the difference of log-probs."""
+    prompts = ((5, 6, 7, 8, 9, 10, 11), (12, 13, 14))
+    batch = PromptBatch(tuple(Prompt(str(i), "", ids, None, {}) for i, ids in enumerate(prompts)))
+    engine = LocalEngine(model, TOKENIZER, device=torch.device("cpu"), compute_dtype=torch.float32, max_sequences=64)
+    found = engine.generate(batch, Sampling(2, 12, greedy=True))
+    same, apart = True, 0.0
+    for i in range(len(found)):
+        prompt = torch.tensor(prompts[i // 2])[None]
+        response = found.tokens[found.offsets[i] : found.offsets[i + 1]]
+        with torch.no_grad():
+            theirs = reference.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False
+            )
+            logits = reference(input_ids=torch.cat([prompt, response[None]], dim=1)).logits[0, -1 - len(response) : -1]
+        same &= response.tolist() == theirs[0, prompt.shape[1] :][: len(response)].tolist()
+        expected = logits.log_softmax(-1).gather(1, response[:, None])[:, 0]
+        apart = max(apart, float((found.logprobs[found.offsets[i] : found.offsets[i + 1]] - expected).abs().max()))
+    return engine.decode_path, same, apart
+
+
+def _apart(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """Return the largest difference, relative to the largest entry of its tensor; all parameters must be there."""
+    expected = {name: gradient for name, gradient in theirs.items() if gradient is not None}
+    assert expected.keys() <= ours.keys(), sorted(expected.keys() - ours.keys())
+    rest = [float(ours[name].abs().max()) for name in ours.keys() - expected.keys()]
+    assert not any(rest)
+    return max(
+        float((ours[name] - gradient).abs().max() / gradient.abs().max().clamp_min(1e-6))
+        for name, gradient in expected.items()
+    )
