@@ -1,7 +1,7 @@
 """Model families against plain transformers: one training step and one rollout of a tiny random model of each.
 
-The trainer's log-probs, loss and gradient (in the layout that auto chooses) and the rollout's greedy tokens and log-probs
-are compared with full logits, fp64 autograd and `generate`. The tests do the same and hold it to bounds.
+The trainer's log-probs, loss and gradient (in the layout that auto chooses) and the rollout's greedy tokens and
+log-probs are compared with full logits, fp64 autograd and `generate`. The tests do the same and hold it to bounds.
 
     python benchmarks/families.py --output benchmarks/results/families.md
 """
@@ -34,11 +34,11 @@ def main() -> int:
     lines = [
         "# Model families against plain transformers",
         "",
-        f"{datetime.date.today().isoformat()}; CPU ({platform.machine()}), fp32; torch {torch.__version__}, transformers "
-        f"{transformers.__version__}.",
-        "Command: `python benchmarks/families.py`. Tiny random models (two layers, hidden 32), weights of norms and biases",
-        "random too, windows shorter than the sequences. Largest absolute differences; the gradient's is relative to the",
-        "largest entry of the same parameter, against fp64 autograd on full logits.",
+        f"{datetime.date.today().isoformat()}; CPU ({platform.machine()}), fp32; torch {torch.__version__}, "
+        f"transformers {transformers.__version__}.",
+        "Command: `python benchmarks/families.py`. Tiny random models (two layers, hidden 32), weights of norms and",
+        "biases random too, windows shorter than the sequences. Largest absolute differences; the gradient's is",
+        "relative to the largest entry of the same parameter, against fp64 autograd on full logits.",
         "",
         "| family | attention | layout | log-prob | loss | gradient | decoding | greedy tokens | rollout log-prob |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -58,6 +58,9 @@ class ModelConfig:
     `grouped_masked` does grouped by a dense mask, as grouped itself does where attention cannot be replaced."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    router_loss_coef: float = limited(0.0, at_least=0)
+    """Factor of the load-balancing loss of mixture-of-experts models, which keeps experts in use; 0 is off. Every token
+    feeds it, so no sequence is left out. Over several micro-batches it is the mean of theirs by response tokens."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 

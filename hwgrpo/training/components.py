@@ -18,6 +18,7 @@ from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
 from hwgrpo.models.lora import apply_lora, uses_lora
+from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
@@ -69,6 +70,7 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     dtype = choose_dtype(config, device)
     model: Any = load_model(config.model, attention=attention_of(config, device))
     check_vocabulary(model, tokenizer)
+    check_router_loss(config.model.router_loss_coef, model.config)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if uses_lora(config.model.lora):

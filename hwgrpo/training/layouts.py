@@ -29,6 +29,8 @@ class MicroBatch:
     """[B, L] int64."""
     position_ids: torch.Tensor
     """[B, L] int64: position within the sequence."""
+    is_token: torch.Tensor
+    """[B, L] bool: False at padding."""
     attention_mask: torch.Tensor | None
     """[B, 1, L, L] bool (True: may attend); None where plain causal attention is right, or `branches` says more."""
     branches: Branches | None
@@ -52,6 +54,7 @@ class MicroBatch:
             self,
             input_ids=self.input_ids.to(device),
             position_ids=self.position_ids.to(device),
+            is_token=self.is_token.to(device),
             attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
             branches=None if self.branches is None else self.branches.to(device),
             hidden_rows=self.hidden_rows.to(device),
@@ -254,6 +257,7 @@ def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout
     return MicroBatch(
         input_ids=input_ids,
         position_ids=positions,
+        is_token=owner >= 0,
         attention_mask=_mask(positions, owner) if masked and layout.attention == "masked" else None,
         branches=_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
         if masked and layout.attention == "branched"

@@ -15,6 +15,7 @@ from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.models.lora import rank_of, uses_lora
+from hwgrpo.models.router import check_router_loss
 from hwgrpo.training.choices import attention_of, choose_layout
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
 from hwgrpo.training.resume import find_checkpoint
@@ -97,6 +98,7 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     rewards = build_rewards(config, training, validation)
     check_length(config, training, validation)
     choose_kernels(config, backend)
+    check_router_loss(config.model.router_loss_coef, model_settings(config.model))
     layout = choose_layout(config, model_settings(config.model), attention_of(config, Device(backend)))
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     shape = model_shape(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import branched_attention
+from hwgrpo.models.router import router_loss
 from hwgrpo.training.layouts import MicroBatch
 
 LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -59,17 +60,22 @@ class PolicyModel(nn.Module):
         """The transformers causal LM, without peft's wrapper."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
-    def forward(self, batch: MicroBatch, loss_fn: LossFn | None = None) -> TokenLoss | TokenLogprob:
+    def forward(
+        self, batch: MicroBatch, loss_fn: LossFn | None = None, router_weight: float = 0.0
+    ) -> TokenLoss | TokenLogprob:
         """Run backbone, head and loss.
 
         Args:
             batch: N response tokens, on this model's device.
             loss_fn: `loss_fn(stats, rows) -> (loss_N, metrics)`; None scores only.
+            router_weight: factor of the load-balancing loss, which is added to the loss; 0 leaves it out.
 
         Returns:
-            With a loss function, its `TokenLoss`; without, its `TokenLogprob`.
+            With a loss function, its `TokenLoss`, in whose sums `router_loss` is N times the load-balancing loss;
+            without, its `TokenLogprob`.
         """
-        hidden = self.hidden_states(batch).flatten(0, 1)[batch.hidden_rows]
+        output = self._backbone(batch, output_router_logits=True) if router_weight else self._backbone(batch)
+        hidden = output.last_hidden_state.to(self.compute_dtype).flatten(0, 1)[batch.hidden_rows]
         head = self.base.get_output_embeddings()
         common: dict[str, Any] = {
             "bias": getattr(head, "bias", None),
@@ -81,7 +87,7 @@ class PolicyModel(nn.Module):
         }
         if loss_fn is None:
             return linear_logprob(hidden, head.weight, batch.targets, **common)
-        return linear_token_loss(
+        result = linear_token_loss(
             hidden,
             head.weight,
             batch.targets,
@@ -91,11 +97,21 @@ class PolicyModel(nn.Module):
             cu_seqlens=batch.cu_seqlens,
             **common,
         )
+        if not router_weight:
+            return result
+        balance = router_loss(
+            output.router_logits, batch.is_token, self.base.config.get_text_config().num_experts_per_tok
+        )
+        sums = result.sums | {"router_loss": balance.detach() * len(batch.targets)}
+        return replace(result, loss=result.loss + router_weight * balance, sums=sums)
 
     def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
         """Return the last hidden states [B, L, H] in the compute dtype."""
+        return self._backbone(batch).last_hidden_state.to(self.compute_dtype)
+
+    def _backbone(self, batch: MicroBatch, **options: Any) -> Any:
+        """Run the model up to the LM head; `options` go to its forward."""
         mask, branches = batch.attention_mask, batch.branches
-        options: dict[str, Any] = {}
         if mask is not None:
             # transformers adds a 4-d mask to the scores as it is: 0 where attention is allowed, else -inf-like
             dtype = self.compute_dtype
@@ -105,14 +121,13 @@ class PolicyModel(nn.Module):
             options["branches"] = branches
             mask = torch.zeros(1, 1, 1, 1, device=branches.place.device)  # four dimensions: transformers builds none
         with self._autocast(batch.input_ids.device):
-            output = self.base.base_model(
+            return self.base.base_model(
                 input_ids=batch.input_ids,
                 attention_mask=mask,
                 position_ids=batch.position_ids,
                 use_cache=False,
                 **options,
             )
-        return output.last_hidden_state.to(self.compute_dtype)
 
     def _autocast(self, device: torch.device) -> Any:
         if self.compute_dtype == torch.float32:

@@ -90,7 +90,8 @@ class PolicyUpdate:
         tokens of the whole update with each other.
         """
         a = self.config.algorithm
-        return a.kl.coef == 0 and a.entropy_coef == 0 and self.loss_fn.scope != "batch"
+        coefficients = (a.kl.coef, a.entropy_coef, self.config.model.router_loss_coef)
+        return not any(coefficients) and self.loss_fn.scope != "batch"
 
     def trained(self, batch: TrainBatch, sequences: Sequence[int]) -> list[int]:
         """Return those of `sequences` that the gradient depends on."""
@@ -200,8 +201,11 @@ class PolicyUpdate:
         self.policy.train()
         for i, part in enumerate(parts):
             micro = lay_out(batch, part, signals, self.layout)
+            share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
             with self.strategy.accumulate(last=i == len(parts) - 1):
-                out = self.strategy.module(micro.to(self.device), self.loss_fn)
+                out = self.strategy.module(
+                    micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share
+                )
                 out.loss.backward()
             loss += out.loss.detach().cpu().double()
             for name, value in out.sums.items():

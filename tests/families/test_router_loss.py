@@ -1,0 +1,121 @@
+"""The load-balancing loss: its value, its gradient within a step, and what it changes about a step."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from families import FAMILIES, make, reference_of
+from steps import gradients, reference_gradients, updater
+from tiny import ragged_batch, settings
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.router import check_router_loss, router_loss
+from hwgrpo.training.layouts import GROUPED, PADDED
+
+COEF = 0.5
+ROUTED = [name for name in FAMILIES if name in ("Mixtral", "Qwen3Moe", "GptOss")]
+
+
+def test_it_is_that_of_transformers_over_real_tokens():
+    generator = torch.Generator().manual_seed(0)
+    logits = tuple(torch.randn(12, 5, generator=generator) for _ in range(3))
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[1, 2:] = False
+    for top_k in (1, 2):
+        expected = load_balancing_loss_func(logits, 5, top_k, mask)
+        torch.testing.assert_close(router_loss(logits, mask, top_k), expected)
+    assert router_loss((torch.zeros(4, 2),), torch.ones(2, 2, dtype=torch.bool), 2) == pytest.approx(2.0)
+
+
+def balance(reference, batch, sequences) -> torch.Tensor:
+    """The loss of some sequences, each fed alone and without its last token."""
+    fed = []
+    for s in sequences:
+        p = int(batch.prompt_index[s])
+        prompt = batch.prompt_tokens[batch.prompt_offsets[p] : batch.prompt_offsets[p + 1]]
+        response = batch.tokens[batch.offsets[s] : batch.offsets[s + 1]]
+        ids = torch.cat([prompt, response])[None, :-1]
+        fed.append(reference(input_ids=ids, output_router_logits=True).router_logits)
+    layers = tuple(torch.cat(layer) for layer in zip(*fed, strict=True))
+    return load_balancing_loss_func(layers, layers[0].shape[-1], reference.config.num_experts_per_tok)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", ROUTED)
+def test_a_step_has_its_gradient_too(name, checkpointing, tmp_path):
+    model = make(name, tmp_path)
+    reference = reference_of(model)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    batch = ragged_batch(prompts=2, n=3, old=True)
+    update = updater(model, f"model.router_loss_coef={COEF}")
+    loss, ours, sums = gradients(update, batch)
+    expected_loss, expected = reference_gradients(reference, update.config, batch)
+    double = copy.deepcopy(reference).double()
+    aux = balance(double, batch, range(6))
+    aux.backward()
+    aux = aux.detach()
+    assert loss == pytest.approx(expected_loss + COEF * float(aux), rel=1e-5)
+    assert sums["router_loss"] / sums["tokens"] == pytest.approx(float(aux), rel=1e-5)
+    routers = 0
+    for key, parameter in double.named_parameters():
+        total = expected[key] + (0 if parameter.grad is None else COEF * parameter.grad)
+        apart = float((ours[key] - total).abs().max() / total.abs().max().clamp_min(1e-6))
+        assert apart < 5e-5, key
+        routers += parameter.grad is not None and parameter.grad.abs().max() > 1e-4
+    assert routers > 2
+
+
+def test_over_micro_batches_it_is_their_mean_by_response_tokens(tmp_path):
+    model = make("Mixtral", tmp_path)
+    double = reference_of(model).double()
+    batch = ragged_batch(prompts=4, n=3, old=True)
+    update = updater(model, f"model.router_loss_coef={COEF}", "trainer.tokens_per_micro_batch=32")
+    parts = update._parts(batch, range(12))
+    assert len(parts) > 2
+    _, _, sums = gradients(update, batch)
+    with torch.no_grad():
+        each = [
+            (sum(int(batch.lengths[s]) for [s] in part), balance(double, batch, [s for [s] in part])) for part in parts
+        ]
+    expected = sum(tokens * float(aux) for tokens, aux in each) / len(batch.tokens)
+    assert sums["router_loss"] / sums["tokens"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_padding_and_layout_change_it_only_by_the_prompts_that_are_fed_once(tmp_path):
+    model = make("Qwen3Moe", tmp_path)
+    batch = ragged_batch(prompts=3, n=1, old=True)  # one response per prompt: the same tokens in both layouts
+    words = f"model.router_loss_coef={COEF}"
+    loss, expected, _ = gradients(updater(copy.deepcopy(model), words, layout=PADDED), batch)
+    again, found, _ = gradients(updater(model, words, layout=GROUPED), batch)
+    assert again == pytest.approx(loss, rel=1e-6)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_with_it_no_sequence_is_left_out(tmp_path):
+    model = make("Mixtral", tmp_path)
+    batch = ragged_batch(prompts=2, n=3)
+    batch.advantages[1] = 0
+    without = updater(copy.deepcopy(model))
+    assert without.trained(batch, range(6)) == [0, 2, 3, 4, 5]
+    assert "router_loss" not in gradients(without, batch)[2]
+    update = updater(model, f"model.router_loss_coef={COEF}")
+    assert update.trained(batch, range(6)) == list(range(6))
+    assert update(batch)["actor/router_loss"] > 0
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Config", "DeepseekV3Config"])
+def test_a_model_without_such_a_loss_is_refused(kind):
+    config = getattr(transformers, kind)()
+    check_router_loss(0.0, config)
+    with pytest.raises(ConfigError, match=r"model.router_loss_coef=0.1: a .* model has no load-balancing loss"):
+        check_router_loss(0.1, config)
+    check_router_loss(0.1, transformers.MixtralConfig())
+
+
+def test_a_negative_coefficient_is_refused():
+    with pytest.raises(ConfigError, match="router_loss_coef"):
+        settings("model.router_loss_coef=-1")
