@@ -31,8 +31,8 @@ def router_loss(router_logits: Sequence[torch.Tensor], is_token: torch.Tensor, t
     """Return the load-balancing loss over all layers, as transformers computes it.
 
     With E experts it is E times the sum over experts of f * P: f is the share of tokens that go to the expert, P its
-    mean probability, both over tokens and layers; top_k where experts share evenly (Fedus et al. 2022, equations 4 to 6,
-    for top_k choices). Only P has a gradient.
+    mean probability, both over tokens and layers; top_k where experts share evenly (Fedus et al. 2022, equations 4
+    to 6, for top_k choices). Only P has a gradient.
 
     Args:
         router_logits: per layer [B * L, E].
