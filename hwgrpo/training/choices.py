@@ -15,7 +15,7 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import attention_obstacle, model_settings
 from hwgrpo.training import LAYOUTS
-from hwgrpo.training.layouts import Layout
+from hwgrpo.training.layouts import BRANCHED, Layout
 
 MASKED_ATTENTION = ("sdpa", "eager")
 """Implementations that take any mask."""
@@ -108,7 +108,7 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
                 f"model.layout={wanted!r} with a {text.model_type} model ({what}): sequences in one row would see each "
                 "other; use model.layout=padded"
             )
-    return LAYOUTS.load(wanted)
+    return BRANCHED if window and wanted == "grouped" else LAYOUTS.load(wanted)
 
 
 def has_window(config: Config, model_config: Any) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.choices import has_window
-from hwgrpo.training.layouts import GROUPED, GROUPED_MASKED, PADDED, Layout, TokenSignals, lay_out
+from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.values import TrainBatch
 
@@ -32,9 +34,12 @@ def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[
     """
     attention = policy.base.config._attn_implementation
     reasons = []
-    mask_suffices = layout is GROUPED and not has_window(config, policy.base.config)
-    for one in (layout, GROUPED_MASKED) if mask_suffices else (layout,):
-        obstacle = None if one is PADDED else _obstacle(policy, one)
+    candidates = [layout]
+    if layout.attention == "branched":
+        mask_suffices = not has_window(config, policy.base.config) and _obstacle(policy, GROUPED_MASKED) is None
+        candidates = [layout if mask_suffices else BRANCHED, *([GROUPED_MASKED] if mask_suffices else [])]
+    for one in candidates:
+        obstacle = None if one is PADDED else _obstacle(policy, replace(one, dense_up_to=0))
         if obstacle is None:
             return one, f"layout {one.name}: {'; '.join(reasons)}" if reasons else None
         policy.base.set_attn_implementation(attention)

@@ -12,7 +12,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.router import check_router_loss, router_loss
-from hwgrpo.training.layouts import GROUPED, PADDED
+from hwgrpo.training.layouts import BRANCHED, PADDED
 
 COEF = 0.5
 ROUTED = [name for name in FAMILIES if name in ("Mixtral", "Qwen3Moe", "GptOss")]
@@ -75,13 +75,15 @@ def test_over_micro_batches_it_is_their_mean_by_response_tokens(tmp_path):
     update = updater(model, f"model.router_loss_coef={COEF}", "trainer.tokens_per_micro_batch=32")
     parts = update._parts(batch, range(12))
     assert len(parts) > 2
-    _, _, sums = gradients(update, batch)
+    without, _, _ = gradients(updater(copy.deepcopy(model)), batch)
+    loss, _, sums = gradients(update, batch)
     with torch.no_grad():
         each = [
             (sum(int(batch.lengths[s]) for [s] in part), balance(double, batch, [s for [s] in part])) for part in parts
         ]
     expected = sum(tokens * float(aux) for tokens, aux in each) / len(batch.tokens)
     assert sums["router_loss"] / sums["tokens"] == pytest.approx(expected, rel=1e-5)
+    assert loss == pytest.approx(without + COEF * expected, rel=1e-5)
 
 
 def test_padding_and_layout_change_it_only_by_the_prompts_that_are_fed_once(tmp_path):
@@ -89,7 +91,7 @@ def test_padding_and_layout_change_it_only_by_the_prompts_that_are_fed_once(tmp_
     batch = ragged_batch(prompts=3, n=1, old=True)  # one response per prompt: the same tokens in both layouts
     words = f"model.router_loss_coef={COEF}"
     loss, expected, _ = gradients(updater(copy.deepcopy(model), words, layout=PADDED), batch)
-    again, found, _ = gradients(updater(model, words, layout=GROUPED), batch)
+    again, found, _ = gradients(updater(model, words, layout=BRANCHED), batch)
     assert again == pytest.approx(loss, rel=1e-6)
     for key, gradient in expected.items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-4, atol=1e-6)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hwgrpo.models.branched_attention import NAME, branched_attention, use_in
-from hwgrpo.training.layouts import GROUPED, GROUPED_MASKED, TokenSignals, lay_out
+from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, TokenSignals, lay_out
 
 HEADS, KEY_HEADS, SIZE, VALUE_SIZE = 4, 2, 8, 6
 MODULE: Any = SimpleNamespace(num_key_value_groups=HEADS // KEY_HEADS, is_causal=True, training=True)
@@ -29,7 +29,7 @@ ROWS = {
 def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty, window):
     batch = ragged_batch(prompts=3, n=3, empty=empty)
     nothing = TokenSignals({}, {})
-    micro, masked = (lay_out(batch, rows, nothing, layout) for layout in (GROUPED, GROUPED_MASKED))
+    micro, masked = (lay_out(batch, rows, nothing, layout) for layout in (BRANCHED, GROUPED_MASKED))
     assert micro.attention_mask is None
     assert masked.branches is None
     assert micro.branches is not None
@@ -71,7 +71,7 @@ def _tokens(batch, rows, shape) -> torch.Tensor:
 
 
 def test_a_layer_that_keeps_its_window_to_itself_is_refused():
-    micro = lay_out(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), GROUPED)
+    micro = lay_out(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
     tensors = [torch.randn(1, heads, micro.input_ids.shape[1], SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     kinds = ["sliding_attention", "full_attention"]
     for layer, refused in ((0, True), (1, False)):
@@ -79,6 +79,18 @@ def test_a_layer_that_keeps_its_window_to_itself_is_refused():
         module: Any = SimpleNamespace(**vars(MODULE), config=config, layer_idx=layer)
         with pytest.raises(ValueError, match="sliding window") if refused else nullcontext():
             branched_attention(module, *tensors, None, branches=micro.branches)
+
+
+def test_a_full_layer_that_tells_a_window_all_the_same_sees_everything():
+    micro = lay_out(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
+    query, key, value = (torch.randn(1, n, micro.input_ids.shape[1], SIZE) for n in (HEADS, KEY_HEADS, KEY_HEADS))
+    config = SimpleNamespace(sliding_window=2, layer_types=["full_attention"])
+    module: Any = SimpleNamespace(**vars(MODULE), config=config, layer_idx=0)
+    found, expected = (
+        branched_attention(module, query, key, value, None, branches=micro.branches, sliding_window=window)[0]
+        for window in (2, None)
+    )
+    assert torch.equal(found, expected)
 
 
 def test_without_branches_it_is_transformers_sdpa():

@@ -12,6 +12,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.layout_check import proven_layout
 from hwgrpo.training.layouts import (
+    BRANCHED,
     GROUPED,
     GROUPED_MASKED,
     PACKED,
@@ -24,7 +25,9 @@ from hwgrpo.training.layouts import (
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
 NOTHING = TokenSignals({}, {})
-LAYOUTS = pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED], ids=lambda layout: layout.name)
+LAYOUTS = pytest.mark.parametrize(
+    "layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED, BRANCHED], ids=lambda layout: layout.name
+)
 
 
 def policy_of(model) -> PolicyModel:
@@ -147,7 +150,7 @@ def test_rows_of_several_sequences_are_refused_where_a_mask_is_not_all_that_a_la
             choose_layout(wanted, window, "eager")
     with pytest.raises(ConfigError, match=r"a sliding window shorter.*layout=padded"):
         choose_layout(settings("model.layout=packed"), window, "sdpa")
-    assert choose_layout(settings(), window, "sdpa") is GROUPED
+    assert choose_layout(settings(), window, "sdpa") is BRANCHED
     assert choose_layout(settings(), window, "eager") is PADDED
     assert choose_layout(settings(), state, "sdpa") is PADDED
     assert choose_layout(settings(), plain, "flash_attention_2") is PADDED
@@ -180,10 +183,41 @@ def test_a_model_whose_windows_a_mask_would_not_show_does_not_fall_back_to_one(m
     assert proven_layout(settings(), policy_of(tiny_llama()), GROUPED)[0] is GROUPED_MASKED
 
 
+def test_short_rows_have_a_mask_and_long_ones_branches():
+    batch = ragged_batch(prompts=1, n=3)
+    micro = lay_out(batch, [[0, 1, 2]], NOTHING, GROUPED)
+    width = micro.input_ids.shape[1]
+    assert micro.attention_mask is not None
+    assert micro.branches is None
+    for up_to, dense in ((width, True), (width - 1, False)):
+        micro = lay_out(batch, [[0, 1, 2]], NOTHING, replace(GROUPED, dense_up_to=up_to))
+        assert (micro.attention_mask is not None) == dense == (micro.branches is None)
+
+
+def test_packed_rows_end_where_attention_would_cost_more_than_matrix_products():
+    batch = ragged_batch(prompts=4, n=3)
+    rows = PACKED.rows(batch, range(12), 1000, 4)
+    widths = [lay_out(batch, [row], NOTHING, PACKED).input_ids.shape[1] for row in rows]
+    assert len(widths) > 3
+    assert max(widths) <= 24 < sum(widths)
+
+
+def test_a_model_that_honours_branches_but_no_mask_gets_branches_in_every_row(monkeypatch):
+    policy = policy_of(tiny_llama())
+    hidden_states = policy.hidden_states
+    monkeypatch.setattr(policy, "hidden_states", lambda micro: hidden_states(replace(micro, attention_mask=None)))
+    assert proven_layout(settings(), policy, GROUPED) == (BRANCHED, None)
+
+
 def test_a_micro_batch_moves_with_all_it_has():
     batch = ragged_batch(prompts=1, n=3)
-    for layout in (GROUPED, GROUPED_MASKED):
-        micro = lay_out(batch, [[0, 1, 2]], NOTHING, layout).to(torch.device("meta"))
+    for layout in (BRANCHED, GROUPED_MASKED):
+        micro = lay_out(batch, [[0, 1, 2]], NOTHING, layout)
+        if micro.branches:
+            assert micro.branches.masks(None, torch.float32)[1].device.type == "cpu"
+        micro = micro.to(torch.device("meta"))
+        if micro.branches:
+            assert micro.branches.masks(None, torch.float32)[1].device.type == "meta"
         parts = [*vars(micro).values(), *(vars(micro.branches).values() if micro.branches else ())]
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
         assert {tensor.device.type for tensor in tensors if tensor is not micro.token_index} == {"meta"}
@@ -197,6 +231,7 @@ def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error()
     for policy, said in ((refuses, "Bloom.* does not take such a mask"), (ignores, "Llama.* differ")):
         layout, reason = proven_layout(settings(), policy, GROUPED)
         assert layout is PADDED
+        assert policy.base.config._attn_implementation == "sdpa" or policy is refuses
         assert re.search(said, reason or "")
         with pytest.raises(ConfigError, match="layout=padded"):
             proven_layout(settings("model.layout=grouped"), policy, GROUPED)

@@ -6,7 +6,7 @@ from steps import assert_same, gradients, reference_gradients, updater
 from tiny import ragged_batch, tiny_llama, tiny_qwen3
 
 from hwgrpo.errors import RunError
-from hwgrpo.training.layouts import GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
+from hwgrpo.training.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
 from hwgrpo.values import TrainBatch
 
 CASES = {
@@ -37,7 +37,7 @@ def test_a_whole_step_has_the_gradient_of_fp64_autograd_on_full_logits(case: str
     assert_same(ours, theirs, 1e-5)
 
 
-@pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED, BRANCHED], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("budget", [32, 64, 10_000])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(
