@@ -245,8 +245,9 @@ class TrainerConfig:
     """Prompts per optimizer update; null takes prompts_per_step (one update per batch)."""
     epochs_per_batch: int = limited(1, at_least=1)
     """Passes over each batch of samples."""
-    tokens_per_micro_batch: int = limited(16384, at_least=1)
-    """Token budget (prompt and response) of one forward and backward pass on one device."""
+    tokens_per_micro_batch: int | None = limited(None, at_least=1)
+    """Tokens (prompt, response, padding) of one forward and backward pass on one device; null: 16384 on an accelerator,
+    4096 on a CPU, whose caches hold no more, or the longest sequence if that is more."""
     max_steps: int = limited(0, at_least=0)
     """Steps to train; 0 derives it from `epochs`."""
     epochs: int = limited(1, at_least=1)

@@ -152,7 +152,7 @@ def _check_contradictions(config: Config) -> None:
             f"{t.prompts_per_step}; a step is cut into whole updates"
         )
     longest = c.data.max_prompt_tokens + c.rollout.max_response_tokens
-    if t.tokens_per_micro_batch < longest:
+    if t.tokens_per_micro_batch is not None and t.tokens_per_micro_batch < longest:
         raise ConfigError(
             f"trainer.tokens_per_micro_batch={t.tokens_per_micro_batch} is smaller than one sequence can be "
             f"(data.max_prompt_tokens={c.data.max_prompt_tokens} + rollout.max_response_tokens="

@@ -17,6 +17,9 @@ from hwgrpo.models.loading import attention_obstacle, model_settings
 from hwgrpo.training import LAYOUTS
 from hwgrpo.training.layouts import BRANCHED, Layout
 
+CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 4096, 16384
+"""Tokens per micro-batch. Activations of more stay in no CPU's caches: 16384 take 1.1 to 1.4 times as long."""
+
 MASKED_ATTENTION = ("sdpa", "eager")
 """Implementations that take any mask."""
 
@@ -109,6 +112,14 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
                 "other; use model.layout=padded"
             )
     return BRANCHED if window and wanted == "grouped" else LAYOUTS.load(wanted)
+
+
+def micro_batch_tokens(config: Config, device: torch.device) -> int:
+    """Return the token budget of a micro-batch: the one configured, else what suits the device."""
+    if config.trainer.tokens_per_micro_batch is not None:
+        return config.trainer.tokens_per_micro_batch
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return max(longest, CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH)
 
 
 def has_window(config: Config, model_config: Any) -> bool:

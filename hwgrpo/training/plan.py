@@ -16,7 +16,7 @@ from hwgrpo.data.prompts import build_dataset
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.models.lora import rank_of, uses_lora
 from hwgrpo.models.router import check_router_loss
-from hwgrpo.training.choices import attention_of, choose_layout
+from hwgrpo.training.choices import attention_of, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
 from hwgrpo.training.resume import find_checkpoint
 
@@ -99,7 +99,8 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     check_length(config, training, validation)
     choose_kernels(config, backend)
     check_router_loss(config.model.router_loss_coef, model_settings(config.model))
-    layout = choose_layout(config, model_settings(config.model), attention_of(config, Device(backend)))
+    device = Device(backend)
+    layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     shape = model_shape(config)
     steps = t.max_steps or max(1, t.epochs * len(training) // t.prompts_per_step)
@@ -120,7 +121,7 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
             f"{steps} steps of {t.prompts_per_step} prompts x {config.rollout.n} samples, "
             f"{_counted(updates, 'update', 'updates')} each",
         ),
-        ("", f"at most {most:,} tokens a step, {t.tokens_per_micro_batch:,} per micro-batch"),
+        ("", f"at most {most:,} tokens a step, {micro_batch_tokens(config, device.torch_device):,} per micro-batch"),
         ("memory", f"{_size(sum(memory.values()))} per device before activations and the key-value cache:"),
         *(("", f"{_size(size)} {part}") for part, size in memory.items()),
         ("layout", layout.name),

@@ -15,6 +15,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.errors import RunError
 from hwgrpo.training.batch import split_updates, token_signals
+from hwgrpo.training.choices import micro_batch_tokens
 from hwgrpo.training.layouts import Layout, Rows, TokenSignals, cut, lay_out
 from hwgrpo.training.optimizer import learning_rate
 from hwgrpo.training.policy import PolicyModel
@@ -226,7 +227,7 @@ class PolicyUpdate:
 
     def _parts(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
         """Cut into micro-batches; every rank gets the same number, since collectives must match."""
-        budget = self.config.trainer.tokens_per_micro_batch
+        budget = micro_batch_tokens(self.config, self.device)
         parts = cut(batch, sequences, budget, self.layout, self.policy.hidden_size)
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]

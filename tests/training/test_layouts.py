@@ -9,7 +9,7 @@ from tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen3NextConfig
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.choices import choose_layout
+from hwgrpo.training.choices import choose_layout, micro_batch_tokens
 from hwgrpo.training.layout_check import proven_layout
 from hwgrpo.training.layouts import (
     BRANCHED,
@@ -235,3 +235,11 @@ def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error()
         assert re.search(said, reason or "")
         with pytest.raises(ConfigError, match="layout=padded"):
             proven_layout(settings("model.layout=grouped"), policy, GROUPED)
+
+
+def test_the_default_budget_suits_the_device_and_the_longest_sequence():
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    assert micro_batch_tokens(settings(), cpu) == 4096
+    assert micro_batch_tokens(settings(), other) == 16384
+    assert micro_batch_tokens(settings("trainer.tokens_per_micro_batch=100"), cpu) == 100
+    assert micro_batch_tokens(settings("rollout.max_response_tokens=20000"), cpu) == 20016
