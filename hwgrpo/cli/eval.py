@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recipe",
         help="recipe YAML; or the folder of a run (its settings and its final model); or an adapter in that folder "
-        "(RUN/final-adapter: the run's settings and base model, with the adapter on top)",
+        "(RUN/final-adapter: the run's settings and base model, with the adapter on top); or a checkpoint of the run "
+        "(RUN/checkpoints/step-00000050)",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, e.g. data.validation=test.jsonl")
     parser.add_argument("--model", help="model to measure: folder, hub name or builtin://...")
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.observe.jsonlines import jsonable
     from hwgrpo.training.evaluate import build_evaluation
 
-    evaluation = build_evaluation(config, host.backend, host.local_rank)
+    evaluation = build_evaluation(config, host.backend, host.local_rank, _checkpoint(args))
     if file is None:
         greedy, sampled = evaluation.greedy(), evaluation.sampled(args.n)
     else:
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     result = {
         "schema": "hwgrpo.eval/1",
         "model": config.model.path,
+        **({"checkpoint": str(_checkpoint(args))} if _checkpoint(args) else {}),
         **({"adapter": config.model.lora.adapter} if config.model.lora.adapter else {}),
         "data": evaluation.dataset.name,
         "prompts": len(evaluation.dataset),
@@ -82,13 +84,20 @@ def _config(args: argparse.Namespace) -> Config:
     """Return the settings to measure with.
 
     Raises:
-        ConfigError: the folder is neither a run's nor an adapter in it, or holds no model.
+        ConfigError: the folder is neither a run's nor an adapter or a checkpoint in it, or holds no model.
     """
     from hwgrpo.config import load_config
     from hwgrpo.config.schema import LoraConfig
 
     recipe, overrides = Path(args.recipe), list(args.overrides)
-    if recipe.is_dir():
+    checkpoint = _checkpoint(args)
+    if checkpoint is not None:
+        recipe = checkpoint.resolve().parent.parent / "config.yaml"
+        if args.model is not None:
+            raise ConfigError(f"--model {args.model}: {checkpoint} brings its own weights; leave one of them out")
+        if not recipe.is_file():
+            raise ConfigError(f"{checkpoint} is not in the checkpoints/ of a run: there is no {recipe}")
+    elif recipe.is_dir():
         adapter = recipe if (recipe / "adapter_config.json").is_file() else None
         run = recipe.resolve().parent if adapter else recipe
         final = run / "final"
@@ -107,6 +116,12 @@ def _config(args: argparse.Namespace) -> Config:
     if args.model is not None:
         overrides.append(f"model.path={args.model}")
     return load_config(recipe, overrides)
+
+
+def _checkpoint(args: argparse.Namespace) -> Path | None:
+    """Return the checkpoint that was named, if one was."""
+    folder = Path(args.recipe)
+    return folder if (folder / "manifest.json").is_file() else None
 
 
 def _yaml(value: object) -> str:

@@ -162,8 +162,8 @@ def verify(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
-def restore(checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's parameters and AdamW moments in place, on the devices they belong to.
+def restore_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
+    """Put a checkpoint's parameters in place, on the devices they belong to.
 
     Raises:
         CheckpointError: the model has other trainable parameters than the one that was saved.
@@ -176,7 +176,6 @@ def restore(checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Op
             f"{checkpoint.folder} was saved by another model or LoRA setting: {len(odd)} parameters are in one and not "
             f"in the other, e.g. {odd[0]}"
         )
-    moments = load_file(checkpoint.folder / "optimizer.safetensors")
     with torch.no_grad():
         for name, parameter in named.items():
             if saved[name].shape != parameter.shape:
@@ -185,12 +184,25 @@ def restore(checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Op
                     f"{tuple(parameter.shape)}"
                 )
             parameter.copy_(saved[name])
-            state = {key: moments[f"{name}.{key}"] for key in _MOMENTS if f"{name}.{key}" in moments}
-            optimizer.state[parameter] = {
-                # AdamW keeps `step` where its implementation wants it: on the device when fused, on the CPU else
-                key: value.clone() if key == "step" and not _fused(optimizer) else value.to(parameter.device)
-                for key, value in state.items()
-            }
+
+
+def restore(checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put a checkpoint's parameters and AdamW moments in place, on the devices they belong to.
+
+    Raises:
+        CheckpointError: the model has other trainable parameters than the one that was saved.
+    """
+    restore_weights(checkpoint, module)
+    moments = load_file(checkpoint.folder / "optimizer.safetensors")
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        state = {key: moments[f"{name}.{key}"] for key in _MOMENTS if f"{name}.{key}" in moments}
+        optimizer.state[parameter] = {
+            # AdamW keeps `step` where its implementation wants it: on the device when fused, on the CPU else
+            key: value.clone() if key == "step" and not _fused(optimizer) else value.to(parameter.device)
+            for key, value in state.items()
+        }
 
 
 def load_rng(checkpoint: Checkpoint, rank: int) -> dict[str, torch.Tensor] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine, Sampling
+from hwgrpo.training import checkpoints
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import PromptBatch
@@ -112,12 +114,20 @@ class Evaluation:
         return scores(self.engine, self.dataset, self.rewards, sampling, range(len(self.dataset)))[0]
 
 
-def build_evaluation(config: Config, backend: Backend, local_rank: int) -> Evaluation:
+def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoint: Path | None = None) -> Evaluation:
     """Make what is needed to measure a model, and nothing that is needed to train it.
+
+    Args:
+        config: settings; those of the run where there is a checkpoint.
+        backend: the chosen device family.
+        local_rank: which of this host's devices is ours.
+        checkpoint: folder of a checkpoint whose weights are measured; None: those of the model.
 
     Raises:
         ConfigError: there are no validation prompts.
+        CheckpointError: the checkpoint is damaged, or of another model.
     """
+    saved = checkpoints.verify(checkpoint) if checkpoint is not None else None
     device = prepare_process(config, backend, local_rank, 1)
     tokenizer = load_tokenizer(config.model)
     dataset = build_dataset(config.data, tokenizer, "validation")
@@ -125,5 +135,8 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int) -> Evalu
         raise ConfigError("data.validation is not set; name the prompts to measure on, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset)
     check_length(config, dataset)
-    engine = build_engine(config, load_policy(config, device, tokenizer), tokenizer, device)
+    policy = load_policy(config, device, tokenizer)
+    if saved is not None:
+        checkpoints.restore_weights(saved, policy.model)
+    engine = build_engine(config, policy, tokenizer, device)
     return Evaluation(engine, dataset, rewards, sampling_of(config))

@@ -120,11 +120,27 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
     last = [line for line in runs.metrics(out) if "val-core/task://sort/reward/greedy" in line][-1]
     assert result["greedy_reward"] == pytest.approx(last["val-core/task://sort/reward/greedy"])
 
+    def of_checkpoint(step: int) -> dict:
+        done = hwgrpo("eval", f"out/checkpoints/step-{step:08}", "--n", "4", "--k", "1,2,4", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    finished = of_checkpoint(6)
+    assert finished.pop("checkpoint") == "out/checkpoints/step-00000006"
+    assert finished == {**result, "model": finished["model"]}
+    refused = hwgrpo("eval", "out/checkpoints/step-00000003", "--model", "elsewhere")
+    assert refused.returncode == 2
+    assert "brings its own weights" in refused.stderr
+    (out / "checkpoints/step-00000003/model.safetensors").write_bytes(b"cut")
+    refused = hwgrpo("eval", "out/checkpoints/step-00000003")
+    assert refused.returncode == 1
+    assert "model.safetensors is damaged" in refused.stderr
+
 
 def test_eval_measures_an_adapter_as_it_does_the_model_it_was_merged_into(hwgrpo, tmp_path: Path):
     dense = next(word for word in runs.SMALL if word.startswith("reward."))
     lora = ("model.lora.rank=2", "model.lora.alpha=64", "model.lora.dropout=0.1", "optim.lr=1e-2", dense)
-    done = hwgrpo("train", "tiny_sort", *TINY, *lora, "trainer.output_dir=out")
+    done = hwgrpo("train", "tiny_sort", *TINY, *lora, "trainer.output_dir=out", "trainer.save_every=3")
     assert done.returncode == 0, done.stderr
 
     def responses(*words: str) -> list[str]:
@@ -133,6 +149,7 @@ def test_eval_measures_an_adapter_as_it_does_the_model_it_was_merged_into(hwgrpo
         return [json.loads(line)["response"] for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
 
     merged, adapter = responses("out"), responses("out/final-adapter")
+    assert responses("out/checkpoints/step-00000006") == adapter != responses("out/checkpoints/step-00000003")
     base = responses("out", "--model", runs.SMALL[0].removeprefix("model.path="))
     assert len(adapter) == 8 + 32
     same = sum(a == b for a, b in zip(adapter, merged, strict=True))
