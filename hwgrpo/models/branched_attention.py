@@ -9,6 +9,7 @@ registered with transformers under `NAME`; a forward without `branches` gets tra
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,9 +33,7 @@ class Branches:
     """[B] int64."""
     place: torch.Tensor
     """[B * L] int64: where each token stands among B * P tokens of prompts and then B * K * R of responses."""
-    _masks: dict[tuple[int | None, torch.dtype], tuple[torch.Tensor | None, torch.Tensor]] = field(
-        default_factory=dict, compare=False
-    )
+    _masks: dict[Any, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict, compare=False)
 
     def to(self, device: torch.device) -> Branches:
         """Return the same on `device`."""
@@ -46,20 +45,23 @@ class Branches:
             _masks={},
         )
 
-    def masks(self, window: int | None, dtype: torch.dtype) -> tuple[torch.Tensor | None, torch.Tensor]:
+    def masks(self, window: int | None, dtype: torch.dtype, group: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return what is added to the scores of prompts and of responses; made once for all layers.
 
         Args:
             window: a token sees itself and the window - 1 tokens before it; None: everything before it.
             dtype: of the masks.
+            group: G, query heads per key-value head.
 
         Returns:
-            [P, P] over a prompt, None where plain causal attention is right; [B * K, 1, R, P + R] over the prompt's
+            [P, P] over a prompt, None where plain causal attention is right; [B * K, 1, G * R, P + R] over the prompt's
             keys and then the response's own.
         """
-        if (window, dtype) not in self._masks:
-            self._masks[window, dtype] = self._make_masks(window, dtype)
-        return self._masks[window, dtype]
+        key = (window, dtype, group)
+        if key not in self._masks:
+            of_prompt, of_responses = self._make_masks(window, dtype)
+            self._masks[key] = of_prompt, of_responses.repeat(1, 1, group, 1)
+        return self._masks[key]
 
     def _make_masks(self, window: int | None, dtype: torch.dtype) -> tuple[torch.Tensor | None, torch.Tensor]:
         B, K, R = self.responses.shape
@@ -125,18 +127,26 @@ def branched_attention(
     """
     if branches is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    prompt_mask, response_mask = branches.masks(_window(module, options.get("sliding_window")), query.dtype)
+    key_heads, group = key.shape[1], query.shape[1] // key.shape[1]
+    window = _window(module, options.get("sliding_window"))
+    prompt_mask, response_mask = branches.masks(window, query.dtype, group)
     options["is_causal"] = prompt_mask is None
     prompt = slice(branches.prompt_width)
     of_prompts, _ = sdpa_attention_forward(
         module, query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], prompt_mask, **options
     )
     options["is_causal"] = False
-    own = _own(query, branches).flatten(0, 1)
+    # Query heads that share a key-value head are further queries of it: no key and no value is repeated for them.
+    own = _own(query, branches).unflatten(2, (key_heads, group)).flatten(3, 4).flatten(0, 1)
     keys, values = (_after_prompt(tensor[:, :, prompt], _own(tensor, branches)) for tensor in (key, value))
-    of_responses, _ = sdpa_attention_forward(module, own, keys, values, response_mask, **options)
+    of_responses, _ = sdpa_attention_forward(_UNGROUPED, own, keys, values, response_mask, **options)
+    of_responses = of_responses.unflatten(1, (group, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     outputs = torch.cat([of_prompts.flatten(0, 1), of_responses.flatten(0, 1)])
     return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None
+
+
+_UNGROUPED: Any = SimpleNamespace(num_key_value_groups=1)
+"""What transformers' attention reads of a layer in which every query head has a key head of its own."""
 
 
 def _window(module: torch.nn.Module, told: int | None) -> int | None:

@@ -214,10 +214,10 @@ def test_a_micro_batch_moves_with_all_it_has():
     for layout in (BRANCHED, GROUPED_MASKED):
         micro = lay_out(batch, [[0, 1, 2]], NOTHING, layout)
         if micro.branches:
-            assert micro.branches.masks(None, torch.float32)[1].device.type == "cpu"
+            assert micro.branches.masks(None, torch.float32, 1)[1].device.type == "cpu"
         micro = micro.to(torch.device("meta"))
         if micro.branches:
-            assert micro.branches.masks(None, torch.float32)[1].device.type == "meta"
+            assert micro.branches.masks(None, torch.float32, 1)[1].device.type == "meta"
         parts = [*vars(micro).values(), *(vars(micro.branches).values() if micro.branches else ())]
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
         assert {tensor.device.type for tensor in tensors if tensor is not micro.token_index} == {"meta"}
