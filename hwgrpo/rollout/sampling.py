@@ -16,6 +16,9 @@ import torch
 UNIFORM_BITS = 23
 """Bits of a uniform: (k + 1/2) / 2^23 is exact in fp32 and lies strictly between 0 and 1."""
 
+SUMS_IN_ORDER = ("cpu",)
+"""Types of device on which a cumulative sum adds one term after the other."""
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -106,12 +109,18 @@ def inverse_cdf(probability_SV: torch.Tensor, uniform_S: torch.Tensor) -> torch.
         [S] int64; -1 where the row holds NaN or no positive probability.
     """
     cdf = probability_SV.cumsum(dim=-1)
+    total = cdf[:, -1:]
+    threshold = uniform_S[:, None] * total
+    if cdf.device.type in SUMS_IN_ORDER and bool((threshold < total).all()):
+        # Such a sum never falls, so that a binary search finds the first that exceeds. The sum rose there, so that its
+        # probability is positive.
+        return torch.searchsorted(cdf, threshold, right=True)[:, 0]
     vocabulary = probability_SV.shape[-1]
     token = torch.arange(vocabulary, device=probability_SV.device, dtype=torch.int32)
     positive = probability_SV > 0
     # Where cumsum is a parallel scan its rounding need not be monotone. Hence the condition on `positive`, and the
     # last token of positive probability where nothing exceeds u * total.
-    reached = positive & (cdf > uniform_S[:, None] * cdf[:, -1:])
+    reached = positive & (cdf > threshold)
     first = torch.where(reached, token, vocabulary).amin(dim=-1)
     last = torch.where(positive, token, -1).amax(dim=-1)
     return torch.minimum(first, last).long()
@@ -141,10 +150,12 @@ def draw(
     """
     logits_SV = logits_SV.float()
     if uniform_S is None:
+        probability_SV = logits_SV.softmax(dim=-1)
         token_S = logits_SV.argmax(dim=-1)
     else:
-        logits_SV = filter_logits(logits_SV / temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        token_S = inverse_cdf(logits_SV.softmax(dim=-1), uniform_S)
-    chosen_S = logits_SV.gather(-1, token_S.clamp_min(0)[:, None])[:, 0]
-    logprob_S = chosen_S - logits_SV.logsumexp(dim=-1)
+        if temperature != 1.0:
+            logits_SV = logits_SV / temperature
+        probability_SV = filter_logits(logits_SV, top_k=top_k, top_p=top_p, min_p=min_p).softmax(dim=-1)
+        token_S = inverse_cdf(probability_SV, uniform_S)
+    logprob_S = probability_SV.gather(-1, token_S.clamp_min(0)[:, None])[:, 0].log()
     return torch.where(logprob_S.isfinite(), token_S, -1), logprob_S

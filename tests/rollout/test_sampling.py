@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.rollout import sampling
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.sampling import draw, filter_logits, inverse_cdf, stream_keys, uniforms
 
@@ -90,12 +91,20 @@ def test_the_hash_of_a_position_is_pinned():
     assert bits == [[7352267, 6994666], [3698295, 2377136], [7294232, 5811292]]
 
 
+@pytest.fixture(params=["in order", "in parallel"])
+def sums(request, monkeypatch):
+    """Draw as on a device whose sums are in order, and as on one whose sums are not."""
+    monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ("cpu",) if request.param == "in order" else ())
+
+
+@pytest.mark.usefixtures("sums")
 def test_inverse_cdf_takes_the_first_token_whose_cumulative_probability_exceeds_u():
     probability = torch.tensor([[0.25, 0.25, 0.5]]).expand(5, 3)
     uniform = torch.tensor([1e-7, 0.2499, 0.25, 0.4999, 0.5])
     assert inverse_cdf(probability, uniform).tolist() == [0, 0, 1, 1, 2]
 
 
+@pytest.mark.usefixtures("sums")
 def test_a_uniform_close_to_1_draws_the_last_token_of_positive_probability_not_the_zeros_after_it():
     # The rows' sums differ in magnitude and rounding; 1 itself stands for a product that rounds up to the total.
     probability = torch.rand(500, 50) * torch.logspace(-6, 6, 500)[:, None]
@@ -104,6 +113,7 @@ def test_a_uniform_close_to_1_draws_the_last_token_of_positive_probability_not_t
         assert inverse_cdf(probability, torch.full((500,), uniform)).tolist() == [29] * 500
 
 
+@pytest.mark.usefixtures("sums")
 def test_zero_probability_tokens_at_the_start_and_in_the_middle_are_never_drawn():
     probability = torch.tensor([[0.0, 0.0, 0.4, 0.0, 0.6, 0.0]])
     uniform = torch.cat([torch.linspace(1e-7, 1 - 2.0**-24, 4001), torch.tensor([0.4, 2.0**-24])])
@@ -112,6 +122,7 @@ def test_zero_probability_tokens_at_the_start_and_in_the_middle_are_never_drawn(
 
 
 def test_a_parallel_scan_whose_rounding_is_not_monotone_draws_no_token_of_zero_probability(monkeypatch):
+    monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ())
     # What an accelerator's cumsum may do, exaggerated: at token 1, of probability 0, the sum is above token 0's.
     scan = torch.tensor([[0.4, 0.5, 0.4, 1.0, 0.99]])
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_args, **_kwargs: scan)
@@ -120,6 +131,16 @@ def test_a_parallel_scan_whose_rounding_is_not_monotone_draws_no_token_of_zero_p
     assert inverse_cdf(probability, torch.tensor([1 - 2.0**-24])).tolist() == [3]
 
 
+def test_draws_do_not_depend_on_how_sums_are_made(monkeypatch):
+    logits, uniform = torch.randn(3000, 40) * 3, torch.rand(3000)
+    searched = draw(logits, uniform, temperature=0.7)
+    monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ())
+    scanned = draw(logits, uniform, temperature=0.7)
+    assert torch.equal(searched[0], scanned[0])
+    assert torch.equal(searched[1], scanned[1])
+
+
+@pytest.mark.usefixtures("sums")
 def test_a_row_without_finite_logits_gives_minus_1():
     logits = torch.tensor([[0.0, float("nan")], [float("inf"), 0.0], [0.0, 0.0]])
     for uniform in (torch.full((3,), 0.3), None):
