@@ -1,61 +1,104 @@
-"""Model families against plain transformers: one training step and one rollout of a tiny random model of each.
+"""Model families against plain transformers: a training step and a rollout of a tiny random model of each.
 
-The trainer's log-probs, loss and gradient (in the layout that auto chooses) and the rollout's greedy tokens and
-log-probs are compared with full logits, fp64 autograd and `generate`. The tests do the same and hold it to bounds.
+The trainer's log-probs, entropies, loss and gradient, in each layout that the model honours, and the rollout's greedy
+tokens and log-probs are compared with full logits, fp64 autograd and `generate`. The tests do the same and hold it to
+bounds.
 
-    python benchmarks/families.py --output benchmarks/results/families.md
+    python benchmarks/families.py --output benchmarks/results/families
+
+writes families.md and families.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import platform
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO / folder) for folder in (".", "backends", "kernels", "tests/support")]
 
 import torch  # noqa: E402  (the paths come first)
 import transformers  # noqa: E402
-from families import FAMILIES, measure  # noqa: E402
+from families import FAMILIES, Differences, measure  # noqa: E402
+
+COLUMNS = (
+    ("transformers class", lambda d: d.architecture),
+    ("attention", lambda d: d.attention),
+    ("auto's layout", lambda d: d.layout.name),
+    ("layouts compared", lambda d: ", ".join(d.layouts)),
+    ("log-prob", lambda d: f"{d.logprob:.1e}"),
+    ("entropy", lambda d: f"{d.entropy:.1e}"),
+    ("loss", lambda d: f"{d.loss:.1e}"),
+    ("gradient", lambda d: f"{d.gradient:.1e}"),
+    ("decoding", lambda d: "lean step" if d.decode == "lean" else "own forward"),
+    ("greedy tokens", lambda d: "same" if d.same_tokens else "DIFFERENT"),
+    ("rollout log-prob", lambda d: f"{d.rollout_logprob:.1e}"),
+)
 
 
 def main() -> int:
     """Measure all families and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", help="write the table to this file")
+    parser.add_argument("--output", help="write the table to this path with .md, all figures with .json")
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    found: dict[str, Differences] = {}
+    for name in FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = measure(name, Path(folder))
+    conditions = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{_cpu()}, {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+    text = _page(found, conditions)
+    print(text)
+    if args.output:
+        Path(args.output).with_suffix(".md").write_text(text)
+        results = {"conditions": conditions, "families": {name: _figures(d) for name, d in found.items()}}
+        Path(args.output).with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def _page(found: dict[str, Differences], conditions: dict[str, Any]) -> str:
     lines = [
         "# Model families against plain transformers",
         "",
-        f"{datetime.date.today().isoformat()}; CPU ({platform.machine()}), fp32; torch {torch.__version__}, "
-        f"transformers {transformers.__version__}.",
-        "Command: `python benchmarks/families.py`. Tiny random models (two layers, hidden 32), weights of norms and",
-        "biases random too, windows shorter than the sequences. Largest absolute differences; the gradient's is",
-        "relative to the largest entry of the same parameter, against fp64 autograd on full logits.",
+        f"{conditions['date']}; {conditions['machine']}, one thread, fp32; torch {conditions['torch']}, transformers "
+        f"{conditions['transformers']}, Python {conditions['python']}.",
         "",
-        "| family | attention | layout | log-prob | loss | gradient | decoding | greedy tokens | rollout log-prob |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "Command: `python benchmarks/families.py --output benchmarks/results/families`. Tiny random models (two",
+        "layers, hidden 32), weights of norms and biases random too, windows shorter than the sequences. Largest",
+        "absolute differences over all layouts compared, log-probs and entropies at temperature 0.8; the gradient's is",
+        "relative to the largest entry of the same parameter, against fp64 autograd on full logits. Greedy tokens and",
+        "the rollout's log-probs are those of `generate(do_sample=False)` and of a plain forward over prompt and",
+        "response.",
+        "",
+        f"| family | {' | '.join(title for title, _ in COLUMNS)} |",
+        "|---" * (len(COLUMNS) + 1) + "|",
     ]
-    for name in FAMILIES:
-        with tempfile.TemporaryDirectory() as folder:
-            d = measure(name, Path(folder))
-        lines.append(
-            f"| {name} | {d.attention} | {d.layout.name} | {d.logprob:.1e} | {d.loss:.1e} | {d.gradient:.1e} | "
-            f"{'lean step' if d.decode == 'lean' else 'own forward'} | {'same' if d.same_tokens else 'DIFFERENT'} | "
-            f"{d.rollout_logprob:.1e} |"
-        )
-    table = "\n".join(lines) + "\n"
-    print(table)
-    if args.output:
-        Path(args.output).write_text(table)
-    return 0
+    lines += [f"| {name} | {' | '.join(show(d) for _, show in COLUMNS)} |" for name, d in found.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(d: Differences) -> dict[str, Any]:
+    return {**vars(d), "layout": d.layout.name}
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 if __name__ == "__main__":

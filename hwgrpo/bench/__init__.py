@@ -1,7 +1,9 @@
-"""Measurements that a user can repeat: both sides of a ratio are timed in turns, in one run.
+"""`hwgrpo bench`: measurements that a user can repeat. Sides of a comparison take turns within one run.
 
-| file | what |
-|---|---|
-| `step.py` | one training step: its stages, and the update in every layout that the model can have |
-| `table.py` | that measurement as text |
+step      one training step: its stages, and its update in every layout
+layouts   which layouts a model can have, and whether they compute what padded rows do
+times     seconds of the rounds, and what becomes of them
+work      floating-point operations and tokens of an update
+result    what was measured, and its JSON document
+show      the same for people
 """

@@ -1,223 +1,199 @@
-"""One training step of a recipe, stage by stage, and its update in every layout side by side."""
+"""One training step of a recipe, stage by stage, and its update in every layout, all within the same rounds."""
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from statistics import median
-from typing import Any
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from hwgrpo_backends.device import Device
 
-from hwgrpo.config import Config
-from hwgrpo.errors import ConfigError
+from hwgrpo.bench.layouts import checked_layouts, tolerance
+from hwgrpo.bench.result import BatchShape, LayoutBench, StepBench, machine_facts, model_facts
+from hwgrpo.bench.times import Times, total
+from hwgrpo.bench.work import counted_tokens, update_flops
 from hwgrpo.training.batch import advantages_over_ranks, assemble
-from hwgrpo.training.choices import attention_of, choose_layout
-from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import PADDED, Layout, TokenSignals, lay_out
+from hwgrpo.training.choices import micro_batch_tokens
+from hwgrpo.training.layouts import PADDED
 from hwgrpo.training.loop import Run
 from hwgrpo.training.update import PolicyUpdate
-from hwgrpo.values import TrainBatch
+from hwgrpo.values import PromptBatch, TrainBatch
 
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Largest difference of loss and gradient, relative to padded rows, that rounding explains."""
+T = TypeVar("T")
 
-
-@dataclass
-class LayoutResult:
-    """The update in one layout."""
-
-    name: str
-    obstacle: str | None = None
-    """Why the model cannot have it, or why it was not timed."""
-    wrong: bool = False
-    """Loss or gradient differ from those of padded rows by more than rounding explains."""
-    loss_apart: float | None = None
-    """Relative to the loss of padded rows, or to 1 where that is smaller."""
-    gradient_apart: float | None = None
-    """Norm of the difference over the norm of the gradient, of the worst parameter."""
-    fed_tokens: int = 0
-    """Tokens that go through the model, padding included."""
-    seconds: list[float] = field(default_factory=list)
-    peak_bytes: int | None = None
-    """Most memory on the device during an update; None where it keeps no count."""
+NO_ADVANTAGES = (
+    "all groups have equal rewards, so no response has an advantage; "
+    "the updates measured are of the same responses with advantages of 1 and -1 in turn"
+)
 
 
-@dataclass
-class StepResult:
-    """What was measured, and on what."""
+def measure_step(
+    run: Run,
+    device: Device,
+    names: Sequence[str],
+    repeat: int,
+    tell: Callable[[str], None] = lambda _: None,
+) -> StepBench:
+    """Measure a step of a run that was not trained yet, and leave its weights and optimizer as they were.
 
-    environment: dict[str, Any]
-    prompts: int
-    samples: int
-    prompt_tokens: float
-    """Mean length."""
-    response_tokens: int
-    """In all."""
-    auto: str
-    """The layout that the recipe gets."""
-    notes: list[str]
-    stages: dict[str, list[float]]
-    """Seconds per round of everything but the update."""
-    layouts: list[LayoutResult]
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Median of the whole step in the layout that the recipe gets; None where that was not timed."""
-        chosen = next((layout for layout in self.layouts if layout.name == self.auto), None)
-        if chosen is None or not chosen.seconds:
-            return None
-        return sum(median(seconds) for seconds in self.stages.values()) + median(chosen.seconds)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all samples as a JSON document."""
-        return {"schema": "hwgrpo.bench.step/1", **asdict(self), "step_seconds": self.step_seconds}
-
-
-def measure_step(run: Run, config: Config, device: Device, names: Sequence[str], repeat: int) -> StepResult:
-    """Measure a step of a fresh run, which is left as it was.
-
-    Every sequence is given an advantage other than zero, so that all of them are trained.
+    Every round generates the same responses from the same weights, runs the other stages, and then the update in each
+    layout in turn, each from the same weights and moments. One round before the others is not timed.
 
     Args:
-        run: not trained yet, in one process.
-        config: its settings.
+        run: in one process.
         device: what it runs on.
-        names: layouts to compare; padded is added where it is missing, as what the others are checked against.
-        repeat: rounds that are timed, after one that is not.
+        names: layouts to compare. Padded is what they are checked against and the run's own is part of the step, so
+            both are measured in any case.
+        repeat: rounds that are timed.
+        tell: called with what is done next.
+
+    Raises:
+        ConfigError: there is no layout of a name.
+        RunError: the batch does not fit in padded rows, or its gradient is not finite.
     """
-    stages, batch, prompts = _stages(run, device, repeat)
-    results = [_prepare(run, config, device, name) for name in dict.fromkeys(("padded", *names))]
-    possible = [(result, layout) for result, layout in results if layout is not None]
-    _compare(run.update, batch, possible)
-    right = [(result, layout) for result, layout in possible if not result.wrong]
-    for result, layout in right:
-        result.fed_tokens = _fed(run.update, batch, layout)
-    _time(run.update, batch, device, right, repeat)
-    policy = run.update.policy
-    return StepResult(
-        environment={
-            "backend": device.backend.name,
-            "device": device.name,
-            "dtype": str(policy.compute_dtype).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "model": type(policy.base).__name__,
-            "parameters": sum(p.numel() for p in policy.parameters()),
-            "attention": attention_of(config, device),
-        },
-        prompts=len(prompts),
-        samples=config.rollout.n,
-        prompt_tokens=float(batch.prompt_offsets.diff().double().mean()),
-        response_tokens=len(batch.tokens),
-        auto=run.update.layout.name,
-        notes=list(run.engine.notes),
+    update = run.update
+    facts = machine_facts(device)  # before we add to the machine's load
+    tell("a first batch of responses")
+    prompts = run.prompts.next()
+    batch = _stages(run, device, prompts, {})
+    notes = list(run.engine.notes)
+    if not batch.advantages.any():
+        batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2))
+        notes.append(NO_ADVANTAGES)
+
+    tell("layouts compared with padded rows")
+    chosen = update.layout.name
+    checked = checked_layouts(update, device, batch, list(dict.fromkeys(("padded", *names, chosen))))
+    timed = [(bench, layout) for bench, layout in checked if layout is not None]
+
+    stages: dict[str, Times] = {}
+    start = Start(update, batch)
+    try:
+        for number in range(repeat + 1):
+            tell(f"round {number} of {repeat}" if number else "a round to warm up")
+            kept = stages if number else {}
+            if number:  # the first batch was their warm-up
+                _stages(run, device, prompts, kept)
+            for bench, layout in turns(timed, number):
+                _update(replace(update, layout=layout), batch, device, bench, warm_up=number == 0)
+                start.restore()
+            with kept.setdefault("sync", Times()).measure(device.synchronize):
+                run.engine.update_weights(0)
+    finally:
+        start.forget()
+
+    layouts = [bench for bench, _ in checked]
+    padded = layouts[0].times.median
+    for bench in layouts:
+        bench.ratio = padded / bench.times.median if padded and bench.times.median else None
+    own = next(bench for bench in layouts if bench.name == chosen)
+    return StepBench(
+        machine=facts | {"threads": torch.get_num_threads()},
+        model=model_facts(run.config, update.policy, device),
+        batch=BatchShape(
+            prompts=len(prompts),
+            samples=run.sampling.n,
+            prompt_tokens=float(batch.prompt_offsets.diff().double().mean()),
+            response_tokens=len(batch.tokens),
+            trained_tokens=int(batch.lengths[torch.tensor(update.trained(batch, range(len(batch))))].sum()),
+            micro_batch_tokens=micro_batch_tokens(run.config, update.device),
+        ),
+        chosen=chosen,
+        tolerance=tolerance(update.policy.compute_dtype),
+        notes=notes,
         stages=stages,
-        layouts=[result for result, _ in results],
+        layouts=layouts,
+        step=total([*stages.values(), own.times]) if own.state == "timed" else None,
     )
 
 
-def _stages(run: Run, device: Device, repeat: int) -> tuple[dict[str, list[float]], TrainBatch, Any]:
-    """Time everything before the update; return also the last round's batch and its prompts."""
-    stages: dict[str, list[float]] = {}
-    prompts = run.prompts.next()
-    batch: Any = None
-    for round_number in range(repeat + 1):
+def turns(items: Sequence[T], number: int) -> list[T]:
+    """Return the items in the order of a round: each round begins one item later than the round before."""
+    first = number % len(items) if items else 0
+    return [*items[first:], *items[:first]]
 
-        def timed(name: str, work: Callable[[], Any], kept: bool = round_number > 0) -> Any:
-            device.synchronize()
-            began = time.perf_counter()
-            value = work()
-            device.synchronize()
-            if kept:
-                stages.setdefault(name, []).append(time.perf_counter() - began)
-            return value
 
-        completions = timed("generate", lambda: run.engine.generate(prompts, run.sampling))
-        rewards = timed("reward", lambda done=completions: run.rewards.score(prompts, done, 1))
+def _stages(run: Run, device: Device, prompts: PromptBatch, stages: dict[str, Times]) -> TrainBatch:
+    """Do what a step does before its update, adding seconds to `stages`; return its batch."""
+
+    def timed(stage: str, work: Callable[[], T]) -> T:
+        with stages.setdefault(stage, Times()).measure(device.synchronize):
+            return work()
+
+    completions = timed("gen", lambda: run.engine.generate(prompts, run.sampling))
+    rewards = timed("reward", lambda: run.rewards.score(prompts, completions, 1))
+
+    def to_train() -> TrainBatch:
         advantages = advantages_over_ranks(run.config, completions, rewards, run.strategy)
-        batch = assemble(prompts, completions, advantages, rewards.valid)
-        spread = torch.randn(len(batch), generator=torch.Generator().manual_seed(0))
-        batch = replace(batch, advantages=torch.where(spread >= 0, 1.0, -1.0) + spread)
-        if run.update.needs_old_logprobs:
-            batch = timed("old log-probs", lambda batch=batch: run.update.with_old_logprobs(batch))
-        if run.reference is not None:
-            batch = timed("reference", lambda batch=batch: run.update.with_ref_logprobs(batch, run.reference))
-        timed("weights to rollout", lambda: run.engine.update_weights(0))
-    return stages, batch, prompts
+        return assemble(prompts, completions, advantages, rewards.valid)
+
+    batch = timed("adv", to_train)
+    if run.update.needs_old_logprobs:
+        batch = timed("old_log_prob", lambda: run.update.with_old_logprobs(batch))
+    if run.reference is not None:
+        batch = timed("ref", lambda: run.update.with_ref_logprobs(batch, run.reference))
+    return batch
 
 
-def _prepare(run: Run, config: Config, device: Device, name: str) -> tuple[LayoutResult, Layout | None]:
-    """Return the layout of a name if the model can have it, else why not."""
-    wanted = replace(config, model=replace(config.model, layout=name))
-    model = run.update.policy.base.config
-    try:
-        layout, _ = proven_layout(wanted, run.update.policy, choose_layout(wanted, model, attention_of(config, device)))
-    except ConfigError as error:
-        return LayoutResult(name, obstacle=str(error).split("; use model.layout")[0]), None
-    if layout.name != name:
-        return LayoutResult(name, obstacle=f"this model has {layout.name} instead"), None
-    return LayoutResult(name), layout
+def _update(update: PolicyUpdate, batch: TrainBatch, device: Device, bench: LayoutBench, *, warm_up: bool) -> None:
+    """Run a step's updates: count their work in the warm-up, else time them."""
+    if warm_up:
+        with counted_tokens(update.policy) as tokens:
+            update(batch)
+        bench.fed_tokens, bench.trained_tokens = tokens.fed, tokens.trained
+        bench.flops = update_flops(update.policy, tokens)
+        return
+    device.reset_peak()
+    with bench.times.measure(device.synchronize):
+        update(batch)
+    peak = device.memory().peak
+    bench.peak_bytes = peak if peak is None else max(peak, bench.peak_bytes or 0)
 
 
-def _compare(update: PolicyUpdate, batch: TrainBatch, layouts: Sequence[tuple[LayoutResult, Layout]]) -> None:
-    """Compare loss and gradient of each layout with those of padded rows."""
-    tolerance = TOLERANCE[update.policy.compute_dtype]
-    expected_loss, expected = _gradient(update, batch, PADDED)
-    for result, layout in layouts:
-        loss, found = _gradient(update, batch, layout)
-        result.loss_apart = abs(loss - expected_loss) / max(1.0, abs(expected_loss))
-        result.gradient_apart = max(
-            float((found[name] - gradient).norm() / gradient.norm().clamp_min(1e-12))
-            for name, gradient in expected.items()
-        )
-        result.wrong = not (result.loss_apart <= tolerance and result.gradient_apart <= tolerance)
-        if result.wrong:
-            result.obstacle = "its loss or gradient is not that of padded rows, so it was not timed"
+class Start:
+    """Weights and optimizer state that every update begins with: those of the run, and moments of one update.
+
+    AdamW makes its moments in its first update, which would cost only that one.
+
+    Args:
+        update: what will be measured.
+        batch: what the first update trains.
+    """
+
+    def __init__(self, update: PolicyUpdate, batch: TrainBatch) -> None:
+        self._optimizer = update.optimizer
+        self._fresh = copy.deepcopy(update.optimizer.state_dict())
+        self._weights = [parameter for parameter in update.policy.parameters() if parameter.requires_grad]
+        # on the host, so that the peak of the device's memory stays that of training
+        self._saved_weights = [_on_host(weight) for weight in self._weights]
+        replace(update, layout=PADDED)(batch)
+        self._moments = [
+            value
+            for values in self._optimizer.state.values()
+            for value in values.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        self._saved_moments = [_on_host(moment) for moment in self._moments]
+        self.restore()
+
+    def restore(self) -> None:
+        """Put weights and optimizer state back."""
+        _copy(self._saved_weights, self._weights)
+        _copy(self._saved_moments, self._moments)
+
+    def forget(self) -> None:
+        """Put everything back as it was before the first update."""
+        _copy(self._saved_weights, self._weights)
+        self._optimizer.load_state_dict(self._fresh)
 
 
-def _gradient(update: PolicyUpdate, batch: TrainBatch, layout: Layout) -> tuple[float, dict[str, torch.Tensor]]:
-    loss, _ = replace(update, layout=layout).accumulate_gradients(batch, range(len(batch)))
-    gradients = {n: p.grad.clone() for n, p in update.policy.named_parameters() if p.grad is not None}
-    update.optimizer.zero_grad(set_to_none=True)
-    return loss, gradients
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
-def _fed(update: PolicyUpdate, batch: TrainBatch, layout: Layout) -> int:
-    parts = replace(update, layout=layout)._parts(batch, range(len(batch)))
-    return sum(lay_out(batch, part, TokenSignals({}, {}), layout).input_ids.numel() for part in parts)
-
-
-def _time(
-    update: PolicyUpdate,
-    batch: TrainBatch,
-    device: Device,
-    layouts: Sequence[tuple[LayoutResult, Layout]],
-    repeat: int,
-) -> None:
-    """Time updates in turns, each from the same weights; a round begins one layout later than the one before."""
-    before = [parameter.detach().clone() for parameter in update.policy.parameters()]
-    for round_number in range(repeat + 1):
-        for result, layout in turns(layouts, round_number):
-            one = replace(update, layout=layout)
-            device.reset_peak()
-            device.synchronize()
-            began = time.perf_counter()
-            one(batch)
-            device.synchronize()
-            seconds = time.perf_counter() - began
-            if round_number:
-                result.seconds.append(seconds)
-                result.peak_bytes = device.memory().peak
-            with torch.no_grad():
-                for parameter, start in zip(update.policy.parameters(), before, strict=True):
-                    parameter.copy_(start)
-
-
-def turns(items: Sequence[Any], round_number: int) -> list[Any]:
-    """Return the items in the order of a round: none is always the first, or always after the same one."""
-    first = round_number % max(1, len(items))
-    order = [*items[first:], *items[:first]]
-    return order if round_number % 2 else order[::-1]
+@torch.no_grad()
+def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)

@@ -1,67 +1,127 @@
-"""`hwgrpo bench step RECIPE key=value ...`: what a training step costs here, and in which layout it costs least."""
+"""`hwgrpo bench step [RECIPE] key=value ...`: what a training step costs here, and in which layout it costs least."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from hwgrpo.errors import ConfigError
 
-HELP = "time a training step of a recipe here: its stages, and its update in every layout side by side"
-WRONG = 1
+HELP = "measure a training step of a recipe here: its stages, and its update in every layout side by side"
+DEFAULT_RECIPE = "tiny_sort"
+DONE, WRONG = 0, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("what", choices=("step",), help="what to time")
-    parser.add_argument("recipe", help="recipe YAML, or the name of one that ships (tiny_sort)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
-    parser.add_argument("--layouts", metavar="NAMES", help="layouts to compare, e.g. padded,grouped (default: all)")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds to time (default 5)")
-    parser.add_argument("--json", metavar="FILE", help="also write all samples as JSON")
+    measurements = parser.add_subparsers(dest="measurement", required=True, metavar="WHAT")
+    step = measurements.add_parser(
+        "step",
+        help=HELP,
+        description=f"{HELP[0].upper()}{HELP[1:]}. Layouts take turns in rounds, on the same responses and from the "
+        "same weights. First, loss and gradient of each are compared with those of padded rows; one that computes "
+        "something else is not timed, and the exit code is 1. Nothing is trained or saved.",
+        epilog=parser.epilog,
+    )
+    step.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="RECIPE | key=value",
+        help=f"recipe YAML, or the name of one that ships (default {DEFAULT_RECIPE}); settings that win over it",
+    )
+    step.add_argument(
+        "--layouts",
+        metavar="NAMES",
+        help="layouts to compare, e.g. packed,grouped (default: all); padded and the recipe's own are always there",
+    )
+    step.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds to time (default 5)")
+    step.add_argument("--threads", type=int, metavar="N", help="CPU threads, as trainer.threads=N")
+    step.add_argument("--json", metavar="FILE", help="also write all samples as JSON (schema hwgrpo.bench.step/1)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; return 1 when a layout computes something else than padded rows do."""
     from hwgrpo.config import load_config
-    from hwgrpo.training import LAYOUTS
 
-    if args.repeat < 1:
-        raise ConfigError(f"--repeat {args.repeat}: give 1 or more")
-    names = args.layouts.split(",") if args.layouts else LAYOUTS.names()
-    for name in names:
-        LAYOUTS.check(name, "--layouts")
-    file = Path(args.json) if args.json else None
-    if file is not None and (file.is_dir() or not file.parent.is_dir()):
-        raise ConfigError(f"--json {file} cannot be written; name a file in a folder that exists")
-
+    recipe, overrides = _words(args.overrides)
+    for option, value in (("--repeat", args.repeat), ("--threads", args.threads)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{option} {value}: give 1 or more")
+    names = _layouts(args.layouts)
+    file = _writable(args.json)
+    threads = [f"trainer.threads={args.threads}"] if args.threads else []
+    quiet = ["observe.loggers=[jsonl]", "observe.progress=none", "observe.completions_per_step=0"]
     with tempfile.TemporaryDirectory(prefix="hwgrpo-bench-") as folder:
-        quiet = ["observe.loggers=[jsonl]", "observe.progress=none", "observe.completions_per_step=0"]
         config = load_config(
-            args.recipe, [*args.overrides, f"trainer.output_dir={folder}", "trainer.resume=never", *quiet]
+            recipe, [*overrides, *threads, f"trainer.output_dir={folder}", "trainer.resume=never", *quiet]
         )
+
         from hwgrpo.cli.host import prepare_host
 
+        if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
+            raise ConfigError(f"hwgrpo bench measures one process, and a launcher started {processes}; start one")
         host = prepare_host(config)
-        if host.world_size > 1:
-            raise ConfigError(f"hwgrpo bench step times one process, and {host.world_size} were started; start one")
 
         from hwgrpo_backends.device import Device
 
+        from hwgrpo.bench.show import show_step
         from hwgrpo.bench.step import measure_step
-        from hwgrpo.bench.table import table
         from hwgrpo.training.build import build_run
 
         built = build_run(config, host.backend, host.local_rank, host.local_world_size)
         try:
-            result = measure_step(built, config, Device(host.backend, host.local_rank), names, args.repeat)
+            result = measure_step(built, Device(host.backend, host.local_rank), names, args.repeat, _tell)
         finally:
+            _tell("")
             built.observer.close()
             built.engine.close()
             built.strategy.close()
+            if built.lock is not None:
+                built.lock.close()
+    show_step(result, recipe)
     if file is not None:
-        file.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
-    print(table(result))
-    return WRONG if any(layout.wrong for layout in result.layouts) else 0
+        document = result.to_json()
+        given = {"recipe": recipe, "overrides": overrides, "repeat": args.repeat}
+        file.write_text(json.dumps({"schema": document.pop("schema"), **given, **document}, indent=1) + "\n")
+    return WRONG if result.wrong else DONE
+
+
+def _words(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Tell the recipe from the settings."""
+    recipes = [word for word in words if "=" not in word or Path(word).is_file()]
+    if len(recipes) > 1:
+        raise ConfigError(f"{' '.join(recipes)}: give one recipe, and settings as key=value")
+    return recipes[0] if recipes else DEFAULT_RECIPE, [word for word in words if word not in recipes]
+
+
+def _tell(what: str) -> None:
+    """Say on a terminal what is done at present; nothing is animated, since that would take processor time."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+
+
+def _layouts(text: str | None) -> list[str]:
+    from hwgrpo.training import LAYOUTS
+
+    if text is None:
+        return list(LAYOUTS.names())
+    names = [name for name in text.split(",") if name]
+    if not names:
+        raise ConfigError(f"--layouts {text!r}: give names separated by commas: {', '.join(LAYOUTS.names())}")
+    for name in names:
+        LAYOUTS.check(name, "--layouts")
+    return names
+
+
+def _writable(name: str | None) -> Path | None:
+    if name is None:
+        return None
+    file = Path(name)
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"--json {name} cannot be written; name a file in a folder that exists and is yours")
+    return file

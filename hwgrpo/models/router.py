@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.head import backbone
 
 
 def check_router_loss(coef: float, settings: PreTrainedConfig) -> None:
-    """Check that a model has a router for the loss that was asked for.
+    """Check by a model's configuration that it has a router for the loss that was asked for.
 
     Args:
         coef: `model.router_loss_coef`.
@@ -20,11 +22,58 @@ def check_router_loss(coef: float, settings: PreTrainedConfig) -> None:
     Raises:
         ConfigError: it has none, or one that transformers trains without this loss.
     """
-    if coef and not hasattr(settings.get_text_config(), "router_aux_loss_coef"):
+    text = settings.get_text_config()
+    parts = (
+        (text, "router_aux_loss_coef"),
+        (text, "aux_loss_coef"),
+        (getattr(text, "ffn_config", None), "moe_loss_weight"),
+    )
+    if coef and not any(hasattr(part, name) for part, name in parts):
+        raise _without(coef, f"a {settings.model_type} model")
+
+
+def check_router(coef: float, base: Any) -> None:
+    """Check that the loss of a loaded model is the one computed here, by its own on a few tokens.
+
+    Args:
+        coef: `model.router_loss_coef`; with 0 nothing is computed.
+        base: the causal LM, on its device.
+
+    Raises:
+        ConfigError: the model has no such loss, or another one.
+    """
+    if not coef:
+        return
+    name = type(base).__name__
+    ids = torch.arange(1, 9, device=base.get_input_embeddings().weight.device)[None]
+    ids = ids % base.get_input_embeddings().weight.shape[0]
+    was_training = base.training
+    base.eval()
+    with torch.no_grad():
+        layers = getattr(backbone(base)(input_ids=ids, output_router_logits=True, use_cache=False), "router_logits", ())
+        if not layers:
+            raise _without(coef, name)
+        shapes = {tuple(layer.shape) for layer in layers}
+        if len(shapes) > 1 or len(next(iter(shapes))) != 2:
+            raise ConfigError(
+                f"model.router_loss_coef={coef}: the routers of {name} do not give one number per token and expert "
+                f"(they give {', '.join(map(str, sorted(shapes)))}); use model.router_loss_coef=0"
+            )
+        own = getattr(base(input_ids=ids, output_router_logits=True, use_cache=False), "aux_loss", None)
+        ours = router_loss(layers, torch.ones_like(ids, dtype=torch.bool), experts_per_token(base))
+    base.train(was_training)
+    if not isinstance(own, torch.Tensor):
+        raise _without(coef, name)
+    if not abs(float(own - ours)) <= 1e-3 * float(ours):
         raise ConfigError(
-            f"model.router_loss_coef={coef}: a {settings.model_type} model has no load-balancing loss (it has no "
-            "experts, or balances them by other means); use model.router_loss_coef=0"
+            f"model.router_loss_coef={coef}: {name} has a load-balancing loss of its own, {float(own):.4g} where the "
+            f"one that is built in gives {float(ours):.4g}; use model.router_loss_coef=0"
         )
+
+
+def experts_per_token(base: Any) -> int:
+    """Return how many experts a causal LM sends a token to."""
+    return int(getattr(base, "num_experts_per_tok", None) or base.config.get_text_config().num_experts_per_tok)
 
 
 def router_loss(router_logits: Sequence[torch.Tensor], is_token: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -47,3 +96,10 @@ def router_loss(router_logits: Sequence[torch.Tensor], is_token: torch.Tensor, t
     experts = chosen.shape[-1]
     share = torch.bincount(probability.topk(top_k, dim=-1).indices.flatten(), minlength=experts) / len(chosen)
     return experts * (share * probability.mean(dim=0)).sum()
+
+
+def _without(coef: float, name: str) -> ConfigError:
+    return ConfigError(
+        f"model.router_loss_coef={coef}: {name} has no load-balancing loss (it has no experts, or balances them by "
+        "other means); use model.router_loss_coef=0"
+    )

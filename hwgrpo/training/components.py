@@ -18,7 +18,7 @@ from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
 from hwgrpo.models.lora import apply_lora, uses_lora
-from hwgrpo.models.router import check_router_loss
+from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
@@ -82,7 +82,9 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
         chunk_rows=config.kernels.chunk_rows,
         logits_dtype=None if logits == "auto" else getattr(torch, logits),
     )
-    return PolicyModel(model, compute_dtype=dtype, options=options)
+    policy = PolicyModel(model, compute_dtype=dtype, options=options)
+    check_router(config.model.router_loss_coef, policy.base)
+    return policy
 
 
 def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: Device) -> Engine:

@@ -14,6 +14,9 @@ def _model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment() -> Iterator[None]:
     """Commands put a backend's variables in force; the next test starts without them."""
-    monkeypatch.setattr(os, "environ", os.environ.copy())
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)

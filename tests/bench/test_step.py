@@ -1,20 +1,21 @@
-"""The measurement itself: every update does the same work, in turns, and a layout that computes something else is out."""
+"""The measurement itself: updates do the same work in turns, and a layout that computes something else is out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import doubles
 import pytest
 import runs
 import torch
+import wrong_layouts
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from hwgrpo.bench.step import StepBench, measure_step
+from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training import LAYOUTS
 from hwgrpo.training.build import build_run
 from hwgrpo.training.loop import Run
@@ -140,17 +141,18 @@ def test_right_layouts_are_as_close_to_padded_as_rounding_allows(tmp_path: Path)
         assert layout.ratio == pytest.approx(padded.times.median / layout.times.median)
 
 
-@pytest.mark.parametrize("double", [doubles.FORGETFUL, doubles.CONFUSED])
+@pytest.mark.parametrize("double", [wrong_layouts.FORGETFUL, wrong_layouts.CONFUSED])
 def test_a_layout_that_computes_something_else_is_named_and_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double, updates
 ):
     add(monkeypatch, double)
     with built(tmp_path) as run:
         bench = measured(run, "packed", double.name)
-    _, packed, wrong = bench.layouts
+    _, packed, wrong, _ = bench.layouts
     assert packed.state == "timed"
     assert (wrong.name, wrong.state) == (double.name, "wrong")
-    assert wrong.reason
+    assert "its gradient is" in wrong.reason
+    assert ("it trains" in wrong.reason) == (double is wrong_layouts.FORGETFUL)
     assert wrong.times.wall_s == []
     assert bench.wrong == [double.name]
     assert double.name not in {name for name, *_ in updates}
@@ -158,7 +160,7 @@ def test_a_layout_that_computes_something_else_is_named_and_not_timed(
 
 
 def test_a_step_whose_own_layout_is_wrong_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    add(monkeypatch, doubles.FORGETFUL)
+    add(monkeypatch, wrong_layouts.FORGETFUL)
     with built(tmp_path, "model.layout=forgetful") as run:
         bench = measured(run, "packed")
     assert [layout.name for layout in bench.layouts] == ["padded", "packed", "forgetful"], "its own is always there"
@@ -167,7 +169,7 @@ def test_a_step_whose_own_layout_is_wrong_has_no_time(tmp_path: Path, monkeypatc
 
 
 def test_a_layout_that_the_model_cannot_have_is_listed_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    add(monkeypatch, doubles.GREEDY, doubles.UNPROVEN)
+    add(monkeypatch, wrong_layouts.GREEDY, wrong_layouts.UNPROVEN)
     with built(tmp_path) as run:
         bench = measured(run, "greedy", "unproven", "packed")
     _, greedy, unproven, packed, _ = bench.layouts
@@ -177,7 +179,32 @@ def test_a_layout_that_the_model_cannot_have_is_listed_with_the_reason(tmp_path:
     assert bench.wrong == []
 
 
-def test_dropout_and_router_losses_do_not_make_a_layout_look_wrong(tmp_path: Path):
+def test_a_layout_that_becomes_another_is_not_measured_under_its_name(tmp_path: Path):
+    with built(tmp_path, "model.attention=eager") as run:
+        bench = measured(run, "grouped", "grouped_masked")
+    _, grouped, masked = bench.layouts
+    assert (grouped.state, masked.state) == ("impossible", "timed")
+    assert "grouped_masked" in grouped.reason
+    assert bench.chosen == "grouped_masked"
+
+
+def test_a_router_loss_which_differs_by_layout_does_not_make_one_look_wrong(tmp_path: Path):
+    folder = tmp_path / "model"
+    tokenizer = character_tokenizer("")
+    settings = MixtralConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, num_local_experts=4, num_experts_per_tok=2,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    MixtralForCausalLM(settings).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with built(tmp_path / "run", f"model.path={folder}", "model.router_loss_coef=10") as run:
+        bench = measured(run)
+    assert bench.wrong == []
+    assert all(layout.flops is None for layout in bench.layouts), "each expert's weights meet some of the tokens"
+
+
+def test_dropout_does_not_make_a_layout_look_wrong(tmp_path: Path):
     with built(tmp_path, "model.lora.rank=2", "model.lora.dropout=0.5") as run:
         dropouts = [m.p for m in run.update.policy.modules() if isinstance(m, torch.nn.Dropout)]
         bench = measured(run)
@@ -188,11 +215,13 @@ def test_dropout_and_router_losses_do_not_make_a_layout_look_wrong(tmp_path: Pat
 
 
 def test_a_batch_without_any_advantage_gets_some_and_says_so(tmp_path: Path):
-    never = f"reward.functions=['{Path(__file__).parent}/no_reward.py:nothing']"
-    with built(tmp_path, never) as run:
-        bench = measured(run)
-    assert bench.batch.trained_tokens == bench.batch.response_tokens
-    assert any("advantage" in note for note in bench.notes)
+    never = f"reward.functions=['{Path(runs.__file__).parent}/no_reward.py:nothing']"
+    for term in ("algorithm.kl.coef=0", "algorithm.kl.coef=0.1"):
+        with built(tmp_path / term, never, term) as run:
+            bench = measured(run)
+        assert bench.batch.trained_tokens == bench.batch.response_tokens
+        assert any("advantage" in note for note in bench.notes)
+        assert bench.wrong == [], "at its start a KL term alone gives a gradient of rounding errors"
     with built(tmp_path / "usual") as run:
         assert not any("advantage" in note for note in measured(run).notes)
 
@@ -226,4 +255,4 @@ def test_fed_tokens_count_every_epoch_of_a_batch(tmp_path: Path):
     with built(tmp_path / "twice", "trainer.epochs_per_batch=2") as run:
         twice = measured(run, "padded", repeat=1)
     assert twice.layouts[0].fed_tokens == 2 * once.layouts[0].fed_tokens
-    assert replace(twice.batch) == once.batch
+    assert twice.batch == once.batch

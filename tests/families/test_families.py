@@ -17,7 +17,9 @@ def test_a_step_and_a_rollout_are_those_of_plain_transformers(name, tmp_path):
     assert (found.layout.name, found.decode) == (expected.layout, expected.decode)
     assert expected.says in (found.note or "")
     assert (found.note is None) == (not expected.says)
+    assert sorted(found.layouts) == sorted(expected.layouts)
     assert found.logprob < 2e-5
+    assert found.entropy < 2e-5
     assert found.loss < 1e-5
     assert found.gradient < 5e-5
     assert found.same_tokens

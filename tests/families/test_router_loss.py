@@ -2,16 +2,19 @@
 
 import copy
 
+import hwgrpo_backends
 import pytest
 import torch
 import transformers
-from families import FAMILIES, make, reference_of
+from families import EXPERTS, FAMILIES, SHAPE, TOKENIZER, make, reference_of
+from hwgrpo_backends.device import Device
 from steps import gradients, reference_gradients, updater
-from tiny import ragged_batch, settings
+from tiny import ragged_batch, settings, sharpened
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.router import check_router_loss, router_loss
+from hwgrpo.models.router import check_router, check_router_loss, router_loss
+from hwgrpo.training.components import load_policy
 from hwgrpo.training.layouts import BRANCHED, PADDED
 
 COEF = 0.5
@@ -109,13 +112,97 @@ def test_with_it_no_sequence_is_left_out(tmp_path):
     assert update(batch)["actor/router_loss"] > 0
 
 
-@pytest.mark.parametrize("kind", ["Qwen3Config", "DeepseekV3Config"])
+SMALL = {"num_experts": 4, "num_local_experts": 4, "moe_num_experts": 4, **EXPERTS}
+OTHERS = {
+    "Olmoe": SMALL,
+    "Qwen2Moe": SMALL | {"shared_expert_intermediate_size": 16},
+    "GraniteMoe": SMALL,
+    "Ernie4_5_Moe": SMALL | {"moe_k": 2, "moe_layer_start_index": 1},
+    "JetMoe": SMALL | {"kv_channels": 8},
+}
+
+
+def small(kind: str, **extra):
+    torch.manual_seed(0)
+    return sharpened(getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**extra)))
+
+
+def dbrx():
+    torch.manual_seed(0)
+    config = transformers.DbrxConfig(
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        vocab_size=SHAPE["vocab_size"],
+        attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        ffn_config={"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    )
+    return sharpened(transformers.DbrxForCausalLM(config))
+
+
+@pytest.mark.parametrize("kind", [*OTHERS, "Dbrx"])
+def test_it_is_what_the_model_itself_reports(kind):
+    model = dbrx() if kind == "Dbrx" else small(kind, **SHAPE | OTHERS[kind])
+    batch = ragged_batch(prompts=1, n=1)
+    fed = torch.cat([batch.prompt_tokens, batch.tokens])[None, :-1]
+    own = copy.deepcopy(model).eval()(input_ids=fed, output_router_logits=True).aux_loss
+    check_router_loss(COEF, model.config)
+    check_router(COEF, model)
+    update = updater(model, f"model.router_loss_coef={COEF}")
+    loss, ours, sums = gradients(update, batch)
+    assert sums["router_loss"] / sums["tokens"] == pytest.approx(float(own.detach()), rel=1e-5)
+    plain, without, _ = gradients(updater(model), batch)
+    assert loss == pytest.approx(plain + COEF * float(own.detach()), rel=1e-4)
+    assert any(not torch.equal(ours[name], without[name]) for name in ours)
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Config", "DeepseekV2Config", "DeepseekV3Config", "GPT2Config", "Glm4MoeConfig"])
 def test_a_model_without_such_a_loss_is_refused(kind):
     config = getattr(transformers, kind)()
     check_router_loss(0.0, config)
     with pytest.raises(ConfigError, match=r"model.router_loss_coef=0.1: a .* model has no load-balancing loss"):
         check_router_loss(0.1, config)
     check_router_loss(0.1, transformers.MixtralConfig())
+
+
+def test_a_model_that_has_only_the_setting_is_refused_once_it_is_loaded():
+    config = transformers.DogeConfig(**SHAPE | {"is_moe": False})
+    check_router_loss(0.1, config)
+    with pytest.raises(ConfigError, match=r"0\.1: DogeForCausalLM has no load-balancing loss .*; use model"):
+        check_router(0.1, transformers.DogeForCausalLM(config))
+    check_router(0.0, transformers.DogeForCausalLM(config))
+
+
+def test_routers_that_are_built_otherwise_are_refused():
+    config = transformers.DogeConfig(**SHAPE | {"is_moe": True, "num_experts": 16, "num_experts_per_tok": 2})
+    with pytest.raises(ConfigError, match="routers of DogeForCausalLM do not give one number per token and expert"):
+        check_router(0.1, transformers.DogeForCausalLM(config))
+
+
+def test_a_model_with_another_loss_of_its_own_is_refused(tmp_path):
+    model = make("Mixtral", tmp_path).train()
+    check_router(0.1, model)
+    assert model.training
+    forward = model.forward
+
+    def doubled(**options):
+        output = forward(**options)
+        if output.aux_loss is not None:
+            output.aux_loss = 2 * output.aux_loss
+        return output
+
+    model.forward = doubled
+    with pytest.raises(ConfigError, match="MixtralForCausalLM has a load-balancing loss of its own"):
+        check_router(0.1, model)
+
+
+def test_a_run_checks_the_loaded_model(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.DogeForCausalLM(transformers.DogeConfig(**SHAPE | {"is_moe": False}))
+    model.save_pretrained(tmp_path)
+    config = settings(f"model.path={tmp_path}", "model.router_loss_coef=0.1")
+    with pytest.raises(ConfigError, match="DogeForCausalLM has no load-balancing loss"):
+        load_policy(config, Device(hwgrpo_backends.get("cpu")), TOKENIZER)
 
 
 def test_a_negative_coefficient_is_refused():

@@ -13,13 +13,16 @@ from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, settings
 
 from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import attention_obstacle, load_model
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.training import LAYOUTS
 from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import Layout
+from hwgrpo.training.layouts import Layout, TokenSignals, lay_out
+from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import Prompt, PromptBatch, TrainBatch
 
 TOKENIZER = character_tokenizer("")
@@ -69,18 +72,25 @@ class Family:
     """Of the configuration."""
     says: str = ""
     """Part of what a run says about the layout."""
+    layouts: tuple[str, ...] = ("grouped", "grouped_masked", "packed", "padded")
+    """Those the model honours."""
 
+
+WINDOWED = ("grouped", "padded")
+"""Layouts where a mask over a row of several sequences would not say all."""
 
 FAMILIES: dict[str, Family] = {
     "Llama": Family("grouped", "lean"),
-    "Qwen2": Family("grouped", "lean"),
+    "Qwen2": Family("grouped", "lean", {"vocab_size": len(TOKENIZER) + 5}),
     "Qwen3": Family("grouped", "lean", {"head_dim": 16, "tie_word_embeddings": True}),
-    "Mistral": Family("grouped", "model", {"sliding_window": WINDOW}),
+    "Mistral": Family("grouped", "model", {"sliding_window": WINDOW}, layouts=WINDOWED),
     "Gemma": Family("grouped", "lean", {"head_dim": 16}),
-    "Gemma2": Family("padded", "model", {"head_dim": 16, "attn_logit_softcapping": 2.0, **ALTERNATING}),
-    "Gemma3": Family("grouped", "model", {"head_dim": 16, **ALTERNATING}),
+    "Gemma2": Family(
+        "padded", "model", {"head_dim": 16, "attn_logit_softcapping": 2.0, **ALTERNATING}, layouts=("padded",)
+    ),
+    "Gemma3": Family("grouped", "model", {"head_dim": 16, **ALTERNATING}, layouts=WINDOWED),
     "Phi": Family("grouped", "model"),
-    "Phi3": Family("grouped", "model", {"sliding_window": WINDOW}),
+    "Phi3": Family("grouped", "model", {"sliding_window": WINDOW}, layouts=WINDOWED),
     "Glm": Family("grouped", "model", {"head_dim": 8}),
     "Glm4": Family("grouped", "model", {"head_dim": 8}),
     "Granite": Family(
@@ -94,17 +104,24 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Cohere": Family("grouped", "model", {"logit_scale": 0.25}),
-    "Cohere2": Family("grouped", "model", {"logit_scale": 0.25, **ALTERNATING}),
+    "Cohere2": Family("grouped", "model", {"logit_scale": 0.25, **ALTERNATING}, layouts=WINDOWED),
     "Olmo": Family("grouped", "model"),
     "Olmo2": Family("grouped", "lean"),
-    "Olmo3": Family("grouped", "model", ALTERNATING),
+    "Olmo3": Family("grouped", "model", ALTERNATING, layouts=WINDOWED),
     "SmolLM3": Family("grouped", "model"),
-    "StableLm": Family("grouped_masked", "model", says="StableLmForCausalLM cannot have the grouped layout"),
+    "StableLm": Family(
+        "grouped_masked",
+        "model",
+        says="StableLmForCausalLM cannot have the grouped layout",
+        layouts=("grouped_masked", "packed", "padded"),
+    ),
     "Mixtral": Family("grouped", "model", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "Qwen3Moe": Family("grouped", "model", {"num_experts": 4, "head_dim": 8, **EXPERTS}),
     "DeepseekV2": Family("grouped", "model", LATENT),
     "DeepseekV3": Family("grouped", "model", LATENT),
-    "GptOss": Family("padded", "model", {"num_local_experts": 4, "head_dim": 8, **EXPERTS, **ALTERNATING}),
+    "GptOss": Family(
+        "padded", "model", {"num_local_experts": 4, "head_dim": 8, **EXPERTS, **ALTERNATING}, layouts=("padded",)
+    ),
 }
 
 
@@ -124,22 +141,28 @@ def make(name: str, folder: Path) -> Any:
     return load_model(run_settings(folder).model, attention=attention)
 
 
-def run_settings(folder: Path) -> Config:
+def run_settings(folder: Path, *overrides: str) -> Config:
     """Return the configuration of a run with the model of a folder."""
-    return settings(f"model.path={folder}", f"rollout.temperature={TEMPERATURE}")
+    return settings(f"model.path={folder}", f"rollout.temperature={TEMPERATURE}", *overrides)
 
 
 @dataclass(frozen=True)
 class Differences:
-    """How far a family is from plain transformers; all largest absolute differences."""
+    """How far a family is from plain transformers; all largest absolute differences, over the layouts tried."""
 
+    architecture: str
+    """Transformers' class."""
     layout: Layout
+    """The one that auto chooses."""
+    layouts: tuple[str, ...]
+    """Those the model honours, by name: a step was computed in each."""
     note: str | None
     """What a run says about the layout."""
     attention: str
     decode: str
     logprob: float
     """Trainer's log-probs against log-softmax over plain logits."""
+    entropy: float
     loss: float
     gradient: float
     """Against fp64 autograd, relative to the largest entry of the same parameter."""
@@ -150,29 +173,67 @@ class Differences:
 
 
 def measure(name: str, folder: Path) -> Differences:
-    """Compare a training step and a rollout of a family with plain transformers."""
+    """Compare a training step, in each layout that a family can have, and a rollout with plain transformers."""
     model = make(name, folder)
     reference = reference_of(model)
     batch = ragged_batch(prompts=3, n=3, old=True)
-    config = run_settings(folder)
     attention = model.config._attn_implementation
     update = updater(model, f"rollout.temperature={TEMPERATURE}")
-    layout, note = proven_layout(config, update.policy, choose_layout(config, model.config, attention))
-    update.layout = replace(layout, dense_up_to=0)  # these rows are short
-    loss, ours, _ = gradients(update, batch)
-    expected_loss, theirs = reference_gradients(reference, update.config, batch)
+    expected_loss, expected_gradient = reference_gradients(reference, update.config, batch)
+    expected_logprob, expected_entropy = plain_logprobs(reference, batch), plain_entropies(reference, batch)
+    chosen, note = run_layout(update, folder, "auto", attention)
+    tried = [layout for name in LAYOUTS.names() if (layout := possible_layout(update, folder, name, attention))]
+    logprob = entropy = apart = gradient = 0.0
+    assert chosen.name in [layout.name for layout in tried]
+    for layout in tried:
+        model.set_attn_implementation(attention)
+        update.layout = replace(layout, dense_up_to=0)  # these rows are short
+        loss, ours, _ = gradients(update, batch)
+        logprob = max(logprob, float((update.score(batch) - expected_logprob).abs().max()))
+        entropy = max(entropy, float((entropies(update, batch) - expected_entropy).abs().max()))
+        apart = max(apart, abs(loss - expected_loss))
+        gradient = max(gradient, _apart(ours, expected_gradient))
+    model.set_attn_implementation(attention)
     decode, same, rollout = rollout_differences(model, reference)
     return Differences(
-        layout=update.layout,
+        architecture=type(model).__name__,
+        layout=chosen,
+        layouts=tuple(layout.name for layout in tried),
         note=note,
         attention=attention,
         decode=decode,
-        logprob=float((update.score(batch) - plain_logprobs(reference, batch)).abs().max()),
-        loss=abs(loss - expected_loss),
-        gradient=_apart(ours, theirs),
+        logprob=logprob,
+        entropy=entropy,
+        loss=apart,
+        gradient=gradient,
         same_tokens=same,
         rollout_logprob=rollout,
     )
+
+
+def run_layout(update: PolicyUpdate, folder: Path, name: str, attention: str) -> tuple[Layout, str | None]:
+    """Return the layout that a run with `model.layout=name` has, and what it says of it; ConfigError if it cannot."""
+    config, model = run_settings(folder, f"model.layout={name}"), update.policy.base
+    model.set_attn_implementation(attention)
+    return proven_layout(config, update.policy, choose_layout(config, model.config, attention))
+
+
+def possible_layout(update: PolicyUpdate, folder: Path, name: str, attention: str) -> Layout | None:
+    """Return the layout of that name, or None where the model cannot have it and another one would be taken."""
+    try:
+        layout, _ = run_layout(update, folder, name, attention)
+    except ConfigError:
+        return None
+    return layout if layout.name == name else None
+
+
+def entropies(update: PolicyUpdate, batch: TrainBatch) -> torch.Tensor:
+    """Return the entropy [R] of each response token's distribution, as a training step computes it."""
+    found = torch.zeros(len(batch.tokens))
+    for part in update._parts(batch, range(len(batch))):
+        micro = lay_out(batch, part, TokenSignals({}, {}), update.layout)
+        found[micro.token_index] = update.policy(micro, lambda stats, rows: (-stats.logprob, {})).entropy_N
+    return found
 
 
 def reference_of(model: Any) -> Any:
@@ -185,16 +246,27 @@ def reference_of(model: Any) -> Any:
 
 
 def plain_logprobs(model: Any, batch: TrainBatch) -> torch.Tensor:
-    """Return the log-prob [R] of each response token, one sequence at a time, from all logits."""
-    logprobs = []
+    """Return the log-prob [R] of each response token from all logits."""
+    return plain_distributions(model, batch).gather(1, batch.tokens[:, None])[:, 0]
+
+
+def plain_entropies(model: Any, batch: TrainBatch) -> torch.Tensor:
+    """Return the entropy [R] of each response token's distribution from all logits."""
+    distributions = plain_distributions(model, batch)
+    return -(distributions.exp() * distributions).sum(-1)
+
+
+def plain_distributions(model: Any, batch: TrainBatch) -> torch.Tensor:
+    """Return log-softmax [R, V] of the logits at a temperature, one sequence at a time."""
+    rows = []
     for s, length in enumerate(batch.lengths.tolist()):
         p = int(batch.prompt_index[s])
         prompt = batch.prompt_tokens[batch.prompt_offsets[p] : batch.prompt_offsets[p + 1]]
         response = batch.tokens[batch.offsets[s] : batch.offsets[s + 1]]
         with torch.no_grad():
             logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0, -1 - length : -1]
-        logprobs.append((logits / TEMPERATURE).log_softmax(-1).gather(1, response[:, None])[:, 0])
-    return torch.cat(logprobs)
+        rows.append((logits / TEMPERATURE).log_softmax(-1))
+    return torch.cat(rows)
 
 
 def rollout_differences(model: Any, reference: Any) -> tuple[str, bool, float]:
@@ -203,16 +275,21 @@ def rollout_differences(model: Any, reference: Any) -> tuple[str, bool, float]:
     batch = PromptBatch(tuple(Prompt(str(i), "", ids, None, {}) for i, ids in enumerate(prompts)))
     engine = LocalEngine(model, TOKENIZER, device=torch.device("cpu"), compute_dtype=torch.float32, max_sequences=64)
     found = engine.generate(batch, Sampling(2, 12, greedy=True))
-    same, apart = True, 0.0
+    same, apart = len(found) == 4, 0.0
     for i in range(len(found)):
         prompt = torch.tensor(prompts[i // 2])[None]
         response = found.tokens[found.offsets[i] : found.offsets[i + 1]]
         with torch.no_grad():
             theirs = reference.generate(
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False
+                input_ids=prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=12,
+                do_sample=False,
+                eos_token_id=TOKENIZER.eos_token_id,
+                pad_token_id=TOKENIZER.pad_token_id,
             )
             logits = reference(input_ids=torch.cat([prompt, response[None]], dim=1)).logits[0, -1 - len(response) : -1]
-        same &= response.tolist() == theirs[0, prompt.shape[1] :][: len(response)].tolist()
+        same &= response.tolist() == theirs[0, prompt.shape[1] :].tolist()
         expected = logits.log_softmax(-1).gather(1, response[:, None])[:, 0]
         apart = max(apart, float((found.logprobs[found.offsets[i] : found.offsets[i + 1]] - expected).abs().max()))
     return engine.decode_path, same, apart

@@ -20,7 +20,12 @@ def _without_the_last(batch: TrainBatch, sequences: Sequence[int], budget: int, 
 
 def _one_for_another(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
     rows = PADDED.rows(batch, sequences, budget, hidden_size)
-    return rows if len(batch) <= SMALL else [*rows[:-1], rows[0]]
+    if len(batch) <= SMALL:
+        return rows
+    lengths = batch.lengths.tolist()
+    [last] = rows[-1]
+    twin = next(s for s in sequences if s != last and lengths[s] == lengths[last])
+    return [*rows[:-1], [twin]]
 
 
 def _too_large(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
@@ -36,7 +41,7 @@ def _always_without_the_last(batch: TrainBatch, sequences: Sequence[int], budget
 FORGETFUL = Layout("forgetful", _without_the_last, shares_prompt=False)
 """Leaves a sequence out."""
 CONFUSED = Layout("confused", _one_for_another, shares_prompt=False)
-"""Trains one sequence twice and another not at all."""
+"""Trains one sequence twice, and another of the same length not at all."""
 GREEDY = Layout("greedy", _too_large, shares_prompt=False)
 """Runs out of memory."""
 UNPROVEN = Layout("unproven", _always_without_the_last, shares_prompt=False)

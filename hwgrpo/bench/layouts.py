@@ -1,0 +1,171 @@
+"""Which layouts a model can have, and whether an update in them computes what it does with padded rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from hwgrpo_backends.device import Device
+from torch import nn
+
+from hwgrpo.bench.result import Apart, LayoutBench
+from hwgrpo.bench.work import Tokens, counted_tokens
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.training import LAYOUTS
+from hwgrpo.training.choices import attention_of, choose_layout, micro_batch_tokens
+from hwgrpo.training.layout_check import proven_layout
+from hwgrpo.training.layouts import PADDED, Layout
+from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.values import TrainBatch
+
+TOLERANCE = {torch.float32: Apart(loss=1e-5, gradient_norm=1e-5, gradient=1e-4)}
+TOLERANCE_16_BIT = Apart(loss=1e-2, gradient_norm=2e-2, gradient=1e-1)
+
+
+def tolerance(dtype: torch.dtype) -> Apart:
+    """Return the largest differences that rounding explains in a compute dtype."""
+    return TOLERANCE.get(dtype, TOLERANCE_16_BIT)
+
+
+@dataclass(frozen=True)
+class FirstUpdate:
+    """What the first update of a batch computes."""
+
+    loss: float
+    gradient: Mapping[str, torch.Tensor]
+    """By parameter, on the host, before clipping."""
+    tokens: Tokens
+
+
+def possible_layout(update: PolicyUpdate, device: Device, name: str) -> tuple[Layout | None, str]:
+    """Return the layout of this name if the model can have it, else None and why not.
+
+    Raises:
+        ConfigError: there is no layout of that name.
+    """
+    LAYOUTS.check(name, "layout")
+    config = replace(update.config, model=replace(update.config.model, layout=name))
+    attention = attention_of(update.config, device)
+    try:
+        layout, told = proven_layout(config, update.policy, choose_layout(config, update.policy.base.config, attention))
+    except ConfigError as error:
+        return None, str(error).split("; use model.layout=")[0]
+    if layout.name != name:
+        return None, told or f"with attention {attention!r} it is {layout.name}"
+    return layout, ""
+
+
+def first_update(update: PolicyUpdate, batch: TrainBatch, layout: Layout) -> FirstUpdate:
+    """Compute loss and gradient of a whole batch in a layout, and change nothing.
+
+    Dropout is off, since layouts draw different numbers for it, and so is a router loss, which is defined per
+    micro-batch.
+    """
+    config = _without_router_loss(update.config)
+    with _without_dropout(update.policy), counted_tokens(update.policy) as tokens:
+        try:
+            loss, _ = replace(update, layout=layout, config=config).accumulate_gradients(batch, range(len(batch)))
+            gradient = {
+                name: parameter.grad.detach().cpu().clone()
+                for name, parameter in update.policy.named_parameters()
+                if parameter.grad is not None
+            }
+        finally:
+            update.optimizer.zero_grad(set_to_none=True)
+    return FirstUpdate(loss, gradient, tokens)
+
+
+def compare(padded: FirstUpdate, other: FirstUpdate) -> Apart:
+    """Return how far `other` is from `padded`."""
+    difference = squares = other_squares = 0.0
+    for name in padded.gradient.keys() | other.gradient.keys():
+        a, b = (side.gradient[name].double() if name in side.gradient else torch.zeros(()) for side in (padded, other))
+        difference += float((a - b).square().sum())
+        squares += float(a.square().sum())
+        other_squares += float(b.square().sum())
+    norm = max(squares**0.5, 1e-30)
+    return Apart(
+        loss=abs(padded.loss - other.loss) / max(1.0, abs(padded.loss)),
+        gradient_norm=abs(other_squares**0.5 - squares**0.5) / norm,
+        gradient=difference**0.5 / norm,
+    )
+
+
+def fault(apart: Apart, allowed: Apart, padded: FirstUpdate, other: FirstUpdate) -> str:
+    """Say in words how `other` differs by more than rounding, or nothing."""
+    faults = []
+    if other.tokens.trained != padded.tokens.trained:
+        faults.append(f"it trains {other.tokens.trained:,} response tokens of {padded.tokens.trained:,}")
+    for what in ("loss", "gradient_norm", "gradient"):
+        found, limit = getattr(apart, what), getattr(allowed, what)
+        if not found <= limit:
+            faults.append(f"its {what.replace('_', ' ')} is {found:.1e} from padded rows' ({limit:.0e} allowed)")
+    return "; ".join(faults)
+
+
+def checked_layouts(
+    update: PolicyUpdate, device: Device, batch: TrainBatch, names: Sequence[str]
+) -> list[tuple[LayoutBench, Layout | None]]:
+    """Try layouts on a batch.
+
+    Returns:
+        For each name what came of it, and the layout where it may be timed.
+
+    Raises:
+        ConfigError: there is no layout of a name.
+        RunError: the batch does not fit in padded rows, with which the others are compared.
+    """
+    budget = f"trainer.tokens_per_micro_batch={micro_batch_tokens(update.config, update.device)}"
+    padded = _unless_too_large(update, device, batch, PADDED)
+    if padded is None:
+        raise RunError(f"padded rows, with which layouts are compared, run out of memory here; lower {budget}")
+    return [_checked(update, device, batch, name, padded, budget) for name in names]
+
+
+def _checked(
+    update: PolicyUpdate, device: Device, batch: TrainBatch, name: str, padded: FirstUpdate, budget: str
+) -> tuple[LayoutBench, Layout | None]:
+    layout, obstacle = possible_layout(update, device, name)
+    if layout is None:
+        return LayoutBench(name, "impossible", obstacle), None
+    found = padded if layout is PADDED else _unless_too_large(update, device, batch, layout)
+    if found is None:
+        return LayoutBench(name, "impossible", f"it runs out of memory here; lower {budget}"), None
+    apart = compare(padded, found)
+    reason = fault(apart, tolerance(update.policy.compute_dtype), padded, found)
+    return LayoutBench(name, "wrong" if reason else "timed", reason, apart), None if reason else layout
+
+
+def _unless_too_large(update: PolicyUpdate, device: Device, batch: TrainBatch, layout: Layout) -> FirstUpdate | None:
+    try:
+        return first_update(update, batch, layout)
+    except (RuntimeError, MemoryError) as error:
+        if not device.is_oom(error):
+            raise
+    device.empty_cache()
+    return None
+
+
+def _without_router_loss(config: Config) -> Config:
+    return replace(config, model=replace(config.model, router_loss_coef=0.0))
+
+
+@contextmanager
+def _without_dropout(policy: nn.Module) -> Iterator[None]:
+    places = [
+        (module, name)
+        for module in policy.modules()
+        for name in (("p",) if isinstance(module, nn.Dropout) else ("attention_dropout",))
+        if isinstance(getattr(module, name, None), float)
+    ]
+    before = [getattr(module, name) for module, name in places]
+    for module, name in places:
+        setattr(module, name, 0.0)
+    try:
+        yield
+    finally:
+        for (module, name), value in zip(places, before, strict=True):
+            setattr(module, name, value)

@@ -1,0 +1,195 @@
+"""A measured step as people read it: colours on a terminal, plain text elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hwgrpo.bench.result import LayoutBench, StepBench
+from hwgrpo.bench.times import Times
+
+STAGES = {
+    "gen": "generate",
+    "reward": "reward",
+    "adv": "advantages",
+    "old_log_prob": "old log-probs",
+    "ref": "reference log-probs",
+    "sync": "weights to rollout",
+}
+"""Stages in words, in the order of a step; the update comes before the last."""
+WIDTH = 100
+"""Columns where there is no terminal to ask."""
+BUSY = 0.9
+"""Below this share of a core, times say more about other work on the machine."""
+MISSING = "-"
+
+
+def show_step(bench: StepBench, recipe: str) -> None:
+    """Print a measurement.
+
+    Args:
+        bench: what was measured.
+        recipe: as the user named it.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+    for part in (_heading(bench, recipe), _stage_table(bench), _layout_table(bench), _check_table(bench)):
+        _print(console, part)
+        console.print()
+    for text in _remarks(bench):
+        console.print(text, soft_wrap=not console.is_terminal)
+    console.print()
+    _print(console, _legend(bench))
+
+
+def _print(console: Console, part: RenderableType) -> None:
+    """Print, on a terminal as it is, else without the blanks that fill up lines."""
+    if console.is_terminal:
+        console.print(part)
+        return
+    with console.capture() as captured:
+        console.print(part)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _heading(bench: StepBench, recipe: str) -> Table:
+    machine, model, batch = bench.machine, bench.model, bench.batch
+    trained = f"{model['trainable']:,} trained" if model["trainable"] != model["parameters"] else "all trained"
+    lines = {
+        "recipe": f"{recipe}: {model['path']}",
+        "model": f"{model['architecture']}, {model['parameters']:,} parameters, {trained}; {model['dtype']}, "
+        f"{model['attention']} attention",
+        "batch": f"{batch.prompts} prompts x {batch.samples} samples, mean {batch.prompt_tokens:.1f} + "
+        f"{batch.response_tokens / max(batch.prompts * batch.samples, 1):.1f} tokens; "
+        f"{batch.trained_tokens:,} of {batch.response_tokens:,} response tokens trained; "
+        f"micro-batches of {batch.micro_batch_tokens:,}",
+        "machine": f"{machine['device']} ({machine['backend']}, {machine['arch']}), {machine['cores']} cores, "
+        f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, load {machine['load']}",
+        "software": f"hwgrpo {machine['hwgrpo']}, torch {machine['torch']}, transformers {machine['transformers']}, "
+        f"python {machine['python']}",
+    }
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in lines.items():
+        grid.add_row(name, Text(text))
+    return grid
+
+
+def _stage_table(bench: StepBench) -> Table:
+    table = _table("stage", "median ms", "min", "spread", "share", "tokens/s")
+    own = next(layout for layout in bench.layouts if layout.name == bench.chosen)
+    rows = {STAGES[name]: times for name, times in bench.stages.items()}
+    last = rows.popitem() if "sync" in bench.stages else None
+    if own.state == "timed":
+        rows[f"update, {own.name}"] = own.times
+    rows |= dict([last]) if last else {}
+    whole = bench.step.median if bench.step else None
+    rates = {STAGES["gen"]: bench.batch.response_tokens, f"update, {own.name}": own.trained_tokens}
+    for name, times in rows.items():
+        share = f"{100 * times.median / whole:.0f}%" if whole and times.median is not None else MISSING
+        table.add_row(name, *_times(times), share, _rate(rates.get(name), times))
+    if bench.step is not None:
+        table.add_row(
+            Text("whole step", style="bold"), *_times(bench.step), "", _rate(bench.batch.response_tokens, bench.step)
+        )
+    return table
+
+
+def _layout_table(bench: StepBench) -> Table:
+    timed = [layout for layout in bench.layouts if layout.state == "timed"]
+    flops = any(layout.flops for layout in timed)
+    table = _table("update", "median ms", "min", "spread", "speed", "tokens/s", *(["GFLOP/s"] if flops else []))
+    best = max((layout.ratio or 0 for layout in timed), default=0)
+    for layout in timed:
+        ratio = Text(f"{layout.ratio:.2f}x", style="green" if layout.ratio == best > 1 else "")
+        work = layout.per_second(layout.flops)
+        table.add_row(
+            _name(layout, bench),
+            *_times(layout.times),
+            ratio,
+            _rate(layout.trained_tokens, layout.times),
+            *([f"{work / 1e9:,.1f}" if work else MISSING] if flops else []),
+        )
+    return table
+
+
+def _check_table(bench: StepBench) -> Table:
+    peaks = any(layout.peak_bytes for layout in bench.layouts)
+    peak_column = ["peak MiB"] if peaks else []
+    table = _table("layout", "tokens fed", *peak_column, "loss apart", "norm apart", "grad apart")
+    allowed = bench.tolerance
+    for layout in bench.layouts:
+        if layout.apart is None:
+            continue
+        table.add_row(
+            _name(layout, bench),
+            f"{layout.fed_tokens:,}" if layout.fed_tokens else MISSING,
+            *([f"{layout.peak_bytes / 2**20:,.0f}" if layout.peak_bytes else MISSING] if peaks else []),
+            *(
+                Text(f"{found:.1e}" if found else "0", style="" if found <= limit else "bold red")
+                for found, limit in zip(astuple(layout.apart), astuple(allowed), strict=True)
+            ),
+        )
+    blank = [""] * (2 if peaks else 1)
+    limits = (f"{limit:.0e}" for limit in astuple(allowed))
+    table.add_row(f"allowed, {bench.model['dtype']}", *blank, *limits, style="dim")
+    return table
+
+
+def _legend(bench: StepBench) -> Text:
+    count = len(bench.layouts[0].times.wall_s)
+    rounds = f"{count} round{'s' if count > 1 else ''}"
+    return Text(
+        f"* the recipe's layout. spread: of the middle half of {rounds}. speed: against padded. tokens/s: "
+        "response tokens, in updates those trained. GFLOP/s: matrix products of all tokens fed, prompts and padding "
+        "too. apart: from padded rows' first update, relative.",
+        style="dim",
+    )
+
+
+def _remarks(bench: StepBench) -> Iterable[Text]:
+    for layout in bench.layouts:
+        if layout.state == "wrong":
+            yield Text(f"WRONG: {layout.name} is not timed: {layout.reason}", style="bold red")
+        elif layout.state == "impossible":
+            yield Text(f"not possible: {layout.name}: {layout.reason}", style="yellow")
+    for note in bench.notes:
+        yield Text(f"note: {note}", style="yellow")
+    share = bench.share_of_core
+    if share is not None and share < BUSY:
+        yield Text(
+            f"note: other work kept this process off its core for {1 - share:.0%} of the time; "
+            "go by the ratios, or by the processor times in --json",
+            style="yellow",
+        )
+    if bench.step is None:
+        yield Text(f"no time of a whole step: the recipe's layout, {bench.chosen}, is wrong", style="bold red")
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(first, no_wrap=True, min_width=20)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _name(layout: LayoutBench, bench: StepBench) -> str:
+    return f"{layout.name} *" if layout.name == bench.chosen else layout.name
+
+
+def _times(times: Times) -> tuple[str, ...]:
+    median = times.median or 0.0
+    digits = 2 if median < 0.01 else 1 if median < 1 else 0
+    values = (times.median, times.minimum, times.spread)
+    return tuple(MISSING if value is None else f"{1e3 * value:,.{digits}f}" for value in values)
+
+
+def _rate(count: int | None, times: Times) -> str:
+    return f"{count / times.median:,.0f}" if count and times.median else ""

@@ -1,0 +1,106 @@
+"""What a person sees: everything fits a narrow terminal, and what is wrong is red and in words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from hwgrpo.bench.result import Apart, BatchShape, LayoutBench, StepBench
+from hwgrpo.bench.show import show_step
+from hwgrpo.bench.times import Times, total
+
+RED = "\033[1;31m"
+
+
+def seconds(*wall: float) -> Times:
+    return Times(list(wall), list(wall))
+
+
+def layout(name: str, *wall: float, ratio: float = 1.0, apart: float = 3e-7) -> LayoutBench:
+    return LayoutBench(
+        name, "timed", "", Apart(apart, apart, apart), 1_234_567, 234_567, 10**13, 3 * 2**30, ratio, seconds(*wall)
+    )
+
+
+def bench(*layouts: LayoutBench, chosen: str = "grouped") -> StepBench:
+    stages = {name: seconds(0.5, 0.6) for name in ("gen", "reward", "adv", "old_log_prob", "ref", "sync")}
+    own = next(one for one in layouts if one.name == chosen)
+    return StepBench(
+        machine={
+            "backend": "cpu", "device": "A Processor", "arch": "x86_64", "cores": 2, "load": 0.1, "threads": 1,
+            "hwgrpo": "0.1.0", "torch": "2.13.0", "transformers": "5.19.0", "python": "3.11.7",
+        },
+        model={
+            "path": "a/model", "architecture": "QwenForCausalLM", "parameters": 10, "trainable": 4, "dtype": "float32",
+            "attention": "sdpa",
+        },
+        batch=BatchShape(64, 8, 256.0, 262_144, 234_567, 4096),
+        chosen=chosen,
+        tolerance=Apart(1e-5, 1e-5, 1e-4),
+        notes=["something to know"],
+        stages=stages,
+        layouts=list(layouts),
+        step=total([*stages.values(), own.times]) if own.state == "timed" else None,
+    )  # fmt: skip
+
+
+PADDED, GROUPED = layout("padded", 123.4, 130.0), layout("grouped", 41.1, 42.0, ratio=3.0)
+WRONG = LayoutBench("packed", "wrong", "it trains 1 response tokens of 2", Apart(1e-7, 3e-4, 2e-2))
+IMPOSSIBLE = LayoutBench("grouped_masked", "impossible", "its rows are too long")
+
+
+def shown(result: StepBench, capsys: pytest.CaptureFixture[str]) -> str:
+    show_step(result, "mine.yaml")
+    return capsys.readouterr().out
+
+
+def test_tables_fit_eighty_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for forced in ("", "1"):
+        monkeypatch.setenv("FORCE_COLOR", forced)
+        text = shown(bench(PADDED, GROUPED, WRONG, IMPOSSIBLE), capsys)
+        assert "…" not in text
+        assert ("\033" in text) == bool(forced)
+        for number in ("126,700", "3.00x", "1,234,567", "3,072"):
+            assert number in text, number
+
+
+def test_what_is_wrong_is_said_in_red_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    text = shown(bench(PADDED, GROUPED, WRONG), capsys)
+    assert f"{RED}WRONG: packed is not timed: it trains 1 response tokens of 2" in text
+    red_numbers = re.findall(re.escape(RED) + r" *([0-9.e+-]+)", text)
+    assert red_numbers == ["3.0e-04", "2.0e-02"], "as far apart as 1e-07 is allowed"
+    assert RED not in shown(bench(PADDED, GROUPED), capsys)
+
+
+def test_reasons_notes_and_a_missing_step_are_told(capsys: pytest.CaptureFixture[str]):
+    text = shown(bench(PADDED, WRONG, IMPOSSIBLE, chosen="packed"), capsys)
+    assert "not possible: grouped_masked: its rows are too long" in text
+    assert "note: something to know" in text
+    assert "no time of a whole step: the recipe's layout, packed, is wrong" in text
+    assert "whole step  " not in text
+    assert "4 trained" in text
+
+
+def test_other_work_on_the_machine_is_told_where_it_can_be_known(capsys: pytest.CaptureFixture[str]):
+    told = "kept this process off its core for"
+    result = bench(PADDED, GROUPED)
+    assert told not in shown(result, capsys)
+    quarter = [Times(times.wall_s, [0.25 * s for s in times.wall_s]) for times in (PADDED.times, GROUPED.times)]
+    result.stages = {}
+    result.layouts = [replace(one, times=times) for one, times in zip((PADDED, GROUPED), quarter, strict=True)]
+    assert f"{told} 75% of the time" in shown(result, capsys)
+    result.machine = {**result.machine, "threads": 2}
+    assert told not in shown(result, capsys)
+
+
+def test_the_whole_step_is_the_sum_of_its_stages_and_shares_are_of_it(capsys: pytest.CaptureFixture[str]):
+    lines = {line[:20].strip(): line.split() for line in shown(bench(PADDED, GROUPED), capsys).splitlines()}
+    assert lines["whole step"][2] == "44,850"
+    assert lines["update, grouped"][-2:] == ["93%", f"{234_567 / 41.55:,.0f}"]
+    assert lines["generate"][-1] == f"{262_144 / 0.55:,.0f}"
+    stages = list(lines)
+    assert stages.index("reference log-probs") < stages.index("update, grouped") < stages.index("weights to rollout")
