@@ -43,6 +43,7 @@ def decode(
     sampling: Sampling,
     watch: StopWatch,
     device: torch.device,
+    look_every: int = 1,
 ) -> Decoded:
     """Generate S responses to G distinct prompts; each prompt goes through the model once.
 
@@ -53,6 +54,8 @@ def decode(
         sampling: how tokens are drawn, and how many at most.
         watch: says which responses have ended.
         device: where the rows are.
+        look_every: steps after which the host looks at what was drawn. Results do not depend on it. Every look waits
+            for the device; in between, responses that have ended are decoded on.
 
     Raises:
         RunError: the model's logits are not finite.
@@ -64,6 +67,7 @@ def decode(
     sequence = np.arange(len(prompt_of))  # the response that each row of the batch holds
     growing = np.ones(len(prompt_of), dtype=bool)  # rows of the batch that have not ended
     steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]] = []
+    unseen: list[tuple[torch.Tensor, torch.Tensor]] = []
     block = torch.empty(0)
     for position in range(sampling.max_response_tokens):
         if position % UNIFORM_BLOCK == 0 and not sampling.greedy:
@@ -76,23 +80,29 @@ def decode(
             top_p=sampling.top_p,
             min_p=sampling.min_p,
         )
-        drawn = token.cpu().numpy()
-        if (drawn[growing] < 0).any():
-            raise RunError(
-                f"the model's logits at response position {position} are not finite: its weights hold NaN or infinite "
-                "values, or the compute dtype overflows (model.dtype: bfloat16 has the range of float32)"
-            )
-        steps.append((growing.copy(), sequence, drawn, logprob))
-        growing[growing] = ~watch.ended(sequence[growing], drawn[growing])
-        finished[sequence[~growing]] = True
-        if not growing.any() or position + 1 == sampling.max_response_tokens:
-            break
-        if growing.mean() <= COMPACT_BELOW:
-            kept = np.flatnonzero(growing)
-            rows.select(kept)
-            index = torch.from_numpy(kept).to(device)
-            token, sequence, growing = token[index], sequence[kept], growing[kept]
-            block = block if sampling.greedy else block[index]
+        unseen.append((token, logprob))
+        last = position + 1 == sampling.max_response_tokens
+        if last or len(unseen) == look_every:
+            tokens = torch.stack([token for token, _ in unseen]).cpu().numpy()
+            for drawn, (_, logprob) in zip(tokens, unseen, strict=True):
+                if (drawn[growing] < 0).any():
+                    raise RunError(
+                        f"the model's logits at response position {len(steps)} are not finite: its weights hold NaN "
+                        "or infinite values, or the compute dtype overflows (model.dtype: bfloat16 has the range of "
+                        "float32)"
+                    )
+                steps.append((growing.copy(), sequence, drawn, logprob))
+                growing[growing] = ~watch.ended(sequence[growing], drawn[growing])
+            unseen.clear()
+            finished[sequence[~growing]] = True
+            if last or not growing.any():
+                break
+            if growing.mean() <= COMPACT_BELOW:
+                kept = np.flatnonzero(growing)
+                rows.select(kept)
+                index = torch.from_numpy(kept).to(device)
+                token, sequence, growing = token[index], sequence[kept], growing[kept]
+                block = block if sampling.greedy else block[index]
         # Rows that have ended but are still in the batch go on with what they drew; nobody reads it.
         logits = rows.step(token.clamp_min(0))
     return _collect(steps, finished)

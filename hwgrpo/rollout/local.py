@@ -23,6 +23,9 @@ from hwgrpo.rollout.sampling import stream_keys
 from hwgrpo.rollout.stopping import StopWatch, end_token_ids
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
+LOOK_EVERY = 8
+"""Steps between looks at what an accelerator has drawn, each of which it would wait for."""
+
 
 class LocalEngine:
     """Samples in this process, on the training device.
@@ -191,6 +194,7 @@ class LocalEngine:
             sampling,
             watch,
             self._device,
+            look_every=1 if self._device.type == "cpu" else LOOK_EVERY,
         )
         responses = np.split(decoded.tokens, np.cumsum(decoded.lengths)[:-1])
         texts = [watch.text(tokens.tolist(), bool(end)) for tokens, end in zip(responses, decoded.finished)]

@@ -75,7 +75,9 @@ def test_logprobs_and_gradient_are_those_of_the_models_own_logits(what):
 
 
 def test_a_head_that_would_be_misread_only_a_little_is_read_by_its_setting():
-    model = build("RecurrentGemma", logits_soft_cap=30.0, lru_width=32, head_dim=8)  # logits are about 1
+    model = build("RecurrentGemma", logits_soft_cap=30.0, lru_width=32, head_dim=8)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.02)  # logits so small that a soft-cap of 30 hardly shows in them
     assert read_head(model).softcap == 30.0
 
 

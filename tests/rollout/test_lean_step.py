@@ -10,9 +10,11 @@ import torch
 import transformers
 from torch import nn
 
+from hwgrpo.errors import RunError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout import architectures, lean_step, precision, shared_prompt
 from hwgrpo.rollout.architectures import ARCHITECTURES, obstacle
+from hwgrpo.rollout.decoding import decode
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.lean_step import LeanRows, proven
 from hwgrpo.rollout.local import LocalEngine
@@ -269,3 +271,43 @@ def test_bfloat16_without_instructions_for_it_is_told(features, slow, tmp_path, 
 def test_nothing_is_said_of_bfloat16_where_the_features_cannot_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "CPUINFO", tmp_path / "missing")
     assert precision.slow_dtype(CPU, torch.bfloat16) is None
+
+
+def look_every(steps: int, monkeypatch) -> None:
+    monkeypatch.setattr("hwgrpo.rollout.local.decode", lambda *words, look_every: decode(*words, look_every=steps))
+
+
+@pytest.mark.parametrize("path", ["lean", "model"])
+@pytest.mark.parametrize("stop", [(), ("ab", "b", "1")], ids=["tokens", "strings"])
+def test_how_often_the_host_looks_changes_no_response(path, stop, monkeypatch):
+    if path == "model":
+        monkeypatch.setattr("hwgrpo.rollout.local.proven", lambda model, device: "it is told not to")
+    engine = engine_of(model_of("Qwen3"), max_sequences=9)
+    sampling = Sampling(8, 23, stop=stop, stop_token_ids=tuple(range(0, len(TOKENIZER), 9)), temperature=1.5)
+    expected = engine.generate(batch_of(), sampling)
+    assert expected.lengths.min() < 5 < expected.lengths.max()
+    for steps in (2, 8, 100):
+        look_every(steps, monkeypatch)
+        found = engine.generate(batch_of(), sampling)
+        assert torch.equal(found.tokens, expected.tokens)
+        assert torch.equal(found.offsets, expected.offsets)
+        assert torch.equal(found.finished, expected.finished)
+        assert found.texts == expected.texts
+        torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+
+
+def test_logits_that_are_not_finite_are_told_by_their_position_however_late_the_host_looks(monkeypatch):
+    engine = engine_of(model_of("Llama"))
+    step = LeanRows.step
+    taken = []
+
+    def breaks(self, token):
+        taken.append(token)
+        return step(self, token) * (float("nan") if len(taken) == 3 else 1.0)
+
+    monkeypatch.setattr(LeanRows, "step", breaks)
+    for steps in (1, 5):
+        taken.clear()
+        look_every(steps, monkeypatch)
+        with pytest.raises(RunError, match="response position 3 are not finite"):
+            engine.generate(batch_of(), Sampling(2, 12))

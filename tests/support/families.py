@@ -26,8 +26,8 @@ from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import Prompt, PromptBatch, TrainBatch
 
 TOKENIZER = character_tokenizer("")
-WINDOW = 6
-"""Of families with a sliding window: shorter than most sequences of the batch."""
+WINDOW = 4
+"""Of families with a sliding window: shorter than most sequences of the batch, and than its longest prompt."""
 TEMPERATURE = 0.8
 
 SHAPE: dict[str, Any] = {
