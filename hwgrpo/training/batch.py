@@ -9,7 +9,7 @@ import torch
 
 from hwgrpo.algorithms.advantages import AdvantageOptions, group_advantages
 from hwgrpo.config import Config
-from hwgrpo.training.layouts import TokenSignals
+from hwgrpo.training.micro_batch import TokenSignals
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
 

@@ -9,7 +9,8 @@ import torch
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.choices import has_window
-from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, TokenSignals, lay_out
+from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout
+from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.values import TrainBatch
 

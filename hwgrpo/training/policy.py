@@ -14,7 +14,7 @@ from torch import nn
 from hwgrpo.models import branched_attention
 from hwgrpo.models.head import backbone, causal_lm, read_head
 from hwgrpo.models.router import experts_per_token, router_loss
-from hwgrpo.training.layouts import MicroBatch
+from hwgrpo.training.micro_batch import MicroBatch
 
 LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 

@@ -16,7 +16,8 @@ from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.errors import RunError
 from hwgrpo.training.batch import split_updates, token_signals
 from hwgrpo.training.choices import micro_batch_tokens
-from hwgrpo.training.layouts import Layout, Rows, TokenSignals, cut, lay_out
+from hwgrpo.training.layouts import Layout, Rows, cut
+from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.optimizer import learning_rate
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.reference import Reference

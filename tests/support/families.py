@@ -21,7 +21,8 @@ from hwgrpo.rollout.local import LocalEngine
 from hwgrpo.training import LAYOUTS
 from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import Layout, TokenSignals, lay_out
+from hwgrpo.training.layouts import Layout
+from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import Prompt, PromptBatch, TrainBatch
 

@@ -11,17 +11,8 @@ from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralFo
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.choices import choose_layout, micro_batch_tokens
 from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import (
-    BRANCHED,
-    GROUPED,
-    GROUPED_MASKED,
-    PACKED,
-    PADDED,
-    TokenSignals,
-    cut,
-    lay_out,
-    responses_per_row,
-)
+from hwgrpo.training.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, cut, responses_per_row
+from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
 NOTHING = TokenSignals({}, {})

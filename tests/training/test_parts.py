@@ -22,7 +22,8 @@ from hwgrpo.training import checkpoints, rng
 from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
 from hwgrpo.training.components import check_length, seed_everything
 from hwgrpo.training.evaluate import validate
-from hwgrpo.training.layouts import PADDED, TokenSignals, lay_out
+from hwgrpo.training.layouts import PADDED
+from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.output import claim
 from hwgrpo.training.policy import HeadOptions, PolicyModel
