@@ -16,12 +16,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from hwgrpo.rollout.architectures import Block, Norm, architecture_of, block_of, norm_of, obstacle
-from hwgrpo.rollout.rows import LeftPadded, ModelRows, Rows
+from hwgrpo.rollout.rows import TRIAL_LENGTH, TRIAL_PROMPTS, TRIAL_STEPS, LeftPadded, ModelRows, Rows
 from hwgrpo.rollout.shared_prompt import SharedPromptCache
-
-TRIAL_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
-TRIAL_STEPS = 4
-TRIAL_LENGTH = max(map(len, TRIAL_PROMPTS)) + TRIAL_STEPS
 
 
 class LeanRows:

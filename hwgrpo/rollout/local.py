@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, groupby
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from hwgrpo.rollout.decoding import Decoded, decode
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.lean_step import LeanRows, proven
 from hwgrpo.rollout.precision import slow_dtype
-from hwgrpo.rollout.rows import ModelRows, Rows
+from hwgrpo.rollout.rows import ModelRows, Rows, proven_cache
 from hwgrpo.rollout.sampling import stream_keys
 from hwgrpo.rollout.stopping import StopWatch, end_token_ids
 from hwgrpo.values import Completions, Prompt, PromptBatch
@@ -40,6 +40,9 @@ class LocalEngine:
         compute_dtype: dtype of the weights that sample. Where the model's parameters have it, they are used as they
             are; else a copy in it is made, and refreshed by `update_weights`.
         max_sequences: responses decoded together; a larger batch is generated in parts.
+
+    Raises:
+        ConfigError: with its cache of keys, values or states the model computes something else than without.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class LocalEngine:
         of the decoded rows whose token was kept)."""
         sampler = self._sampler
         with torch.no_grad(), _evaluating(sampler):
+            self._takes_padding = proven_cache(sampler, device)
             self._obstacle = proven(sampler, device)
         self.decode_reason = self._obstacle or ""
         """Why the lean step did not decode; empty when it did. Settled anew by each `generate`."""
@@ -81,7 +85,12 @@ class LocalEngine:
         """What a user should know about the speed of this engine, in words."""
         slow = slow_dtype(self._device, self._dtype)
         path = f"rollout decodes with the model's own forward: {self._obstacle}" if self._obstacle else ""
-        return tuple(note for note in (path, slow) if note)
+        alone = (
+            ""
+            if self._takes_padding
+            else ("rollout decodes prompts of one length at a time: the model does not leave padding out of its states")
+        )
+        return tuple(note for note in (path, alone, slow) if note)
 
     @property
     def _sampler(self) -> PreTrainedModel:
@@ -175,11 +184,16 @@ class LocalEngine:
     def _parts(self, batch: PromptBatch, n: int) -> Iterator[tuple[list[Prompt], list[int]]]:
         """Yield the prompt and the sample index of each response, at most `max_sequences` at a time, whole groups."""
         groups = max(1, self._max_sequences // n)
-        for start in range(0, len(batch), groups):
-            sequences = [(prompt, sample) for prompt in batch.prompts[start : start + groups] for sample in range(n)]
+        alike = [[*prompts] for _, prompts in groupby(batch.prompts, key=self._may_stand_together)]
+        for prompts in (run[start : start + groups] for run in alike for start in range(0, len(run), groups)):
+            sequences = [(prompt, sample) for prompt in prompts for sample in range(n)]
             for cut in range(0, len(sequences), self._max_sequences):
                 part = sequences[cut : cut + self._max_sequences]
                 yield [prompt for prompt, _ in part], [sample for _, sample in part]
+
+    def _may_stand_together(self, prompt: Prompt) -> int:
+        """Return what neighbours must have in common to be decoded together."""
+        return 0 if self._takes_padding else len(prompt.token_ids)
 
     def _generate_part(
         self, model: PreTrainedModel, prompts: list[Prompt], samples: list[int], sampling: Sampling

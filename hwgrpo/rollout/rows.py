@@ -11,6 +11,12 @@ import torch
 from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
 
+from hwgrpo.errors import ConfigError
+
+TRIAL_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
+TRIAL_STEPS = 4
+TRIAL_LENGTH = max(map(len, TRIAL_PROMPTS)) + TRIAL_STEPS
+
 
 class Rows(Protocol):
     """B sequences that grow by a token per step, and the keys and values of what they hold so far."""
@@ -113,3 +119,60 @@ class ModelRows:
             **self._keep_last,
         )
         return output.logits[:, -1]
+
+
+def proven_cache(model: PreTrainedModel, device: torch.device) -> bool:
+    """Decode a few tokens with the model's cache and compare with forward passes over whole sequences.
+
+    Args:
+        model: in evaluation mode, on `device`.
+        device: where the model is.
+
+    Returns:
+        Whether prompts of unequal length may stand in one batch; models with states let padding into them.
+
+    Raises:
+        ConfigError: not even prompts of one length are decoded right.
+    """
+    name = type(model).__name__
+    try:
+        if _gap(model, TRIAL_PROMPTS, device) <= _tolerance(model):
+            return True
+        gap = _gap(model, (TRIAL_PROMPTS[0], TRIAL_PROMPTS[0][::-1]), device)
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise ConfigError(
+            f"rollout.engine='local' cannot sample from {name}: its forward with a cache fails "
+            f"({type(error).__name__}: {line})"
+        ) from error
+    if gap <= _tolerance(model):
+        return False
+    raise ConfigError(
+        f"rollout.engine='local' cannot sample from {name}: with its cache, logits differ by {gap:.2g} of the largest "
+        "from those without"
+    )
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    # In 16 bits an expert more or less may be chosen for a rounded score; states that hold padding are off by more.
+    return max(1e-3, 32 * torch.finfo(next(model.parameters()).dtype).eps)
+
+
+def _gap(model: Any, prompts: Sequence[Sequence[int]], device: torch.device) -> float:
+    """Return the largest difference of logits, relative to the largest; 0 where these are not finite to begin with."""
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    prompts = [[token % vocabulary for token in prompt] for prompt in prompts]
+    rows, prompt_of = ModelRows(model, prompts, device), (0, 0, 1)
+    found = [rows.prefill()[list(prompt_of)]]
+    rows.spread(np.array(prompt_of))
+    tokens = (torch.arange(3 * TRIAL_STEPS, device=device).view(TRIAL_STEPS, 3) + 9) % vocabulary
+    found += [rows.step(step) for step in tokens]
+    gap = 0.0
+    for row, prompt in enumerate(prompt_of):
+        whole = torch.cat([torch.tensor(prompts[prompt], device=device), tokens[:, row]])[None]
+        expected = model(input_ids=whole, use_cache=False).logits[0, -1 - TRIAL_STEPS :].float()
+        if not expected.isfinite().all():
+            return 0.0
+        apart = (torch.stack([logits[row] for logits in found]).float() - expected).abs().max() / expected.abs().max()
+        gap = max(gap, float(apart) if apart == apart else float("inf"))
+    return gap

@@ -17,6 +17,9 @@ from hwgrpo.values import TrainBatch
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 """Largest relative difference of hidden states that rounding explains."""
 
+PADDING_TOLERANCE = TOLERANCE | {torch.bfloat16: 0.25}
+"""The same where the alternative is to refuse the model: rounding may send a token to another expert."""
+
 
 def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[Layout, str | None]:
     """Try a layout on a few tokens; architectures differ in whether they take a mask and positions as they are.
@@ -31,9 +34,16 @@ def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[
         sliding window, and only then, if it was chosen by auto, to padded.
 
     Raises:
-        ConfigError: the layout was asked for by name, and the model does not honour it.
+        ConfigError: the layout was asked for by name, and the model does not honour it; or it does not even honour
+            padding.
     """
     attention = policy.base.config._attn_implementation
+    gap = _gap(policy, PADDED)
+    if gap > PADDING_TOLERANCE[policy.compute_dtype]:
+        raise ConfigError(
+            f"{type(policy.base).__name__}: hidden states of a sequence change by {gap:.2g} when padding stands behind "
+            "it; such a model is not supported"
+        )
     reasons = []
     candidates = [layout]
     if layout.attention == "branched":
@@ -59,7 +69,7 @@ def _obstacle(policy: PolicyModel, layout: Layout) -> str | None:
 
 
 def _gap(policy: PolicyModel, layout: Layout) -> float:
-    """Return the relative difference of hidden states between the layout and one sequence per row."""
+    """Return the relative difference of hidden states between the layout and each sequence by itself."""
     table = policy.base.get_input_embeddings().weight
     ids = torch.arange(24) % table.shape[0]
     batch = TrainBatch(
@@ -75,12 +85,13 @@ def _gap(policy: PolicyModel, layout: Layout) -> float:
     was_training = policy.training
     policy.eval()
     with torch.no_grad():
-        for one in (PADDED, layout):
-            rows = one.rows(batch, range(4), 1000, policy.hidden_size)
-            micro = lay_out(batch, rows, TokenSignals({}, {}), one)
-            hidden = policy.hidden_states(micro.to(table.device)).flatten(0, 1).cpu().float()[micro.hidden_rows]
-            by_token = torch.zeros(16, hidden.shape[-1])
-            by_token[micro.token_index] = hidden
+        alone = [(PADDED, [[s]]) for s in range(4)]
+        for parts in (alone, [(layout, layout.rows(batch, range(4), 1000, policy.hidden_size))]):
+            by_token = torch.zeros(16, policy.hidden_size)
+            for one, rows in parts:
+                micro = lay_out(batch, rows, TokenSignals({}, {}), one)
+                hidden = policy.hidden_states(micro.to(table.device)).flatten(0, 1).cpu().float()
+                by_token[micro.token_index] = hidden[micro.hidden_rows]
             states.append(by_token)
     policy.train(was_training)
     expected, found = states

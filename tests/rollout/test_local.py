@@ -158,9 +158,10 @@ def test_generation_in_parts_gives_what_one_part_gives(max_sequences):
 @pytest.mark.parametrize(("max_sequences", "prefills"), [(12, [4]), (8, [2, 2]), (3, [1] * 4), (2, [1] * 8)])
 def test_a_group_is_split_over_parts_only_when_it_is_larger_than_a_part(max_sequences, prefills):
     model = model_of()
+    engine = engine_of(model, max_sequences)
     fed = []
     model.register_forward_pre_hook(lambda _m, _a, given: fed.append(given["input_ids"].shape), with_kwargs=True)
-    engine_of(model, max_sequences).generate(prompts_of(*WORDS), Sampling(3, 1))
+    engine.generate(prompts_of(*WORDS), Sampling(3, 1))
     assert [shape[0] for shape in fed] == prefills
 
 
@@ -172,8 +173,9 @@ def test_dropping_finished_rows_changes_nothing(monkeypatch):
     for share in (0.0, 7 / 8, 1.0):
         monkeypatch.setattr("hwgrpo.rollout.decoding.COMPACT_BELOW", share)
         seen = []
+        engine = engine_of(model)
         hook = model.register_forward_hook(lambda _m, _a, output, seen=seen: seen.append(output.logits.shape[0]))
-        results[share] = engine_of(model).generate(batch, sampling)
+        results[share] = engine.generate(batch, sampling)
         hook.remove()
         sizes[share] = seen[1:]
     assert set(sizes[0.0]) == {32}
@@ -188,9 +190,10 @@ def test_dropping_finished_rows_changes_nothing(monkeypatch):
 def test_each_distinct_prompt_goes_through_the_model_once_for_all_its_samples(texts):
     model = model_of()
     batch = prompts_of(*texts, texts[0])
+    engine = engine_of(model)
     fed = []
     model.register_forward_pre_hook(lambda _m, _a, given: fed.append(given["input_ids"].shape), with_kwargs=True)
-    completions = engine_of(model).generate(batch, Sampling(5, 4, seed=1, stop_token_ids=()))
+    completions = engine.generate(batch, Sampling(5, 4, seed=1, stop_token_ids=()))
     assert fed[0] == (len(texts), max(len(text) for text in texts))
     assert all(shape[1] == 1 for shape in fed[1:])
     assert sum(shape[0] for shape in fed[1:]) <= int((completions.lengths - 1).sum()) * 8 / 7 + 1
@@ -199,21 +202,23 @@ def test_each_distinct_prompt_goes_through_the_model_once_for_all_its_samples(te
 
 def test_the_head_sees_only_the_last_position_of_a_prompt():
     model = model_of()
+    engine = engine_of(model)
     seen = []
     model.lm_head.register_forward_pre_hook(lambda _m, given: seen.append(given[0].shape[1]))
-    engine_of(model).generate(prompts_of(*WORDS), Sampling(2, 3))
+    engine.generate(prompts_of(*WORDS), Sampling(2, 3))
     assert set(seen) == {1}
 
 
 def test_only_unequal_prompts_get_a_mask():
     model = model_of()
+    engine = engine_of(model)
     masked = []
     hook = lambda _m, _a, given: masked.append(given["attention_mask"] is not None)  # noqa: E731
     model.register_forward_pre_hook(hook, with_kwargs=True)
-    engine_of(model).generate(prompts_of(*EVEN), Sampling(1, 3, stop_token_ids=()))
+    engine.generate(prompts_of(*EVEN), Sampling(1, 3, stop_token_ids=()))
     assert not any(masked)
     masked.clear()
-    engine_of(model).generate(prompts_of(*WORDS), Sampling(1, 3, stop_token_ids=()))
+    engine.generate(prompts_of(*WORDS), Sampling(1, 3, stop_token_ids=()))
     assert all(masked)
 
 

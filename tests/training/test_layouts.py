@@ -234,3 +234,15 @@ def test_the_default_budget_suits_the_device_and_the_longest_sequence():
     assert micro_batch_tokens(settings(), other) == 16384
     assert micro_batch_tokens(settings("trainer.tokens_per_micro_batch=100"), cpu) == 100
     assert micro_batch_tokens(settings("rollout.max_response_tokens=20000"), cpu) == 20016
+
+
+def test_a_model_that_lets_padding_behind_a_sequence_into_it_is_refused():
+    policy = policy_of(tiny_llama())
+    hidden_states = policy.hidden_states
+
+    def disturbed(micro):
+        return hidden_states(micro) * (1.0 + 0.1 * (micro.is_token.logical_not().any()))
+
+    policy.hidden_states = disturbed
+    with pytest.raises(ConfigError, match=r"Llama.*: hidden states of a sequence change by .* when padding stands"):
+        proven_layout(settings(), policy, PADDED)
