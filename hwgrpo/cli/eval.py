@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         "backend": host.backend.name,
         "n": args.n,
         "temperature": config.rollout.temperature,
+        "success": args.success,
         "greedy_reward": float(greedy.nanmean()),
         "mean_reward": float(sampled.nanmean()),
         "greedy_pass": float((greedy >= args.success).double().mean()),  # a sample without a reward has not passed
@@ -76,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(jsonable(result), indent=1, allow_nan=False))
         return 0
     for name, value in result.items():
+        if name == "schema":
+            continue
         print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {value}")
     return 0
 

@@ -40,7 +40,10 @@ def find_recipe(recipe: str | Path) -> Path:
         return shipped[path.stem]
     near = nearest(path.stem, shipped)
     hint = f" Did you mean {near}?" if near else ""
-    raise ConfigError(f"no recipe {str(recipe)!r}; recipes that ship: {', '.join(sorted(shipped)) or 'none'}.{hint}")
+    raise ConfigError(
+        f"no recipe {str(recipe)!r}: there is no such file in {Path.cwd()}; recipes that ship: "
+        f"{', '.join(sorted(shipped)) or 'none'}.{hint}"
+    )
 
 
 def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Config:

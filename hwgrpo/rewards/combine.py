@@ -5,12 +5,15 @@ from __future__ import annotations
 import collections
 import math
 import numbers
+import traceback
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from omegaconf import OmegaConf
 
+import hwgrpo
 from hwgrpo.errors import ConfigError, RewardError, nearest
 from hwgrpo.rewards.functions import RewardFunction, adapt
 from hwgrpo.rewards.loading import load_function
@@ -176,10 +179,11 @@ class _Outcome:
 
     def _raise(self, sample: int, kind: str, result: Any) -> NoReturn:
         error = result if isinstance(result, Exception) else None
-        what = f"raised {type(error).__name__}: {error}" if error else f"returned {result!r}"
+        what = f"raised {type(error).__name__}: {error}{_place(error)}" if error else f"returned {result!r}"
         setting = "on_error" if kind == "errors" else "on_nan"
         raise RewardError(
-            f"{self._where(sample)} {what}; to go on, set its {setting} to value, mask_sample or drop_group"
+            f"{self._where(sample)} {what}; mend it or, to go on without, set its {setting} to value, mask_sample or "
+            f"drop_group, as in {{name: ..., {setting}: value}}"
         ) from error
 
     def _where(self, sample: int) -> str:
@@ -188,3 +192,16 @@ class _Outcome:
         within = int((index[:sample] == index[sample]).sum())
         where = prompt.place or f"prompt {prompt.uid} of {prompt.source}"
         return f"reward {self.function.name}, {where}, sample {within} of its group"
+
+
+_PACKAGE = str(Path(hwgrpo.__file__).parent)
+
+
+def _place(error: Exception) -> str:
+    """Return the line of the function's own file that an exception came from, in words."""
+    frames = traceback.extract_tb(error.__traceback__)
+    entered = next((frame for frame in frames if not frame.filename.startswith(_PACKAGE)), None)
+    if entered is None:
+        return ""
+    last = [frame for frame in frames if frame.filename == entered.filename][-1]
+    return f" at {last.filename}:{last.lineno}" + (f", `{last.line}`" if last.line else "")

@@ -108,8 +108,8 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     for what, applies in obstacles:
         if what and applies:
             raise ConfigError(
-                f"model.layout={wanted!r} with a {text.model_type} model ({what}): sequences in one row would see each "
-                "other; use model.layout=padded"
+                f"model.layout={config.model.layout!r} with a {text.model_type} model ({what}): sequences in one row "
+                "would see each other; use model.layout=padded"
             )
     return BRANCHED if window and wanted == "grouped" else LAYOUTS.load(wanted)
 
