@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, nearest
 from hwgrpo.models import builtin
 from hwgrpo.models.lora import TRAINED_ADAPTER
 
@@ -186,8 +187,24 @@ def locate(path: str, key: str = "model.path") -> str:
         raise ConfigError(f"{key}={path!r} is a file; name the folder that holds it")
     # A hub name is `name` or `owner/name`; anything else can only be meant as a folder.
     if path.startswith(("/", ".", "~")) or path.count("/") > 1:
-        raise ConfigError(f"{key}={path!r}: there is no such folder (looked for {folder.absolute()})")
+        raise ConfigError(f"{key}={path!r}: there is no such folder (looked for {folder.absolute()}).{_hint(folder)}")
+    if any(_spelling(path) == _spelling(str(other)) for other in _folders_beside(folder)):
+        raise ConfigError(f"{key}={path!r}: there is no such folder.{_hint(folder)}")
     return path
+
+
+def _folders_beside(folder: Path) -> list[Path]:
+    """Return the folders next to one that does not exist; none where its parent does not either."""
+    return sorted(entry for entry in folder.parent.iterdir() if entry.is_dir()) if folder.parent.is_dir() else []
+
+
+def _hint(folder: Path) -> str:
+    near = nearest(str(folder), map(str, _folders_beside(folder)))
+    return f" Did you mean {near}?" if near else ""
+
+
+def _spelling(path: str) -> str:
+    return re.sub(r"[-_. ]", "", path).lower()
 
 
 def _unreadable(key: str, source: str, what: str, error: Exception) -> ConfigError:
@@ -201,7 +218,7 @@ def _unreadable(key: str, source: str, what: str, error: Exception) -> ConfigErr
     return ConfigError(
         f"{key}={source!r} is not a folder here, and the hub did not give {what} of that name{because}: {reason} "
         f"Check the name; or download it where there is a network (`hf download {source} --local-dir FOLDER`) and set "
-        f"{key}=FOLDER; or take builtin://tiny?task=sort, which needs no download."
+        f"{key}=FOLDER; or take builtin://tiny?task=sort, which needs no download.{_hint(Path(source))}"
     )
 
 

@@ -19,7 +19,7 @@ from transformers import (
 
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, save_model
+from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, locate, save_model
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tiny import character_tokenizer
 
@@ -265,3 +265,25 @@ def test_an_adapter_that_is_missing_or_has_another_rank_or_shape_is_refused(fold
     wider = Qwen3ForCausalLM(Qwen3Config(**shape))
     with pytest.raises(ConfigError, match=r"cannot be put on this model \(Qwen3ForCausalLM\)"):
         apply_lora(wider, LoraConfig(adapter=str(adapter)))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("my_model", "model.path='my_model': there is no such folder. Did you mean my-model?"),
+        ("./my-modle", r"there is no such folder \(looked for .*\). Did you mean my-model\?"),
+        ("/nowhere/at/all", r"there is no such folder \(looked for /nowhere/at/all\)\.$"),
+    ],
+)
+def test_a_misspelt_folder_is_told_at_once_with_the_one_that_is_there(path, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    with pytest.raises(ConfigError, match=said):
+        locate(path)
+
+
+def test_a_name_of_the_hub_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2-mine").mkdir()
+    assert locate("gpt2") == "gpt2"
+    assert locate("openai/gpt2") == "openai/gpt2"
