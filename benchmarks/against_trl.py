@@ -15,7 +15,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -83,7 +82,9 @@ def main() -> int:
     for name in args.setting or list(SETTINGS):
         with tempfile.TemporaryDirectory() as folder:
             results.append(_compare(name, args, Path(folder)))
-    text = {"date": datetime.date.today().isoformat(), "cpu": _cpu(), "threads": args.threads, "results": results}
+    from hwgrpo.bench.result import processor
+
+    text = {"date": datetime.date.today().isoformat(), "cpu": processor(), "threads": args.threads, "results": results}
     if args.output:
         Path(args.output).write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
     print(_table(results))
@@ -406,11 +407,6 @@ def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
     for word in questions:
         assert word == "memory", word
         answer(_peak())
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _table(results: list[dict[str, Any]]) -> str:

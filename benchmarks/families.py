@@ -27,6 +27,8 @@ import torch  # noqa: E402  (the paths come first)
 import transformers  # noqa: E402
 from families import FAMILIES, Differences, measure  # noqa: E402
 
+from hwgrpo.bench.result import processor  # noqa: E402
+
 COLUMNS = (
     ("transformers class", lambda d: d.architecture),
     ("attention", lambda d: d.attention),
@@ -56,7 +58,7 @@ def main() -> int:
             found[name] = measure(name, Path(folder))
     conditions = {
         "date": datetime.date.today().isoformat(),
-        "machine": f"{_cpu()}, {platform.machine()}",
+        "machine": f"{processor()}, {platform.machine()}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -94,11 +96,6 @@ def _page(found: dict[str, Differences], conditions: dict[str, Any]) -> str:
 
 def _figures(d: Differences) -> dict[str, Any]:
     return {**vars(d), "layout": d.layout.name}
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 if __name__ == "__main__":

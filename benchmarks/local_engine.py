@@ -15,7 +15,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import sys
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ sys.path[:0] = [str(REPO), str(REPO / "backends"), str(REPO / "kernels")]
 import torch  # noqa: E402  (the paths come first)
 import transformers  # noqa: E402
 
+from hwgrpo.bench.result import processor  # noqa: E402
 from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
 from hwgrpo.rollout.engine import Sampling  # noqa: E402
 from hwgrpo.rollout.local import LocalEngine  # noqa: E402
@@ -151,13 +151,6 @@ def check(model: Any, engine: LocalEngine, batch: PromptBatch, rows: torch.Tenso
     if model.dtype == torch.float32 and not (bool(same.all()) and apart <= 1e-4):
         raise SystemExit(f"both sides do not decode the same: log-probs {apart:.2g} apart")
     return apart
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def table(result: dict[str, Any]) -> str:

@@ -141,7 +141,7 @@ def machine_facts(device: Device) -> dict[str, Any]:
     """Return what is measured on. `load` is the number of processes that wanted a core in the minute before."""
     return {
         "backend": device.backend.name,
-        "device": _processor() if device.backend.is_host else device.name,
+        "device": processor() if device.backend.is_host else device.name,
         "arch": device.arch,
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
@@ -165,7 +165,7 @@ def model_facts(config: Config, policy: PolicyModel, device: Device) -> dict[str
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's name; platform.processor() says no more than x86_64 on Linux."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []

@@ -1,4 +1,4 @@
-"""Rows that are decoded together: what the decoding loop asks of them, and the way that works for every model."""
+"""Rows that are decoded together: what the decoding loop asks of them, and the models' own way of doing it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from peft import PeftModel
 from transformers import DynamicCache, PreTrainedModel
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.head import causal_lm
 
 TRIAL_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
 TRIAL_STEPS = 4
@@ -67,7 +67,7 @@ class LeftPadded:
 
 
 class ModelRows:
-    """Rows decoded by the model's own forward and transformers' cache: right for every causal language model.
+    """Rows decoded by the model's own forward and transformers' cache, which `proven_cache` tries first.
 
     Args:
         model: in evaluation mode, on `device`.
@@ -82,9 +82,8 @@ class ModelRows:
         self._ids, self._position, self._mask = padded.ids, padded.positions, padded.mask
         self.cache = DynamicCache(config=model.config)
         # peft's forward passes keywords on, so the wrapped model's signature counts.
-        base = model.get_base_model() if isinstance(model, PeftModel) else model
         # With it, the head sees the last position only.
-        takes_it = "logits_to_keep" in inspect.signature(base.forward).parameters
+        takes_it = "logits_to_keep" in inspect.signature(causal_lm(model).forward).parameters
         self._keep_last: dict[str, Any] = {"logits_to_keep": 1} if takes_it else {}
 
     def prefill(self) -> torch.Tensor:
