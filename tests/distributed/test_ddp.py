@@ -34,6 +34,31 @@ def test_two_ranks_have_the_gradient_loss_and_metrics_of_one(tmp_path: Path, mid
         assert error < 1e-5, f"{name}: {error:.2e}"
 
 
+CLOSE = """
+import glob
+import torch
+from hwgrpo.training.strategies.ddp import Ddp
+
+def threads():
+    return [name for task in glob.glob("/proc/self/task/*/comm") if "gloo" in (name := open(task).read())]
+
+ddp = Ddp(torch.device("cpu"), "gloo")
+assert threads()
+model = torch.nn.Linear(8, 8)
+ddp.wrap(model)
+ddp.module(torch.randn(4, 8)).sum().backward()
+ddp.close()
+assert not threads(), threads()
+"""
+
+
+def test_no_thread_of_the_group_outlives_close(tmp_path: Path):
+    """One that did would abort the process now and then as the interpreter ends ("terminate called ...")."""
+    (tmp_path / "close.py").write_text(CLOSE)
+    done = torchrun(2, str(tmp_path / "close.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_ddp_outside_torchrun_says_how_to_start_it():
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
         Ddp(torch.device("cpu"), "gloo")

@@ -80,4 +80,8 @@ class Ddp:
 
     def close(self) -> None:
         if self._owns_group and dist.is_initialized():
+            # The group ends its threads when nobody holds it any more. One that lives on while the interpreter
+            # ends may abort the process: it lets go of a backward's Python objects, with no interpreter to take them.
+            self.__dict__.pop("module", None)
+            self._cpu_group = None
             dist.destroy_process_group()
