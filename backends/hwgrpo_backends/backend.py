@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from hwgrpo_backends.facts import Facts
+    from hwgrpo_backends.graphs import Recorder
 
 State = Literal["ok", "unverified", "unusable"]
 Hardware = Literal["none", "hidden", "present"]
@@ -88,6 +89,8 @@ class Backend:
     """Device index -> chip architecture ("sm_90", "gfx942", "ascend910b1"); opens the device."""
     compute_dtypes: Callable[[int], tuple[torch.dtype, ...]]
     """Device index -> dtypes with real compute support, the default one first; opens the device."""
+    record: Recorder | None = None
+    """Records work as a device graph (`hwgrpo_backends.graphs`); None where that is not offered."""
 
     @property
     def is_host(self) -> bool:

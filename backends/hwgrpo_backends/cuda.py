@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.probing import judge, torch_obstacle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from hwgrpo_backends.facts import Facts
+    from hwgrpo_backends.graphs import Recording
 
 NODES = "nvidia[0-9]*"
 INSTALL = "a CUDA build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[cuda]"
@@ -98,6 +101,13 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.float16, torch.float32
 
 
+def record(work: Callable[[], Any]) -> Recording:
+    """Record work as a CUDA graph."""
+    from hwgrpo_backends.graphs import CudaGraph
+
+    return CudaGraph(work)
+
+
 BACKEND = Backend(
     name="cuda",
     device_type="cuda",
@@ -113,4 +123,5 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    record=record,
 )

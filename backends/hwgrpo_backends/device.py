@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hwgrpo_backends.backend import Backend, BackendError
+from hwgrpo_backends.graphs import Recorder
 
 OUT_OF_MEMORY_TEXTS = (
     "out of memory",  # older vendor plug-ins raise RuntimeError
@@ -107,6 +108,11 @@ class Device:
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:
         """The dtypes this device computes in, the default one first."""
         return self.backend.compute_dtypes(self.index)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records work as a device graph, to be replayed whole; None where the backend has no such thing."""
+        return self.backend.record
 
     def set_device(self) -> None:
         """Make this device the current one of the process."""

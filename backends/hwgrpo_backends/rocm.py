@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.probing import judge, torch_obstacle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from hwgrpo_backends.facts import Facts
+    from hwgrpo_backends.graphs import Recording
 
 INSTALL = "a ROCm build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[rocm]"
 VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -74,6 +77,13 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.bfloat16, torch.float16, torch.float32
 
 
+def record(work: Callable[[], Any]) -> Recording:
+    """Record work as a HIP graph."""
+    from hwgrpo_backends.graphs import CudaGraph
+
+    return CudaGraph(work)
+
+
 BACKEND = Backend(
     name="rocm",
     device_type="cuda",
@@ -92,4 +102,5 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    record=record,
 )

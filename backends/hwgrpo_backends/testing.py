@@ -106,6 +106,15 @@ def _check_device(backend: Backend) -> str:
         assert None not in (memory.free, memory.total, memory.allocated, memory.peak), f"memory is incomplete: {memory}"
     with device.stream(device.new_stream()), device.trace("check_backend"):
         torch.ones(8, device=device.torch_device).sum()
+    if device.recorder:
+        x = torch.ones(8, device=device.torch_device)
+        recording = device.recorder(lambda: (x + 1).cumsum(0))
+        for start in (1.0, 5.0):
+            x.fill_(start)
+            recording.replay()
+            expected = (start + 1) * torch.arange(1.0, 9.0)
+            assert torch.equal(recording.output.cpu(), expected), "a replayed recording does not read its input anew"
+        recording.release()
     device.reset_peak()
     device.empty_cache()
     device.synchronize()

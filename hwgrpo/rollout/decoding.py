@@ -16,9 +16,6 @@ from hwgrpo.rollout.stopping import StopWatch
 UNIFORM_BLOCK = 64
 """Positions whose uniforms are made and moved to the device at once."""
 
-COMPACT_BELOW = 7 / 8
-"""Rows are dropped once this share or less is unfinished: it costs one copy of the cache."""
-
 
 @dataclass(frozen=True)
 class Decoded:
@@ -97,7 +94,7 @@ def decode(
             finished[sequence[~growing]] = True
             if last or not growing.any():
                 break
-            if growing.mean() <= COMPACT_BELOW:
+            if growing.mean() <= rows.compact_below:
                 kept = np.flatnonzero(growing)
                 rows.select(kept)
                 index = torch.from_numpy(kept).to(device)

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
-from hwgrpo.rollout.architectures import Block, Norm, architecture_of, block_of, norm_of, obstacle
-from hwgrpo.rollout.rows import TRIAL_LENGTH, TRIAL_PROMPTS, TRIAL_STEPS, LeftPadded, ModelRows, Rows
+from hwgrpo.rollout.architectures import Block, Norm, architecture_of, block_of, norm_of
+from hwgrpo.rollout.rows import COMPACT_BELOW, LeftPadded, ModelRows
 from hwgrpo.rollout.shared_prompt import SharedPromptCache
 
 
@@ -28,10 +27,19 @@ class LeanRows:
         prompts: G sequences of token ids, none empty.
         device: where the model is.
         max_response_tokens: most tokens that will be appended to a prompt.
+        fixed: make `compute` the same operations on the same tensors from one `advance` that returned True to the
+            next, as a recording of it needs; a little more work for a processor that needs no recording.
     """
 
+    compact_below = COMPACT_BELOW
+
     def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], device: torch.device, max_response_tokens: int
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        device: torch.device,
+        max_response_tokens: int,
+        fixed: bool = False,
     ) -> None:
         architecture = architecture_of(model)
         assert architecture is not None
@@ -39,6 +47,7 @@ class LeanRows:
         self._model = model
         self._device = device
         self._max_response_tokens = max_response_tokens
+        self._fixed = fixed
         self._prompts = prompts
         self._blocks: list[Block] = [block_of(layer, architecture) for layer in model.model.layers]
         self._norm: Norm = norm_of(model.model.norm, architecture)
@@ -59,6 +68,7 @@ class LeanRows:
             [layer.values for layer in layers],
             padded.mask,
             self._max_response_tokens,
+            self._fixed,
         )
         self._length_of_prompt = padded.lengths
         self._width = padded.width
@@ -66,7 +76,7 @@ class LeanRows:
 
     def spread(self, prompt_of: np.ndarray) -> None:
         self._cache.spread(prompt_of)
-        self._position = self._length_of_prompt[torch.from_numpy(prompt_of).to(self._device)]
+        self._position = self._length_of_prompt[torch.from_numpy(prompt_of).to(self._device)] - 1
         self._make_rotations()
 
     def select(self, kept: np.ndarray) -> None:
@@ -74,12 +84,20 @@ class LeanRows:
         self._position = self._position[torch.from_numpy(kept).to(self._device)]
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
-        capacity = self._cache.capacity
-        self._cache.advance()
-        if self._cache.capacity != capacity:
+        self.advance()
+        return self.compute(token_B)
+
+    def advance(self) -> bool:
+        """Move each response on by a token; return whether `compute` uses other tensors than before."""
+        moved = self._cache.advance()
+        if moved:
             self._make_rotations()
+        self._position += 1
+        return moved
+
+    def compute(self, token_B: torch.Tensor) -> torch.Tensor:
+        """Return the logits [B, V] after the tokens that the last `advance` made room for; may be repeated."""
         cos, sin = self._cos[self._position], self._sin[self._position]
-        self._position = self._position + 1
         hidden = self._embed(token_B)
         if self._embedding_multiplier != 1.0:
             hidden = hidden * self._embedding_multiplier
@@ -135,39 +153,3 @@ def _add_linear(total: torch.Tensor, hidden: torch.Tensor, layer: nn.Linear, fac
 
 def _gated(hidden: torch.Tensor, block: Block) -> torch.Tensor:
     return block.activation(_linear(hidden, block.gate)).mul_(_linear(hidden, block.up))
-
-
-def proven(model: PreTrainedModel, device: torch.device) -> str | None:
-    """Decode a few tokens both ways, with unequal prompts and a row dropped; say why the lean step cannot be used.
-
-    Args:
-        model: in evaluation mode, on `device`.
-        device: where the model is.
-    """
-    reason = obstacle(model, TRIAL_LENGTH)
-    if reason is not None:
-        return reason
-    embeddings: Any = model.get_input_embeddings()
-    vocabulary = int(embeddings.weight.shape[0])
-    prompts = [[token % vocabulary for token in prompt] for prompt in TRIAL_PROMPTS]
-    try:
-        expected = _trial(ModelRows(model, prompts, device), device, vocabulary)
-        found = _trial(LeanRows(model, prompts, device, TRIAL_STEPS), device, vocabulary)
-    except (AttributeError, TypeError, RuntimeError) as error:  # modules that are not built as in the tested versions
-        return f"its layers are not as expected ({type(error).__name__}: {str(error).splitlines()[0]})"
-    gap = float((found - expected).abs().max() / expected.abs().max())
-    # What rounding explains: in fp32 products may be taken in TF32, in bf16 every operation rounds to 3 digits.
-    tolerance = max(1e-3, 8 * torch.finfo(next(model.parameters()).dtype).eps)
-    return None if gap <= tolerance else f"its logits would differ by {gap:.2g}"
-
-
-def _trial(rows: Rows, device: torch.device, vocabulary: int) -> torch.Tensor:
-    rows.prefill()
-    rows.spread(np.array([0, 0, 1]))
-    logits = []
-    for step in range(TRIAL_STEPS):
-        if step == TRIAL_STEPS - 1:
-            rows.select(np.array([1, 2]))
-        tokens = torch.arange(2 if step == TRIAL_STEPS - 1 else 3, device=device) + 9 + step
-        logits.append(rows.step(tokens % vocabulary).float())
-    return torch.cat(logits)

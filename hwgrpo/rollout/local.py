@@ -10,17 +10,20 @@ from itertools import chain, groupby
 
 import numpy as np
 import torch
+from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rollout.architectures import obstacle
 from hwgrpo.rollout.decoding import Decoded, decode
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.lean_step import LeanRows, proven
+from hwgrpo.rollout.lean_step import LeanRows
 from hwgrpo.rollout.precision import slow_dtype
+from hwgrpo.rollout.recorded import RecordedRows
 from hwgrpo.rollout.rows import ModelRows, Rows, proven_cache
 from hwgrpo.rollout.sampling import stream_keys
 from hwgrpo.rollout.stopping import StopWatch, end_token_ids
+from hwgrpo.rollout.trial import proven
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 LOOK_EVERY = 8
@@ -40,6 +43,7 @@ class LocalEngine:
         compute_dtype: dtype of the weights that sample. Where the model's parameters have it, they are used as they
             are; else a copy in it is made, and refreshed by `update_weights`.
         max_sequences: responses decoded together; a larger batch is generated in parts.
+        recorder: makes device graphs. With one, the lean step is recorded, if a trial gives the same logits.
 
     Raises:
         ConfigError: with its cache of keys, values or states the model computes something else than without.
@@ -53,6 +57,7 @@ class LocalEngine:
         device: torch.device,
         compute_dtype: torch.dtype,
         max_sequences: int,
+        recorder: Recorder | None = None,
     ) -> None:
         assert max_sequences >= 1
         self._model = model
@@ -72,25 +77,32 @@ class LocalEngine:
         with torch.no_grad(), _evaluating(sampler):
             self._takes_padding = proven_cache(sampler, device)
             self._obstacle = proven(sampler, device)
+            self._recorder, self._unrecorded = recorder, None
+            if recorder is not None and self._obstacle is None:
+                self._unrecorded = proven(sampler, device, recorder)
+                self._recorder = None if self._unrecorded else recorder
         self.decode_reason = self._obstacle or ""
         """Why the lean step did not decode; empty when it did. Settled anew by each `generate`."""
 
     @property
     def decode_path(self) -> str:
-        """ "lean" or "model": what decoded last, or will if nothing has."""
-        return "model" if self.decode_reason else "lean"
+        """What decoded last, or will if nothing has: "graph" (the lean step, recorded), "lean" or "model"."""
+        if self.decode_reason:
+            return "model"
+        return "lean" if self._recorder is None else "graph"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know about the speed of this engine, in words."""
         slow = slow_dtype(self._device, self._dtype)
         path = f"rollout decodes with the model's own forward: {self._obstacle}" if self._obstacle else ""
+        recording = f"rollout decodes without device graphs: {self._unrecorded}" if self._unrecorded else ""
         alone = (
             ""
             if self._takes_padding
             else ("rollout decodes prompts of one length at a time: the model does not leave padding out of its states")
         )
-        return tuple(note for note in (path, alone, slow) if note)
+        return tuple(note for note in (path, recording, alone, slow) if note)
 
     @property
     def _sampler(self) -> PreTrainedModel:
@@ -217,7 +229,10 @@ class LocalEngine:
     def _rows(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Rows:
         if self.decode_reason:
             return ModelRows(model, prompts, self._device)
-        return LeanRows(model, prompts, self._device, sampling.max_response_tokens)
+        steps = sampling.max_response_tokens
+        if self._recorder is None:
+            return LeanRows(model, prompts, self._device, steps)
+        return RecordedRows(LeanRows(model, prompts, self._device, steps, fixed=True), self._recorder, steps)
 
 
 @contextmanager

@@ -18,8 +18,17 @@ TRIAL_STEPS = 4
 TRIAL_LENGTH = max(map(len, TRIAL_PROMPTS)) + TRIAL_STEPS
 
 
+COMPACT_BELOW = 7 / 8
+"""Share of rows at which `select` is worth its cost, a copy of the cache."""
+
+
 class Rows(Protocol):
     """B sequences that grow by a token per step, and the keys and values of what they hold so far."""
+
+    @property
+    def compact_below(self) -> float:
+        """Rows that have ended are dropped once this share or less is unfinished."""
+        ...
 
     def prefill(self) -> torch.Tensor:
         """Run the G prompts through the model; return the logits [G, V] after their last tokens."""
@@ -30,7 +39,7 @@ class Rows(Protocol):
         ...
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
-        """Append a token to each response; return the logits [B, V] after it."""
+        """Append a token to each response; return the logits [B, V] after it, which hold until the next step."""
         ...
 
     def select(self, kept: np.ndarray) -> None:
@@ -74,6 +83,8 @@ class ModelRows:
         prompts: G sequences of token ids, none empty.
         device: where the model is.
     """
+
+    compact_below = COMPACT_BELOW
 
     def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> None:
         self._model = model

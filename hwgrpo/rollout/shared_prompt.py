@@ -25,22 +25,35 @@ class SharedPromptCache:
         values: per layer [P, H, W, D].
         mask: [P, W] bool, False at padding; None where there is none.
         longest: most response tokens that will be appended.
+        fixed: attend to whole response buffers, masked where they are not filled, so that `attend` does the same on
+            the same tensors until `advance`, `spread` or `select` says otherwise: a step that can be recorded.
     """
 
     def __init__(
-        self, keys: list[torch.Tensor], values: list[torch.Tensor], mask: torch.Tensor | None, longest: int
+        self,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        mask: torch.Tensor | None,
+        longest: int,
+        fixed: bool = False,
     ) -> None:
         self._prompt = [torch.stack([k, v]).transpose(1, 2).contiguous() for k, v in zip(keys, values)]
         self._bias_of_prompt = (
             None if mask is None else torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
         )
         self._longest = longest
+        self._fixed = fixed
         self._length = 0
         self._response: list[torch.Tensor] = []
         self._prompt_of = np.empty(0, dtype=np.int64)
         self._slot: torch.Tensor | None = None
         self._per_prompt = 1
         self._bias: torch.Tensor | None = None
+        device = self._prompt[0].device
+        self._newest = torch.zeros(1, dtype=torch.long, device=device)
+        """Where the newest token is in the buffers; like the bias below it is kept up where they are `fixed`."""
+        self._bias_of_response = torch.empty(0, device=device)
+        """[C] fp32, 0 where the buffers are filled, else -inf."""
 
     @property
     def capacity(self) -> int:
@@ -50,9 +63,7 @@ class SharedPromptCache:
     def spread(self, prompt_of: np.ndarray) -> None:
         """Start B empty responses; see `Rows.spread`."""
         capacity = min(FIRST_CAPACITY, self._longest)
-        self._response = [
-            prompt.new_empty(2, prompt.shape[1], len(prompt_of), capacity, prompt.shape[-1]) for prompt in self._prompt
-        ]
+        self._response = [self._buffer(prompt, len(prompt_of), capacity, prompt.shape[-1]) for prompt in self._prompt]
         self._arrange(prompt_of)
 
     def select(self, kept: np.ndarray) -> None:
@@ -86,19 +97,34 @@ class SharedPromptCache:
         if self._bias_of_prompt is not None:
             self._bias = self._bias_of_prompt[torch.from_numpy(prompt_of).to(device)][:, None]
 
-    def advance(self) -> None:
-        """Make room for a token more in every layer."""
-        if self._length == self.capacity:
+    def advance(self) -> bool:
+        """Make room for a token more in every layer; return whether that took other buffers than before."""
+        full = self._length == self.capacity
+        if full:
             for layer, buffer in enumerate(self._response):
-                wider = buffer.new_empty(*buffer.shape[:3], min(2 * self._length, self._longest), buffer.shape[4])
+                wider = self._buffer(buffer, buffer.shape[2], min(2 * self._length, self._longest), buffer.shape[4])
                 wider[:, :, :, : self._length] = buffer
                 self._response[layer] = wider
+        if self._fixed:
+            if len(self._bias_of_response) != self.capacity:
+                self._bias_of_response = self._bias_of_response.new_full((self.capacity,), -torch.inf)
+                self._bias_of_response[: self._length] = 0.0
+            self._bias_of_response[self._length] = 0.0
+            self._newest.fill_(self._length)
         self._length += 1
+        return full
+
+    def _buffer(self, like: torch.Tensor, rows: int, capacity: int, size: int) -> torch.Tensor:
+        """Return an empty buffer [2, H, B, C, D]; one that is read before it is filled must hold numbers."""
+        make = like.new_zeros if self._fixed else like.new_empty
+        return make(2, like.shape[1], rows, capacity, size)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Store the newest token's key and value and return its attention output; `advance` comes first.
+
+        Done twice with the same token it gives the same.
 
         Args:
             layer: index of the decoder layer.
@@ -110,10 +136,15 @@ class SharedPromptCache:
         Returns:
             [B, H * G * D].
         """
-        buffer, length = self._response[layer], self._length
-        _, heads, rows, _, size = buffer.shape
-        buffer[0, :, :, length - 1] = key.transpose(0, 1)
-        buffer[1, :, :, length - 1] = value.transpose(0, 1)
+        buffer = self._response[layer]
+        _, heads, rows, capacity, size = buffer.shape
+        length = capacity if self._fixed else self._length
+        if self._fixed:
+            buffer[0].index_copy_(2, self._newest, key.transpose(0, 1)[:, :, None])
+            buffer[1].index_copy_(2, self._newest, value.transpose(0, 1)[:, :, None])
+        else:
+            buffer[0, :, :, length - 1] = key.transpose(0, 1)
+            buffer[1, :, :, length - 1] = value.transpose(0, 1)
         own_key, own_value = buffer.flatten(1, 2)[:, :, :length]
         prompt_key, prompt_value = self._prompt[layer]
         width = prompt_key.shape[2]
@@ -129,7 +160,11 @@ class SharedPromptCache:
         else:
             torch.add(self._bias, of_prompt, alpha=scaling, out=scores[..., :width])
         of_own = torch.bmm(query.view(heads * rows, group, size), own_key.transpose(1, 2))
-        torch.mul(of_own.view(heads, rows, group, length), scaling, out=scores[..., width:])
+        of_own = of_own.view(heads, rows, group, length)
+        if self._fixed:
+            torch.add(self._bias_of_response, of_own, alpha=scaling, out=scores[..., width:])
+        else:
+            torch.mul(of_own, scaling, out=scores[..., width:])
 
         weights = scores.softmax(dim=-1).to(query.dtype)
         of_prompt = self._to_grid(weights[..., :width]).flatten(1, 2).view(-1, self._per_prompt * group, width)

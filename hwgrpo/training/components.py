@@ -96,6 +96,7 @@ def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: De
         device=device.torch_device,
         compute_dtype=policy.compute_dtype if wanted == "auto" else getattr(torch, wanted),
         max_sequences=config.rollout.max_sequences,
+        recorder=device.recorder if config.rollout.graphs else None,
     )
 
 

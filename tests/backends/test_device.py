@@ -1,6 +1,8 @@
 """The runtime calls of a trainer: for real on the CPU, and routed to the right device module elsewhere."""
 
 import dataclasses
+import inspect
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ from hwgrpo_backends import registry
 from hwgrpo_backends.backend import BackendError, Verdict
 from hwgrpo_backends.device import Device, Memory
 from hwgrpo_backends.testing import check_backend
+from recorder import ReplayedOnCpu
 
 CPU = registry.get("cpu")
 
@@ -166,6 +169,66 @@ def test_an_amd_gpu_is_named_by_its_target_without_its_feature_flags(monkeypatch
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     assert rocm.arch(0) == "gfx942"
     assert rocm.compute_dtypes(0)[0] is torch.bfloat16
+
+
+class FakeCuda:
+    """Stands in for what torch.cuda has of graphs; its calls must fit the signatures of torch's own."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.events: list[str] = []
+        real = torch.cuda.graph
+        events = self.events
+
+        class Graph:
+            def replay(self):
+                events.append("replay")
+
+            def reset(self):
+                events.append("reset")
+
+        @contextmanager
+        def graph(*args, **kwargs):
+            bound = inspect.signature(real).bind(*args, **kwargs)
+            assert isinstance(bound.arguments["cuda_graph"], Graph)
+            assert bound.arguments["capture_error_mode"] == "thread_local"
+            events.append("begin")
+            yield
+            events.append("end")
+
+        assert {"replay", "reset"} <= vars(torch.cuda.CUDAGraph).keys()
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph", graph)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("synchronize"))
+
+
+@pytest.mark.parametrize("name", ["cuda", "rocm"])
+def test_a_gpu_records_after_a_first_run_and_waits_before_it_gives_memory_back(name, monkeypatch):
+    events = FakeCuda(monkeypatch).events
+    record = registry.get(name).record
+    assert record is not None
+    recording = record(lambda: events.append("work") or len(events))
+    assert recording.output == 3, "what the recorded run returned, not the first"
+    recording.replay()
+    recording.release()
+    assert events == ["work", "begin", "work", "end", "replay", "synchronize", "reset"]
+    assert recording.output is None
+
+
+def test_only_backends_with_graphs_have_a_recorder():
+    assert {name for name in registry.BUILTIN if registry.get(name).record} == {"cuda", "rocm"}
+    assert Device(CPU).recorder is None
+
+
+class Stale(ReplayedOnCpu):
+    def replay(self):
+        if self.replays == 0:
+            super().replay()
+
+
+def test_the_conformance_suite_tries_the_recorder(this_host):
+    assert len(check_backend(dataclasses.replace(CPU, record=ReplayedOnCpu), this_host)) == 3
+    with pytest.raises(AssertionError, match="does not read its input anew"):
+        check_backend(dataclasses.replace(CPU, record=Stale), this_host)
 
 
 @pytest.mark.parametrize("name", registry.BUILTIN)

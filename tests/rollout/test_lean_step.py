@@ -1,104 +1,20 @@
 """The lean decode step against the model's own forward, on tiny random models, and what keeps it away from others."""
 
-import copy
 import dataclasses
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
+from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
 from torch import nn
 
 from hwgrpo.errors import RunError
-from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout import architectures, lean_step, precision, shared_prompt
+from hwgrpo.rollout import architectures, precision, shared_prompt
 from hwgrpo.rollout.architectures import ARCHITECTURES, obstacle
 from hwgrpo.rollout.decoding import decode
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.lean_step import LeanRows, proven
-from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.rollout.rows import ModelRows
-from hwgrpo.values import Prompt, PromptBatch
-
-CPU = torch.device("cpu")
-TOKENIZER = character_tokenizer("")
-SHAPE: dict[str, Any] = {
-    "vocab_size": len(TOKENIZER),
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-EXTRA: dict[str, dict[str, Any]] = {
-    "Llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-    "Mistral": {"sliding_window": 128},
-    "Qwen2": {},
-    "Qwen3": {"head_dim": 16, "tie_word_embeddings": True},
-    "Granite": {
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 2.0,
-        "attention_multiplier": 0.3,
-    },
-    "Gemma": {"head_dim": 8},
-    "Olmo2": {},
-}
-PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 17])
-
-
-def model_of(family: str, **extra: Any) -> Any:
-    torch.manual_seed(3)
-    config = getattr(transformers, f"{family}Config")(**SHAPE | copy.deepcopy(EXTRA[family]) | extra)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    with torch.no_grad():  # norms and biases start as ones and zeros, which would hide that they are left out
-        for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
-
-
-def engine_of(model, **options) -> LocalEngine:
-    return LocalEngine(
-        model, TOKENIZER, **{"device": CPU, "compute_dtype": torch.float32, "max_sequences": 64} | options
-    )
-
-
-def batch_of(prompts=PROMPTS) -> PromptBatch:
-    return PromptBatch(tuple(Prompt(str(i), "", tuple(ids), None, {}) for i, ids in enumerate(prompts)))
-
-
-def both_ways(model, prompts, schedule, longest: int = 200) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Feed the same tokens to both kinds of rows; `schedule` is prompt_of, then steps to take and rows to keep."""
-    prompt_of, *rest = schedule
-    pairs = []
-    with torch.no_grad():
-        kinds = (ModelRows(model, prompts, CPU), LeanRows(model, prompts, CPU, longest))
-        pairs.append(tuple(rows.prefill() for rows in kinds))
-        for rows in kinds:
-            rows.spread(np.array(prompt_of))
-        count = len(prompt_of)
-        for steps, kept in rest:
-            for step in range(steps):
-                token = (torch.arange(count) * 7 + step) % len(TOKENIZER)
-                pairs.append(tuple(rows.step(token) for rows in kinds))
-            if kept is not None:
-                for rows in kinds:
-                    rows.select(np.array(kept))
-                count = len(kept)
-    return pairs
-
-
-def assert_equal(pairs) -> None:
-    for expected, found in pairs:
-        assert found.shape == expected.shape
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+from hwgrpo.rollout.lean_step import LeanRows
+from hwgrpo.rollout.trial import proven
 
 
 def test_every_architecture_of_the_table_is_tested_here():
@@ -240,7 +156,7 @@ def test_weights_that_are_not_finite_do_not_pass_the_trial():
     model = model_of("Llama")
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-        assert lean_step.proven(model, CPU) == "its logits would differ by nan"
+        assert proven(model, CPU) == "its logits would differ by nan"
 
 
 def test_metrics_count_response_tokens_and_the_share_of_rows_that_were_alive():

@@ -12,6 +12,7 @@ from hwgrpo.errors import ConfigError, DataError, RunError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.rollout.rows import ModelRows
 from hwgrpo.values import Prompt, PromptBatch
 
 TOKENIZER = character_tokenizer("")
@@ -171,7 +172,7 @@ def test_dropping_finished_rows_changes_nothing(monkeypatch):
     sampling = Sampling(8, 24, seed=4, stop_token_ids=tuple(range(0, VOCABULARY, 6)))
     results, sizes = {}, {}
     for share in (0.0, 7 / 8, 1.0):
-        monkeypatch.setattr("hwgrpo.rollout.decoding.COMPACT_BELOW", share)
+        monkeypatch.setattr(ModelRows, "compact_below", share)
         seen = []
         engine = engine_of(model)
         hook = model.register_forward_hook(lambda _m, _a, output, seen=seen: seen.append(output.logits.shape[0]))

@@ -1,0 +1,173 @@
+"""The lean step recorded as a device graph, replayed by a double that keeps to a graph's rules; see tests/support."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
+from recorder import Recorder, ReplayedOnCpu
+from tiny import settings
+
+from hwgrpo.rollout import recorded, shared_prompt
+from hwgrpo.rollout.decoding import decode
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.lean_step import LeanRows
+from hwgrpo.rollout.recorded import RecordedRows
+from hwgrpo.training.components import build_engine
+
+UNEVEN = ([0, 0, 1, 1, 2, 2], (3, [0, 1, 3, 4]), (3, [1, 2, 3]), (2, [2]), (1, None))
+EQUAL = ([5, 6, 7], [8, 9, 10], [11, 12, 13])
+
+
+def recorded_rows(recorder: Recorder):
+    def make(model, prompts, longest):
+        return RecordedRows(LeanRows(model, prompts, CPU, longest, fixed=True), recorder, longest)
+
+    return make
+
+
+@pytest.mark.parametrize("family", EXTRA)
+@pytest.mark.parametrize("prompts", [PROMPTS, EQUAL], ids=["unequal", "equal"])
+def test_a_replayed_step_gives_the_logits_of_the_models_own_forward(family, prompts):
+    recorder = Recorder()
+    assert_equal(both_ways(model_of(family), prompts, UNEVEN, make=recorded_rows(recorder)))
+    assert [recording.replays for recording in recorder.made] == [3, 3, 2, 1]
+
+
+def test_buffers_grow_between_recordings():
+    first = shared_prompt.FIRST_CAPACITY
+    recorder = Recorder()
+    schedule = ([0, 0, 2], (first - 1, [0, 2]), (first + 20, None))
+    longest = 2 * first + 30
+    assert_equal(both_ways(model_of("Llama"), PROMPTS, schedule, longest, recorded_rows(recorder)))
+    assert [recording.replays for recording in recorder.made] == [first - 1, 1, first, 19]
+
+
+def test_memory_of_a_recording_is_given_back_before_the_next_is_made():
+    held = []
+
+    class Counting(Recorder):
+        def __call__(self, work):
+            held.append(sum(recording.output is not None for recording in self.made))
+            return super().__call__(work)
+
+    both_ways(model_of("Llama"), PROMPTS, UNEVEN, make=recorded_rows(Counting()))
+    assert held == [0, 0, 0, 0]
+
+
+def test_the_last_few_steps_are_not_worth_a_recording():
+    for steps, made in ((recorded.WORTH_RECORDING, 1), (recorded.WORTH_RECORDING - 1, 0)):
+        recorder = Recorder()
+        assert_equal(both_ways(model_of("Llama"), PROMPTS, ([0, 1], (3, None)), steps, recorded_rows(recorder)))
+        assert len(recorder.made) == made
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_the_engine_samples_the_same_with_and_without_recordings(steps, monkeypatch):
+    monkeypatch.setattr("hwgrpo.rollout.local.decode", lambda *words, look_every: decode(*words, look_every=steps))
+    model, recorder = model_of("Qwen3"), Recorder()
+    sampling = Sampling(24, 90, seed=3, temperature=1.3, stop_token_ids=tuple(range(0, len(TOKENIZER), 30)))
+    plain, graphs = engine_of(model, max_sequences=128), engine_of(model, max_sequences=128, recorder=recorder)
+    assert (plain.decode_path, graphs.decode_path, graphs.notes) == ("lean", "graph", ())
+    trial = len(recorder.made)
+    expected, found = plain.generate(batch_of(), sampling), graphs.generate(batch_of(), sampling)
+    assert expected.lengths.min() < 10 < 64 < expected.lengths.max()
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.offsets, expected.offsets)
+    torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=2e-5)
+    # of 72 rows; then of half and of a quarter of them; then the buffers are doubled
+    assert 2 <= len(recorder.made) - trial <= 4
+    assert sum(recording.replays for recording in recorder.made[trial:]) >= 64
+
+
+def test_few_rows_are_decoded_together_to_the_end():
+    rows = RecordedRows(LeanRows(model_of("Llama"), PROMPTS, CPU, 20, fixed=True), Recorder(), 20)
+    with torch.no_grad():
+        rows.prefill()
+    shares = []
+    for count in (recorded.FEW_ROWS + 1, recorded.FEW_ROWS):
+        rows.spread(torch.zeros(count, dtype=torch.long).numpy())
+        shares.append(rows.compact_below)
+    assert shares == [0.5, 0.0]
+
+
+def test_a_recording_is_made_anew_for_weights_that_are_new():
+    model = model_of("Gemma")  # its norm weights are read with an offset, which makes a new tensor
+    engine, greedy = engine_of(model, recorder=Recorder()), Sampling(1, 24, greedy=True)
+    before = engine.generate(batch_of(), greedy)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    engine.update_weights(1)
+    after = engine.generate(batch_of(), greedy)
+    assert engine.decode_path == "graph"
+    assert after.tokens.tolist() != before.tokens.tolist()
+    assert after.tokens.tolist() == engine_of(model).generate(batch_of(), greedy).tokens.tolist()
+
+
+def _refused(work):
+    raise RuntimeError("operation not permitted when stream is capturing\nfurther lines")
+
+
+class _Stuck(ReplayedOnCpu):
+    def replay(self):
+        if self.replays == 0:
+            super().replay()
+
+
+@pytest.mark.parametrize(
+    ("recorder", "reason"),
+    [
+        (_refused, "recording it fails (RuntimeError: operation not permitted when stream is capturing)"),
+        (_Stuck, "its logits would differ by"),
+    ],
+    ids=["refused", "stuck"],
+)
+def test_a_device_whose_recordings_fail_the_trial_decodes_without_them(recorder, reason):
+    model = model_of("Qwen2")
+    engine = engine_of(model, recorder=recorder)
+    (note,) = engine.notes
+    assert note.startswith(f"rollout decodes without device graphs: {reason}")
+    assert engine.decode_path == "lean"
+    greedy = Sampling(1, 20, greedy=True)
+    assert engine.generate(batch_of(), greedy).texts == engine_of(model).generate(batch_of(), greedy).texts
+
+
+def test_a_model_that_the_lean_step_does_not_know_is_not_recorded():
+    model = model_of("Llama")
+    model.model.layers[0].register_forward_hook(lambda *_: None)
+    recorder = Recorder()
+    engine = engine_of(model, recorder=recorder)
+    assert (engine.decode_path, len(engine.notes), recorder.made) == ("model", 1, [])
+
+
+@pytest.mark.parametrize(("wanted", "path"), [(True, "graph"), (False, "lean")])
+def test_rollout_graphs_says_whether_the_devices_recorder_is_used(wanted, path):
+    policy = SimpleNamespace(model=model_of("Llama"), compute_dtype=torch.float32)
+    device = SimpleNamespace(torch_device=CPU, recorder=Recorder())
+    engine = build_engine(settings(f"rollout.graphs={wanted}"), policy, TOKENIZER, device)
+    assert engine.decode_path == path
+
+
+def test_the_double_notices_what_a_graph_would_not_hold():
+    x = torch.ones(3)
+    with pytest.raises(RuntimeError, match="stream is capturing"):
+        ReplayedOnCpu(lambda: x * float(x.sum()))
+
+    factor = 2.0
+    recording = ReplayedOnCpu(lambda: (x * factor).view(3, 1) + 1)
+    factor = 3.0
+    x.fill_(5.0)
+    assert recording.output.isnan().all()
+    recording.replay()
+    assert recording.output.tolist() == [[11.0], [11.0], [11.0]]
+
+    holder = SimpleNamespace(tensor=torch.ones(3))
+    recording = ReplayedOnCpu(lambda: holder.tensor + 1)
+    holder.tensor = torch.zeros(3)
+    with pytest.raises(AssertionError, match="a tensor that is gone"):
+        recording.replay()
+
+    recording.release()
+    with pytest.raises(AssertionError, match="released"):
+        recording.replay()
