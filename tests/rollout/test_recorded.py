@@ -80,6 +80,17 @@ def test_the_engine_samples_the_same_with_and_without_recordings(steps, monkeypa
     assert sum(recording.replays for recording in recorder.made[trial:]) >= 64
 
 
+def test_tokens_that_were_given_stay_as_they_were():
+    rows = RecordedRows(LeanRows(model_of("Llama"), PROMPTS, CPU, 20, fixed=True), Recorder(), 20)
+    first, second = torch.tensor([4, 5]), torch.tensor([6, 7])
+    with torch.no_grad():
+        rows.prefill()
+        rows.spread(torch.tensor([0, 1]).numpy())
+        rows.step(first)
+        rows.step(second)
+    assert (first.tolist(), second.tolist()) == ([4, 5], [6, 7])
+
+
 def test_few_rows_are_decoded_together_to_the_end():
     rows = RecordedRows(LeanRows(model_of("Llama"), PROMPTS, CPU, 20, fixed=True), Recorder(), 20)
     with torch.no_grad():
