@@ -13,6 +13,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
+from hwgrpo.models.head import causal_lm
+from hwgrpo.rollout import adapters
+from hwgrpo.rollout.adapters import Projection, projection_of
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -45,33 +49,44 @@ PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.ModuleList)
 PLAIN_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
 
 
-def architecture_of(model: nn.Module) -> Architecture | None:
+def architecture_of(model: Any) -> Architecture | None:
     """Return the entry of exactly this class; a subclass may do anything."""
-    return ARCHITECTURES.get(_name(type(model)).removeprefix(PREFIX))
+    return ARCHITECTURES.get(_name(type(causal_lm(model))).removeprefix(PREFIX))
 
 
 def obstacle(model: Any, length: int) -> str | None:
     """Say why the lean step must not decode a model, or return None.
 
     Args:
-        model: a causal language model.
+        model: a causal language model, with LoRA adapters or without.
         length: tokens of the longest sequence, prompt and response.
     """
-    if architecture_of(model) is None:
-        return f"{type(model).__name__} is not one of the architectures it knows"
-    config = model.config
-    home = type(model).__module__
+    base = causal_lm(model)
+    if base is not model and _name(type(model.base_model)) != adapters.LORA_MODEL:
+        return f"its adapters ({type(model).__name__}) are not LoRA"
+    if architecture_of(base) is None:
+        return f"{type(base).__name__} is not one of the architectures it knows"
+    config = base.config
+    home = type(base).__module__
     if _global_forward_hooks or _global_forward_pre_hooks:
         return "a forward hook is registered on all modules"
-    for name, module in model.named_modules():
+    adapted: tuple[str, ...] = ()
+    for name, module in base.named_modules():
         kind = type(module)
-        if kind not in PLAIN_MODULES and kind.__module__ != home and kind.__module__ not in PLAIN_PACKAGES:
-            return f"{name} is a {kind.__name__}"
         if module._forward_hooks or module._forward_pre_hooks:
             return f"a forward hook is registered on {name or 'the model'}"
         if "forward" in vars(module):
             return f"the forward of {name or 'the model'} was replaced"
-    kinds = {type(parameter) for parameter in model.parameters()} - {nn.Parameter}
+        if adapters.is_adapted(module):
+            reason = adapters.obstacle(module)
+            if reason is not None:
+                return f"{name} {reason}"
+            adapted += (f"{name}.",)
+        elif name.startswith(adapted):
+            continue
+        elif kind not in PLAIN_MODULES and kind.__module__ != home and kind.__module__ not in PLAIN_PACKAGES:
+            return f"{name} is a {kind.__name__}"
+    kinds = {type(parameter) for parameter in base.parameters()} - {nn.Parameter}
     if kinds:
         return f"its parameters are {kinds.pop().__name__}s"
     rope = config.rope_parameters["rope_type"]
@@ -105,13 +120,13 @@ class Norm:
 class Block:
     """What a decoder layer computes with; parameters are the model's own."""
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
-    gate: nn.Linear
-    up: nn.Linear
-    down: nn.Linear
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+    gate: Projection
+    up: Projection
+    down: Projection
     activation: nn.Module
     scaling: float
     """Factor of the attention scores."""
@@ -146,13 +161,13 @@ def block_of(layer: Any, architecture: Architecture) -> Block:
         )
         head_norm = Norm(weight, query.variance_epsilon)
     return Block(
-        query=attention.q_proj,
-        key=attention.k_proj,
-        value=attention.v_proj,
-        output=attention.o_proj,
-        gate=mlp.gate_proj,
-        up=mlp.up_proj,
-        down=mlp.down_proj,
+        query=projection_of(attention.q_proj),
+        key=projection_of(attention.k_proj),
+        value=projection_of(attention.v_proj),
+        output=projection_of(attention.o_proj),
+        gate=projection_of(mlp.gate_proj),
+        up=projection_of(mlp.up_proj),
+        down=projection_of(mlp.down_proj),
         activation=mlp.act_fn,
         scaling=attention.scaling,
         attention_norm=norm_of(layer.post_attention_layernorm if after else layer.input_layernorm, architecture),

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from hwgrpo.models.head import causal_lm
+from hwgrpo.rollout.adapters import Projection, projection_of
 from hwgrpo.rollout.architectures import Block, Norm, architecture_of, block_of, norm_of
 from hwgrpo.rollout.rows import COMPACT_BELOW, LeftPadded, ModelRows
 from hwgrpo.rollout.shared_prompt import SharedPromptCache
@@ -45,15 +46,17 @@ class LeanRows:
         assert architecture is not None
         self._architecture = architecture
         self._model = model
+        base = causal_lm(model)
+        self._base = base
         self._device = device
         self._max_response_tokens = max_response_tokens
         self._fixed = fixed
         self._prompts = prompts
-        self._blocks: list[Block] = [block_of(layer, architecture) for layer in model.model.layers]
-        self._norm: Norm = norm_of(model.model.norm, architecture)
-        self._embed: nn.Module = model.get_input_embeddings()
-        self._head: nn.Linear = model.get_output_embeddings()
-        config = model.config
+        self._blocks: list[Block] = [block_of(layer, architecture) for layer in base.model.layers]
+        self._norm: Norm = norm_of(base.model.norm, architecture)
+        self._embed: nn.Module = base.get_input_embeddings()
+        self._head: Projection = projection_of(base.get_output_embeddings())
+        config = base.config
         self._embedding_multiplier: float = getattr(config, "embedding_multiplier", 1.0)
         self._residual_multiplier: float = getattr(config, "residual_multiplier", 1.0)
         self._logits_scaling: float = getattr(config, "logits_scaling", 1.0)
@@ -103,13 +106,13 @@ class LeanRows:
             hidden = hidden * self._embedding_multiplier
         for layer, block in enumerate(self._blocks):
             if self._architecture.norms_after:
-                hidden += block.attention_norm(_linear(self._attention(layer, block, hidden, cos, sin), block.output))
-                hidden += block.mlp_norm(_linear(_gated(hidden, block), block.down))
+                hidden += block.attention_norm(block.output(self._attention(layer, block, hidden, cos, sin)))
+                hidden += block.mlp_norm(block.down(_gated(hidden, block)))
             else:
                 heads = self._attention(layer, block, block.attention_norm(hidden), cos, sin)
-                _add_linear(hidden, heads, block.output, self._residual_multiplier)
-                _add_linear(hidden, _gated(block.mlp_norm(hidden), block), block.down, self._residual_multiplier)
-        logits = _linear(self._norm(hidden), self._head)
+                block.output.add_to(hidden, heads, self._residual_multiplier)
+                block.down.add_to(hidden, _gated(block.mlp_norm(hidden), block), self._residual_multiplier)
+        logits = self._head(self._norm(hidden))
         return logits / self._logits_scaling if self._logits_scaling != 1.0 else logits
 
     def _attention(
@@ -117,7 +120,7 @@ class LeanRows:
     ) -> torch.Tensor:
         """Return what the output projection takes, [B, query heads * D]; `cos` and `sin` are [B, 1, D]."""
         rows, size = len(hidden), cos.shape[-1]
-        query, key, value = (_linear(hidden, projection) for projection in (block.query, block.key, block.value))
+        query, key, value = (projection(hidden) for projection in (block.query, block.key, block.value))
         if block.query_norm is not None and block.key_norm is not None:
             query, key = block.query_norm(query), block.key_norm(key)
         # Queries and keys are normed and rotated as one tensor of heads: half the operations.
@@ -134,22 +137,11 @@ class LeanRows:
     def _make_rotations(self) -> None:
         """Tabulate cosines and sines for all positions that the buffers have room for, [positions, 1, D]."""
         positions = torch.arange(self._width + self._cache.capacity, device=self._device)
-        cos, sin = self._model.model.rotary_emb(self._head.weight[:1], positions[None])
+        cos, sin = self._base.model.rotary_emb(self._head.weight[:1], positions[None])
         half = cos.shape[-1] // 2
         self._cos = cos[0][:, None]
         self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)[:, None]
 
 
-def _linear(hidden: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
-    return F.linear(hidden, layer.weight, layer.bias)
-
-
-def _add_linear(total: torch.Tensor, hidden: torch.Tensor, layer: nn.Linear, factor: float) -> None:
-    """Add factor * layer(hidden) to `total` in place."""
-    total.addmm_(hidden, layer.weight.t(), alpha=factor)
-    if layer.bias is not None:
-        total.add_(layer.bias, alpha=factor)
-
-
 def _gated(hidden: torch.Tensor, block: Block) -> torch.Tensor:
-    return block.activation(_linear(hidden, block.gate)).mul_(_linear(hidden, block.up))
+    return block.activation(block.gate(hidden)).mul_(block.up(hidden))

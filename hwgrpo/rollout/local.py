@@ -41,7 +41,7 @@ class LocalEngine:
         tokenizer: decodes responses and knows the end-of-sequence token.
         device: where the model is.
         compute_dtype: dtype of the weights that sample. Where the model's parameters have it, they are used as they
-            are; else a copy in it is made, and refreshed by `update_weights`.
+            are; else those that do not are copied, and the copies refreshed by `update_weights`.
         max_sequences: responses decoded together; a larger batch is generated in parts.
         recorder: makes device graphs. With one, the lean step is recorded, if a trial gives the same logits.
 
@@ -248,12 +248,14 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a frozen copy whose parameters have `dtype`; ties stay ties.
+    """Return a copy whose parameters have `dtype`, frozen; those that have it already are shared. Ties stay ties.
 
     Buffers keep their dtype: rotary frequencies in half precision would be wrong from a few hundred positions on.
     """
     memo = {
-        id(parameter): torch.nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=False)
+        id(parameter): parameter
+        if parameter.dtype == dtype
+        else torch.nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
         for parameter in model.parameters()
     }
     return copy.deepcopy(model, memo)
@@ -263,4 +265,5 @@ def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedMode
 def _refresh(source: torch.nn.Module, target: torch.nn.Module) -> None:
     pairs = zip(chain(source.parameters(), source.buffers()), chain(target.parameters(), target.buffers()), strict=True)
     for current, stale in pairs:
-        stale.copy_(current)
+        if current is not stale:
+            stale.copy_(current)

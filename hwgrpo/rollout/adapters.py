@@ -1,0 +1,84 @@
+"""Linear layers as the lean step applies them, with the low-rank adapters of peft where they have some."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+LORA_MODEL = "peft.tuners.lora.model.LoraModel"
+LORA_LINEAR = "peft.tuners.lora.layer.Linear"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A low-rank addition to a weight (Hu et al. 2021): scaling * up @ down."""
+
+    down: torch.Tensor
+    """[rank, inputs]."""
+    up: torch.Tensor
+    """[outputs, rank]."""
+    scaling: float
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear layer; tensors are the model's own."""
+
+    weight: torch.Tensor
+    """[outputs, inputs]."""
+    bias: torch.Tensor | None
+    """[outputs]."""
+    adapters: tuple[Adapter, ...] = ()
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [B, outputs] of hidden states [B, inputs]."""
+        result = F.linear(hidden, self.weight, self.bias)
+        for adapter in self.adapters:
+            result.addmm_(F.linear(hidden, adapter.down), adapter.up.t(), alpha=adapter.scaling)
+        return result
+
+    def add_to(self, total: torch.Tensor, hidden: torch.Tensor, factor: float) -> None:
+        """Add factor * layer(hidden) to `total` [B, outputs] in place."""
+        total.addmm_(hidden, self.weight.t(), alpha=factor)
+        if self.bias is not None:
+            total.add_(self.bias, alpha=factor)
+        for adapter in self.adapters:
+            total.addmm_(F.linear(hidden, adapter.down), adapter.up.t(), alpha=factor * adapter.scaling)
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Tell whether a module is peft's linear layer with LoRA adapters."""
+    return f"{type(module).__module__}.{type(module).__qualname__}" == LORA_LINEAR
+
+
+def obstacle(module: Any) -> str | None:
+    """Say what of an adapted layer `projection_of` does not read, or return None."""
+    if type(module.base_layer) is not nn.Linear:
+        return f"adapts a {type(module.base_layer).__name__}"
+    for name in _active(module):
+        if name in module.lora_variant:
+            return f"has an adapter of another kind ({type(module.lora_variant[name]).__name__})"
+        for part in (module.lora_A[name], module.lora_B[name]):
+            if type(part) is not nn.Linear or part.bias is not None:
+                return "has an adapter with a bias or of other layers"
+    return None
+
+
+def projection_of(module: Any) -> Projection:
+    """Read a linear layer that has no `obstacle`; dropout is off while a model samples."""
+    if not is_adapted(module):
+        return Projection(module.weight, module.bias)
+    base = module.base_layer
+    found = [Adapter(module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n]) for n in _active(module)]
+    return Projection(base.weight, base.bias, tuple(found))
+
+
+def _active(module: Any) -> list[str]:
+    """Return the adapters that a forward pass adds; merged ones are in the weight already."""
+    if module.disable_adapters or module.merged:
+        return []
+    return [name for name in module.active_adapters if name in module.lora_A]
