@@ -58,7 +58,7 @@ def test_adapters_of_some_layers_and_of_the_head_are_read():
 
 def test_only_active_adapters_are_added():
     model = adapted("Llama")
-    model.add_adapter("reference", peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model.add_adapter("reference", peft.LoraConfig(r=2, target_modules=["v_proj"], task_type="CAUSAL_LM"))
     fill(model)
     assert_equal(both_ways(model, PROMPTS, SCHEDULE))
     model.base_model.set_adapter(["default", "reference"])
@@ -152,6 +152,16 @@ def _embedding():
     return adapted("Llama", target_modules=["embed_tokens"])
 
 
+class Special(torch.nn.Linear):
+    """A subclass: it may do anything."""
+
+
+def _base_layer():
+    model = adapted("Llama")
+    model.get_submodule("base_model.model.model.layers.1.mlp.up_proj").base_layer.__class__ = Special
+    return model
+
+
 def _other_method():
     return peft.get_peft_model(model_of("Llama"), peft.IA3Config(task_type="CAUSAL_LM"))
 
@@ -168,6 +178,7 @@ def _prompt_learning():
         (_bias, "model.layers.0.self_attn.q_proj has an adapter with a bias or of other layers"),
         (_saved_module, "model.embed_tokens is a ModulesToSaveWrapper"),
         (_embedding, "model.embed_tokens is a Embedding"),
+        (_base_layer, "model.layers.1.mlp.up_proj adapts a Special"),
         (_other_method, "its adapters (PeftModelForCausalLM) are not LoRA"),
         (_prompt_learning, "its adapters (PeftModelForCausalLM) are not LoRA"),
     ],
