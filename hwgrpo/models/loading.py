@@ -129,6 +129,10 @@ def _turn_dropout_off(settings: PreTrainedConfig) -> None:
     for name, value in vars(settings).items():
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
             setattr(settings, name, 0.0)
+    for name in settings.sub_configs:
+        part = getattr(settings, name)
+        if part is not None:
+            _turn_dropout_off(part)
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

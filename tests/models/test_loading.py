@@ -11,6 +11,8 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
@@ -287,3 +289,14 @@ def test_a_name_of_the_hub_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "gpt2-mine").mkdir()
     assert locate("gpt2") == "gpt2"
     assert locate("openai/gpt2") == "openai/gpt2"
+
+
+def test_dropout_is_off_in_the_text_model_of_one_that_also_sees(tmp_path):
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = small | {"vocab_size": 32, "head_dim": 8, "num_key_value_heads": 1, "attention_dropout": 0.2}
+    vision = small | {"image_size": 28, "patch_size": 14, "attention_dropout": 0.3}
+    settings = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    Gemma3ForConditionalGeneration(settings).save_pretrained(tmp_path)
+    model = load_model(ModelConfig(path=str(tmp_path)), attention="eager")
+    parts = (model.config.text_config, model.config.vision_config)
+    assert [part.attention_dropout for part in parts] == [0.0, 0.0]
