@@ -82,7 +82,7 @@ def main() -> int:
     for name in args.setting or list(SETTINGS):
         with tempfile.TemporaryDirectory() as folder:
             results.append(_compare(name, args, Path(folder)))
-    from hwgrpo.bench.result import processor
+    from hwgrpo.bench.machine import processor
 
     text = {"date": datetime.date.today().isoformat(), "cpu": processor(), "threads": args.threads, "results": results}
     if args.output:

@@ -27,7 +27,7 @@ import torch  # noqa: E402  (the paths come first)
 import transformers  # noqa: E402
 from families import FAMILIES, Differences, measure  # noqa: E402
 
-from hwgrpo.bench.result import processor  # noqa: E402
+from hwgrpo.bench.machine import processor  # noqa: E402
 
 COLUMNS = (
     ("transformers class", lambda d: d.architecture),

@@ -27,7 +27,7 @@ sys.path[:0] = [str(REPO), str(REPO / "backends"), str(REPO / "kernels")]
 import torch  # noqa: E402  (the paths come first)
 import transformers  # noqa: E402
 
-from hwgrpo.bench.result import processor  # noqa: E402
+from hwgrpo.bench.machine import processor  # noqa: E402
 from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
 from hwgrpo.rollout.engine import Sampling  # noqa: E402
 from hwgrpo.rollout.local import LocalEngine  # noqa: E402

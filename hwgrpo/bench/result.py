@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-import torch
-import transformers
 from hwgrpo_backends.device import Device
 
-import hwgrpo
 from hwgrpo.bench.times import Times
 from hwgrpo.config import Config
 from hwgrpo.training.choices import attention_of
@@ -137,22 +131,6 @@ class StepBench:
         }
 
 
-def machine_facts(device: Device) -> dict[str, Any]:
-    """Return what is measured on. `load` is the number of processes that wanted a core in the minute before."""
-    return {
-        "backend": device.backend.name,
-        "device": processor() if device.backend.is_host else device.name,
-        "arch": device.arch,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "threads": torch.get_num_threads(),
-        "hwgrpo": hwgrpo.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def model_facts(config: Config, policy: PolicyModel, device: Device) -> dict[str, Any]:
     """Return what is trained."""
     return {
@@ -163,11 +141,3 @@ def model_facts(config: Config, policy: PolicyModel, device: Device) -> dict[str
         "dtype": str(policy.compute_dtype).removeprefix("torch."),
         "attention": attention_of(config, device),
     }
-
-
-def processor() -> str:
-    """Return the processor's name; platform.processor() says no more than x86_64 on Linux."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

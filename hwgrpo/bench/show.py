@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import astuple
 
-from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from hwgrpo.bench.result import LayoutBench, StepBench
+from hwgrpo.bench.terminal import make_console, number_table, print_part
 from hwgrpo.bench.times import Times
 
 STAGES = {
@@ -21,8 +21,6 @@ STAGES = {
     "sync": "weights to rollout",
 }
 """Stages in words, in the order of a step; the update comes before the last."""
-WIDTH = 100
-"""Columns where there is no terminal to ask."""
 BUSY = 0.9
 """Below this share of a core, times say more about other work on the machine."""
 MISSING = "-"
@@ -35,26 +33,14 @@ def show_step(bench: StepBench, recipe: str) -> None:
         bench: what was measured.
         recipe: as the user named it.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
+    console = make_console()
     for part in (_heading(bench, recipe), _stage_table(bench), _layout_table(bench), _check_table(bench)):
-        _print(console, part)
+        print_part(console, part)
         console.print()
     for text in _remarks(bench):
         console.print(text, soft_wrap=not console.is_terminal)
     console.print()
-    _print(console, _legend(bench))
-
-
-def _print(console: Console, part: RenderableType) -> None:
-    """Print, on a terminal as it is, else without the blanks that fill up lines."""
-    if console.is_terminal:
-        console.print(part)
-        return
-    with console.capture() as captured:
-        console.print(part)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    print_part(console, _legend(bench))
 
 
 def _heading(bench: StepBench, recipe: str) -> Table:
@@ -82,7 +68,7 @@ def _heading(bench: StepBench, recipe: str) -> Table:
 
 
 def _stage_table(bench: StepBench) -> Table:
-    table = _table("stage", "median ms", "min", "spread", "share", "tokens/s")
+    table = number_table("stage", "median ms", "min", "spread", "share", "tokens/s")
     own = next(layout for layout in bench.layouts if layout.name == bench.chosen)
     rows = {STAGES[name]: times for name, times in bench.stages.items()}
     last = rows.popitem() if "sync" in bench.stages else None
@@ -104,7 +90,7 @@ def _stage_table(bench: StepBench) -> Table:
 def _layout_table(bench: StepBench) -> Table:
     timed = [layout for layout in bench.layouts if layout.state == "timed"]
     flops = any(layout.flops for layout in timed)
-    table = _table("update", "median ms", "min", "spread", "speed", "tokens/s", *(["GFLOP/s"] if flops else []))
+    table = number_table("update", "median ms", "min", "spread", "speed", "tokens/s", *(["GFLOP/s"] if flops else []))
     best = max((layout.ratio or 0 for layout in timed), default=0)
     for layout in timed:
         ratio = Text(f"{layout.ratio:.2f}x", style="green" if layout.ratio == best > 1 else "")
@@ -122,7 +108,7 @@ def _layout_table(bench: StepBench) -> Table:
 def _check_table(bench: StepBench) -> Table:
     peaks = any(layout.peak_bytes for layout in bench.layouts)
     peak_column = ["peak MiB"] if peaks else []
-    table = _table("layout", "tokens fed", *peak_column, "loss apart", "norm apart", "grad apart")
+    table = number_table("layout", "tokens fed", *peak_column, "loss apart", "norm apart", "grad apart")
     allowed = bench.tolerance
     for layout in bench.layouts:
         if layout.apart is None:
@@ -170,14 +156,6 @@ def _remarks(bench: StepBench) -> Iterable[Text]:
         )
     if bench.step is None:
         yield Text(f"no time of a whole step: the recipe's layout, {bench.chosen}, is wrong", style="bold red")
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(first, no_wrap=True, min_width=20)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
 
 
 def _name(layout: LayoutBench, bench: StepBench) -> str:

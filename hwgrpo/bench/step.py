@@ -11,7 +11,8 @@ import torch
 from hwgrpo_backends.device import Device
 
 from hwgrpo.bench.layouts import checked_layouts, tolerance
-from hwgrpo.bench.result import BatchShape, LayoutBench, StepBench, machine_facts, model_facts
+from hwgrpo.bench.machine import machine_facts
+from hwgrpo.bench.result import BatchShape, LayoutBench, StepBench, model_facts
 from hwgrpo.bench.times import Times, total
 from hwgrpo.bench.work import counted_tokens, update_flops
 from hwgrpo.training.batch import advantages_over_ranks, assemble

@@ -8,6 +8,7 @@
     definitions.py      the truth of each op in plain torch
     library.py          torch.ops.hwgrpo.*: custom ops, fake kernels, gradients
     registry.py         which implementation runs: resolve, configure, choices, explain
+    survey.py           the same for people: what each implementation would do, and why
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
     rows_torch.py       row_stats and row_grad in torch
 

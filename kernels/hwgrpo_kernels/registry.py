@@ -2,7 +2,8 @@
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any
@@ -160,6 +161,21 @@ class KernelRegistry:
         if strict is not None:
             self._strict = strict
         self._chosen.clear()
+
+    @contextmanager
+    def pinned(self, pins: Mapping[str, str]) -> Iterator[None]:
+        """Add pins for the length of a block; a pin in HWGRPO_KERNELS still wins.
+
+        Raises:
+            ValueError: a pin names an unknown op or implementation.
+        """
+        before = self._pins
+        self.configure(pins={**before, **pins})
+        try:
+            yield
+        finally:
+            self._pins = before
+            self._chosen.clear()
 
     def resolve(
         self,

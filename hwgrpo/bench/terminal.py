@@ -1,0 +1,34 @@
+"""Tables for people: colours on a terminal, plain text elsewhere."""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+WIDTH = 100
+"""Columns where there is no terminal to ask."""
+
+
+def make_console() -> Console:
+    """Return a console as wide as the terminal, or `WIDTH` columns where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def print_part(console: Console, part: RenderableType) -> None:
+    """Print, on a terminal as it is, else without the blanks that fill up lines."""
+    if console.is_terminal:
+        console.print(part)
+        return
+    with console.capture() as captured:
+        console.print(part)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def number_table(first: str, *columns: str, least_width: int = 20, gap: int = 2) -> Table:
+    """Return an empty table with a column of names and columns of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    table.add_column(first, no_wrap=True, min_width=least_width)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,188 @@
+"""`hwgrpo kernels`: which implementation of each kernel runs, and why not the others; here, or in a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hwgrpo.errors import ConfigError, choice_error
+
+if TYPE_CHECKING:
+    from hwgrpo_kernels.survey import OpSurvey
+
+HELP = "say which implementation of each kernel runs here or ran in a run, and why not the others"
+SCHEMA = "hwgrpo.kernels.survey/1"
+RUN_SCHEMA = "hwgrpo.kernels/1"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+VOCAB = 151936
+"""Qwen's, where none is asked for; choices hardly depend on it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--run", metavar="DIR", dest="run_folder", help="read what a run chose instead (kernels.json)")
+    parser.add_argument("--device", metavar="NAME", help="the backend to ask for (default: the one of this host)")
+    parser.add_argument("--dtype", metavar="NAME", help=f"of logits or hidden states: {', '.join(DTYPES)}")
+    parser.add_argument("--vocab", type=int, metavar="V", help=f"size of the vocabulary (default {VOCAB})")
+    parser.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA}, of a run {RUN_SCHEMA})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the choices; return the exit code."""
+    if args.run_folder is not None:
+        for option in ("device", "dtype", "vocab"):
+            if getattr(args, option) is not None:
+                raise ConfigError(f"--run reads what a run chose, so --{option} does not go with it")
+        return _of_run(Path(args.run_folder), args.json)
+    return _of_host(args)
+
+
+def _of_host(args: argparse.Namespace) -> int:
+    if args.dtype is not None and args.dtype not in DTYPES:
+        raise choice_error("--dtype", args.dtype, DTYPES)
+    if args.vocab is not None and args.vocab < 1:
+        raise ConfigError(f"--vocab {args.vocab}: give 1 or more")
+    from hwgrpo_backends import choose, registry
+
+    if args.device is None:
+        backend = choose().backend
+    elif args.device in registry.names():
+        backend = registry.get(args.device)
+    else:
+        raise choice_error("--device", args.device, registry.names())
+
+    import hwgrpo_kernels
+    import torch
+    from hwgrpo_kernels.survey import survey
+
+    # The dtype of another host's device cannot be asked for; bf16 is what accelerators train in.
+    mine = backend.is_host or args.device is None
+    dtype = getattr(torch, args.dtype) if args.dtype else backend.compute_dtypes(0)[0] if mine else torch.bfloat16
+    vocab = args.vocab or VOCAB
+    hwgrpo_kernels.configure(preference=backend.kernels)
+    try:
+        settings = hwgrpo_kernels.choices()
+        surveys = survey(backend.device_type, dtype, vocab)
+    except ValueError as error:  # a pin of something that does not exist
+        raise ConfigError(str(error)) from error
+    asked = {"backend": backend.name, "dtype": str(dtype).removeprefix("torch."), "vocab": vocab}
+    if args.json:
+        ops = [{**asdict(each), "chosen": each.chosen} for each in surveys]
+        told = {name: settings[name] for name in ("pins", "preference", "strict", "plugins")}
+        print(json.dumps({"schema": SCHEMA, **asked, **told, "ops": ops}, indent=1))
+    else:
+        _show_host(asked, surveys, settings)
+    refused = [each.error for each in surveys if each.error]
+    if refused:
+        raise ConfigError("; ".join(dict.fromkeys(refused)))
+    return 0
+
+
+def _of_run(folder: Path, as_json: bool) -> int:
+    file = folder / "kernels.json"
+    if not folder.is_dir():
+        raise ConfigError(f"--run {folder}: there is no such folder; name a run's trainer.output_dir")
+    if not file.is_file():
+        raise ConfigError(
+            f"--run {folder}: it holds no kernels.json, which a run writes with its first step; "
+            "name the trainer.output_dir of a run that has begun"
+        )
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not JSON ({error}); the run rewrites it when it is started again") from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != RUN_SCHEMA:
+        raise ConfigError(f"{file} has the schema {schema!r}, and this version reads {RUN_SCHEMA!r}")
+    if as_json:
+        print(json.dumps(document, indent=1))
+    else:
+        _show_run(folder, document)
+    return 0
+
+
+def _show_host(asked: dict[str, Any], surveys: tuple[OpSurvey, ...], settings: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from hwgrpo.bench.terminal import make_console, print_part
+
+    console = make_console()
+    console.print(Text(f"{asked['backend']}, {asked['dtype']}, vocabulary of {asked['vocab']:,}"))
+    styles = {"chosen": "green", "usable": "", "impossible": "dim"}
+    words = {"chosen": "runs", "usable": "not taken", "impossible": "cannot run"}
+    table = _words_table("op", "kernel", "", "why")
+    for op in surveys:
+        for number, each in enumerate(op.verdicts):
+            mark = "*" if each.state == "chosen" else " "
+            origin = "" if each.origin == "built in" else f" ({each.origin})"
+            table.add_row(
+                op.op if number == 0 else "",
+                Text(f"{mark} {each.name}", style=styles[each.state]),
+                Text(words[each.state], style=styles[each.state]),
+                Text(each.reason + origin, style=styles[each.state]),
+            )
+    console.print()
+    print_part(console, table)
+    console.print()
+    _show_settings(console, settings)
+
+
+def _show_run(folder: Path, document: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from hwgrpo.bench.terminal import make_console, print_part
+
+    console = make_console()
+    console.print(Text(f"chosen in {folder}"))
+    table = _words_table("op", "kernel", "for", "why")
+    for each in document["choices"]:
+        why = [f"pinned by {each['pinned_by']}"] if each["pinned_by"] else []
+        why += [f"not {name}: {reason}" for name, reason in each["skipped"].items()]
+        kind = f"{each['device_type']}, {each['dtype']}, V <= {each['shape_class']:,}"
+        table.add_row(each["op"], Text(f"* {each['implementation']}", style="green"), kind, Text("; ".join(why)))
+    console.print()
+    print_part(console, table)
+    if not document["choices"]:
+        console.print(Text("no kernel had been used when this was written", style="yellow"))
+    console.print()
+    _show_settings(console, document)
+
+
+def _show_settings(console: Any, settings: dict[str, Any]) -> None:
+    """Say which pins, preference, strictness and plug-ins are in force."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from hwgrpo.bench.terminal import print_part
+
+    pins = ", ".join(f"{op}={name}" for op, name in settings["pins"].items())
+    lines = {
+        "pins": pins or "none (HWGRPO_KERNELS=op=kernel,... or the setting kernels.pins)",
+        "preferred": ", ".join(settings["preference"]) or "none",
+        "strict": "on: falling back is an error" if settings["strict"] else "off (HWGRPO_STRICT=1 or kernels.strict)",
+    }
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in lines.items():
+        grid.add_row(name, Text(text))
+    for plugin in settings["plugins"]:
+        failed = Text(f"{plugin['name']} failed: {plugin['error']}", style="bold red")
+        brought = Text(f"{plugin['name']} ({plugin['value']}): {', '.join(plugin['implementations'])}")
+        grid.add_row("plug-in", failed if plugin["error"] else brought)
+    if not settings["plugins"]:
+        grid.add_row("plug-ins", "none")
+    print_part(console, grid)
+
+
+def _words_table(*columns: str) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
+    return table

@@ -1,0 +1,88 @@
+"""What every implementation of every op would do for one kind of tensors, and why: for people who ask."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from .op import BUILT_IN, Implementation, Key, shape_class
+from .registry import Choice, KernelRegistry, default_registry
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One implementation: chosen, able to run but not chosen, or unable; and why."""
+
+    name: str
+    state: Literal["chosen", "usable", "impossible"]
+    reason: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class OpSurvey:
+    """One op: all its implementations, the chosen one first, or the error that choosing ends with."""
+
+    op: str
+    summary: str
+    verdicts: tuple[Verdict, ...]
+    error: str | None = None
+
+    @property
+    def chosen(self) -> str | None:
+        """Name of the implementation that runs; None when choosing one is an error."""
+        return next((each.name for each in self.verdicts if each.state == "chosen"), None)
+
+
+def survey(
+    device_type: str, dtype: torch.dtype, vocab: int, registry: KernelRegistry = default_registry
+) -> tuple[OpSurvey, ...]:
+    """Ask every implementation of every op whether it runs, and the registry which one it takes.
+
+    Args:
+        device_type: torch device type ("cpu").
+        dtype: of logits or hidden states.
+        vocab: V.
+        registry: whose ops.
+
+    Raises:
+        ValueError: a pin names an unknown op or implementation.
+    """
+    preference = tuple(registry.choices()["preference"])
+    found = []
+    for op in registry.ops():
+        choice, error = None, None
+        try:
+            choice = registry.resolve(op.name, device_type, dtype, vocab)
+        except ValueError as refused:  # shown beside what the implementations themselves say
+            error = str(refused)
+        key = Key(op.name, device_type, dtype, shape_class(vocab))
+        verdicts = [_verdict(each, key, choice, preference) for each in registry.implementations(op.name)]
+        known = {each.name for each in verdicts}
+        missing = [name for name, _ in choice.skipped if name not in known] if choice else []
+        verdicts += [Verdict(name, "impossible", "preferred, but this version has none", BUILT_IN) for name in missing]
+        verdicts.sort(key=lambda verdict: ("chosen", "usable", "impossible").index(verdict.state))
+        found.append(OpSurvey(op.name, op.summary, tuple(verdicts), error))
+    return tuple(found)
+
+
+def _verdict(each: Implementation, key: Key, choice: Choice | None, preference: tuple[str, ...]) -> Verdict:
+    if choice is not None and each.name == choice.name:
+        return Verdict(each.name, "chosen", _why_chosen(choice, preference), each.origin)
+    reason = each.reason_against(key) or (dict(choice.skipped).get(each.name) if choice else None)
+    if reason is not None:
+        return Verdict(each.name, "impossible", reason, each.origin)
+    if each.origin != BUILT_IN and each.name not in preference:
+        return Verdict(each.name, "usable", f"a plug-in's, taken only when pinned: {key.op}={each.name}", each.origin)
+    if choice is None:
+        return Verdict(each.name, "usable", "could run", each.origin)
+    over = "is pinned" if choice.pinned_by else "comes first"
+    return Verdict(each.name, "usable", f"could run, but {choice.name} {over}", each.origin)
+
+
+def _why_chosen(choice: Choice, preference: tuple[str, ...]) -> str:
+    if choice.pinned_by:
+        return f"pinned by {choice.pinned_by}"
+    if choice.name in preference:
+        return "the first that can run of those preferred: " + ", ".join(preference)
+    return "the first that can run"
