@@ -13,7 +13,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.bench.layouts import checked_layouts, tolerance
 from hwgrpo.bench.machine import machine_facts
 from hwgrpo.bench.result import BatchShape, LayoutBench, StepBench, model_facts
-from hwgrpo.bench.times import Times, total
+from hwgrpo.bench.times import Times, total, turns
 from hwgrpo.bench.work import counted_tokens, update_flops
 from hwgrpo.training.batch import advantages_over_ranks, assemble
 from hwgrpo.training.choices import micro_batch_tokens
@@ -108,12 +108,6 @@ def measure_step(
         layouts=layouts,
         step=total([*stages.values(), own.times]) if own.state == "timed" else None,
     )
-
-
-def turns(items: Sequence[T], number: int) -> list[T]:
-    """Return the items in the order of a round: each round begins one item later than the round before."""
-    first = number % len(items) if items else 0
-    return [*items[first:], *items[:first]]
 
 
 def _stages(run: Run, device: Device, prompts: PromptBatch, stages: dict[str, Times]) -> TrainBatch:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 CLOCKS = (time.perf_counter, time.process_time)
 
 
@@ -51,10 +52,7 @@ class Times:
     @property
     def spread(self) -> float | None:
         """Width of the middle half of the wall seconds (interquartile range); None for one sample."""
-        if len(self.wall_s) < 2:
-            return None
-        first, _, third = quantiles(self.wall_s, n=4, method="inclusive")
-        return third - first
+        return spread(self.wall_s)
 
     def to_json(self) -> dict[str, Any]:
         """Return samples and statistics."""
@@ -65,6 +63,20 @@ class Times:
             "min_s": self.minimum,
             "spread_s": self.spread,
         }
+
+
+def spread(samples: Sequence[float]) -> float | None:
+    """Return the width of the middle half of samples (interquartile range); None for fewer than two."""
+    if len(samples) < 2:
+        return None
+    first, _, third = quantiles(samples, n=4, method="inclusive")
+    return third - first
+
+
+def turns(items: Sequence[T], number: int) -> list[T]:
+    """Return the items in the order of a round: each round begins one item later than the round before."""
+    first = number % len(items) if items else 0
+    return [*items[first:], *items[:first]]
 
 
 def total(parts: Sequence[Times]) -> Times:

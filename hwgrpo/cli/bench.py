@@ -1,4 +1,4 @@
-"""`hwgrpo bench step [RECIPE] key=value ...`: what a training step costs here, and in which layout it costs least."""
+"""`hwgrpo bench`: what a training step costs here, layout by layout, and what the kernels cost beside others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from hwgrpo.cli import bench_kernels
 from hwgrpo.errors import ConfigError
 
-HELP = "measure a training step of a recipe here: its stages, and its update in every layout side by side"
+HELP = "measure here: a training step of a recipe, or the kernels beside other projects'"
+STEP_HELP = "measure a training step of a recipe here: its stages, and its update in every layout side by side"
 DEFAULT_RECIPE = "tiny_sort"
 DONE, WRONG = 0, 1
 
@@ -22,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measurements = parser.add_subparsers(dest="measurement", required=True, metavar="WHAT")
     step = measurements.add_parser(
         "step",
-        help=HELP,
-        description=f"{HELP[0].upper()}{HELP[1:]}. Layouts take turns in rounds, on the same responses and from the "
-        "same weights. First, loss and gradient of each are compared with those of padded rows; one that computes "
+        help=STEP_HELP,
+        description=f"{STEP_HELP[0].upper()}{STEP_HELP[1:]}. Layouts take turns in rounds, on the same responses "
+        "and from the same weights. First, loss and gradient of each are compared with those of padded rows; one that computes "
         "something else is not timed, and the exit code is 1. Nothing is trained or saved.",
         epilog=parser.epilog,
     )
@@ -42,10 +44,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds to time (default 5)")
     step.add_argument("--threads", type=int, metavar="N", help="CPU threads, as trainer.threads=N")
     step.add_argument("--json", metavar="FILE", help="also write all samples as JSON (schema hwgrpo.bench.step/1)")
+    kernels = measurements.add_parser(
+        "kernels",
+        help=bench_kernels.KERNELS_HELP,
+        description=f"{bench_kernels.KERNELS_HELP[0].upper()}{bench_kernels.KERNELS_HELP[1:]}. Sides of a case take "
+        "turns in rounds. First, the result of each is compared with fp64 on the same inputs; one that is off is not "
+        "timed, and the exit code is 1.",
+        epilog=parser.epilog,
+    )
+    bench_kernels.add_kernels(kernels)
+    compare = measurements.add_parser(
+        "compare", help=bench_kernels.COMPARE_HELP, description=bench_kernels.COMPARE_HELP, epilog=parser.epilog
+    )
+    bench_kernels.add_compare(compare)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; return 1 when a layout computes something else than padded rows do."""
+    """Measure and print; return 1 when something computes another result than it should."""
+    if args.measurement == "kernels":
+        return bench_kernels.run_kernels(args, _writable, _tell)
+    if args.measurement == "compare":
+        return bench_kernels.run_compare(args, _writable)
+    return _run_step(args)
+
+
+def _run_step(args: argparse.Namespace) -> int:
     from hwgrpo.config import load_config
 
     recipe, overrides = _words(args.overrides)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hwgrpo.bench.step import turns
-from hwgrpo.bench.times import Times
+from hwgrpo.bench.times import Times, turns
 
 
 def test_spread_is_the_width_of_the_middle_half():

@@ -1,0 +1,244 @@
+"""What is computed, what it costs at least, and the sides that compute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from hwgrpo_kernels import Op, Shape, Tolerance, default_registry
+
+from hwgrpo.bench.kernels import sides
+from hwgrpo.bench.kernels.exact import Result
+from hwgrpo.bench.kernels.peers import PEERS, Peer
+from hwgrpo.bench.kernels.problem import LinearProblem, LogitsProblem
+from hwgrpo.bench.kernels.sides import Side, declared, loose, our_choices
+
+Kind = Literal["linear", "logits"]
+Cost = Callable[[Shape, torch.dtype], int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that is computed in several ways.
+
+    Args:
+        name: what `--only` and documents call it.
+        summary: one line for people.
+        kind: what it starts from, hidden states or logits.
+        gives: the outputs that every side must return.
+        ops: those that take part in ours.
+        flops: of its matrix products at least, without anything computed twice; None where it has none.
+        bytes: that must move at least; None where matrix products bound it.
+        sides: (case, problem) -> the sides.
+        applies: (dtype) -> whether there is such a case.
+    """
+
+    name: str
+    summary: str
+    kind: Kind
+    gives: tuple[str, ...]
+    ops: tuple[str, ...]
+    flops: Cost | None
+    bytes: Cost | None
+    sides: Callable[[Case, Any], list[Side]]
+    applies: Callable[[torch.dtype], bool] = lambda dtype: True
+
+
+def op(name: str) -> Op:
+    """Return a declared op."""
+    return next(each for each in default_registry.ops() if each.name == name)
+
+
+def _gemms(count: int) -> Cost:
+    return lambda shape, dtype: count * op("linear_logprob").flops(shape, dtype)
+
+
+def _moved(*names: str) -> Cost:
+    return lambda shape, dtype: sum(op(name).bytes(shape, dtype) for name in names)
+
+
+def _ours(
+    case: Case, work: Callable[[], Result], tolerance: Tolerance, tensors: tuple[str, torch.dtype, int]
+) -> list[Side]:
+    return [
+        Side(name, "ours", work, tolerance, pins, taken, tensors)
+        for name, pins, taken in our_choices(case.ops, *tensors)
+    ]
+
+
+def _linear(
+    case: Case,
+    problem: LinearProblem,
+    *,
+    ours: Callable[[LinearProblem], Result],
+    gradients: bool,
+    frozen: bool = False,
+    logits_dtype: torch.dtype | None = None,
+    peers: Sequence[Peer] = PEERS,
+) -> list[Side]:
+    dtype = problem.hidden.dtype
+    tensors = (problem.hidden.device.type, logits_dtype or dtype, problem.weight.shape[0])
+    found = _ours(case, partial(ours, problem), declared("linear_logprob", dtype), tensors)
+    defined = partial(sides.defined_linear, problem, gradients=gradients, frozen=frozen)
+    eager = partial(sides.eager_linear, problem, gradients=gradients, frozen=frozen)
+    found.append(Side("definition", "baseline", defined, loose(dtype)))
+    found.append(Side("eager", "baseline", eager, loose(dtype)))
+    return found + [side for each in peers if (side := _peer(each, problem, gradients, frozen)) is not None]
+
+
+def _peer(peer: Peer, problem: LinearProblem, gradients: bool, frozen: bool) -> Side | None:
+    """Return a peer's side, with the obstacle where it cannot run; None where it has nothing to do with the case."""
+    if peer.score is None and not gradients:
+        return None
+    shape = Shape(*problem.hidden.shape, problem.weight.shape[0])
+    tolerance = loose(problem.hidden.dtype)
+    obstacle = f"not installed: {peer.missing}" if peer.missing else ""
+    obstacle = obstacle or peer.cannot(problem.hidden.device.type, problem.hidden.dtype, shape)
+    work = None if obstacle else partial(_peer_work, peer, problem, gradients, frozen)
+    return Side(peer.name, "peer", work, tolerance, obstacle=obstacle)
+
+
+def _peer_work(peer: Peer, problem: LinearProblem, gradients: bool, frozen: bool) -> Result:
+    hidden, weight = sides.leaf(problem.hidden, gradients), sides.leaf(problem.weight, gradients and not frozen)
+    if peer.loss is not None:
+        peer.loss()(hidden, weight, problem.targets, problem.advantages).backward()
+        return sides.with_gradients({}, hidden=hidden, weight=weight)
+    assert peer.score is not None, f"{peer.name} has neither a score nor a loss"
+    with torch.set_grad_enabled(gradients):
+        logprob, entropy = peer.score()(hidden, weight, problem.targets)
+        if gradients:
+            (logprob * problem.row_weight).sum().backward()
+    outputs = {"logprob": logprob} if entropy is None else {"logprob": logprob, "entropy": entropy}
+    return sides.with_gradients(outputs, hidden=hidden, weight=weight)
+
+
+def _rows(
+    case: Case,
+    problem: LogitsProblem,
+    *,
+    ours: Callable[[LogitsProblem], Result],
+    defined: Callable[[LogitsProblem], Result],
+    eager: Callable[[LogitsProblem], Result] | None = None,
+) -> list[Side]:
+    dtype = problem.logits.dtype
+    tensors = (problem.logits.device.type, dtype, problem.logits.shape[1])
+    found = _ours(case, partial(ours, problem), declared("row_stats", dtype), tensors)
+    found.append(Side("definition", "baseline", partial(defined, problem), loose(dtype)))
+    if eager is not None:
+        found.append(Side("eager", "baseline", partial(eager, problem), loose(dtype)))
+    return found
+
+
+def _row_op(case: Case, problem: LogitsProblem) -> list[Side]:
+    """Sides of `row_stats` or `row_grad` themselves: each implementation called as it is registered."""
+    grad = case.name == "row_grad"
+    out = torch.empty_like(problem.logits) if grad else None
+
+    def call(function: Callable[..., Any], problem: LogitsProblem) -> Result:
+        return sides.row_stats_of(problem, function) if out is None else sides.row_grad_of(problem, function, out)
+
+    def chosen(problem: LogitsProblem) -> Result:
+        logits = problem.logits
+        choice = default_registry.resolve(case.name, logits.device.type, logits.dtype, logits.shape[1])
+        return call(choice.function, problem)
+
+    return _rows(case, problem, ours=chosen, defined=partial(call, op(case.name).definition))
+
+
+def _token_logprob(case: Case, problem: LogitsProblem, *, gradients: bool) -> list[Side]:
+    return _rows(
+        case,
+        problem,
+        ours=partial(sides.our_token_logprob, gradients=gradients),
+        defined=partial(sides.defined_token_logprob, gradients=gradients),
+        eager=partial(sides.eager_token_logprob, gradients=gradients),
+    )
+
+
+_STATS = ("logprob",)
+_LINEAR = ("hidden.grad", "weight.grad")
+_HEAD_OPS = ("linear_logprob", "row_stats")
+_LOSS_OPS = ("row_stats", "row_grad")
+
+CASES = (
+    Case(
+        "linear_logprob",
+        "log-probs and entropies from hidden states, no gradient",
+        "linear", _STATS, _HEAD_OPS, _gemms(1), None,
+        partial(_linear, ours=sides.our_score, gradients=False),
+    ),
+    Case(
+        "linear_logprob+grad",
+        "the same, with gradients of hidden states and head from autograd",
+        "linear", (*_STATS, *_LINEAR), (*_HEAD_OPS, "row_grad"), _gemms(3), None,
+        partial(_linear, ours=sides.our_differentiable, gradients=True, peers=()),
+    ),
+    Case(
+        "linear_token_loss",
+        "a loss of log-probs, with gradients of hidden states and head",
+        "linear", _LINEAR, _LOSS_OPS, _gemms(3), None,
+        partial(_linear, ours=sides.our_loss, gradients=True),
+    ),
+    Case(
+        "linear_token_loss-frozen",
+        "the same with a frozen head: the gradient of hidden states",
+        "linear", ("hidden.grad",), _LOSS_OPS, _gemms(2), None,
+        partial(_linear, ours=partial(sides.our_loss, frozen=True), gradients=True, frozen=True),
+    ),
+    Case(
+        "linear_token_loss-fp32",
+        "the trainable head with logits kept in fp32",
+        "linear", _LINEAR, _LOSS_OPS, _gemms(3), None,
+        partial(
+            _linear,
+            ours=partial(sides.our_loss, logits_dtype=torch.float32),
+            gradients=True,
+            logits_dtype=torch.float32,
+            peers=(),
+        ),
+        applies=lambda dtype: dtype.itemsize == 2,
+    ),
+    Case(
+        "row_stats",
+        "log-probs, entropies and normalisers of given logits",
+        "logits", _STATS, ("row_stats",), None, _moved("row_stats"),
+        _row_op,
+    ),
+    Case(
+        "row_grad",
+        "the gradient of given logits, into a tensor that is there",
+        "logits", ("logits.grad",), ("row_grad",), None, _moved("row_grad"),
+        _row_op,
+    ),
+    Case(
+        "token_logprob",
+        "log-probs and entropies of given logits",
+        "logits", _STATS, ("token_logprob", "row_stats"), None, _moved("token_logprob"),
+        partial(_token_logprob, gradients=False),
+    ),
+    Case(
+        "token_logprob+grad",
+        "the same, with the gradient of the logits from both",
+        "logits", (*_STATS, "logits.grad"), ("token_logprob", "row_stats", "row_grad"), None,
+        _moved("token_logprob", "row_grad"),
+        partial(_token_logprob, gradients=True),
+    ),
+)  # fmt: skip
+
+
+def fault(case: Case, side: Side, result: Result, errors: dict[str, float]) -> str:
+    """Say in words what is wrong with a side's result, or nothing."""
+    faults = [f"it gives no {name}" for name in case.gives if name not in result and not _own_loss(side, name)]
+    for name, error in errors.items():
+        limit = side.tolerance.backward if name.endswith(".grad") else side.tolerance.forward
+        if not error <= limit:
+            faults.append(f"its {name} is {error:.1e} from fp64's ({limit:.0e} allowed)")
+    return "; ".join(faults)
+
+
+def _own_loss(side: Side, name: str) -> bool:
+    """Whether a side may leave an output out: a peer's own loss shows no log-probs."""
+    return side.group == "peer" and name == "logprob"

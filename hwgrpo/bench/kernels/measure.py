@@ -1,0 +1,196 @@
+"""All cases at all shapes in one run: every side is compared with fp64 first, and then they take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from hwgrpo_backends.device import Device
+from hwgrpo_kernels import Shape
+from hwgrpo_kernels.survey import survey
+
+from hwgrpo.bench.kernels.cases import Case, fault
+from hwgrpo.bench.kernels.ceiling import CeilingMeter, gemm_rows
+from hwgrpo.bench.kernels.clock import Clock, median_ratio
+from hwgrpo.bench.kernels.exact import LinearTruth, LogitsTruth
+from hwgrpo.bench.kernels.peak import can_measure_host, device_peak, host_peaks
+from hwgrpo.bench.kernels.peers import PEERS
+from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
+from hwgrpo.bench.kernels.result import CaseBench, KernelBench, ShapeBench, SideBench
+from hwgrpo.bench.kernels.sides import Side
+from hwgrpo.bench.machine import machine_facts
+from hwgrpo.bench.times import turns
+
+BASELINES = ("eager", "definition")
+"""Sides that ratios are against, the first that was timed."""
+
+
+@dataclass
+class _Entry:
+    """A side beside what is measured of it."""
+
+    side: Side
+    bench: SideBench
+
+
+def measure_kernels(
+    device: Device,
+    shapes: Mapping[str, Shape],
+    dtype: torch.dtype,
+    cases: Sequence[Case],
+    repeat: int,
+    *,
+    memory: bool = True,
+    tell: Callable[[str], None] = lambda _: None,
+) -> KernelBench:
+    """Measure cases at shapes.
+
+    Args:
+        device: what to run on.
+        shapes: by name.
+        dtype: of hidden states, head and logits.
+        cases: from `CASES`.
+        repeat: rounds that are timed, after one that is not.
+        memory: whether to measure the host's memory, which takes a process that runs everything once more.
+        tell: called with what is done next.
+    """
+    facts = machine_facts(device)  # before we add to the machine's load
+    clock = Clock(device)
+    meter = CeilingMeter(device, dtype, clock)
+    tell("the ceilings")
+    meter()
+    found = [
+        _measure_shape(device, name, shape, dtype, cases, repeat, clock, meter, tell) for name, shape in shapes.items()
+    ]
+    told = "the device's allocator"
+    if device.backend.is_host:
+        told = _add_host_peaks(found, dtype, tell) if memory else "not measured: switched off"
+    tell("the ceilings again")
+    meter()
+    return KernelBench(
+        machine=facts | {"threads": torch.get_num_threads()},
+        peers={each.distribution: each.version for each in PEERS},
+        dtype=str(dtype).removeprefix("torch."),
+        clock=clock.name,
+        repeat=repeat,
+        ceiling=meter.ceiling,
+        shapes=found,
+        peak=told,
+        not_here=_not_here(device, dtype, max(shape.V for shape in shapes.values())),
+    )
+
+
+def _measure_shape(
+    device: Device,
+    name: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    cases: Sequence[Case],
+    repeat: int,
+    clock: Clock,
+    meter: CeilingMeter,
+    tell: Callable[[str], None],
+) -> ShapeBench:
+    tell(f"{name}: the GEMM of the logits")
+    gemm = meter.shape(shape)
+    benches: list[CaseBench] = []
+    for kind, make in (("linear", linear_problem), ("logits", logits_problem)):
+        chosen = [case for case in cases if case.kind == kind and case.applies(dtype)]
+        if not chosen:
+            continue
+        problem = make(shape, dtype, device.torch_device)
+        entries = {case.name: [_entry(side, clock) for side in case.sides(case, problem)] for case in chosen}
+        tell(f"{name}: {kind} results in fp64")
+        truth = LinearTruth(problem) if kind == "linear" else LogitsTruth(problem)
+        for case in chosen:
+            for entry in entries[case.name]:
+                tell(f"{name}: {case.name}, {entry.side.name}, compared with fp64")
+                check(device, case, entry.side, entry.bench, truth)
+        del truth
+        device.empty_cache()
+        for case in chosen:
+            tell(f"{name}: {case.name}")
+            benches.append(_time(device, case, entries[case.name], shape, dtype, repeat, clock))
+        del problem, entries
+        device.empty_cache()
+    return ShapeBench(name, shape, gemm, 2 * gemm_rows(shape, dtype) * shape.H * shape.V, benches)
+
+
+def _entry(side: Side, clock: Clock) -> _Entry:
+    bench = SideBench(side.name, side.group, "timed", clock.samples(), implementations=side.implementations)
+    if side.work is None:
+        bench.state, bench.reason = "impossible", side.obstacle
+    return _Entry(side, bench)
+
+
+def check(device: Device, case: Case, side: Side, bench: SideBench, truth: LinearTruth | LogitsTruth) -> None:
+    """Run a side once and compare it with fp64; one that is off, or cannot run, is named and will not be timed."""
+    if side.work is None:
+        return
+    try:
+        with side.in_force():
+            result = side.work()
+        bench.errors = truth.errors(result)
+    except Exception as error:  # others' kernels fail in their own ways, and the rest can be measured without them
+        if device.is_oom(error):
+            bench.state, bench.reason = "impossible", "it runs out of memory here"
+        elif side.group == "peer":
+            bench.state, bench.reason = "impossible", _in_words(error)
+        else:
+            raise
+        device.empty_cache()
+        return
+    reason = fault(case, side, result, bench.errors)
+    if reason:
+        bench.state, bench.reason = "wrong", reason
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
+def _time(
+    device: Device, case: Case, entries: list[_Entry], shape: Shape, dtype: torch.dtype, repeat: int, clock: Clock
+) -> CaseBench:
+    timed = [entry for entry in entries if entry.bench.state == "timed"]
+    for number in range(repeat + 1):
+        for entry in turns(timed, number):
+            assert entry.side.work is not None, "a side without work is not timed"
+            with entry.side.in_force():
+                if number:
+                    clock.measure(entry.bench.samples, entry.side.work)
+                else:
+                    entry.bench.peak_bytes = device_peak(device, entry.side.work)
+    by_name = {entry.bench.name: entry.bench for entry in timed}
+    base = next((by_name[name] for name in BASELINES if name in by_name), None)
+    for entry in timed:
+        entry.bench.ratio = median_ratio(base.samples, entry.bench.samples) if base else None
+    return CaseBench(
+        name=case.name,
+        summary=case.summary,
+        flops=case.flops(shape, dtype) if case.flops else None,
+        bytes=case.bytes(shape, dtype) if case.bytes else None,
+        sides=[entry.bench for entry in entries],
+        baseline=base.name if base else "",
+    )
+
+
+def _add_host_peaks(found: list[ShapeBench], dtype: torch.dtype, tell: Callable[[str], None]) -> str:
+    if not can_measure_host():
+        return "not measured: this system does not reset the highest mark of a resident set"
+    for shape in found:
+        tell(f"{shape.name}: memory, in a process of its own")
+        sides = {(case.name, side.name): side for case in shape.cases for side in case.sides if side.state == "timed"}
+        for key, peak in host_peaks(shape.shape, dtype, sides).items():
+            sides[key].peak_bytes = peak
+    return "resident set of a process of its own"
+
+
+def _not_here(device: Device, dtype: torch.dtype, vocab: int) -> list[str]:
+    return [
+        f"{op.op}={each.name}: {each.reason}"
+        for op in survey(device.backend.device_type, dtype, vocab)
+        for each in op.verdicts
+        if each.state == "impossible"
+    ]

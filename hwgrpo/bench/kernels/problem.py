@@ -1,0 +1,96 @@
+"""Hidden states, head, logits and targets of one shape, made by the inputs that the ops are declared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hwgrpo_kernels import Shape, definitions, ops
+from torch import Tensor
+
+EXACT_ROWS = 64
+"""Rows of fp64 logits that exist at a time."""
+SHAPES = {
+    "A": Shape(8192, 896, 151936),
+    "B": Shape(8192, 3584, 151936),
+    "C": Shape(32768, 4096, 151936),
+    "small": Shape(128, 256, 151936),
+}
+"""Rows, hidden units and vocabulary: a 0.5B model, a 7B, an 8B with long responses, and what a CPU does in seconds."""
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """Hidden states against a head.
+
+    Args:
+        hidden, weight, targets: [N,H], [V,H], [N] int64.
+        advantages: [S] fp32, one per sequence; the N rows are S sequences of equal length.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+    advantages: Tensor
+
+    @property
+    def row_weight(self) -> Tensor:
+        """[N] fp32: dL/dlogprob of the loss that is measured, -advantage / N (GRPO at ratio 1, mean over tokens)."""
+        return row_weight(self.advantages, self.hidden.shape[0])
+
+
+@dataclass(frozen=True)
+class LogitsProblem:
+    """Logits that exist already.
+
+    Args:
+        logits, targets: [N,V], [N] int64.
+        row_weight: [N] fp32, dL/dlogprob and dL/dentropy.
+        stats: what `row_stats` returns for them, [N] fp32 each, rounded from fp64.
+    """
+
+    logits: Tensor
+    targets: Tensor
+    row_weight: Tensor
+    stats: tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def linear_problem(shape: Shape, dtype: torch.dtype, device: torch.device) -> LinearProblem:
+    """Make the inputs of what starts from hidden states."""
+    made = ops.linear_inputs(shape, dtype, str(device))
+    return LinearProblem(made["hidden"], made["weight"], made["targets"], _advantages(shape.N, device))
+
+
+def logits_problem(shape: Shape, dtype: torch.dtype, device: torch.device) -> LogitsProblem:
+    """Make the inputs of what starts from logits."""
+    made = ops.row_inputs(shape, dtype, str(device))
+    logits, targets = made["logits"], made["targets"]
+    wide = torch.promote_types(dtype, torch.float32)
+    parts = []
+    for start in range(0, shape.N, EXACT_ROWS):
+        rows = slice(start, start + EXACT_ROWS)
+        exact = definitions.row_stats(logits[rows].to(exact_dtype(device)), targets[rows], 1.0, 0.0, None, True)
+        parts.append([each.to(wide) for each in exact])
+    logprob, entropy, row_max, log_sum = (torch.cat(each) for each in zip(*parts))
+    weight = row_weight(_advantages(shape.N, device), shape.N)
+    return LogitsProblem(logits, targets, weight, (logprob, entropy, row_max, log_sum))
+
+
+def row_weight(advantages: Tensor, rows: int) -> Tensor:
+    """Return -advantage / N for each of N rows in sequences of equal length."""
+    return (-advantages / rows).repeat_interleave(rows // advantages.shape[0])
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """Return fp64, or fp32 for a device that has no fp64."""
+    try:
+        torch.ones(2, 2, dtype=torch.float64, device=device).mm(torch.ones(2, 2, dtype=torch.float64, device=device))
+    except (RuntimeError, TypeError):  # Ascend NPUs
+        return torch.float32
+    return torch.float64
+
+
+def _advantages(rows: int, device: torch.device) -> Tensor:
+    sequences = next(count for count in (8, 4, 2, 1) if rows % count == 0)
+    generator = torch.Generator(str(device)).manual_seed(7)
+    return torch.randn(sequences, generator=generator, device=device)
