@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "step",
         help=STEP_HELP,
         description=f"{STEP_HELP[0].upper()}{STEP_HELP[1:]}. Layouts take turns in rounds, on the same responses "
-        "and from the same weights. First, loss and gradient of each are compared with those of padded rows; one that computes "
-        "something else is not timed, and the exit code is 1. Nothing is trained or saved.",
+        "and from the same weights. First, loss and gradient of each are compared with those of padded rows; one that "
+        "computes something else is not timed, and the exit code is 1. Nothing is trained or saved.",
         epilog=parser.epilog,
     )
     step.add_argument(

@@ -14,7 +14,7 @@ from hwgrpo.bench.kernels import sides
 from hwgrpo.bench.kernels.exact import Result
 from hwgrpo.bench.kernels.peers import PEERS, Peer
 from hwgrpo.bench.kernels.problem import LinearProblem, LogitsProblem
-from hwgrpo.bench.kernels.sides import Side, declared, loose, our_choices
+from hwgrpo.bench.kernels.sides import Side, Tensors, declared, loose, our_choices
 
 Kind = Literal["linear", "logits"]
 Cost = Callable[[Shape, torch.dtype], int]
@@ -60,12 +60,10 @@ def _moved(*names: str) -> Cost:
     return lambda shape, dtype: sum(op(name).bytes(shape, dtype) for name in names)
 
 
-def _ours(
-    case: Case, work: Callable[[], Result], tolerance: Tolerance, tensors: tuple[str, torch.dtype, int]
-) -> list[Side]:
+def _ours(case: Case, work: Callable[[], Result], tolerance: Tolerance, tensors: Tensors) -> list[Side]:
     return [
         Side(name, "ours", work, tolerance, pins, taken, tensors)
-        for name, pins, taken in our_choices(case.ops, *tensors)
+        for name, pins, taken in our_choices(case.ops, tensors)
     ]
 
 
@@ -93,10 +91,10 @@ def _peer(peer: Peer, problem: LinearProblem, gradients: bool, frozen: bool) -> 
     """Return a peer's side, with the obstacle where it cannot run; None where it has nothing to do with the case."""
     if peer.score is None and not gradients:
         return None
-    shape = Shape(*problem.hidden.shape, problem.weight.shape[0])
+    (rows, hidden), vocab = problem.hidden.shape, problem.weight.shape[0]
     tolerance = loose(problem.hidden.dtype)
     obstacle = f"not installed: {peer.missing}" if peer.missing else ""
-    obstacle = obstacle or peer.cannot(problem.hidden.device.type, problem.hidden.dtype, shape)
+    obstacle = obstacle or peer.cannot(problem.hidden.device.type, problem.hidden.dtype, Shape(rows, hidden, vocab))
     work = None if obstacle else partial(_peer_work, peer, problem, gradients, frozen)
     return Side(peer.name, "peer", work, tolerance, obstacle=obstacle)
 

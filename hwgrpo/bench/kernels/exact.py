@@ -12,6 +12,7 @@ from hwgrpo.bench.kernels.problem import EXACT_ROWS, LinearProblem, LogitsProble
 
 Result = Mapping[str, Tensor]
 """Outputs by name: logprob, entropy [N] (row_max, log_sum beside them), and gradients under `hidden.grad`, ..."""
+STATS = ("logprob", "entropy", "row_max", "log_sum")
 
 
 class LinearTruth:
@@ -73,9 +74,9 @@ class LogitsTruth:
         for rows in _chunks(problem.logits):
             logits, targets = problem.logits[rows].to(**place), problem.targets[rows].to(**_on(place))
             found = definitions.row_stats(logits, targets, 1.0, 0.0, None, True)
-            exact = dict(zip(("logprob", "entropy", "row_max", "log_sum"), found))
-            for name in result.keys() & exact.keys():
-                errors[name] = _worse(errors.get(name, 0.0), forward_error(result[name][rows], exact[name]))
+            for name, exact in zip(STATS, found):
+                if name in result:
+                    errors[name] = _worse(errors.get(name, 0.0), forward_error(result[name][rows], exact))
             if "logits.grad" in result:
                 weight = problem.row_weight[rows].to(**place)
                 grad = definitions.row_grad(logits, targets, *found, weight, weight, 1.0, 0.0, None, logits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hwgrpo_backends.device import Device
@@ -22,6 +23,10 @@ from hwgrpo.bench.kernels.sides import Side
 from hwgrpo.bench.machine import machine_facts
 from hwgrpo.bench.times import turns
 
+KINDS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
+    ("linear", linear_problem, LinearTruth),
+    ("logits", logits_problem, LogitsTruth),
+)
 BASELINES = ("eager", "definition")
 """Sides that ratios are against, the first that was timed."""
 
@@ -95,14 +100,14 @@ def _measure_shape(
     tell(f"{name}: the GEMM of the logits")
     gemm = meter.shape(shape)
     benches: list[CaseBench] = []
-    for kind, make in (("linear", linear_problem), ("logits", logits_problem)):
+    for kind, make, make_truth in KINDS:
         chosen = [case for case in cases if case.kind == kind and case.applies(dtype)]
         if not chosen:
             continue
         problem = make(shape, dtype, device.torch_device)
         entries = {case.name: [_entry(side, clock) for side in case.sides(case, problem)] for case in chosen}
         tell(f"{name}: {kind} results in fp64")
-        truth = LinearTruth(problem) if kind == "linear" else LogitsTruth(problem)
+        truth = make_truth(problem)
         for case in chosen:
             for entry in entries[case.name]:
                 tell(f"{name}: {case.name}, {entry.side.name}, compared with fp64")

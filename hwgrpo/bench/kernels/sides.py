@@ -12,11 +12,13 @@ from hwgrpo_kernels import Tolerance, default_registry, definitions, linear_logp
 from hwgrpo_kernels.op import Key, shape_class
 from torch import Tensor
 
-from hwgrpo.bench.kernels.exact import Result
+from hwgrpo.bench.kernels.exact import STATS, Result
 from hwgrpo.bench.kernels.problem import LinearProblem, LogitsProblem
 
 Group = Literal["ours", "baseline", "peer"]
 Work = Callable[[], Result]
+Tensors = tuple[str, torch.dtype, int]
+"""Device type, dtype and vocabulary: what an implementation is chosen for."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Side:
         work: computes the case once; without it `obstacle` says why it cannot be.
         pins: op -> implementation in force while it runs.
         implementations: op -> implementation that runs then.
-        tensors: device type, dtype and vocabulary that they are chosen for.
+        tensors: what they are chosen for.
         tolerance: largest errors with which it may be timed.
     """
 
@@ -39,7 +41,7 @@ class Side:
     tolerance: Tolerance
     pins: Mapping[str, str] = field(default_factory=dict)
     implementations: Mapping[str, str] = field(default_factory=dict)
-    tensors: tuple[str, torch.dtype, int] = ("cpu", torch.float32, 1)
+    tensors: Tensors = ("cpu", torch.float32, 1)
     obstacle: str = ""
 
     @contextmanager
@@ -66,14 +68,14 @@ def declared(op: str, dtype: torch.dtype) -> Tolerance:
     return next(each for each in default_registry.ops() if each.name == op).tolerance[dtype]
 
 
-def our_choices(
-    ops: tuple[str, ...], device_type: str, dtype: torch.dtype, vocab: int
-) -> list[tuple[str, dict[str, str], dict[str, str]]]:
+def our_choices(ops: tuple[str, ...], tensors: Tensors) -> list[tuple[str, dict[str, str], dict[str, str]]]:
     """Return (name, pins, op -> implementation) of each distinct way to run a case whose work these ops do.
 
     Args:
         ops: every op that takes part; an implementation's name pins all those that have it.
+        tensors: what they run on.
     """
+    device_type, dtype, vocab = tensors
     usable: dict[str, dict[str, str]] = {}
     for op in ops:
         key = Key(op, device_type, dtype, shape_class(vocab))
@@ -83,7 +85,7 @@ def our_choices(
     found: dict[tuple[str, ...], tuple[str, dict[str, str], dict[str, str]]] = {}
     for name, pins in usable.items():
         with default_registry.pinned(pins):
-            taken = {op: default_registry.resolve(op, device_type, dtype, vocab).name for op in ops}
+            taken = {op: default_registry.resolve(op, *tensors).name for op in ops}
         if name in taken.values():  # not so where HWGRPO_KERNELS pins another
             found.setdefault(tuple(taken.values()), (name, pins, taken))
     return list(found.values())
@@ -175,7 +177,7 @@ def eager_linear(problem: LinearProblem, *, gradients: bool, frozen: bool = Fals
 def row_stats_of(problem: LogitsProblem, function: Callable[..., Any]) -> Result:
     """One implementation, or the definition, of `row_stats`."""
     found = function(problem.logits, problem.targets, 1.0, 0.0, None, True)
-    return dict(zip(("logprob", "entropy", "row_max", "log_sum"), found))
+    return dict(zip(STATS, found))
 
 
 def row_grad_of(problem: LogitsProblem, function: Callable[..., Any], out: Tensor) -> Result:

@@ -1,5 +1,7 @@
 """Apple's cut-cross-entropy. Signature: cut-cross-entropy 25.1.1, linear_cross_entropy.py; read, run on no device."""
 
+from functools import cache
+
 import torch
 from hwgrpo_kernels import Shape
 from torch import Tensor
@@ -7,8 +9,9 @@ from torch import Tensor
 from hwgrpo.bench.kernels.peers.peer import Peer, Score, needs_triton_device
 
 
+@cache
 def _load() -> Score:
-    from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
+    from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportAttributeAccessIssue, reportMissingImports]
 
     def score(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, None]:
         return -linear_cross_entropy(hidden, weight, targets, reduction="none"), None

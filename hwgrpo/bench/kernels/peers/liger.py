@@ -1,5 +1,7 @@
 """Liger-Kernel's heads. Signatures: liger-kernel 0.8.5, liger_kernel/ops and liger_kernel/chunked_loss."""
 
+from functools import cache
+
 import torch
 from hwgrpo_kernels import Shape
 from torch import Tensor
@@ -9,6 +11,7 @@ from hwgrpo.bench.kernels.peers.peer import Loss, Peer, Score, anywhere, needs_t
 MODULES = ("liger_kernel", "triton")
 
 
+@cache
 def _load_scaled() -> Score:
     """CuTe on sm_90 where its extras are installed, else torch in chunks of 512 rows."""
     from liger_kernel.ops.fused_linear_scaled_cross_entropy import (  # pyright: ignore[reportMissingImports]
@@ -22,6 +25,7 @@ def _load_scaled() -> Score:
     return score
 
 
+@cache
 def _load_triton() -> Score:
     """Row chunks through Triton's cross-entropy, gradients deferred to backward since they are weighted per token."""
     from liger_kernel.ops.fused_linear_cross_entropy import (  # pyright: ignore[reportMissingImports]
@@ -37,6 +41,7 @@ def _load_triton() -> Score:
     return score
 
 
+@cache
 def _load_grpo() -> Loss:
     """The fused GRPO loss, in torch; compiled, as it is by default, on accelerators."""
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss  # pyright: ignore[reportMissingImports]

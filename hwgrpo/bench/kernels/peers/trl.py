@@ -1,5 +1,7 @@
 """TRL's `ChunkedLogProbFunction`, its default head for GRPO. Signature: trl 1.16.0, trl/kernels/chunked_logprob.py."""
 
+from functools import cache
+
 from torch import Tensor
 
 from hwgrpo.bench.kernels.peers.peer import Peer, Score, anywhere
@@ -8,6 +10,7 @@ CHUNK_COLUMNS = 32768
 """Vocabulary entries of a tile: `_CHUNKED_LOGPROB_CHUNK_SIZE` of trl/trainer/utils.py."""
 
 
+@cache
 def _load() -> Score:
     from trl.kernels import ChunkedLogProbFunction  # pyright: ignore[reportMissingImports]
 

@@ -1,5 +1,7 @@
 """verl's fused head. Signature: verl 0.9.1, verl/utils/kernel/linear_cross_entropy.py; read, run on no device."""
 
+from functools import cache
+
 import torch
 from hwgrpo_kernels import Shape
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from hwgrpo.bench.kernels.peers.peer import Peer, Score, needs_triton_device
 
 
+@cache
 def _load() -> Score:
     from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
 
