@@ -15,6 +15,7 @@ structure structure setup
 distributed distributed
 learning learning docs
 resume resume
+perf perf
 slow"
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
