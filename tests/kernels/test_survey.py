@@ -1,0 +1,89 @@
+"""What is told of every implementation, and pins for the length of a block."""
+
+import pytest
+import torch
+from hwgrpo_kernels import Implementation, KernelRegistry, default_registry
+from hwgrpo_kernels.survey import survey
+
+ELSEWHERE = frozenset({"meta"})
+
+
+def make(environment=None, **implementations):
+    """A registry with the op row_stats and implementations name -> keyword arguments."""
+    registry = KernelRegistry(environment or {})
+    registry.declare(next(op for op in default_registry.ops() if op.name == "row_stats"))
+    for name, arguments in {"torch": {}, **implementations}.items():
+        registry.register(Implementation("row_stats", name, lambda name=name: lambda: name, **arguments))
+    return registry
+
+
+def verdicts(registry):
+    (found,) = survey("cpu", torch.float32, 517, registry)
+    return {each.name: (each.state, each.reason) for each in found.verdicts}, found
+
+
+def test_the_chosen_one_comes_first_and_each_other_has_its_reason():
+    registry = make(fast={"rank": 5}, absent={"device_types": ELSEWHERE, "rank": 9})
+    told, found = verdicts(registry)
+    assert list(told) == ["fast", "torch", "absent"]
+    assert found.chosen == "fast"
+    assert told["fast"] == ("chosen", "the first that can run")
+    assert told["torch"] == ("usable", "could run, but fast comes first")
+    assert told["absent"] == ("impossible", "needs meta, have cpu")
+    assert found.error is None
+
+
+def test_preference_pins_and_plug_ins_are_reasons():
+    registry = make(other={}, theirs={"origin": "plug-in p", "rank": 9})
+    registry.configure(preference=["gone", "other"])
+    told, _ = verdicts(registry)
+    assert told["other"] == ("chosen", "the first that can run of those preferred: gone, other")
+    assert told["gone"] == ("impossible", "preferred, but this version has none")
+    assert told["theirs"] == ("usable", "a plug-in's, taken only when pinned: row_stats=theirs")
+    registry.configure(pins={"row_stats": "theirs"})
+    told, found = verdicts(registry)
+    assert told["theirs"] == ("chosen", "pinned by kernels.pins")
+    assert told["other"] == ("usable", "could run, but theirs is pinned")
+    assert found.chosen == "theirs"
+
+
+def test_a_broken_import_is_a_reason():
+    registry = make()
+    registry.register(Implementation("row_stats", "broken", "no_such_module:f", rank=9))
+    told, _ = verdicts(registry)
+    assert told["broken"][0] == "impossible"
+    assert "failed to load: No module named 'no_such_module'" in told["broken"][1]
+
+
+def test_a_pin_that_cannot_run_is_told_and_the_others_are_still_judged():
+    told, found = verdicts(make({"HWGRPO_KERNELS": "row_stats=absent"}, absent={"device_types": ELSEWHERE}))
+    assert found.chosen is None
+    assert found.error is not None
+    assert "HWGRPO_KERNELS: row_stats=absent cannot run: needs meta, have cpu" in found.error
+    assert told == {"torch": ("usable", "could run"), "absent": ("impossible", "needs meta, have cpu")}
+
+
+def test_pins_hold_for_a_block_and_then_those_before_are_back():
+    registry = make(other={}, third={})
+    registry.configure(pins={"row_stats": "other"})
+
+    def chosen():
+        return registry.resolve("row_stats", "cpu", torch.float32, 517).name
+
+    assert chosen() == "other"
+    with registry.pinned({"row_stats": "third"}):
+        assert chosen() == "third"
+        with registry.pinned({}):
+            assert chosen() == "third"
+    assert chosen() == "other"
+    with pytest.raises(RuntimeError), registry.pinned({"row_stats": "third"}):
+        raise RuntimeError
+    assert chosen() == "other"
+    with pytest.raises(ValueError, match="Did you mean 'third'"), registry.pinned({"row_stats": "thrid"}):
+        pass
+
+
+def test_the_environment_wins_over_a_block():
+    registry = make({"HWGRPO_KERNELS": "row_stats=torch"}, other={})
+    with registry.pinned({"row_stats": "other"}):
+        assert registry.resolve("row_stats", "cpu", torch.float32, 517).name == "torch"
