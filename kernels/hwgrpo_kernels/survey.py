@@ -84,5 +84,5 @@ def _why_chosen(choice: Choice, preference: tuple[str, ...]) -> str:
     if choice.pinned_by:
         return f"pinned by {choice.pinned_by}"
     if choice.name in preference:
-        return "the first that can run of those preferred: " + ", ".join(preference)
+        return "the first of the preferred that can run"
     return "the first that can run"

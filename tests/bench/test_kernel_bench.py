@@ -145,6 +145,19 @@ def test_each_implementation_is_a_side_and_runs_in_its_own_rounds_only(name: str
             assert side.implementations["row_stats"] == each
 
 
+def test_the_rounds_of_a_side_run_its_own_implementation():
+    calls: list[str] = []
+
+    def spy(*arguments: Any) -> Any:
+        calls.append("spy")
+        return rows_torch.row_stats(*arguments)
+
+    with registered(Implementation("row_stats", "spy", lambda: spy, rank=9)):
+        found = sides_of(bench("row_stats", repeat=3), "row_stats")
+    assert {"torch", "spy"} <= set(found)
+    assert len(calls) == 5, "compared, warmed up and timed three times; never in the rounds of the other"
+
+
 def test_a_pin_of_the_environment_leaves_only_what_it_pins(monkeypatch: pytest.MonkeyPatch):
     case = BY_NAME["row_stats"]
     with registered(Implementation("row_stats", "other", lambda: rows_torch.row_stats, rank=9)):

@@ -42,7 +42,7 @@ def test_every_op_and_why_its_kernel_runs_is_told(hwgrpo):
     told = {line.split()[0]: line for line in done.stdout.splitlines() if "* " in line}
     assert set(told) >= OPS
     assert "pinned by HWGRPO_KERNELS" in told["row_grad"]
-    assert "the first that can run of those preferred: torch" in told["row_stats"]
+    assert "the first of the preferred that can run" in told["row_stats"]
     assert "pins       row_grad=torch" in done.stdout
     assert "strict     off" in done.stdout
     assert "\033" not in done.stdout

@@ -37,7 +37,7 @@ def test_preference_pins_and_plug_ins_are_reasons():
     registry = make(other={}, theirs={"origin": "plug-in p", "rank": 9})
     registry.configure(preference=["gone", "other"])
     told, _ = verdicts(registry)
-    assert told["other"] == ("chosen", "the first that can run of those preferred: gone, other")
+    assert told["other"] == ("chosen", "the first of the preferred that can run")
     assert told["gone"] == ("impossible", "preferred, but this version has none")
     assert told["theirs"] == ("usable", "a plug-in's, taken only when pinned: row_stats=theirs")
     registry.configure(pins={"row_stats": "theirs"})

@@ -15,6 +15,7 @@ from hwgrpo.bench.kernels.show import MISSING, milliseconds, rate
 from hwgrpo.bench.terminal import make_console, number_table, print_part
 from hwgrpo.errors import ConfigError
 
+LETTERS = "AB"
 BAR = 10
 """Characters of the longest bar."""
 
@@ -84,12 +85,17 @@ def show_comparison(
         rows: from `compare_documents`.
     """
     console = make_console()
-    for letter, name, document in zip("AB", names, (first, second), strict=True):
+    for letter, name, document in zip(LETTERS, names, (first, second), strict=True):
         console.print(Text(f"{letter}  {name}: {_described(document)}"), soft_wrap=not console.is_terminal)
     if first["dtype"] != second["dtype"] or first["clock"] != second["clock"]:
         console.print(Text("note: dtypes or clocks differ, so the ratios compare unlike things", style="yellow"))
     longest = max((row.ratio or 0 for row in rows), default=0)
-    for shape in dict.fromkeys(row.shape for row in rows):
+    shapes = dict.fromkeys(row.shape for row in rows)
+    shared = [shape for shape in shapes if not any(_lacks(rows, shape, letter) for letter in LETTERS)]
+    if not shared:
+        console.print()
+        console.print(Text("the two have no shape in common", style="yellow"))
+    for shape in shared:
         console.print()
         console.print(Text(shape, style="bold"))
         table = number_table("", "A ms", "B ms", "A ceiling", "B ceiling", "B is", least_width=19, gap=1)
@@ -100,13 +106,33 @@ def show_comparison(
                 if (row.shape, row.case) == (shape, case):
                     table.add_row(*_cells(row, longest))
         print_part(console, table)
-    for letter, missing in (("A", "first"), ("B", "second")):
-        names_of = [f"{row.case} {row.side} at {row.shape}" for row in rows if getattr(row, missing) is None]
-        if names_of:
-            console.print()
-            console.print(Text(f"not in {letter}: {'; '.join(names_of)}", style="yellow"))
     console.print()
+    for shape in shapes:
+        for letter in LETTERS:
+            for text in _missing(rows, shape, letter):
+                console.print(Text(text, style="yellow"), soft_wrap=not console.is_terminal)
     print_part(console, Text("B is: A's median over B's, how many times as fast B is.", style="dim"))
+
+
+def _of(row: Row, letter: str) -> Mapping[str, Any] | None:
+    return row.first if letter == "A" else row.second
+
+
+def _lacks(rows: list[Row], shape: str, letter: str) -> bool:
+    """Whether a document has nothing at a shape."""
+    return all(_of(row, letter) is None for row in rows if row.shape == shape)
+
+
+def _missing(rows: list[Row], shape: str, letter: str) -> list[str]:
+    """Return in words what a document lacks at a shape, if anything."""
+    if _lacks(rows, shape, letter):
+        return [f"not in {letter}: anything at {shape}"]
+    lacking: dict[str, list[str]] = {}
+    for row in rows:
+        if row.shape == shape and _of(row, letter) is None:
+            lacking.setdefault(row.case, []).append(row.side)
+    told = ", ".join(f"{case} ({', '.join(sides)})" for case, sides in lacking.items())
+    return [f"not in {letter} at {shape}: {told}"] if told else []
 
 
 def _cells(row: Row, longest: float) -> list[str | Text]:

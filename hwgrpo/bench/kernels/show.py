@@ -12,6 +12,7 @@ from hwgrpo.bench.kernels.result import CaseBench, KernelBench, ShapeBench, Side
 from hwgrpo.bench.terminal import make_console, number_table, print_part
 
 MISSING = "-"
+ABSENT = "not installed: "
 CLOCKS = {
     "device": "events on the device",
     "processor": "processor time of this process",
@@ -99,9 +100,13 @@ def _remarks(bench: KernelBench) -> Iterable[Text]:
                     )
                 elif side.state == "impossible":
                     seen.setdefault((side.name, side.reason, side.group), []).append(case.name)
+    absent = [f"{name} ({reason.removeprefix(ABSENT)})" for name, reason, _ in seen if reason.startswith(ABSENT)]
+    if absent:
+        yield Text(f"{ABSENT}{', '.join(absent)}", style="yellow")
     for (name, reason, _), cases in seen.items():
-        where = "" if len(set(cases)) > 1 or reason.startswith("not installed") else f" ({cases[0]})"
-        yield Text(f"{name}: {reason}{where}", style="yellow")
+        if not reason.startswith(ABSENT):
+            where = "" if len(set(cases)) > 1 else f" ({cases[0]})"
+            yield Text(f"{name}: {reason}{where}", style="yellow")
     for line in bench.not_here:
         yield Text(f"not here: {line}", style="yellow")
     if bench.peak.startswith("not measured"):
