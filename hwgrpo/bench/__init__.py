@@ -5,5 +5,8 @@ layouts   which layouts a model can have, and whether they compute what padded r
 times     seconds of the rounds, and what becomes of them
 work      floating-point operations and tokens of an update
 result    what was measured, and its JSON document
+machine   what it was measured on
+terminal  tables on a terminal and elsewhere
 show      the same for people
+kernels/  the log-prob and loss kernels beside others'
 """

@@ -230,14 +230,9 @@ CASES = (
 
 def fault(case: Case, side: Side, result: Result, errors: dict[str, float]) -> str:
     """Say in words what is wrong with a side's result, or nothing."""
-    faults = [f"it gives no {name}" for name in case.gives if name not in result and not _own_loss(side, name)]
+    faults = [f"it gives no {name}" for name in case.gives if name not in result]
     for name, error in errors.items():
         limit = side.tolerance.backward if name.endswith(".grad") else side.tolerance.forward
         if not error <= limit:
             faults.append(f"its {name} is {error:.1e} from fp64's ({limit:.0e} allowed)")
     return "; ".join(faults)
-
-
-def _own_loss(side: Side, name: str) -> bool:
-    """Whether a side may leave an output out: a peer's own loss shows no log-probs."""
-    return side.group == "peer" and name == "logprob"
