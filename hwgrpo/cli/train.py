@@ -19,8 +19,10 @@ def run(args: argparse.Namespace) -> int:
     """Train; return the exit code."""
     from hwgrpo.config import load_config
     from hwgrpo.config.load import to_yaml
+    from hwgrpo.config.validate import check_resume
 
     config = load_config(args.recipe, args.overrides)
+    check_resume(config)
     if args.print_config:
         print(to_yaml(config), end="")
         return 0

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.errors import CheckpointError, ConfigError, nearest
+from hwgrpo.config.validate import check_resume
+from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.training import checkpoints, rng
 from hwgrpo.training.components import seed_everything
 from hwgrpo.training.prompts import PromptSource
@@ -43,10 +44,7 @@ def find_checkpoint(config: Config, output: Path) -> tuple[checkpoints.Checkpoin
         checkpoint, damaged = checkpoints.newest(output / "checkpoints")
         notes = [f"passed over a checkpoint: {problem}" for problem in damaged]
     else:
-        if not Path(resume).exists():
-            near = nearest(resume, ("auto", "never"))
-            hint = f" Did you mean {near!r}?" if near else ""
-            raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists.{hint}")
+        check_resume(config)
         checkpoint, notes = checkpoints.verify(Path(resume)), []
     if checkpoint is not None:
         notes += _compare_settings(checkpoint, config)
