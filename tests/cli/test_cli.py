@@ -55,6 +55,13 @@ def test_config_prints_the_settings_asked_for(hwgrpo):
         (["train", "tiny_sort", "rollout.temprature=1"], ["rollout.temprature", "Did you mean rollout.temperature?"]),
         (["train", "tiny_srot"], ["tiny_srot", "Did you mean tiny_sort?"]),
         (["config", "rolout"], ["Did you mean rollout?"]),
+        (
+            ["config", "nonsense"],
+            ["no setting 'nonsense'", "The sections are: model, data, rollout, reward, algorithm"],
+        ),
+        (["config", "algorithm.kl.nonsense"], ["algorithm.kl has: coef, estimator."]),
+        (["config", "optim.larningrate"], ["optim has: lr, betas,"]),
+        (["config", "rollout.temprature"], ["Did you mean rollout.temperature?"]),
         (["eval", "tiny_sort", "--k", "99"], ["--k '99'", "--n 8"]),
         (["eval", "."], ["not the folder of a run"]),
     ],
