@@ -57,7 +57,7 @@ def test_config_prints_the_settings_asked_for(hwgrpo):
         (["config", "rolout"], ["Did you mean rollout?"]),
         (
             ["config", "nonsense"],
-            ["no setting 'nonsense'", "The sections are: model, data, rollout, reward, algorithm"],
+            ["no setting 'nonsense'", "The sections are: model, data, rollout, reward,"],
         ),
         (["config", "algorithm.kl.nonsense"], ["algorithm.kl has: coef, estimator."]),
         (["config", "optim.larningrate"], ["optim has: lr, betas,"]),
