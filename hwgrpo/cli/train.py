@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         run.observer.close()
         run.engine.close()
+        if run.lock is not None:
+            run.lock.close()
     # only after success: a rank that failed would wait here for others that wait for it
     run.strategy.close()
     return 0

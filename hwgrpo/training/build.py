@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from contextlib import ExitStack
 from pathlib import Path
 
 import hwgrpo_kernels
@@ -40,6 +41,8 @@ from hwgrpo.training.update import PolicyUpdate
 def build_run(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Run:
     """Make every part of a run, restoring the newest checkpoint where `trainer.resume` asks for it.
 
+    A first start that fails here leaves nothing in `trainer.output_dir`.
+
     Args:
         config: checked settings.
         backend: the chosen device family.
@@ -49,6 +52,13 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     Raises:
         ConfigError, DataError, CheckpointError: naming what is wrong and what to do.
     """
+    with ExitStack() as undo:
+        run = _build(config, backend, local_rank, local_world_size, undo)
+        undo.pop_all()
+    return run
+
+
+def _build(config: Config, backend: Backend, local_rank: int, local_world_size: int, undo: ExitStack) -> Run:
     t = config.trainer
     device = prepare_process(config, backend, local_rank, local_world_size)
     locate(
@@ -73,7 +83,9 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
         )
     total_steps = max(start, planned)
 
-    lock = claim(output) if strategy.rank == 0 else None
+    lock = claim(output, fresh=checkpoint is None) if strategy.rank == 0 else None
+    if lock is not None:
+        undo.callback(lock.close)
     policy = load_policy(config, device, tokenizer)
     layout, obstacle = proven_layout(config, policy, layout)
     if obstacle:
@@ -106,6 +118,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     engine.update_weights(start)
 
     observer = Observer(config.observe, output, total_steps=total_steps, is_main=strategy.rank == 0)
+    undo.callback(observer.close)
     if strategy.rank == 0:
         for folder in checkpoints.begin_after(output / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {folder}")
