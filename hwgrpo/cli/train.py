@@ -36,6 +36,14 @@ def run(args: argparse.Namespace) -> int:
         print(make_plan(config, host.backend, host.world_size))
         return 0
 
+    from hwgrpo.training.resume import already_finished
+
+    said = already_finished(config)
+    if said is not None:
+        if host.rank == 0:
+            print(said)
+        return 0
+
     from hwgrpo.training.build import build_run
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import train

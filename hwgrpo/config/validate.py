@@ -51,6 +51,17 @@ def prompts_per_update(config: Config) -> int:
     return config.trainer.prompts_per_update or config.trainer.prompts_per_step
 
 
+def planned_steps(config: Config, prompts: int) -> int:
+    """Return the steps of the whole run.
+
+    Args:
+        config: checked settings.
+        prompts: how many the training data has.
+    """
+    t = config.trainer
+    return t.max_steps or max(1, t.epochs * prompts // t.prompts_per_step)
+
+
 def sampling_of(config: Config) -> Sampling:
     """Return how responses are drawn in training.
 

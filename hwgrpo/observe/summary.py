@@ -96,6 +96,15 @@ def save_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """Return summary.json; empty where there is none that can be read."""
+    try:
+        content = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def _show(value: float | None, digits: int = 3) -> str:
     return MISSING if value is None else decimals(digits)(value)
 

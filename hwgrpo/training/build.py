@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.validate import prompts_per_update, sampling_of
+from hwgrpo.config.validate import planned_steps, prompts_per_update, sampling_of
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import RunError
@@ -76,11 +76,9 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
     check_length(config, training_data, validation_data)
     layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
     start = checkpoint.step if checkpoint else 0
-    planned = t.max_steps or max(1, t.epochs * len(training_data) // t.prompts_per_step)
-    if start >= planned > 0:
-        notes.append(
-            f"{output} is finished: it has {start} steps; raise trainer.max_steps to go on, or name another folder"
-        )
+    planned = planned_steps(config, len(training_data))
+    if start >= planned:
+        notes.append(f"{output} has all its {start} steps; what is missing at its end (model, summary) is made now")
     total_steps = max(start, planned)
 
     lock = claim(output, fresh=checkpoint is None) if strategy.rank == 0 else None

@@ -11,8 +11,12 @@ from omegaconf import OmegaConf
 
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.validate import check_resume
+from hwgrpo.config.validate import check_resume, planned_steps
+from hwgrpo.data.prompts import build_dataset
 from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.models.lora import uses_lora
+from hwgrpo.observe import summary
 from hwgrpo.training import checkpoints, rng
 from hwgrpo.training.components import seed_everything
 from hwgrpo.training.prompts import PromptSource
@@ -49,6 +53,54 @@ def find_checkpoint(config: Config, output: Path) -> tuple[checkpoints.Checkpoin
     if checkpoint is not None:
         notes += _compare_settings(checkpoint, config)
     return checkpoint, notes
+
+
+def already_finished(config: Config, prompts: int | None = None) -> str | None:
+    """Say that a run is finished and how to go on, or return None where there is something left to do.
+
+    It is finished when its last checkpoint has all the steps that are asked for and all that `finish` leaves is there:
+    a run that was killed before that has to be started again.
+
+    Args:
+        config: checked settings.
+        prompts: how many the training data has; None counts them where that decides.
+
+    Raises:
+        ConfigError, CheckpointError, DataError: as `find_checkpoint` and `build_dataset` do.
+    """
+    t = config.trainer
+    output = Path(t.output_dir)
+    closing = summary.read_summary(output)
+    models = [output / "final"] if t.save_final_model else []
+    if t.save_final_model and uses_lora(config.model.lora):
+        models.append(output / "final-adapter")
+    if closing.get("status") != "completed" or not all(model.is_dir() for model in models):
+        return None
+    checkpoint, notes = find_checkpoint(config, output)
+    if checkpoint is None or checkpoint.step != closing.get("steps"):
+        return None
+    if checkpoint.folder.resolve().parent != (output / "checkpoints").resolve():  # that of another run
+        return None
+    if not t.max_steps and prompts is None:
+        dataset = build_dataset(config.data, load_tokenizer(config.model), "train")
+        assert dataset is not None
+        prompts = len(dataset)
+    planned = planned_steps(config, prompts or 0)
+    if checkpoint.step < planned:
+        return None
+    key, asked = ("trainer.max_steps", t.max_steps) if t.max_steps else ("trainer.epochs", t.epochs)
+    done = f"{checkpoint.step} of {planned} steps are done"
+    if checkpoint.step > planned:
+        done = f"{checkpoint.step} steps are done, {key}={asked} asks for {planned}"
+    where = f", the model is in {' and '.join(map(str, models))}" if models else ""
+    return "\n".join(
+        [
+            f"{output} is finished: {done}{where}. Nothing was trained.",
+            f"To go on, set {key} to more than {max(asked, checkpoint.step) if t.max_steps else asked}; "
+            "to train anew, set trainer.output_dir to another folder.",
+            *(f"Note: {note}" for note in notes),
+        ]
+    )
 
 
 def restore(

@@ -10,6 +10,7 @@ import runs
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import checkpoints, loop
+from hwgrpo.training.resume import already_finished
 from hwgrpo.training.update import PolicyUpdate
 
 LORA = ("model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01")
@@ -199,15 +200,54 @@ def test_other_settings_may_change_and_are_named(tmp_path: Path, capfd):
     assert "changed since the checkpoint: optim.lr 0.001 -> 0.5" in capfd.readouterr().out
 
 
-def test_a_finished_run_started_again_says_so_and_keeps_its_settings(tmp_path: Path, capfd):
+def test_a_run_killed_after_its_last_checkpoint_makes_what_is_missing_at_its_end(tmp_path: Path, capfd):
     assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=2")) == 0
-    before = (tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")
+    expected = (tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")
+    (tmp_path / "run/final").rename(tmp_path / "elsewhere")
     words = ("trainer.max_steps=1", "optim.lr=0.5", "observe.progress=plain")
+    assert already_finished(runs.small(tmp_path / "run", *words)) is None
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
     shown = capfd.readouterr().out
-    assert "is finished: it has 2 steps" in shown
+    assert "has all its 2 steps; what is missing at its end" in shown
     assert "2 of 2 steps" in shown
-    assert ((tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")) == before
+    assert ((tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")) == expected
+
+
+def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):
+    output = tmp_path / "run"
+    assert runs.forked(lambda: runs.run(output, "trainer.max_steps=2", "model.lora.rank=2")) == 0
+
+    def said(*words: str) -> str | None:
+        return already_finished(runs.small(output, "model.lora.rank=2", *words))
+
+    assert said("trainer.max_steps=2") == (
+        f"{output} is finished: 2 of 2 steps are done, the model is in {output}/final and {output}/final-adapter. "
+        "Nothing was trained.\n"
+        "To go on, set trainer.max_steps to more than 2; to train anew, set trainer.output_dir to another folder."
+    )
+    assert "2 steps are done, trainer.max_steps=1 asks for 1," in str(said("trainer.max_steps=1"))
+    assert str(said("trainer.max_steps=2", "optim.lr=0.5")).endswith(
+        "Note: changed since the checkpoint: optim.lr 0.001 -> 0.5"
+    )
+    eight = ("trainer.max_steps=0", "data.max_rows=8")
+    assert "more than 1;" in str(said(*eight)).partition("trainer.epochs")[2]
+    assert said(*eight, "trainer.epochs=2") is None
+    assert said("trainer.max_steps=3") is None
+    elsewhere = tmp_path / "elsewhere"
+    assert runs.forked(lambda: runs.run(elsewhere, "trainer.max_steps=2", "model.lora.rank=2")) == 0
+    assert said("trainer.max_steps=2", f"trainer.resume={elsewhere}/checkpoints/step-00000002") is None
+    closing = (output / "summary.json").read_text()
+    for other in ('{"status": "interrupted", "steps": 2}', '{"status": "completed", "steps": 1}', "[]", "{", None):
+        (output / "summary.json").unlink()
+        if other is not None:
+            (output / "summary.json").write_text(other)
+        assert said("trainer.max_steps=2") is None, other
+        (output / "summary.json").write_text(closing)
+    (output / "final-adapter").rename(output / "moved")
+    assert said("trainer.max_steps=2") is None
+    assert str(said("trainer.max_steps=2", "trainer.save_final_model=false")).startswith(
+        f"{output} is finished: 2 of 2 steps are done. Nothing"
+    )
 
 
 def test_going_back_to_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path, uninterrupted):
