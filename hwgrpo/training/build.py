@@ -33,7 +33,7 @@ from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
-from hwgrpo.training.resume import find_checkpoint, restore, seed_rank
+from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update import PolicyUpdate
 
@@ -72,6 +72,7 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
     training_data = build_dataset(config.data, tokenizer, "train")
     assert training_data is not None
     validation_data = build_dataset(config.data, tokenizer, "validation")
+    notes += compare_data(checkpoint, train=training_data, validation=validation_data)
     rewards = build_rewards(config, training_data, validation_data)
     check_length(config, training_data, validation_data)
     layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
@@ -137,8 +138,16 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
         f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 
+    datasets = {"train": training_data, "validation": validation_data}
+    fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
+
     def save(step: int) -> None:
-        state = {"sampler": source.state(), "updates_done": update.updates_done, "config": to_yaml(config)}
+        state = {
+            "sampler": source.state(),
+            "updates_done": update.updates_done,
+            "config": to_yaml(config),
+            "data": fingerprints,
+        }
         try:
             folder = checkpoints.save(
                 output / "checkpoints",

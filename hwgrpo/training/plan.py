@@ -20,7 +20,7 @@ from hwgrpo.models.router import check_router_loss
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import attention_of, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
-from hwgrpo.training.resume import already_finished, find_checkpoint
+from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
 from hwgrpo.training.trial import try_rewards
 
 
@@ -106,6 +106,7 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     device = Device(backend)
     layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
+    notes += compare_data(checkpoint, train=training, validation=validation)
     shape = model_shape(config)
     steps = planned_steps(config, len(training))
     finished = already_finished(config, len(training))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import check_resume, planned_steps
-from hwgrpo.data.prompts import build_dataset
+from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
@@ -53,6 +54,29 @@ def find_checkpoint(config: Config, output: Path) -> tuple[checkpoints.Checkpoin
     if checkpoint is not None:
         notes += _compare_settings(checkpoint, config)
     return checkpoint, notes
+
+
+def compare_data(checkpoint: checkpoints.Checkpoint | None, **datasets: PromptDataset | None) -> list[str]:
+    """Return a warning for each dataset that is not what it was when a checkpoint was saved.
+
+    Args:
+        checkpoint: what is resumed from; one that says nothing about its data is taken at its word.
+        datasets: `train` and `validation` as they are now.
+    """
+    saved = checkpoint.manifest["state"].get("data", {}) if checkpoint else {}
+    told = []
+    for name, dataset in datasets.items():
+        before = saved.get(name)
+        if before and dataset is not None and before != dataset.fingerprint:
+            told.append(
+                f"warning: data.{name}={dataset.name!r} is not what it was at the checkpoint: {_shown(before)} then, "
+                f"{_shown(dataset.fingerprint)} now; the run goes on with what is there now"
+            )
+    return told
+
+
+def _shown(fingerprint: Mapping[str, Any]) -> str:
+    return f"{fingerprint['rows']:,} rows (sha256 {fingerprint['sha256'][:12]})"
 
 
 def already_finished(config: Config, prompts: int | None = None) -> str | None:

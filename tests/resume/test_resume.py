@@ -1,6 +1,8 @@
 """A run killed at any point and started again computes what the uninterrupted run computes, bit for bit."""
 
+import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -248,6 +250,46 @@ def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):
     assert str(said("trainer.max_steps=2", "trainer.save_final_model=false")).startswith(
         f"{output} is finished: 2 of 2 steps are done. Nothing"
     )
+
+
+def write_rows(path: Path, *, first: str, last: str = "156") -> None:
+    rows = [
+        {"prompt": "sort 314=", "answer": first},
+        *({"prompt": f"sort {i}=", "answer": "1"} for i in range(100, 110)),
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "sort 561=", "answer": last}]))
+
+
+def test_data_that_is_not_what_it_was_is_told_with_both(tmp_path: Path, capfd):
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    write_rows(train, first="134")
+    write_rows(held_out, first="134")
+    words = (f"data.train={train}", f"data.validation={held_out}", "observe.progress=plain")
+
+    def shown(steps: int) -> list[str]:
+        assert runs.forked(lambda: runs.run(tmp_path / "run", *words, f"trainer.max_steps={steps}")) == 0
+        return [line for line in capfd.readouterr().out.splitlines() if "not what it was" in line]
+
+    assert shown(1) == []
+    assert shown(2) == []
+    write_rows(train, first="134", last="165")
+    (line,) = shown(3)
+    both = re.fullmatch(
+        rf"warning: data.train='{train}' is not what it was at the checkpoint: 12 rows \(sha256 (\w{{12}})\) then, "
+        r"12 rows \(sha256 (\w{12})\) now; the run goes on with what is there now",
+        line.strip(),
+    )
+    assert both is not None, line
+    assert both[1] != both[2]
+    assert shown(4) == [], "the checkpoint after it is of the data as it is now"
+    write_rows(held_out, first="143")
+    assert "data.validation=" in shown(5)[0]
+    newest = tmp_path / "run/checkpoints/step-00000005/manifest.json"
+    manifest = json.loads(newest.read_text())
+    del manifest["state"]["data"]  # as checkpoints of earlier versions are
+    newest.write_text(json.dumps(manifest))
+    write_rows(train, first="134")
+    assert shown(6) == []
 
 
 def test_going_back_to_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path, uninterrupted):
