@@ -151,7 +151,9 @@ def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
 
 
 def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
-    saved = _flat(OmegaConf.create(checkpoint.manifest["state"]["config"]))
+    # A setting that is newer than the checkpoint had its default's effect.
+    defaults = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(Config)))
+    saved = _flat(OmegaConf.merge(defaults, OmegaConf.create(checkpoint.manifest["state"]["config"])))
     now = _flat(OmegaConf.create(to_yaml(config)))
     changed = {key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key)}
     for key in sorted(changed):

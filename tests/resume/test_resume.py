@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import runs
+from omegaconf import OmegaConf
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import checkpoints, loop
-from hwgrpo.training.resume import already_finished
+from hwgrpo.training.resume import _compare_settings, already_finished
 from hwgrpo.training.update import PolicyUpdate
 
 LORA = ("model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01")
@@ -213,6 +214,19 @@ def test_a_run_killed_after_its_last_checkpoint_makes_what_is_missing_at_its_end
     assert "has all its 2 steps; what is missing at its end" in shown
     assert "2 of 2 steps" in shown
     assert ((tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")) == expected
+
+
+def test_a_setting_that_the_checkpoint_does_not_know_yet_has_not_changed(tmp_path: Path):
+    output = tmp_path / "run"
+    assert runs.forked(lambda: runs.run(output, "trainer.max_steps=1")) == 0
+    checkpoint, _ = checkpoints.newest(output / "checkpoints")
+    assert checkpoint is not None
+    saved = OmegaConf.create(checkpoint.manifest["state"]["config"])
+    del saved.rollout["graphs"]
+    checkpoint.manifest["state"]["config"] = OmegaConf.to_yaml(saved)
+    assert _compare_settings(checkpoint, runs.small(output)) == []
+    changed = _compare_settings(checkpoint, runs.small(output, "rollout.graphs=true"))
+    assert changed == ["changed since the checkpoint: rollout.graphs False -> True"]
 
 
 def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):
