@@ -144,7 +144,7 @@ def test_a_parallel_scan_whose_rounding_is_not_monotone_draws_no_token_of_zero_p
     assert inverse_cdf(probability, torch.tensor([1 - 2.0**-24])).tolist() == [3]
 
 
-@pytest.mark.parametrize("vocabulary", [1, 255, 256, 257, 1000, 1024])
+@pytest.mark.parametrize("vocabulary", [1, 255, 256, 257, 1000, 4096])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_blocks_of_any_number_find_the_token_that_one_sum_finds(vocabulary, deterministic, monkeypatch):
     # Sixty-fourths add up without rounding, so that every way of adding must find the same token.
@@ -158,6 +158,16 @@ def test_blocks_of_any_number_find_the_token_that_one_sum_finds(vocabulary, dete
     assert vocabulary == 1 or len(expected.unique()) > min(vocabulary, 400) / 4
 
 
+def test_a_large_vocabulary_is_drawn_from_by_blocks_on_the_cpu_too(monkeypatch):
+    monkeypatch.setattr(sampling, "FEW_TOKENS", 500)
+    calls = []
+    real = sampling._by_blocks
+    monkeypatch.setattr(sampling, "_by_blocks", lambda *words: calls.append(1) or real(*words))
+    for vocabulary, taken in ((500, 0), (501, 1)):
+        inverse_cdf(torch.rand(3, vocabulary), torch.rand(3))
+        assert len(calls) == taken
+
+
 def test_draws_do_not_depend_on_how_sums_are_made(monkeypatch):
     logits, uniform = torch.randn(3000, 40) * 3, torch.rand(3000)
     searched = draw(logits, uniform, temperature=0.7)
@@ -165,6 +175,16 @@ def test_draws_do_not_depend_on_how_sums_are_made(monkeypatch):
     scanned = draw(logits, uniform, temperature=0.7)
     assert torch.equal(searched[0], scanned[0])
     assert torch.equal(searched[1], scanned[1])
+
+
+@pytest.mark.usefixtures("sums")
+@pytest.mark.parametrize("vocabulary", [3, 257])
+def test_what_holds_no_distribution_draws_nothing_and_the_very_end_draws_the_last_token(vocabulary):
+    probability = torch.ones(4, vocabulary)
+    probability[1, 1] = torch.nan
+    probability[2] = 0.0
+    probability[3, -1] = torch.nan
+    assert inverse_cdf(probability, torch.full((4,), 1.0)).tolist() == [vocabulary - 1, -1, -1, -1]
 
 
 @pytest.mark.usefixtures("sums")
