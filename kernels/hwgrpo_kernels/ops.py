@@ -1,11 +1,11 @@
-"""The four ops, declared: definition, inputs, tolerances, cost; and their implementations in torch."""
+"""The four ops, declared: definition, inputs, tolerances, cost; and the implementations that come with the package."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import definitions, library
+from . import definitions, library, triton_support
 from .logit_map import LogitMap
 from .op import Implementation, Op, Shape, Tolerance
 from .registry import default_registry
@@ -197,3 +197,16 @@ default_registry.register(Implementation("row_stats", "torch", "hwgrpo_kernels.r
 default_registry.register(Implementation("row_grad", "torch", "hwgrpo_kernels.rows_torch:row_grad"))
 default_registry.register(Implementation("token_logprob", "torch", lambda: library.token_logprob_in_torch))
 default_registry.register(Implementation("linear_logprob", "torch", lambda: library.linear_logprob_in_torch))
+
+for _op in ("row_stats", "row_grad"):
+    default_registry.register(
+        Implementation(
+            _op,
+            "triton",
+            f"hwgrpo_kernels.rows_triton:{_op}",
+            device_types=frozenset({"cuda"}),  # AMD's too: torch calls a ROCm device by the same name
+            requires=("triton",),
+            supports=triton_support.reason_against,
+            rank=1,
+        )
+    )
