@@ -61,6 +61,11 @@ def _shape_logits(logits: Tensor, targets: Tensor, case: str) -> Tensor:
         blocked[:, ::3] = True
         blocked.scatter_(1, targets[:, None], False)
         return logits.masked_fill(blocked, -torch.inf)
+    if case == "masked_blocks":  # long runs that cannot be drawn, as in a padded vocabulary; targets excepted
+        blocked = torch.ones_like(logits, dtype=torch.bool)
+        blocked[:, logits.shape[1] // 2 : -(logits.shape[1] // 4) or None] = False
+        blocked.scatter_(1, targets[:, None], False)
+        return logits.masked_fill(blocked, -torch.inf)
     if case == "dead_row":
         dead = torch.arange(logits.shape[0], device=logits.device) % 5 == 2
         return logits.masked_fill(dead[:, None], -torch.inf)
@@ -128,7 +133,7 @@ def linear_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "pl
     }
 
 
-_HAZARDS = ("offset_up", "offset_down", "flat", "masked_vocab", "dead_row", "certain")
+_HAZARDS = ("offset_up", "offset_down", "flat", "masked_vocab", "masked_blocks", "dead_row", "certain")
 _MAPS = ("plain", "scaled", "softcap", "row_scale")
 _STATS = ("logprob", "entropy", "row_max", "log_sum")
 

@@ -1,5 +1,6 @@
 """`row_stats` and `row_grad` in Triton: what a launch of triton_kernels.py needs, made from what the op is given."""
 
+from ctypes import c_float
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +78,7 @@ def launch_row_stats(
     entropy = logits.new_empty(rows if with_entropy else 0, dtype=precision.dtype)
     if rows:
         logits = _with_dense_rows(logits)
-        align, stride = _aligned_stride(logits)
+        align, stride = aligned_stride(logits)
         _kernels.row_stats_kernel[_grid(tile, rows)](
             logits, targets.contiguous(), _vector(row_scale), logprob, entropy, row_max, log_sum, rows, vocab, stride,
             *_split(squash), *_split(scale * _LOG2_E),
@@ -105,8 +106,8 @@ def launch_row_grad(
         )  # fmt: skip
     assert grad_entropy is None or entropy is not None, "an entropy gradient without entropies"
     logits = _with_dense_rows(logits)
-    align, stride = _aligned_stride(logits)
-    out_align, out_stride = _aligned_stride(out)
+    align, stride = aligned_stride(logits)
+    out_align, out_stride = aligned_stride(out)
     _kernels.row_grad_kernel[_grid(tile, rows)](
         logits, targets.contiguous(), _vector(row_scale), _vector(logprob), _vector(entropy), _vector(row_max),
         _vector(log_sum), _vector(grad_logprob), _vector(grad_entropy), out, rows, vocab, stride, out_stride,
@@ -129,7 +130,7 @@ def _tile(op: str, logits: Tensor) -> Tile:
 def _arch() -> str:
     if interpreted():
         return "sm_90"
-    target = triton.runtime.driver.active.get_current_target()
+    target = _driver().get_current_target()
     return f"sm_{target.arch}" if isinstance(target.arch, int) else target.arch
 
 
@@ -142,8 +143,12 @@ def _grid(tile: Tile, rows: int) -> tuple[int]:
 def _processors() -> int:
     if interpreted():
         return 1
-    driver: Any = triton.runtime.driver.active
+    driver = _driver()
     return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
+
+
+def _driver() -> Any:
+    return triton.runtime.driver.active
 
 
 def _constants(tile: Tile) -> dict[str, Any]:
@@ -162,8 +167,8 @@ def _precision(logits: Tensor) -> Precision:
 
 def _split(value: float) -> tuple[float, float]:
     """Split a number into two that are exact in fp32 and sum to it, to 48 bits."""
-    high = torch.tensor(value, dtype=torch.float32).item()
-    return high, torch.tensor(value - high, dtype=torch.float32).item()
+    high = c_float(value).value
+    return high, c_float(value - high).value
 
 
 def _vector(values: Tensor | None) -> Tensor | None:
@@ -175,11 +180,11 @@ def _with_dense_rows(logits: Tensor) -> Tensor:
     return logits if logits.shape[1] == 1 or logits.stride(1) == 1 else logits.contiguous()
 
 
-def _aligned_stride(matrix: Tensor) -> tuple[int, int]:
-    """Return (a, s) with row stride a * s, where a logits are one access and every row starts on a boundary of it.
+def aligned_stride(matrix: Tensor) -> tuple[int, int]:
+    """Return (a, s) whose product is the row stride, where every row starts on a boundary of a logits.
 
-    a is a constant of the kernel: with it the compiler knows that it may use 16-byte accesses, and nothing is compiled
-    again for another stride.
+    a is 16 bytes of logits where that is so, else 1. It is a constant of the kernel: with it the compiler knows that it
+    may use 16-byte accesses, and nothing is compiled again for another stride.
     """
     per_access = _ACCESS_BYTES // matrix.element_size()
     stride = matrix.stride(0)
