@@ -129,7 +129,7 @@ def _tile(op: str, logits: Tensor) -> Tile:
 
 def _arch() -> str:
     if interpreted():
-        return "sm_90"
+        return "sm_90"  # any will do: tiles change the order of sums, not what they sum
     target = _driver().get_current_target()
     return f"sm_{target.arch}" if isinstance(target.arch, int) else target.arch
 
@@ -181,13 +181,11 @@ def _with_dense_rows(logits: Tensor) -> Tensor:
 
 
 def aligned_stride(matrix: Tensor) -> tuple[int, int]:
-    """Return (a, s) whose product is the row stride, where every row starts on a boundary of a logits.
+    """Return (a, s) whose product is the row stride; a is 16 bytes of logits where these divide it, else 1.
 
-    a is 16 bytes of logits where that is so, else 1. It is a constant of the kernel: with it the compiler knows that it
-    may use 16-byte accesses, and nothing is compiled again for another stride.
+    a is a constant of the kernel: the compiler then knows that a first row on a 16-byte boundary, which it looks for
+    itself, makes every row begin on one and every access of 16 bytes legal; nothing is compiled again for a stride.
     """
     per_access = _ACCESS_BYTES // matrix.element_size()
     stride = matrix.stride(0)
-    if stride % per_access or matrix.data_ptr() % _ACCESS_BYTES:
-        return 1, stride
-    return per_access, stride // per_access
+    return (1, stride) if stride % per_access else (per_access, stride // per_access)
