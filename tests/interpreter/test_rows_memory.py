@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hwgrpo_kernels import rows_triton
 from hwgrpo_kernels.op import Shape
 from op_agreement import assert_agrees
 from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, STATS, from_table, with_tile
@@ -125,6 +126,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from triton_interpreter import repair
 repair()
+from hwgrpo_kernels import rows_triton
 from hwgrpo_kernels.op import Shape
 from op_agreement import assert_agrees
 from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, with_tile
@@ -152,3 +154,11 @@ def test_rows_beyond_2_31_elements_are_found():
     )
     assert result.returncode == 0, f"exit {result.returncode}: {result.stderr[-2000:]}"
     assert result.stdout.startswith("equal")
+
+
+@pytest.mark.parametrize(
+    "dtype,stride,known",
+    [(torch.bfloat16, 64, (8, 8)), (torch.bfloat16, 517, (1, 517)), (torch.float32, 516, (4, 129))],
+)
+def test_rows_are_known_to_be_aligned_where_16_bytes_divide_their_stride(dtype, stride, known):
+    assert rows_triton.aligned_stride(torch.empty(3, stride, dtype=dtype)) == known
