@@ -29,7 +29,9 @@ def score(completions):
 
 
 def everything_in(folder: Path) -> dict[str, bytes | None]:
-    return {str(p.relative_to(folder)): None if p.is_dir() else p.read_bytes() for p in sorted(folder.rglob("*"))}
+    """Read a folder, but for what Python compiles beside the files that it imports."""
+    found = [path for path in sorted(folder.rglob("*")) if "__pycache__" not in path.parts]
+    return {str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes() for path in found}
 
 
 def test_a_runs_folder_is_held_by_one_run_at_a_time(tmp_path: Path):
