@@ -10,6 +10,7 @@
     registry.py         which implementation runs: resolve, configure, choices, explain
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
     rows_torch.py       row_stats and row_grad in torch
+    vocab_parallel.py   a head cut over ranks; vocab_agreement.py what they check, vocab_logprob.py its linear_logprob
 
 Needs torch alone. `HWGRPO_KERNELS=row_stats=torch,...` pins implementations; the entry-point group `hwgrpo.kernels`
 (value: an `Implementation` or several) adds some.
