@@ -11,7 +11,7 @@ LIMITS = {"fp64": 1e-12, "fp32": 1e-5}
 CASES = list(comparisons(2))
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(scope="module", params=[2, 4], ids=["two ranks", "four ranks"])
 def found(request, tmp_path_factory) -> list[dict[str, Any]]:
     """What each rank found, from one start of all of them."""
     out = tmp_path_factory.mktemp("ranks")
