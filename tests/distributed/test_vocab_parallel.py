@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from launch import ROOT, torchrun
 from vocab_cases import comparisons
 
@@ -38,6 +39,8 @@ def test_in_bf16_the_sum_over_ranks_costs_little_precision(found):
     for each in found:
         assert each["bf16"]["weight"] <= 1.01
         assert each["bf16"]["hidden"] <= 1.5
+        exact = torch.tensor(256.0 + len(found) - 1).bfloat16().item()  # bf16 partial sums would stay at 256
+        assert each["small and large"] == [exact] * len(found)
 
 
 def test_the_ranks_talk_once_for_their_sizes_once_per_chunk_and_once_for_the_hidden_gradient(found):

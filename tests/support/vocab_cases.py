@@ -165,14 +165,19 @@ def comparisons(ranks: int) -> dict[str, Callable[[torch.dtype], dict[str, Any]]
     def loss(fn: Any, bounds: list[int] = uneven, change: Any = None, of: Any = None, **arguments: Any) -> Any:
         return lambda dtype: compare_loss(make(dtype, change, **(of or {})), fn, bounds, **arguments)
 
-    def logprob(use: str, of: Any = None, **arguments: Any) -> Any:
-        return lambda dtype: compare_logprob(make(dtype, **(of or {})), uneven, use, **arguments)
+    def logprob(use: str, bounds: list[int] = uneven, of: Any = None, **arguments: Any) -> Any:
+        return lambda dtype: compare_logprob(make(dtype, **(of or {})), bounds, use, **arguments)
+
+    # By default a chunk has fewer rows the larger the vocabulary: here two chunks, but one for parts of a single row.
+    lopsided = [0, *range(40_000, 40_000 + ranks)]
+    large = {"n": 130, "h": 2, "v": lopsided[-1]}
 
     return {
         "one chunk": loss(ppo),
         "even parts": loss(ppo, even, chunk_rows=20),
         "chunks": loss(ppo, chunk_rows=7, temperature=0.7),
         "bias, softcap, temperature per row, mask": loss(ppo, of={"bias": True}, chunk_rows=9, **mapped),
+        "default chunks": loss(ppo, lopsided, of=large),
         "frozen head": loss(ppo, of={"bias": True, "frozen": ("weight", "bias")}, chunk_rows=20),
         "frozen hidden": loss(ppo, of={"frozen": ("hidden",)}, chunk_rows=20),
         "nothing trained": loss(ppo, of={"frozen": ("hidden", "weight")}, chunk_rows=20),
@@ -191,5 +196,6 @@ def comparisons(ranks: int) -> dict[str, Callable[[torch.dtype], dict[str, Any]]
         "entropy alone": logprob("entropy", chunk_rows=20),
         "logprob, frozen head": logprob("logprob", of={"frozen": ("weight",)}),
         "logprob, no gradient": logprob("logprob entropy", of={"frozen": ("weight", "hidden")}, chunk_rows=20),
+        "logprob, default chunks": logprob("logprob", lopsided, of=large),
         "logprob, no rows": logprob("logprob entropy", of={"n": 0}),
     }

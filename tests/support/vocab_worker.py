@@ -17,6 +17,7 @@ import torch.distributed as dist
 # Keeps the default group that exists while it is imported, for ever; a custom op's first call under autograd would.
 import torch.distributed.nn.functional
 from hwgrpo_kernels import linear_logprob, linear_token_loss
+from hwgrpo_kernels.vocab_parallel import VocabShard
 from torch import Tensor
 from vocab_cases import DTYPES, MASK, H, V, comparisons, cuts, make, near_certain, part_of, relative
 
@@ -60,6 +61,14 @@ def bf16_errors(ranks: int) -> dict[str, float]:
         "hidden": relative(mine[0], truth[0]) / relative(whole[0], truth[0]),
         "weight": relative(mine[1], truth[1][first:stop]) / relative(whole[1][first:stop], truth[1][first:stop]),
     }
+
+
+def sum_of_small_and_large(ranks: int) -> list[float]:
+    """In bf16, where 256 + 1 = 256: the sum over ranks of which one has 256 and each other 1, each rank once."""
+    rank = dist.get_rank()
+    partial = torch.ones(ranks, 1, dtype=torch.bfloat16).index_fill(0, torch.tensor([rank]), 256.0)
+    shard = VocabShard([1] * ranks, rank, dist.group.WORLD, torch.device("cpu"))
+    return shard.sum(partial).flatten().tolist()
 
 
 @contextmanager
@@ -149,6 +158,7 @@ def main(out: Path) -> None:
         kind: {name: compare(dtype) for name, compare in comparisons(ranks).items()} for kind, dtype in DTYPES.items()
     }
     found["certain"], found["bf16"] = certain_digits(ranks), bf16_errors(ranks)
+    found["small and large"] = sum_of_small_and_large(ranks)
     found["collectives"], found["refusals"] = collectives(ranks), refusals(ranks)
     dist.destroy_process_group()
     names = (Path(task).read_text() for task in glob.glob("/proc/self/task/*/comm"))
