@@ -57,7 +57,7 @@ def agree(
         ValueError: on every rank, if one has other rows or options than rank 0, or refused an argument.
     """
     if group is None:
-        return VocabShard([weight_VH.shape[0]], 0, None, hidden_NH.device)
+        return VocabShard([weight_VH.shape[0]], 0, None, torch.device("cpu"))
     same = {"hidden's N": hidden_NH.shape[0], "hidden's H": hidden_NH.shape[1], **options}
     told = _exchange(group, hidden_NH.device, [weight_VH.shape[0], *same.values()], targets_N.sum(), "")
     for rank, each in enumerate(told):
