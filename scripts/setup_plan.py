@@ -144,7 +144,12 @@ def plan(backend: str, rollout: str | None, index: str, torch_tag: str, constrai
         return _plan_vllm_ascend(extra_index, pinned)
     torch = Step(f"{TORCH}{torch_tag}", (*extra_index, *pinned, f"{TORCH}{torch_tag}"))
     if rollout is None:
-        return [torch, Step(f"hwgrpo[{backend},dev]", (*pinned, "-e", f".[{backend},dev]"))]
+        steps = [torch, Step(f"hwgrpo[{backend},dev]", (*pinned, "-e", f".[{backend},dev]"))]
+        if backend == "cpu":
+            # Builds of torch for GPUs bring their own. --no-deps: nothing may pull another build of torch.
+            wanted = ("--no-deps", "triton; platform_system == 'Linux'")
+            steps.append(Step("triton, whose interpreter runs the GPU kernels in tests", (*pinned, *wanted)))
+        return steps
     if backend == "cuda":
         return [torch, Step("hwgrpo and vllm", (*pinned, "-e", ".[cuda,vllm]"))]
     if backend == "cpu":

@@ -11,6 +11,7 @@ set -uo pipefail
 groups="\
 unit algorithms backends bench cli config data kernels models observe report rewards rollout training
 families families
+interpreter interpreter
 structure structure setup
 distributed distributed
 learning learning docs

@@ -40,14 +40,19 @@ class CudaGraph:
         work: see `Recorder`.
 
     Raises:
-        RuntimeError: the work does something that a graph cannot hold, such as waiting for the device.
+        RuntimeError: the work does something that a graph cannot hold, such as waiting for the device; its context
+            is the cause. Older versions of torch cannot record or free memory afterwards.
     """
 
     def __init__(self, work: Callable[[], Any]) -> None:
         work()  # libraries allocate and choose algorithms at their first call, which a graph cannot hold
         self._graph = torch.cuda.CUDAGraph()
+        # Where a recording fails, torch leaves its own stream current: the outer context puts ours back.
         # Other threads of this process may use the device meanwhile: those of collectives ask for finished events.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(self._graph, capture_error_mode="thread_local"),
+        ):
             self.output = work()
 
     def replay(self) -> None:

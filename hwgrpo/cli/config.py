@@ -28,8 +28,9 @@ def run(args: argparse.Namespace) -> int:
     for key in args.keys:
         if not any(_under(e.key, key) for e in chosen):
             sections = {e.key.rsplit(".", i)[0] for e in chosen for i in range(e.key.count(".") + 1)}
-            near = nearest(key, sections)
-            raise ConfigError(f"no setting {key!r}." + (f" Did you mean {near}?" if near else ""))
+            near = nearest(key, {*sections, *(e.key for e in chosen)})
+            hint = f" Did you mean {near}?" if near else ""
+            raise ConfigError(f"no setting {key!r}.{hint} {_what_there_is(key, [e.key for e in chosen])}")
     if args.keys:
         chosen = [e for e in chosen if any(_under(e.key, key) for key in args.keys)]
     if args.json:
@@ -46,6 +47,16 @@ def run(args: argparse.Namespace) -> int:
         print(f"{bold}{e.key}{plain} = {e.default}  {dim}{e.type}{'; ' + e.allowed if e.allowed else ''}{plain}")
         print(textwrap.fill(e.doc, width, initial_indent="    ", subsequent_indent="    "))
     return 0
+
+
+def _what_there_is(key: str, settings: list[str]) -> str:
+    """List the sections, or what is in the one that `key` begins with."""
+    section = key.rpartition(".")[0]
+    while section and not any(setting.startswith(section + ".") for setting in settings):
+        section = section.rpartition(".")[0]
+    inside = section + "." if section else ""
+    names = dict.fromkeys(s.removeprefix(inside).split(".")[0] for s in settings if s.startswith(inside))
+    return f"{section} has: {', '.join(names)}." if section else f"The sections are: {', '.join(names)}."
 
 
 def _under(key: str, prefix: str) -> bool:

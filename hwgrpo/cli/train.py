@@ -19,8 +19,10 @@ def run(args: argparse.Namespace) -> int:
     """Train; return the exit code."""
     from hwgrpo.config import load_config
     from hwgrpo.config.load import to_yaml
+    from hwgrpo.config.validate import check_resume
 
     config = load_config(args.recipe, args.overrides)
+    check_resume(config)
     if args.print_config:
         print(to_yaml(config), end="")
         return 0
@@ -34,6 +36,14 @@ def run(args: argparse.Namespace) -> int:
         print(make_plan(config, host.backend, host.world_size))
         return 0
 
+    from hwgrpo.training.resume import already_finished
+
+    said = already_finished(config)
+    if said is not None:
+        if host.rank == 0:
+            print(said)
+        return 0
+
     from hwgrpo.training.build import build_run
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import train
@@ -44,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         run.observer.close()
         run.engine.close()
+        if run.lock is not None:
+            run.lock.close()
     # only after success: a rank that failed would wait here for others that wait for it
     run.strategy.close()
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -131,6 +132,7 @@ def _check_key(dotted: str) -> None:
     walked: list[str] = []
     for part in dotted.split("."):
         if here is None:
+            _check_below(dotted, ".".join(walked))
             return
         hints = typing.get_type_hints(here)
         if part.isdigit() and walked:
@@ -140,6 +142,13 @@ def _check_key(dotted: str) -> None:
             raise _unknown_key(".".join([*walked, part]), here, ".".join(walked))
         walked.append(part)
         here = _section(hints[part])
+
+
+def _check_below(dotted: str, key: str) -> None:
+    """Refuse to go below a setting that is neither a mapping nor a list."""
+    entry = next((e for e in entries() if e.key == re.sub(r"\.\d+(?=\.|$)", "[]", key)), None)
+    if entry is not None and not entry.type.startswith(("dict", "list")):
+        raise ConfigError(f"unknown key {dotted}: {key} is a single setting ({entry.type}). Did you mean {key}=...?")
 
 
 def _unknown_key(key: str, section: type, prefix: str) -> ConfigError:

@@ -126,9 +126,9 @@ class RolloutConfig:
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Dtype of the weights that sample; auto takes the compute dtype. Another one needs a copy of the weights, and
     widens the gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
-    graphs: bool = True
+    graphs: bool = False
     """Record the local engine's decode step as a device graph where the backend offers that (cuda, rocm). It is tried
-    at the start, and left where its logits are not the model's."""
+    at the start, and left where its logits are not the model's. It has not been run on hardware yet."""
 
 
 @dataclass

@@ -9,7 +9,8 @@ from typing import Any
 
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.schema import Config, LoraConfig
-from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.errors import ConfigError, DataError, choice_error, nearest
+from hwgrpo.paths import did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
 
 
@@ -48,6 +49,17 @@ def check_world_size(config: Config, world_size: int) -> None:
 def prompts_per_update(config: Config) -> int:
     """Return the prompts per optimizer update, over all ranks."""
     return config.trainer.prompts_per_update or config.trainer.prompts_per_step
+
+
+def planned_steps(config: Config, prompts: int) -> int:
+    """Return the steps of the whole run.
+
+    Args:
+        config: checked settings.
+        prompts: how many the training data has.
+    """
+    t = config.trainer
+    return t.max_steps or max(1, t.epochs * prompts // t.prompts_per_step)
 
 
 def sampling_of(config: Config) -> Sampling:
@@ -107,29 +119,49 @@ def _check_names(config: Config) -> None:
         raise ConfigError(f"optim.betas={betas} must be two numbers, each 0 <= x < 1, e.g. [0.9, 0.999]")
 
 
-def _check_files(config: Config) -> None:
-    from hwgrpo.data.tasks import parse_task
+def check_resume(config: Config) -> None:
+    """Check what `trainer.resume` names.
 
+    Raises:
+        ConfigError: it is neither a word that is known nor there.
+    """
+    resume, words = config.trainer.resume, ("auto", "never")
+    if resume not in words and not Path(resume).exists():
+        near = nearest(resume, words)
+        hint = f" Did you mean {near!r}?" if near else did_you_mean(Path(resume), Path.is_dir)
+        raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists.{hint}")
+
+
+def _check_files(config: Config) -> None:
+    from hwgrpo.data.sources import find_data
+    from hwgrpo.data.tasks import PREFIX, parse_task
+
+    for key, name in (("model.path", config.model.path), ("model.tokenizer", config.model.tokenizer)):
+        if name is not None and not name.startswith("builtin://"):
+            find_model(name, key)
     for key, spec in (("data.train", config.data.train), ("data.validation", config.data.validation)):
-        if spec and spec.startswith("task://"):
+        if spec and spec.startswith(PREFIX):
             parse_task(spec)
-        elif spec and looks_like_file(spec) and not Path(spec).expanduser().exists():
-            raise ConfigError(f"{key}={spec!r}: there is no such file or folder (looked in {os.getcwd()})")
+        elif spec:
+            try:
+                find_data(spec, key)
+            except DataError as error:
+                raise ConfigError(str(error)) from error
     for i, function in enumerate(config.reward.functions):
-        file = function.name.rpartition(":")[0] or function.name
-        if ".py" in function.name and not Path(file).expanduser().is_file():
-            raise ConfigError(f"reward.functions.{i}.name={function.name!r}: there is no file {file}")
+        file = Path(function.name.rpartition(":")[0] or function.name).expanduser()
+        if ".py" in function.name and not file.is_file():
+            hint = did_you_mean(file, lambda other: other.suffix == ".py")
+            raise ConfigError(
+                f"reward.functions.{i}.name={function.name!r}: there is no file {file} (looked in {os.getcwd()}).{hint}"
+            )
     adapter = config.model.lora.adapter
     if adapter and not Path(adapter).expanduser().is_dir():
-        raise ConfigError(f"model.lora.adapter={adapter!r}: there is no such folder")
+        hint = did_you_mean(Path(adapter).expanduser(), Path.is_dir)
+        raise ConfigError(f"model.lora.adapter={adapter!r}: there is no such folder.{hint}")
     template = config.model.chat_template
     if template and not Path(template).expanduser().is_file():
-        raise ConfigError(f"model.chat_template={template!r}: there is no such file")
-
-
-def looks_like_file(spec: str) -> bool:
-    """Whether a data source is meant as a path: it starts like one, or ends like a data file. Else it is a hub name."""
-    return spec.startswith(("/", "./", "../", "~")) or Path(spec).suffix in (".jsonl", ".json", ".parquet")
+        hint = did_you_mean(Path(template).expanduser(), Path.is_file)
+        raise ConfigError(f"model.chat_template={template!r}: there is no such file.{hint}")
 
 
 def _check_contradictions(config: Config) -> None:

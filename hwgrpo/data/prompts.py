@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +44,8 @@ class PromptDataset:
     """The `data` settings it was built with."""
     unanswered: int | None = None
     """The first kept row that has no ground truth; None when all have one."""
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """`{rows, sha256}`: how many rows were read, and a hash of all their columns."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -132,7 +136,8 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
 
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None
-    for index, text, ids, answered in _tokenize(rows, count, config, tokenizer):
+    digest = hashlib.sha256()
+    for index, text, ids, answered in _tokenize(rows, count, config, tokenizer, digest):
         if len(ids) > config.max_prompt_tokens:
             if config.overlong == "filter":
                 filtered += 1
@@ -156,14 +161,19 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
             f"data.{which}={spec!r}: all {filtered} prompts are longer than data.max_prompt_tokens="
             f"{config.max_prompt_tokens} and were filtered; raise the limit, or set data.overlong=truncate_left"
         )
-    return PromptDataset(spec, rows, kept, texts, token_ids, filtered, truncated, config, unanswered)
+    fingerprint = {"rows": count, "sha256": digest.hexdigest()}
+    return PromptDataset(spec, rows, kept, texts, token_ids, filtered, truncated, config, unanswered, fingerprint)
 
 
-def _tokenize(rows: Rows, count: int, config: Any, tokenizer: Any) -> Iterator[tuple[int, str, list[int], bool]]:
-    """Yield (row, text, token ids, whether it has a ground truth), tokenizing in batches."""
+def _tokenize(
+    rows: Rows, count: int, config: Any, tokenizer: Any, digest: Any
+) -> Iterator[tuple[int, str, list[int], bool]]:
+    """Yield (row, text, token ids, whether it has a ground truth), tokenizing in batches; feed `digest` each row."""
     for start in range(0, count, TOKENIZE_BATCH):
         indices = range(start, min(start + TOKENIZE_BATCH, count))
         rendered = [_render(rows, index, config, tokenizer) for index in indices]
+        for row in rendered:
+            digest.update(json.dumps(dict(row.columns), sort_keys=True, default=_content).encode() + b"\n")
         ids: list[list[int]] = [[] for _ in rendered]
         # A chat template writes its own special tokens; plain text gets the tokenizer's.
         for templated in (True, False):
@@ -187,6 +197,8 @@ class _Rendered(NamedTuple):
     """Whether the chat template made it."""
     answered: bool
     """Whether the row has a ground truth."""
+    columns: Mapping[str, Any]
+    """The row."""
 
 
 def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> _Rendered:
@@ -195,9 +207,9 @@ def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> _Rendered:
     answered = read_ground_truth(row, config.ground_truth_key, place) is not None
     conversation = _conversation(row, config, place)
     if isinstance(conversation, str):
-        return _Rendered(conversation, False, answered)
+        return _Rendered(conversation, False, answered, row)
     if config.chat == "never":
-        return _Rendered("\n".join(_plain(message) for message in conversation), False, answered)
+        return _Rendered("\n".join(_plain(message) for message in conversation), False, answered, row)
     if tokenizer.chat_template is None:
         if isinstance(row[config.prompt_key], str):
             raise ConfigError(
@@ -226,7 +238,16 @@ def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> _Rendered:
         )
     except TemplateError as error:
         raise DataError(f"{place}: the chat template refuses this conversation: {error}") from error
-    return _Rendered(text, True, answered)
+    return _Rendered(text, True, answered, row)
+
+
+def _content(value: Any) -> Any:
+    """Return what JSON does not know as something that is the same in every process."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value) if type(value).__module__ in ("datetime", "decimal", "uuid") else type(value).__name__
 
 
 def _conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:

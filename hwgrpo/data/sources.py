@@ -12,8 +12,11 @@ from typing import Any
 from hwgrpo.data.formats import READERS, Part, Row, read_file
 from hwgrpo.data.tasks import PREFIX, parse_task
 from hwgrpo.errors import DataError, choice_error, nearest
+from hwgrpo.paths import did_you_mean, same_spelling
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
+OTHER_FORMATS = (".csv", ".tsv", ".txt", ".arrow")
+"""Suffixes of data files that are not read: a name that ends so is meant as a file all the same."""
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -82,21 +85,45 @@ def open_rows(spec: str, split: str, key: str) -> Rows:
         if split not in splits:
             raise choice_error(f"{key}={spec}: split", split, splits)
         return Rows([Part(spec, splits[split], tuple(splits[split][0]), spec)])
+    path = find_data(spec, key)
+    if path is None:
+        return _open_hub(spec, split, key)
+    return _open_folder(path, split, key) if path.is_dir() else Rows([read_file(path)])
+
+
+def find_data(spec: str, key: str) -> Path | None:
+    """Return the file or folder that a setting names, or None for what can only be a hub name.
+
+    Args:
+        spec: a file, a folder or a hub name.
+        key: the setting, for messages ("data.train").
+
+    Raises:
+        DataError: it is meant as a file or folder and is none, or is a file of another format.
+    """
     path = Path(spec).expanduser()
     if path.is_dir():
-        return _open_folder(path, split, key)
+        return path
+    suffix = path.suffix.lower()
     if path.is_file():
-        if path.suffix.lower() not in READERS:
+        if suffix not in READERS:
             raise DataError(
                 f"{key}={spec!r}: {path.suffix or 'no suffix'} is not a data file; use {', '.join(READERS)}"
             )
-        return Rows([read_file(path)])
-    if path.suffix.lower() in READERS or spec.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(spec):
-        siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-        near = nearest(path.name, siblings)
-        hint = f" Did you mean {str(path.parent / near)!r}?" if near else " Check the path."
+        return path
+    like_file = suffix in OTHER_FORMATS or nearest(suffix, READERS) is not None
+    if like_file or spec.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(spec):
+        hint = did_you_mean(path, _may_be_data) or f" Check the path (looked for {path.absolute()})."
         raise DataError(f"{key}={spec!r}: no such file or folder.{hint}")
-    return _open_hub(spec, split, key)
+    # With a folder of that name here, `data/train` is rather data/train.jsonl than the dataset `train` of the hub's
+    # owner `data`. A bare `gsm8k` may be either, gsm8k.jsonl or not.
+    if near := same_spelling(path, _may_be_data, stem="/" in spec):
+        raise DataError(f"{key}={spec!r}: no such file or folder. Did you mean {near}?")
+    return None
+
+
+def _may_be_data(path: Path) -> bool:
+    return path.is_dir() or path.suffix.lower() in READERS
 
 
 def _open_folder(folder: Path, split: str, key: str) -> Rows:
@@ -156,7 +183,8 @@ def _open_hub(spec: str, split: str, key: str) -> Rows:
         raise DataError(
             f"{key}={spec!r}: not a file here, and as a hub dataset (split {split!r}) it cannot be loaded: {error}. "
             "Remedies: check the name (owner/name, or owner/name:subset) and the split; log in for a gated one; "
-            "without network, download it elsewhere and give the folder that `save_to_disk` wrote"
+            "without network, download it elsewhere and give the folder that `save_to_disk` wrote."
+            f"{did_you_mean(Path(name), _may_be_data)}"
         ) from error
     return _dataset(spec, loaded, name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hwgrpo.errors import ConfigError, nearest
+from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.lora import TRAINED_ADAPTER
+from hwgrpo.paths import did_you_mean, find_model
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
@@ -172,43 +172,7 @@ def locate(path: str, key: str = "model.path") -> str:
     """Return a local folder that holds a model or tokenizer, or a hub name."""
     if path.startswith(builtin.PREFIX):
         return str(builtin.resolve(path))
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        if (
-            (folder / "adapter_config.json").is_file()
-            and not (folder / "config.json").is_file()
-            and key == "model.path"
-        ):
-            raise ConfigError(
-                f"{key}={path!r} holds a LoRA adapter, not a model: "
-                "set model.path to the model it was trained on and model.lora.adapter to this folder"
-            )
-        needed = "config.json" if key == "model.path" else "tokenizer_config.json"
-        if not (folder / needed).is_file():
-            raise ConfigError(f"{key}={path!r}: the folder has no {needed}, so it is not in Hugging Face format")
-        return str(folder)
-    if folder.exists():
-        raise ConfigError(f"{key}={path!r} is a file; name the folder that holds it")
-    # A hub name is `name` or `owner/name`; anything else can only be meant as a folder.
-    if path.startswith(("/", ".", "~")) or path.count("/") > 1:
-        raise ConfigError(f"{key}={path!r}: there is no such folder (looked for {folder.absolute()}).{_hint(folder)}")
-    if any(_spelling(path) == _spelling(str(other)) for other in _folders_beside(folder)):
-        raise ConfigError(f"{key}={path!r}: there is no such folder.{_hint(folder)}")
-    return path
-
-
-def _folders_beside(folder: Path) -> list[Path]:
-    """Return the folders next to one that does not exist; none where its parent does not either."""
-    return sorted(entry for entry in folder.parent.iterdir() if entry.is_dir()) if folder.parent.is_dir() else []
-
-
-def _hint(folder: Path) -> str:
-    near = nearest(str(folder), map(str, _folders_beside(folder)))
-    return f" Did you mean {near}?" if near else ""
-
-
-def _spelling(path: str) -> str:
-    return re.sub(r"[-_. ]", "", path).lower()
+    return str(find_model(path, key) or path)
 
 
 def _unreadable(key: str, source: str, what: str, error: Exception) -> ConfigError:
@@ -222,7 +186,8 @@ def _unreadable(key: str, source: str, what: str, error: Exception) -> ConfigErr
     return ConfigError(
         f"{key}={source!r} is not a folder here, and the hub did not give {what} of that name{because}: {reason} "
         f"Check the name; or download it where there is a network (`hf download {source} --local-dir FOLDER`) and set "
-        f"{key}=FOLDER; or take builtin://tiny?task=sort, which needs no download.{_hint(Path(source))}"
+        f"{key}=FOLDER; or take builtin://tiny?task=sort, which needs no download."
+        f"{did_you_mean(Path(source), Path.is_dir)}"
     )
 
 

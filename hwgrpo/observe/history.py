@@ -9,7 +9,8 @@ from hwgrpo.observe.progress import validation_numbers
 from hwgrpo.observe.timing import PREFIX
 
 ENDS = 5
-"""Steps at each end of a run over which the reward is averaged."""
+"""Steps at each end of a run over which the reward is averaged; half of them all where there are fewer than twice as
+many, so that no step is in both."""
 
 
 class RunHistory:
@@ -26,6 +27,7 @@ class RunHistory:
         """The latest validation since ..."""
         self.after_step: int | None = None
         """... and the step it was made at."""
+        self._rewarded_steps = 0
         self._first_rewards: list[float] = []
         self._last_rewards: list[float] = []
 
@@ -44,18 +46,24 @@ class RunHistory:
             self.after_step = step
         reward = REWARD.read(values)
         if reward is not None:
+            self._rewarded_steps += 1
             self._first_rewards = [*self._first_rewards, reward][:ENDS]
             self._last_rewards = [*self._last_rewards, reward][-ENDS:]
 
     @property
+    def reward_steps(self) -> int:
+        """Steps that each of `first_reward` and `last_reward` is the mean of."""
+        return min(ENDS, max(1, self._rewarded_steps // 2))
+
+    @property
     def first_reward(self) -> float | None:
-        """Mean reward of the first steps; None before any."""
-        return statistics.fmean(self._first_rewards) if self._first_rewards else None
+        """Mean reward of the first steps; None before there are later ones to compare with."""
+        return statistics.fmean(self._first_rewards[: self.reward_steps]) if self._rewarded_steps > 1 else None
 
     @property
     def last_reward(self) -> float | None:
         """Mean reward of the last steps; None before any."""
-        return statistics.fmean(self._last_rewards) if self._last_rewards else None
+        return statistics.fmean(self._last_rewards[-self.reward_steps :]) if self._last_rewards else None
 
     @property
     def training_seconds(self) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo.observe.fields import MISSING, decimals, duration, percent
-from hwgrpo.observe.history import ENDS, RunHistory
+from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.jsonlines import jsonable
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def build_summary(
         `{schema, status, steps, total_steps, resumed_from, wall_s, training_s, stages: {name: {seconds, share}},
         tokens, tokens_per_s, reward: {first, last, over_steps}, validation: [{source, metric, before, after,
         after_step}], warnings: [{step, name, seen, meaning, remedies}], paths}`. `tokens` counts prompts and responses
-        of all ranks; `tokens_per_s` is over whole steps. What is not known is null.
+        of all ranks; `tokens_per_s` is over whole steps. `over_steps` is 5, or half of the steps where there are fewer
+        than 10; after a single step `first` is null. What is not known is null.
     """
     spent = history.training_seconds
     stages = {stage: took for stage, took in history.seconds.items() if stage != "step"}
@@ -67,7 +68,7 @@ def build_summary(
         },
         "tokens": history.tokens,
         "tokens_per_s": history.tokens / step_seconds if step_seconds else None,
-        "reward": {"first": history.first_reward, "last": history.last_reward, "over_steps": ENDS},
+        "reward": {"first": history.first_reward, "last": history.last_reward, "over_steps": history.reward_steps},
         "validation": [
             {
                 "source": source,
@@ -95,6 +96,15 @@ def save_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
     return path
 
 
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """Return summary.json; empty where there is none that can be read."""
+    try:
+        content = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def _show(value: float | None, digits: int = 3) -> str:
     return MISSING if value is None else decimals(digits)(value)
 
@@ -120,14 +130,19 @@ def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         when = f" (at step {row['after_step']})" if late else ""
         rows.append((f"{row['source']} {_metric_label(row['metric'])}{when}", row))
     reward = summary["reward"]
-    label = f"training reward (first and last {reward['over_steps']} steps)"
-    rows.append((label, {"before": reward["first"], "after": reward["last"]}))
+    rows.append((_reward_label(reward), {"before": reward["first"], "after": reward["last"]}))
     table = []
     for what, row in rows:
         before, after = row["before"], row["after"]
         change = MISSING if before is None or after is None else f"{after - before:+.3f}"
         table.append((what, _show(before), _show(after), change))
     return table
+
+
+def _reward_label(reward: Mapping[str, Any]) -> str:
+    if reward["over_steps"] > 1:
+        return f"training reward (first and last {reward['over_steps']} steps)"
+    return f"training reward ({'only' if reward['first'] is None else 'first and last'} step)"
 
 
 def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

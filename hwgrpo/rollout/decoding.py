@@ -77,6 +77,7 @@ def decode(
             top_p=sampling.top_p,
             min_p=sampling.min_p,
         )
+        logits = logits.new_empty(0)  # a recording may be made of the next step, and needs the room
         unseen.append((token, logprob))
         last = position + 1 == sampling.max_response_tokens
         if last or len(unseen) == look_every:

@@ -47,6 +47,7 @@ class LocalEngine:
 
     Raises:
         ConfigError: with its cache of keys, values or states the model computes something else than without.
+        RunError: the recorder fails.
     """
 
     def __init__(
@@ -250,6 +251,7 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return a copy whose parameters have `dtype`, frozen; those that have it already are shared. Ties stay ties.
 
+    The copy of a model with adapters keeps what was active, merged and scaled when it was made.
     Buffers keep their dtype: rotary frequencies in half precision would be wrong from a few hundred positions on.
     """
     memo = {

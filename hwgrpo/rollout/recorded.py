@@ -1,7 +1,7 @@
 """The lean step as a device graph: on a fast device, asking for a token takes the host longer than it takes the device.
 
-Recording takes as long as a few steps, so that few are made: whenever rows were dropped or the response buffers were
-doubled, unless hardly anything is left to decode.
+A recording costs several steps, so that few are made: whenever rows were dropped or the response buffers were doubled,
+unless hardly anything is left to decode.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from hwgrpo_backends.graphs import Recorder, Recording
 
+from hwgrpo.errors import RunError
 from hwgrpo.rollout.lean_step import LeanRows
 
 WORTH_RECORDING = 16
@@ -65,12 +66,23 @@ class RecordedRows:
                 self._left -= 1
                 return self._rows.compute(token_B)
             self._token = token_B.clone()
-            self._recording = self._recorder(lambda: self._rows.compute(self._token))
+            self._recording = self._record()
         else:
             self._token.copy_(token_B)
         self._left -= 1
         self._recording.replay()
         return self._recording.output
+
+    def _record(self) -> Recording:
+        try:
+            return self._recorder(lambda: self._rows.compute(self._token))
+        except RuntimeError as error:
+            # What ended a recording is in the context: leaving it fails in its turn. The device may not record again.
+            line = (str(error.__context__ or error).splitlines() or [""])[0]
+            raise RunError(
+                f"recording the decode step of {self._count} rows as a device graph failed ({line}): set "
+                "rollout.graphs=false, or, if memory ran out, lower rollout.max_sequences"
+            ) from error
 
     def release(self) -> None:
         """Give up the recording, if there is one, and its memory."""

@@ -9,6 +9,7 @@ import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel
 
+from hwgrpo.errors import RunError
 from hwgrpo.rollout.architectures import obstacle
 from hwgrpo.rollout.lean_step import LeanRows
 from hwgrpo.rollout.recorded import RecordedRows
@@ -22,6 +23,9 @@ def proven(model: PreTrainedModel, device: torch.device, recorder: Recorder | No
         model: in evaluation mode, on `device`.
         device: where the model is.
         recorder: try the lean step as a recording that this makes.
+
+    Raises:
+        RunError: recording fails.
     """
     reason = obstacle(model, TRIAL_LENGTH)
     if reason is not None:
@@ -35,10 +39,11 @@ def proven(model: PreTrainedModel, device: torch.device, recorder: Recorder | No
         if recorder is not None:
             rows = RecordedRows(rows, recorder, TRIAL_STEPS, worth_recording=1)
         found = _trial(rows, device, vocabulary)
+    except RunError:
+        raise
     except (AttributeError, TypeError, RuntimeError) as error:  # modules that are not built as in the tested versions
         line = (str(error).splitlines() or [""])[0]
-        what = "its layers are not as expected" if recorder is None else "recording it fails"
-        return f"{what} ({type(error).__name__}: {line})"
+        return f"its layers are not as expected ({type(error).__name__}: {line})"
     gap = float((found - expected).abs().max() / expected.abs().max())
     # What rounding explains: in fp32 products may be taken in TF32, in bf16 every operation rounds to 3 digits.
     tolerance = max(1e-3, 8 * torch.finfo(next(model.parameters()).dtype).eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from contextlib import ExitStack
 from pathlib import Path
 
 import hwgrpo_kernels
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.validate import prompts_per_update, sampling_of
+from hwgrpo.config.validate import planned_steps, prompts_per_update, sampling_of
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import RunError
@@ -32,13 +33,15 @@ from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
-from hwgrpo.training.resume import find_checkpoint, restore, seed_rank
+from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update import PolicyUpdate
 
 
 def build_run(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Run:
     """Make every part of a run, restoring the newest checkpoint where `trainer.resume` asks for it.
+
+    A first start that fails here leaves nothing in `trainer.output_dir`.
 
     Args:
         config: checked settings.
@@ -49,6 +52,13 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     Raises:
         ConfigError, DataError, CheckpointError: naming what is wrong and what to do.
     """
+    with ExitStack() as undo:
+        run = _build(config, backend, local_rank, local_world_size, undo)
+        undo.pop_all()
+    return run
+
+
+def _build(config: Config, backend: Backend, local_rank: int, local_world_size: int, undo: ExitStack) -> Run:
     t = config.trainer
     device = prepare_process(config, backend, local_rank, local_world_size)
     locate(
@@ -62,18 +72,19 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     training_data = build_dataset(config.data, tokenizer, "train")
     assert training_data is not None
     validation_data = build_dataset(config.data, tokenizer, "validation")
+    notes += compare_data(checkpoint, train=training_data, validation=validation_data)
     rewards = build_rewards(config, training_data, validation_data)
     check_length(config, training_data, validation_data)
     layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
     start = checkpoint.step if checkpoint else 0
-    planned = t.max_steps or max(1, t.epochs * len(training_data) // t.prompts_per_step)
-    if start >= planned > 0:
-        notes.append(
-            f"{output} is finished: it has {start} steps; raise trainer.max_steps to go on, or name another folder"
-        )
+    planned = planned_steps(config, len(training_data))
+    if start >= planned:
+        notes.append(f"{output} has all its {start} steps; what is missing at its end (model, summary) is made now")
     total_steps = max(start, planned)
 
-    lock = claim(output) if strategy.rank == 0 else None
+    lock = claim(output, fresh=checkpoint is None) if strategy.rank == 0 else None
+    if lock is not None:
+        undo.callback(lock.close)
     policy = load_policy(config, device, tokenizer)
     layout, obstacle = proven_layout(config, policy, layout)
     if obstacle:
@@ -106,6 +117,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     engine.update_weights(start)
 
     observer = Observer(config.observe, output, total_steps=total_steps, is_main=strategy.rank == 0)
+    undo.callback(observer.close)
     if strategy.rank == 0:
         for folder in checkpoints.begin_after(output / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {folder}")
@@ -126,8 +138,16 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
         f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 
+    datasets = {"train": training_data, "validation": validation_data}
+    fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
+
     def save(step: int) -> None:
-        state = {"sampler": source.state(), "updates_done": update.updates_done, "config": to_yaml(config)}
+        state = {
+            "sampler": source.state(),
+            "updates_done": update.updates_done,
+            "config": to_yaml(config),
+            "data": fingerprints,
+        }
         try:
             folder = checkpoints.save(
                 output / "checkpoints",

@@ -16,6 +16,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.head import causal_lm
 from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.router import check_router, check_router_loss
@@ -73,8 +74,10 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     check_router_loss(config.model.router_loss_coef, model.config)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _without_embedding_hook(model)
     if uses_lora(config.model.lora):
         model = apply_lora(model, config.model.lora)
+        _without_embedding_hook(model)
     model.to(device.torch_device)
     logits = config.kernels.logits_dtype
     options = HeadOptions(
@@ -87,6 +90,15 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     return policy
 
 
+def _without_embedding_hook(model: Any) -> None:
+    """Take out the hook that makes embeddings require a gradient: only reentrant checkpointing needs it.
+
+    transformers and peft each register theirs under gradient checkpointing, and the lean decode step keeps away from a
+    model with hooks.
+    """
+    causal_lm(model).disable_input_require_grads()
+
+
 def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: Device) -> Engine:
     """Return the rollout engine of the configuration."""
     wanted = config.rollout.dtype
@@ -96,7 +108,8 @@ def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: De
         device=device.torch_device,
         compute_dtype=policy.compute_dtype if wanted == "auto" else getattr(torch, wanted),
         max_sequences=config.rollout.max_sequences,
-        recorder=device.recorder if config.rollout.graphs else None,
+        # Writing into a tensor at an index waits for the device where algorithms must be deterministic.
+        recorder=device.recorder if config.rollout.graphs and not config.trainer.deterministic else None,
     )
 
 

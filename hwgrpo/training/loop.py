@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO, Literal
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -19,6 +19,7 @@ from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewar
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.metrics import sample_metrics
+from hwgrpo.training.output import Claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import Reference
 from hwgrpo.training.strategies.strategy import Strategy, together
@@ -47,7 +48,7 @@ class Run:
     """Writes a checkpoint of a finished step."""
     record_kernels: Callable[[], None]
     """Writes which kernels ran to the run's folder."""
-    lock: IO[str] | None
+    lock: Claim | None
     """Holds the run's folder; None on ranks other than the main one."""
     memory: Callable[[], dict[str, float]]
     """Reads the device's memory metrics; empty on devices that keep none."""
@@ -72,6 +73,8 @@ def train(run: Run) -> Status:
             validate_now(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
             train_step(run, step)
+            if run.lock is not None:
+                run.lock.keep()
             if step == run.start_step + 1:
                 run.record_kernels()
             last = step == run.total_steps

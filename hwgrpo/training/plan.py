@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +12,16 @@ from hwgrpo_backends.device import Device
 from transformers import AutoModelForCausalLM
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import prompts_per_update
+from hwgrpo.config.validate import planned_steps, prompts_per_update
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.models.lora import rank_of, uses_lora
 from hwgrpo.models.router import check_router_loss
+from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import attention_of, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
-from hwgrpo.training.resume import find_checkpoint
+from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
+from hwgrpo.training.trial import try_rewards
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def state_bytes(config: Config, shape: ModelShape) -> dict[str, int]:
 def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     """Check what can be checked without loading the model, and describe the run.
 
-    Opens the data, the tokenizer, the reward functions and the model's configuration.
+    Opens the data, the tokenizer and the model's configuration, and tries the reward functions on one row.
 
     Raises:
         ConfigError, DataError: naming what is wrong.
@@ -96,18 +99,22 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
     training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
     assert training is not None
     rewards = build_rewards(config, training, validation)
+    tried = try_rewards(rewards, training, tokenizer)
     check_length(config, training, validation)
     choose_kernels(config, backend)
     check_router_loss(config.model.router_loss_coef, model_settings(config.model))
     device = Device(backend)
     layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
+    notes += compare_data(checkpoint, train=training, validation=validation)
     shape = model_shape(config)
-    steps = t.max_steps or max(1, t.epochs * len(training) // t.prompts_per_step)
+    steps = planned_steps(config, len(training))
+    finished = already_finished(config, len(training))
     updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
     sequences = t.prompts_per_step * config.rollout.n
     most = sequences * (training.longest + config.rollout.max_response_tokens)
     memory = state_bytes(config, shape)
+    state = finished.splitlines() if finished else [f"{t.output_dir}, {_start(checkpoint)}", *notes]
     lines = [
         ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}"),
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
@@ -115,7 +122,7 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
         ("data", f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens"),
         ("", f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens"),
         ("validation", f"{validation.name}: {len(validation):,} prompts" if validation else "none"),
-        ("rewards", ", ".join(rewards.names)),
+        *_item("rewards", tried),
         (
             "schedule",
             f"{steps} steps of {t.prompts_per_step} prompts x {config.rollout.n} samples, "
@@ -123,12 +130,20 @@ def make_plan(config: Config, backend: Backend, world_size: int) -> str:
         ),
         ("", f"at most {most:,} tokens a step, {micro_batch_tokens(config, device.torch_device):,} per micro-batch"),
         ("memory", f"{_size(sum(memory.values()))} per device before activations and the key-value cache:"),
-        *(("", f"{_size(size)} {part}") for part, size in memory.items()),
+        *_item("", [f"{_size(size)} {part}" for part, size in memory.items()]),
         ("layout", layout.name),
-        ("output", f"{t.output_dir}, {f'continuing after step {checkpoint.step}' if checkpoint else 'a fresh run'}"),
-        *(("", note) for note in notes),
+        *_item("output", state),
     ]
     return "\n".join(f"{name:<11}{text}" for name, text in lines)
+
+
+def _item(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return an item of the plan that may take several lines; only the first has its name."""
+    return [(name if number == 0 else "", text) for number, text in enumerate(texts)]
+
+
+def _start(checkpoint: Checkpoint | None) -> str:
+    return f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
 
 
 def _size(count: int) -> str:

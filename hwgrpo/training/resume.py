@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ from omegaconf import OmegaConf
 
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.errors import CheckpointError, ConfigError, nearest
+from hwgrpo.config.validate import check_resume, planned_steps
+from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.models.lora import uses_lora
+from hwgrpo.observe import summary
 from hwgrpo.training import checkpoints, rng
 from hwgrpo.training.components import seed_everything
 from hwgrpo.training.prompts import PromptSource
@@ -43,14 +49,82 @@ def find_checkpoint(config: Config, output: Path) -> tuple[checkpoints.Checkpoin
         checkpoint, damaged = checkpoints.newest(output / "checkpoints")
         notes = [f"passed over a checkpoint: {problem}" for problem in damaged]
     else:
-        if not Path(resume).exists():
-            near = nearest(resume, ("auto", "never"))
-            hint = f" Did you mean {near!r}?" if near else ""
-            raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists.{hint}")
+        check_resume(config)
         checkpoint, notes = checkpoints.verify(Path(resume)), []
     if checkpoint is not None:
         notes += _compare_settings(checkpoint, config)
     return checkpoint, notes
+
+
+def compare_data(checkpoint: checkpoints.Checkpoint | None, **datasets: PromptDataset | None) -> list[str]:
+    """Return a warning for each dataset that is not what it was when a checkpoint was saved.
+
+    Args:
+        checkpoint: what is resumed from; one that says nothing about its data is taken at its word.
+        datasets: `train` and `validation` as they are now.
+    """
+    saved = checkpoint.manifest["state"].get("data", {}) if checkpoint else {}
+    told = []
+    for name, dataset in datasets.items():
+        before = saved.get(name)
+        if before and dataset is not None and before != dataset.fingerprint:
+            told.append(
+                f"warning: data.{name}={dataset.name!r} is not what it was at the checkpoint: {_shown(before)} then, "
+                f"{_shown(dataset.fingerprint)} now; the run goes on with what is there now"
+            )
+    return told
+
+
+def _shown(fingerprint: Mapping[str, Any]) -> str:
+    return f"{fingerprint['rows']:,} rows (sha256 {fingerprint['sha256'][:12]})"
+
+
+def already_finished(config: Config, prompts: int | None = None) -> str | None:
+    """Say that a run is finished and how to go on, or return None where there is something left to do.
+
+    It is finished when its last checkpoint has all the steps that are asked for and all that `finish` leaves is there:
+    a run that was killed before that has to be started again.
+
+    Args:
+        config: checked settings.
+        prompts: how many the training data has; None counts them where that decides.
+
+    Raises:
+        ConfigError, CheckpointError, DataError: as `find_checkpoint` and `build_dataset` do.
+    """
+    t = config.trainer
+    output = Path(t.output_dir)
+    closing = summary.read_summary(output)
+    models = [output / "final"] if t.save_final_model else []
+    if t.save_final_model and uses_lora(config.model.lora):
+        models.append(output / "final-adapter")
+    if closing.get("status") != "completed" or not all(model.is_dir() for model in models):
+        return None
+    checkpoint, notes = find_checkpoint(config, output)
+    if checkpoint is None or checkpoint.step != closing.get("steps"):
+        return None
+    if checkpoint.folder.resolve().parent != (output / "checkpoints").resolve():  # that of another run
+        return None
+    if not t.max_steps and prompts is None:
+        dataset = build_dataset(config.data, load_tokenizer(config.model), "train")
+        assert dataset is not None
+        prompts = len(dataset)
+    planned = planned_steps(config, prompts or 0)
+    if checkpoint.step < planned:
+        return None
+    key, asked = ("trainer.max_steps", t.max_steps) if t.max_steps else ("trainer.epochs", t.epochs)
+    done = f"{checkpoint.step} of {planned} steps are done"
+    if checkpoint.step > planned:
+        done = f"{checkpoint.step} steps are done, {key}={asked} asks for {planned}"
+    where = f", the model is in {' and '.join(map(str, models))}" if models else ""
+    return "\n".join(
+        [
+            f"{output} is finished: {done}{where}. Nothing was trained.",
+            f"To go on, set {key} to more than {max(asked, checkpoint.step) if t.max_steps else asked}; "
+            "to train anew, set trainer.output_dir to another folder.",
+            *(f"Note: {note}" for note in notes),
+        ]
+    )
 
 
 def restore(
@@ -77,7 +151,9 @@ def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
 
 
 def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
-    saved = _flat(OmegaConf.create(checkpoint.manifest["state"]["config"]))
+    # A setting that is newer than the checkpoint had its default's effect.
+    defaults = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(Config)))
+    saved = _flat(OmegaConf.merge(defaults, OmegaConf.create(checkpoint.manifest["state"]["config"])))
     now = _flat(OmegaConf.create(to_yaml(config)))
     changed = {key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key)}
     for key in sorted(changed):

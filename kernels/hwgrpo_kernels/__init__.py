@@ -11,9 +11,11 @@
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
     rows_torch.py       row_stats and row_grad in torch
     vocab_parallel.py   a head cut over ranks; vocab_agreement.py what they check, vocab_logprob.py its linear_logprob
+    rows_triton.py      row_stats and row_grad in Triton; triton_kernels.py the kernels, triton_math.py their functions,
+                        tiles.py their block sizes per architecture, triton_support.py where they can run
 
-Needs torch alone. `HWGRPO_KERNELS=row_stats=torch,...` pins implementations; the entry-point group `hwgrpo.kernels`
-(value: an `Implementation` or several) adds some.
+Needs torch alone (and Triton for its kernels). `HWGRPO_KERNELS=row_stats=torch,...` pins implementations; the
+entry-point group `hwgrpo.kernels` (value: an `Implementation` or several) adds some.
 """
 
 from . import ops  # noqa: F401  declares the ops

@@ -98,9 +98,13 @@ class Implementation:
     rank: int = 0
     origin: str = BUILT_IN
 
+    def is_for(self, device_type: str) -> bool:
+        """Whether it was written for this torch device type."""
+        return self.device_types is None or device_type in self.device_types
+
     def reason_against(self, key: Key) -> str | None:
         """Return why this implementation cannot run for `key`, or None when it can."""
-        if self.device_types is not None and key.device_type not in self.device_types:
+        if self.device_types is not None and not self.is_for(key.device_type):
             return f"needs {' or '.join(sorted(self.device_types))}, have {key.device_type}"
         for module in self.requires:
             if importlib.util.find_spec(module) is None:

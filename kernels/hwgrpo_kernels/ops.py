@@ -1,11 +1,11 @@
-"""The four ops, declared: definition, inputs, tolerances, cost; and their implementations in torch."""
+"""The four ops, declared: definition, inputs, tolerances, cost; and the implementations that come with the package."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import definitions, library
+from . import definitions, library, triton_support
 from .logit_map import LogitMap
 from .op import Implementation, Op, Shape, Tolerance
 from .registry import default_registry
@@ -59,6 +59,11 @@ def _shape_logits(logits: Tensor, targets: Tensor, case: str) -> Tensor:
     if case == "masked_vocab":  # every third entry cannot be drawn, targets excepted
         blocked = torch.zeros_like(logits, dtype=torch.bool)
         blocked[:, ::3] = True
+        blocked.scatter_(1, targets[:, None], False)
+        return logits.masked_fill(blocked, -torch.inf)
+    if case == "masked_blocks":  # long runs that cannot be drawn, as in a padded vocabulary; targets excepted
+        blocked = torch.ones_like(logits, dtype=torch.bool)
+        blocked[:, logits.shape[1] // 2 : -(logits.shape[1] // 4) or None] = False
         blocked.scatter_(1, targets[:, None], False)
         return logits.masked_fill(blocked, -torch.inf)
     if case == "dead_row":
@@ -128,7 +133,7 @@ def linear_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "pl
     }
 
 
-_HAZARDS = ("offset_up", "offset_down", "flat", "masked_vocab", "dead_row", "certain")
+_HAZARDS = ("offset_up", "offset_down", "flat", "masked_vocab", "masked_blocks", "dead_row", "certain")
 _MAPS = ("plain", "scaled", "softcap", "row_scale")
 _STATS = ("logprob", "entropy", "row_max", "log_sum")
 
@@ -197,3 +202,16 @@ default_registry.register(Implementation("row_stats", "torch", "hwgrpo_kernels.r
 default_registry.register(Implementation("row_grad", "torch", "hwgrpo_kernels.rows_torch:row_grad"))
 default_registry.register(Implementation("token_logprob", "torch", lambda: library.token_logprob_in_torch))
 default_registry.register(Implementation("linear_logprob", "torch", lambda: library.linear_logprob_in_torch))
+
+for _op in ("row_stats", "row_grad"):
+    default_registry.register(
+        Implementation(
+            _op,
+            "triton",
+            f"hwgrpo_kernels.rows_triton:{_op}",
+            device_types=frozenset({"cuda"}),  # AMD's too: torch calls a ROCm device by the same name
+            requires=("triton",),
+            supports=triton_support.reason_against,
+            rank=1,
+        )
+    )

@@ -237,7 +237,9 @@ class KernelRegistry:
                 continue
             reason, function = _try(table[name], key)
             if function is not None:
-                missed = [f"{n}: {why}" for n, why in skipped if n in table]
+                # Strict is about what this device could have had, or what somebody asked for by name.
+                meant = [n for n, each in table.items() if n in preference or each.is_for(key.device_type)]
+                missed = [f"{n}: {why}" for n, why in skipped if n in meant]
                 if missed and self._is_strict():
                     raise ValueError(
                         f"kernel {key.op} would fall back to {name!r} ({'; '.join(missed)}), which strict forbids; "

@@ -195,9 +195,16 @@ class FakeCuda:
             yield
             events.append("end")
 
+        @contextmanager
+        def stream(current):
+            yield
+            events.append(f"back to {current}")
+
         assert {"replay", "reset"} <= vars(torch.cuda.CUDAGraph).keys()
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
         monkeypatch.setattr(torch.cuda, "graph", graph)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: "ours")
+        monkeypatch.setattr(torch.cuda, "stream", stream)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("synchronize"))
 
 
@@ -210,7 +217,7 @@ def test_a_gpu_records_after_a_first_run_and_waits_before_it_gives_memory_back(n
     assert recording.output == 3, "what the recorded run returned, not the first"
     recording.replay()
     recording.release()
-    assert events == ["work", "begin", "work", "end", "replay", "synchronize", "reset"]
+    assert events == ["work", "begin", "work", "end", "back to ours", "replay", "synchronize", "reset"]
     assert recording.output is None
 
 

@@ -55,6 +55,13 @@ def test_config_prints_the_settings_asked_for(hwgrpo):
         (["train", "tiny_sort", "rollout.temprature=1"], ["rollout.temprature", "Did you mean rollout.temperature?"]),
         (["train", "tiny_srot"], ["tiny_srot", "Did you mean tiny_sort?"]),
         (["config", "rolout"], ["Did you mean rollout?"]),
+        (
+            ["config", "nonsense"],
+            ["no setting 'nonsense'", "The sections are: model, data, rollout, reward,"],
+        ),
+        (["config", "algorithm.kl.nonsense"], ["algorithm.kl has: coef, estimator."]),
+        (["config", "optim.larningrate"], ["optim has: lr, betas,"]),
+        (["config", "rollout.temprature"], ["Did you mean rollout.temperature?"]),
         (["eval", "tiny_sort", "--k", "99"], ["--k '99'", "--n 8"]),
         (["eval", "."], ["not the folder of a run"]),
     ],
@@ -82,6 +89,17 @@ def test_dry_run_describes_the_run_and_trains_nothing(hwgrpo, tmp_path: Path):
     for part in ("backend    cpu", "Qwen3ForCausalLM", "6 steps of 4 prompts x 4 samples", "reference model", "MiB"):
         assert part in done.stdout
     assert not (tmp_path / "out").exists()
+
+
+def test_dry_run_refuses_a_reward_that_raises_and_says_what_a_right_one_gives(hwgrpo, tmp_path: Path):
+    (tmp_path / "broken.py").write_text("def score(solution_str, ground_truth):\n    return ground_truth.missing\n")
+    done = hwgrpo("train", "tiny_sort", *TINY, "--dry-run", "reward.functions=[broken.py:score]")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "reward score, task://sort?digits=3, row 0, sample 0" in done.stderr
+    assert "AttributeError: 'str' object has no attribute 'missing' at" in done.stderr
+    done = hwgrpo("train", "tiny_sort", *TINY, "--dry-run", "reward.functions=[exact_match]")
+    assert "rewards    exact_match: 1 for the answer itself, 0 for an empty response\n" in done.stdout
 
 
 def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
@@ -124,6 +142,15 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
         done = hwgrpo("eval", f"out/checkpoints/step-{step:08}", "--n", "4", "--k", "1,2,4", "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for words in ([], ["--dry-run"]):
+        again = hwgrpo("train", "tiny_sort", *TINY, "trainer.output_dir=out", "trainer.save_every=3", *words)
+        assert again.returncode == 0, again.stderr
+        assert "out is finished: 6 of 6 steps are done, the model is in out/final. Nothing was trained." in again.stdout
+        assert "set trainer.max_steps to more than 6" in again.stdout
+        assert words or len(again.stdout.splitlines()) == 2
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
     finished = of_checkpoint(6)
     assert finished.pop("checkpoint") == "out/checkpoints/step-00000006"

@@ -1,9 +1,13 @@
+import datetime
+import decimal
+
+import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
-from hwgrpo.data.prompts import build_dataset
+from hwgrpo.data.prompts import _content, build_dataset
 from hwgrpo.errors import ConfigError, DataError
 
 VERL_ROWS = [
@@ -277,3 +281,39 @@ def test_a_conversation_needs_a_chat_template(jsonl, data_config, tokenizer_with
 def test_settings_that_contradict_the_data_are_refused(settings, words, jsonl, data_config, tokenizer):
     with pytest.raises(ConfigError, match=words):
         build_dataset(data_config(jsonl([{"prompt": "x"}]), **settings), tokenizer, "train")
+
+
+def test_the_fingerprint_counts_the_rows_read_and_changes_with_any_column(jsonl, data_config, tokenizer):
+    rows = [{"prompt": "a", "answer": "1", "extra_info": {"level": 3}}, {"prompt": "b" * 30, "answer": "2"}]
+
+    def of(rows, **settings):
+        return build_dataset(data_config(jsonl(rows), **settings), tokenizer, "train").fingerprint
+
+    before = of(rows)
+    assert before == of(rows, max_prompt_tokens=10) == of([*rows, rows[0]], max_rows=2)
+    assert before["rows"] == 2
+    for changed in (
+        [rows[1], rows[0]],
+        [{**rows[0], "extra_info": {"level": 4}}, rows[1]],
+        [{**rows[0], "answer": "3"}, rows[1]],
+        [rows[0], {**rows[1], "prompt": "c" * 30}],
+    ):
+        other = of(changed)
+        assert other["rows"] == 2
+        assert other["sha256"] != before["sha256"]
+    assert of([*rows, rows[0]])["rows"] == 3
+
+
+def test_values_that_json_does_not_know_have_the_same_fingerprint_in_every_process(tmp_path, data_config, tokenizer):
+    day = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+
+    def of(rows):
+        path = tmp_path / "odd.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return build_dataset(data_config(path), tokenizer, "train").fingerprint["sha256"]
+
+    row = {"prompt": "a", "raw": b"\xff", "day": day, "price": decimal.Decimal("1.5")}
+    prints = [of([row]), *(of([{**row, **c}]) for c in ({"raw": b"\xfe"}, {"day": day.replace(day=3)}))]
+    assert len({*prints, of([{**row, "price": decimal.Decimal("1.6")}])}) == 4
+    assert of([row]) == prints[0]
+    assert [_content(object()), _content(numpy.arange(2))] == ["object", [0, 1]]

@@ -5,7 +5,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hwgrpo.data.sources import open_rows
+from hwgrpo.data.sources import find_data, open_rows
 from hwgrpo.errors import ConfigError, DataError
 
 ROWS = [{"prompt": "one", "answer": "1"}, {"prompt": "two", "answer": "2"}, {"prompt": "three", "answer": "3"}]
@@ -163,7 +163,7 @@ def test_text_in_a_parquet_that_is_not_utf8_is_told_with_its_row(tmp_path):
 def test_a_missing_file_is_refused_with_the_nearest_one_there(tmp_path):
     write_json(tmp_path / "train.json", ROWS)
     with pytest.raises(
-        DataError, match=r"data.train='.*trian.json': no such file or folder. Did you mean '.*train.json'"
+        DataError, match=r"data.train='.*trian.json': no such file or folder. Did you mean .*train.json\?"
     ):
         read(tmp_path / "trian.json")
 
@@ -200,3 +200,30 @@ def test_a_hub_name_is_loaded_with_its_subset_and_split(monkeypatch):
     rows = read("openai/gsm8k:main", "test")
     assert calls == [(("openai/gsm8k", "main"), {"split": "test"})]
     assert (len(rows), rows.source(0)) == (3, "openai/gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("spec", "meant"),
+    [
+        ("data/train.jsno", "data/train.jsonl"),
+        ("dta/train.jsonl", "data/train.jsonl"),
+        ("data/train", "data/train.jsonl"),
+        ("Data", "data"),
+        ("data/train.csv", "data/train.jsonl"),
+    ],
+)
+def test_a_name_that_differs_a_little_from_what_is_here_is_no_hub_name(spec, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    write_json(tmp_path / "data/train.jsonl", ROWS)
+    with pytest.raises(DataError, match=f"no such file or folder. Did you mean {meant}\\?"):
+        find_data(spec, "data.train")
+
+
+def test_a_hub_name_is_left_alone_beside_files_and_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "openai").mkdir()
+    write_json(tmp_path / "gsm8k.jsonl", ROWS)
+    write_json(tmp_path / "openai/other.jsonl", ROWS)
+    for name in ("gsm8k", "openai/gsm8k:main", "nobody/train", "bigcode/the-stack-v1.2"):
+        assert find_data(name, "data.train") is None

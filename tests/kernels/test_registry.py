@@ -129,14 +129,24 @@ def test_pins_are_read_with_spaces_and_empty_items():
     assert parse_pins(" row_stats = torch ,,row_grad=torch,") == {"row_stats": "torch", "row_grad": "torch"}
 
 
+UNFIT = {"supports": lambda key: "V is too large", "rank": 10}
+
+
 def test_strict_forbids_falling_back():
-    registry = make(triton=ACCELERATED)
+    registry = make(fast=UNFIT)
     registry.configure(strict=True)
     with pytest.raises(ValueError, match=r"row_stats would fall back to 'torch' .*which strict forbids"):
         choose(registry)
     assert choose(make({"HWGRPO_STRICT": "1"})).name == "torch"
     with pytest.raises(ValueError, match="strict forbids"):
-        choose(make({"HWGRPO_STRICT": "1"}, triton=ACCELERATED))
+        choose(make({"HWGRPO_STRICT": "1"}, fast=UNFIT))
+
+
+def test_strict_minds_an_implementation_for_another_device_only_where_it_was_asked_for():
+    registry = make({"HWGRPO_STRICT": "1"}, triton=ACCELERATED)
+    assert choose(registry).name == "torch"
+    with pytest.raises(ValueError, match=r"would fall back to 'torch' \(triton: needs .* have cpu\)"):
+        choose(registry, preference=["triton", "torch"])
 
 
 def test_nothing_that_can_run_says_why():

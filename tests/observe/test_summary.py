@@ -130,3 +130,29 @@ def test_the_latest_warning_of_each_kind_is_listed_once():
 
 def test_a_resumed_run_says_so():
     assert plain_summary(a_summary(resumed_from=4)).startswith("completed: 10 of 10 steps in 1:05, resumed from step 4")
+
+
+@pytest.mark.parametrize(
+    ("steps", "row"),
+    [
+        (1, "training reward (only step)              -  0.062       -"),
+        (2, "training reward (first and last step)  0.062  0.125  +0.062"),
+        (3, "training reward (first and last step)  0.062  0.188  +0.125"),
+        (4, "training reward (first and last 2 steps)  0.094  0.219  +0.125"),
+        (7, "training reward (first and last 3 steps)  0.125  0.375  +0.250"),
+        (9, "training reward (first and last 4 steps)  0.156  0.469  +0.312"),
+        (10, "training reward (first and last 5 steps)  0.188  0.500  +0.312"),
+        (12, "training reward (first and last 5 steps)  0.188  0.625  +0.438"),
+    ],
+)
+def test_no_step_is_counted_among_the_first_and_the_last(steps: int, row: str):
+    history = RunHistory()
+    for step in range(1, steps + 1):
+        history.add(step, {"reward": step / 16})
+    line = next(line for line in plain_summary(a_summary(history)).splitlines() if line.startswith("training reward"))
+    assert line.split() == row.split()
+
+
+def test_before_the_first_step_there_is_no_training_reward():
+    reward = a_summary(RunHistory())["reward"]
+    assert (reward["first"], reward["last"]) == (None, None)

@@ -1,15 +1,19 @@
 """A run killed at any point and started again computes what the uninterrupted run computes, bit for bit."""
 
+import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import runs
+from omegaconf import OmegaConf
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import checkpoints, loop
+from hwgrpo.training.resume import _compare_settings, already_finished
 from hwgrpo.training.update import PolicyUpdate
 
 LORA = ("model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01")
@@ -199,15 +203,107 @@ def test_other_settings_may_change_and_are_named(tmp_path: Path, capfd):
     assert "changed since the checkpoint: optim.lr 0.001 -> 0.5" in capfd.readouterr().out
 
 
-def test_a_finished_run_started_again_says_so_and_keeps_its_settings(tmp_path: Path, capfd):
+def test_a_run_killed_after_its_last_checkpoint_makes_what_is_missing_at_its_end(tmp_path: Path, capfd):
     assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=2")) == 0
-    before = (tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")
+    expected = (tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")
+    (tmp_path / "run/final").rename(tmp_path / "elsewhere")
     words = ("trainer.max_steps=1", "optim.lr=0.5", "observe.progress=plain")
+    assert already_finished(runs.small(tmp_path / "run", *words)) is None
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
     shown = capfd.readouterr().out
-    assert "is finished: it has 2 steps" in shown
+    assert "has all its 2 steps; what is missing at its end" in shown
     assert "2 of 2 steps" in shown
-    assert ((tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")) == before
+    assert ((tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")) == expected
+
+
+def test_a_setting_that_the_checkpoint_does_not_know_yet_has_not_changed(tmp_path: Path):
+    output = tmp_path / "run"
+    assert runs.forked(lambda: runs.run(output, "trainer.max_steps=1")) == 0
+    checkpoint, _ = checkpoints.newest(output / "checkpoints")
+    assert checkpoint is not None
+    saved = OmegaConf.create(checkpoint.manifest["state"]["config"])
+    del saved.rollout["graphs"]
+    checkpoint.manifest["state"]["config"] = OmegaConf.to_yaml(saved)
+    assert _compare_settings(checkpoint, runs.small(output)) == []
+    changed = _compare_settings(checkpoint, runs.small(output, "rollout.graphs=true"))
+    assert changed == ["changed since the checkpoint: rollout.graphs False -> True"]
+
+
+def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):
+    output = tmp_path / "run"
+    assert runs.forked(lambda: runs.run(output, "trainer.max_steps=2", "model.lora.rank=2")) == 0
+
+    def said(*words: str) -> str | None:
+        return already_finished(runs.small(output, "model.lora.rank=2", *words))
+
+    assert said("trainer.max_steps=2") == (
+        f"{output} is finished: 2 of 2 steps are done, the model is in {output}/final and {output}/final-adapter. "
+        "Nothing was trained.\n"
+        "To go on, set trainer.max_steps to more than 2; to train anew, set trainer.output_dir to another folder."
+    )
+    assert "2 steps are done, trainer.max_steps=1 asks for 1," in str(said("trainer.max_steps=1"))
+    assert str(said("trainer.max_steps=2", "optim.lr=0.5")).endswith(
+        "Note: changed since the checkpoint: optim.lr 0.001 -> 0.5"
+    )
+    eight = ("trainer.max_steps=0", "data.max_rows=8")
+    assert "more than 1;" in str(said(*eight)).partition("trainer.epochs")[2]
+    assert said(*eight, "trainer.epochs=2") is None
+    assert said("trainer.max_steps=3") is None
+    elsewhere = tmp_path / "elsewhere"
+    assert runs.forked(lambda: runs.run(elsewhere, "trainer.max_steps=2", "model.lora.rank=2")) == 0
+    assert said("trainer.max_steps=2", f"trainer.resume={elsewhere}/checkpoints/step-00000002") is None
+    closing = (output / "summary.json").read_text()
+    for other in ('{"status": "interrupted", "steps": 2}', '{"status": "completed", "steps": 1}', "[]", "{", None):
+        (output / "summary.json").unlink()
+        if other is not None:
+            (output / "summary.json").write_text(other)
+        assert said("trainer.max_steps=2") is None, other
+        (output / "summary.json").write_text(closing)
+    (output / "final-adapter").rename(output / "moved")
+    assert said("trainer.max_steps=2") is None
+    assert str(said("trainer.max_steps=2", "trainer.save_final_model=false")).startswith(
+        f"{output} is finished: 2 of 2 steps are done. Nothing"
+    )
+
+
+def write_rows(path: Path, *, first: str, last: str = "156") -> None:
+    rows = [
+        {"prompt": "sort 314=", "answer": first},
+        *({"prompt": f"sort {i}=", "answer": "1"} for i in range(100, 110)),
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "sort 561=", "answer": last}]))
+
+
+def test_data_that_is_not_what_it_was_is_told_with_both(tmp_path: Path, capfd):
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    write_rows(train, first="134")
+    write_rows(held_out, first="134")
+    words = (f"data.train={train}", f"data.validation={held_out}", "observe.progress=plain")
+
+    def shown(steps: int) -> list[str]:
+        assert runs.forked(lambda: runs.run(tmp_path / "run", *words, f"trainer.max_steps={steps}")) == 0
+        return [line for line in capfd.readouterr().out.splitlines() if "not what it was" in line]
+
+    assert shown(1) == []
+    assert shown(2) == []
+    write_rows(train, first="134", last="165")
+    (line,) = shown(3)
+    both = re.fullmatch(
+        rf"warning: data.train='{train}' is not what it was at the checkpoint: 12 rows \(sha256 (\w{{12}})\) then, "
+        r"12 rows \(sha256 (\w{12})\) now; the run goes on with what is there now",
+        line.strip(),
+    )
+    assert both is not None, line
+    assert both[1] != both[2]
+    assert shown(4) == [], "the checkpoint after it is of the data as it is now"
+    write_rows(held_out, first="143")
+    assert "data.validation=" in shown(5)[0]
+    newest = tmp_path / "run/checkpoints/step-00000005/manifest.json"
+    manifest = json.loads(newest.read_text())
+    del manifest["state"]["data"]  # as checkpoints of earlier versions are
+    newest.write_text(json.dumps(manifest))
+    write_rows(train, first="134")
+    assert shown(6) == []
 
 
 def test_going_back_to_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path, uninterrupted):

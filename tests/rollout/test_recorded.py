@@ -1,13 +1,18 @@
 """The lean step recorded as a device graph, replayed by a double that keeps to a graph's rules; see tests/support."""
 
 from types import SimpleNamespace
+from typing import Any
 
+import peft
 import pytest
 import torch
 from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
 from recorder import Recorder, ReplayedOnCpu
 from tiny import settings
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
+from hwgrpo.errors import RunError
 from hwgrpo.rollout import recorded, shared_prompt
 from hwgrpo.rollout.decoding import decode
 from hwgrpo.rollout.engine import Sampling
@@ -117,7 +122,28 @@ def test_a_recording_is_made_anew_for_weights_that_are_new():
 
 
 def _refused(work):
-    raise RuntimeError("operation not permitted when stream is capturing\nfurther lines")
+    try:
+        raise RuntimeError("operation not permitted when stream is capturing\nfurther lines")
+    finally:
+        raise RuntimeError("previous error during capture")
+
+
+def test_a_device_that_cannot_record_stops_the_start_with_the_cause_and_the_setting():
+    with pytest.raises(RunError, match=r"failed \(operation not permitted .* capturing\): set rollout.graphs=false"):
+        engine_of(model_of("Qwen2"), recorder=_refused)
+
+
+def test_memory_that_runs_out_in_a_recording_stops_the_run_and_names_what_to_lower():
+    recorder = Recorder()
+
+    def full_after_the_trial(work):
+        if len(recorder.made) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return recorder(work)
+
+    engine = engine_of(model_of("Qwen2"), recorder=full_after_the_trial)
+    with pytest.raises(RunError, match=r"of 24 rows .*\(CUDA out of memory.*lower rollout.max_sequences"):
+        engine.generate(batch_of(), Sampling(8, 40))
 
 
 class _Stuck(ReplayedOnCpu):
@@ -126,19 +152,11 @@ class _Stuck(ReplayedOnCpu):
             super().replay()
 
 
-@pytest.mark.parametrize(
-    ("recorder", "reason"),
-    [
-        (_refused, "recording it fails (RuntimeError: operation not permitted when stream is capturing)"),
-        (_Stuck, "its logits would differ by"),
-    ],
-    ids=["refused", "stuck"],
-)
-def test_a_device_whose_recordings_fail_the_trial_decodes_without_them(recorder, reason):
+def test_a_device_whose_replays_fail_the_trial_decodes_without_them():
     model = model_of("Qwen2")
-    engine = engine_of(model, recorder=recorder)
+    engine = engine_of(model, recorder=_Stuck)
     (note,) = engine.notes
-    assert note.startswith(f"rollout decodes without device graphs: {reason}")
+    assert note.startswith("rollout decodes without device graphs: its logits would differ by")
     assert engine.decode_path == "lean"
     greedy = Sampling(1, 20, greedy=True)
     assert engine.generate(batch_of(), greedy).texts == engine_of(model).generate(batch_of(), greedy).texts
@@ -152,12 +170,60 @@ def test_a_model_that_the_lean_step_does_not_know_is_not_recorded():
     assert (engine.decode_path, len(engine.notes), recorder.made) == ("model", 1, [])
 
 
-@pytest.mark.parametrize(("wanted", "path"), [(True, "graph"), (False, "lean")])
-def test_rollout_graphs_says_whether_the_devices_recorder_is_used(wanted, path):
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (["rollout.graphs=true"], "graph"),
+        (["rollout.graphs=false"], "lean"),
+        (["rollout.graphs=true", "trainer.deterministic=true"], "lean"),
+    ],
+    ids=["wanted", "not wanted", "deterministic"],
+)
+def test_the_settings_say_whether_the_devices_recorder_is_used(words, path):
     policy = SimpleNamespace(model=model_of("Llama"), compute_dtype=torch.float32)
     device = SimpleNamespace(torch_device=CPU, recorder=Recorder())
-    engine = build_engine(settings(f"rollout.graphs={wanted}"), policy, TOKENIZER, device)
+    engine = build_engine(settings(*words), policy, TOKENIZER, device)
     assert engine.decode_path == path
+
+
+class _OnDevice(TorchDispatchMode):
+    """Refuses tensors of the host, as work that is recorded must not touch them; meta itself refuses to wait."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_flatten((args, kwargs, result))[0]:
+            assert not isinstance(leaf, torch.Tensor) or leaf.is_meta, f"{func} touches a tensor of the host"
+        return result
+
+
+def _moved(holder: Any) -> None:
+    for name, value in vars(holder).items():
+        if isinstance(value, torch.Tensor):
+            setattr(holder, name, value.to("meta"))
+        elif isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+            setattr(holder, name, [each.to("meta") for each in value])
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["plain", "lora"])
+@pytest.mark.parametrize("family", EXTRA)
+def test_a_step_touches_no_tensor_of_the_host_and_waits_for_nothing(family, adapted):
+    model = model_of(family)
+    if adapted:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    prompt_of = torch.tensor([0, 0, 1, 2]).numpy()
+    with torch.no_grad():
+        rows = LeanRows(model, PROMPTS, CPU, 20, fixed=True)
+        rows.prefill()
+        rows.spread(prompt_of)
+        rows.advance()
+        on_meta = LeanRows(model.to("meta"), PROMPTS, torch.device("meta"), 20, fixed=True)
+        on_meta._cos, on_meta._sin, on_meta._position = rows._cos, rows._sin, rows._position
+        on_meta._cache = rows._cache
+        _moved(on_meta)
+        _moved(on_meta._cache)
+        token = torch.zeros(4, dtype=torch.long, device="meta")
+        with _OnDevice():
+            assert on_meta.compute(token).shape == (4, len(TOKENIZER))
 
 
 def test_the_double_notices_what_a_graph_would_not_hold():

@@ -91,10 +91,16 @@ def test_the_hash_of_a_position_is_pinned():
     assert bits == [[7352267, 6994666], [3698295, 2377136], [7294232, 5811292]]
 
 
-@pytest.fixture(params=["in order", "in parallel"])
+@pytest.fixture(params=["in order", "in parallel", "in parallel, small blocks", "in parallel, deterministic"])
 def sums(request, monkeypatch):
-    """Draw as on a device whose sums are in order, and as on one whose sums are not."""
+    """Draw as on a device whose sums are in order, and in the ways of one whose sums are not."""
     monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ("cpu",) if request.param == "in order" else ())
+    if "small" in request.param:
+        monkeypatch.setattr(sampling, "BLOCK", 2)
+    if "deterministic" in request.param:
+        monkeypatch.setattr(sampling, "BLOCK", 8)
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        monkeypatch.setattr(torch.Tensor, "cumsum", None)  # CUDA's raises then
 
 
 @pytest.mark.usefixtures("sums")
@@ -121,14 +127,45 @@ def test_zero_probability_tokens_at_the_start_and_in_the_middle_are_never_drawn(
     assert set(token.tolist()) == {2, 4}
 
 
-def test_a_parallel_scan_whose_rounding_is_not_monotone_draws_no_token_of_zero_probability(monkeypatch):
+@pytest.mark.parametrize("block", [256, 1])
+def test_a_parallel_scan_whose_rounding_is_not_monotone_draws_no_token_of_zero_probability(block, monkeypatch):
     monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ())
+    monkeypatch.setattr(sampling, "BLOCK", block)
+    real = torch.Tensor.cumsum
     # What an accelerator's cumsum may do, exaggerated: at token 1, of probability 0, the sum is above token 0's.
-    scan = torch.tensor([[0.4, 0.5, 0.4, 1.0, 0.99]])
-    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *_args, **_kwargs: scan)
+    scan = torch.tensor([0.0, 0.1, 0.0, 0.0, -0.01])
+
+    def cumsum(values, dim):
+        return real(values, dim) + (torch.nn.functional.pad(scan, (0, 256))[: values.shape[-1]])
+
+    monkeypatch.setattr(torch.Tensor, "cumsum", cumsum)
     probability = torch.tensor([[0.4, 0.0, 0.0, 0.6, 0.0]])
     assert inverse_cdf(probability, torch.tensor([0.45])).tolist() == [3]
     assert inverse_cdf(probability, torch.tensor([1 - 2.0**-24])).tolist() == [3]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 255, 256, 257, 1000, 4096])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_blocks_of_any_number_find_the_token_that_one_sum_finds(vocabulary, deterministic, monkeypatch):
+    # Sixty-fourths add up without rounding, so that every way of adding must find the same token.
+    probability = torch.randint(0, 5, (400, vocabulary)).float() / 64
+    probability[:, 0] += 1 / 64
+    uniform = uniforms(stream_keys(3, ["p"], [0]), 0, 400)[0]
+    expected = inverse_cdf(probability, uniform)
+    monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ())
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    assert torch.equal(inverse_cdf(probability, uniform), expected)
+    assert vocabulary == 1 or len(expected.unique()) > min(vocabulary, 400) / 4
+
+
+def test_a_large_vocabulary_is_drawn_from_by_blocks_on_the_cpu_too(monkeypatch):
+    monkeypatch.setattr(sampling, "FEW_TOKENS", 500)
+    calls = []
+    real = sampling._by_blocks
+    monkeypatch.setattr(sampling, "_by_blocks", lambda *words: calls.append(1) or real(*words))
+    for vocabulary, taken in ((500, 0), (501, 1)):
+        inverse_cdf(torch.rand(3, vocabulary), torch.rand(3))
+        assert len(calls) == taken
 
 
 def test_draws_do_not_depend_on_how_sums_are_made(monkeypatch):
@@ -138,6 +175,16 @@ def test_draws_do_not_depend_on_how_sums_are_made(monkeypatch):
     scanned = draw(logits, uniform, temperature=0.7)
     assert torch.equal(searched[0], scanned[0])
     assert torch.equal(searched[1], scanned[1])
+
+
+@pytest.mark.usefixtures("sums")
+@pytest.mark.parametrize("vocabulary", [3, 257])
+def test_what_holds_no_distribution_draws_nothing_and_the_very_end_draws_the_last_token(vocabulary):
+    probability = torch.ones(4, vocabulary)
+    probability[1, 1] = torch.nan
+    probability[2] = 0.0
+    probability[3, -1] = torch.nan
+    assert inverse_cdf(probability, torch.full((4,), 1.0)).tolist() == [vocabulary - 1, -1, -1, -1]
 
 
 @pytest.mark.usefixtures("sums")

@@ -2,6 +2,7 @@
 
 import http.server
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -59,7 +60,11 @@ def test_the_hardware_found_is_installed_for_torch_first(machine, backend):
 def test_a_machine_without_accelerator_gets_the_cpu_environment(machine):
     result = setup(root=machine())
     assert "backend cpu: no device node of an accelerator found" in result.stdout
-    assert commands(result)[1].endswith("'.[cpu,dev]'")
+    _, rest, triton = commands(result)
+    assert rest.endswith("'.[cpu,dev]'")
+    pins = ["-c", "scripts/constraints/cpu.txt"]
+    wanted = ["install", "--progress-bar", "off", *pins, "--no-deps", "triton; platform_system == 'Linux'"]
+    assert shlex.split(triton) == wanted
 
 
 def test_two_kinds_of_accelerator_are_an_error_that_names_both(machine):
@@ -117,9 +122,9 @@ def index():
 
 
 def test_a_named_torch_index_that_answers_is_used_for_torch_only(machine, index):
-    torch, rest = commands(setup(root=machine(), HWGRPO_TORCH_INDEX=f"{index}/whl", NO_PROXY="127.0.0.1"))
+    torch, *rest = commands(setup(root=machine(), HWGRPO_TORCH_INDEX=f"{index}/whl", NO_PROXY="127.0.0.1"))
     assert f"--extra-index-url {index}/whl" in torch
-    assert "index" not in rest
+    assert "index" not in " ".join(rest)
 
 
 def test_a_named_torch_index_that_does_not_answer_is_an_error(machine, index):

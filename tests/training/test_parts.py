@@ -1,7 +1,6 @@
 """The smaller parts of the trainer: schedule, layouts, batches, references, checkpoint files, random state."""
 
 import dataclasses
-import os
 import random
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from hwgrpo.training.evaluate import validate
 from hwgrpo.training.layouts import PADDED
 from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.optimizer import build_optimizer, learning_rate
-from hwgrpo.training.output import claim
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
@@ -384,14 +382,3 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
         "val-core/s/reward/mean@2": 0.75,
         "val-core/s/reward/best@2": 1.0,
     }
-
-
-def test_a_runs_folder_is_held_by_one_run_at_a_time(tmp_path: Path):
-    held = claim(tmp_path / "run")
-    with pytest.raises(ConfigError, match=rf"in use by another run \(process {os.getpid()}\)"):
-        claim(tmp_path / "run")
-    held.close()
-    claim(tmp_path / "run").close()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        claim(tmp_path / "file" / "run")

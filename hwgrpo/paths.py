@@ -1,0 +1,97 @@
+"""Files and folders that settings name: whether they are there, and which one may have been meant.
+
+Nothing heavy is imported, so that a wrong path is told before a model's libraries are loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from hwgrpo.errors import ConfigError, nearest
+
+
+def did_you_mean(path: Path, wanted: Callable[[Path], bool] = Path.exists) -> str:
+    """Return " Did you mean x?" for a path that is not there, or "" where nothing resembles it.
+
+    Args:
+        path: what was named; its folder may be misspelt, too.
+        wanted: which entries can have been meant.
+    """
+    try:
+        near = _nearest_path(path, wanted)
+    except OSError:  # a folder that may not be read: the hint is not worth an error of its own
+        near = None
+    return f" Did you mean {near}?" if near else ""
+
+
+def same_spelling(path: Path, wanted: Callable[[Path], bool] = Path.exists, *, stem: bool = False) -> Path | None:
+    """Return an entry beside `path` that differs from it in case, dashes, dots and underscores only.
+
+    Args:
+        path: what was named and is not there.
+        wanted: which entries can have been meant.
+        stem: whether an entry's suffix may be left out.
+    """
+    for entry in _beside(path, wanted):
+        if _spelling(path.name) in (_spelling(entry.name), _spelling(entry.stem) if stem else None):
+            return entry
+    return None
+
+
+def find_model(path: str, key: str) -> Path | None:
+    """Return the folder of a model or tokenizer, or None for what can only be a hub name.
+
+    Args:
+        path: what the setting says.
+        key: "model.path" or "model.tokenizer", for messages.
+
+    Raises:
+        ConfigError: it is meant as a folder and is none, or is not in Hugging Face format.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        is_model = key == "model.path"
+        if is_model and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"{key}={path!r} holds a LoRA adapter, not a model: "
+                "set model.path to the model it was trained on and model.lora.adapter to this folder"
+            )
+        needed = "config.json" if is_model else "tokenizer_config.json"
+        if not (folder / needed).is_file():
+            raise ConfigError(f"{key}={path!r}: the folder has no {needed}, so it is not in Hugging Face format")
+        return folder
+    if folder.exists():
+        raise ConfigError(f"{key}={path!r} is a file; name the folder that holds it")
+    # A hub name is `name` or `owner/name`; anything else can only be meant as a folder.
+    if path.startswith(("/", ".", "~")) or path.count("/") > 1:
+        raise ConfigError(
+            f"{key}={path!r}: there is no such folder (looked for {folder.absolute()})."
+            f"{did_you_mean(folder, Path.is_dir)}"
+        )
+    if near := same_spelling(folder, Path.is_dir):
+        raise ConfigError(f"{key}={path!r}: there is no such folder. Did you mean {near}?")
+    return None
+
+
+def _beside(path: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """Return the entries of the folder that `path` is said to be in; none where there is no such folder."""
+    return sorted(entry for entry in path.parent.iterdir() if wanted(entry)) if path.parent.is_dir() else []
+
+
+def _nearest_path(path: Path, wanted: Callable[[Path], bool]) -> Path | None:
+    if not path.parent.is_dir():
+        folder = _nearest_path(path.parent, Path.is_dir)
+        if folder is None:
+            return None
+        path = folder / path.name
+        if wanted(path):
+            return path
+    entries = {_spelling(entry.name): entry for entry in _beside(path, wanted)}
+    near = nearest(_spelling(path.name), entries)
+    return entries[near] if near else None
+
+
+def _spelling(name: str) -> str:
+    return re.sub(r"[-_. ]", "", name).lower()

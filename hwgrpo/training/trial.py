@@ -1,0 +1,90 @@
+"""The reward functions tried on one row before anything is trained, so that a broken one is found at once."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.errors import ConfigError, RewardError
+from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.values import Completions, PromptBatch
+
+MADE_UP = "a made-up response"
+SHOWN = 40
+"""Characters of an answer that are shown."""
+
+
+def try_rewards(rewards: RewardPipeline, dataset: PromptDataset, tokenizer: Any) -> list[str]:
+    """Score two made-up responses to the first prompt, its own answer and an empty text, and say what came back.
+
+    Args:
+        rewards: the reward functions.
+        dataset: the training prompts.
+        tokenizer: turns the responses into tokens, which functions may ask for.
+
+    Returns:
+        A line for each function, and one that says what it was tried on.
+
+    Raises:
+        ConfigError: a function failed in a way that would stop the run.
+    """
+    prompt = dataset.prompt(0, 0)
+    answer = _as_text(prompt.ground_truth)
+    kind = "a made-up response" if answer is None else "the answer itself"
+    batch, completions = PromptBatch((prompt,)), _completions((answer or MADE_UP, ""), tokenizer)
+    tried = f"{prompt.place}" + (f", whose answer is {_shown(answer)}" if answer else "")
+    try:
+        scored = rewards.score(batch, completions, 1)
+    except RewardError as error:
+        raise ConfigError(f"{error} (tried with {kind}, sample 0, and an empty response, sample 1)") from error
+    lines = []
+    for number, name in enumerate(rewards.names):
+        if any(failure.partition("/")[2] == name for failure in scored.failures):
+            lines.append(f"{name} fails, which the run would go on after: {_why(rewards, number, batch, completions)}")
+        else:
+            right, empty = scored.per_function[name].tolist()
+            lines.append(f"{name}: {right:g} for {kind}, {empty:g} for an empty response")
+    return [*lines, f"tried on {tried}"]
+
+
+def _completions(texts: tuple[str, ...], tokenizer: Any) -> Completions:
+    rows = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    tokens = torch.tensor([token for row in rows for token in row])
+    return Completions(
+        prompt_index=torch.zeros(len(texts), dtype=torch.int64),
+        tokens=tokens,
+        offsets=torch.tensor([0, *map(len, rows)]).cumsum(0),
+        logprobs=torch.zeros(len(tokens)),
+        finished=torch.ones(len(texts), dtype=torch.bool),
+        texts=texts,
+    )
+
+
+def _why(rewards: RewardPipeline, number: int, batch: PromptBatch, completions: Completions) -> str:
+    """Say what a function does that its settings pass over."""
+    strict = copy.copy(rewards)
+    strict.functions = rewards.functions[number : number + 1]
+    strict.settings = (replace(rewards.settings[number], on_error="raise", on_nan="raise"),)
+    try:
+        strict.score(batch, completions, 1)
+    except RewardError as error:
+        return str(error).partition("; mend it or")[0]
+    return "not every time"
+
+
+def _as_text(answer: Any) -> str | None:
+    """Return an answer as a response that holds nothing else; None where there is none."""
+    if answer is None or isinstance(answer, str):
+        return answer or None
+    if isinstance(answer, list | tuple) and answer:
+        return _as_text(answer[0])  # several right answers
+    return json.dumps(answer, default=str)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[: SHOWN - 3] + "...")

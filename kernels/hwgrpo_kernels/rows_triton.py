@@ -1,0 +1,191 @@
+"""`row_stats` and `row_grad` in Triton: what a launch of triton_kernels.py needs, made from what the op is given."""
+
+from ctypes import c_float
+from typing import Any, NamedTuple
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from . import triton_kernels
+from .tiles import Tile, tile_for
+
+_LOG2_E = 1.4426950408889634
+_ACCESS_BYTES = 16
+
+
+class Precision(NamedTuple):
+    """What the kernels need to know of the dtype they accumulate in.
+
+    Args:
+        dtype: fp32, or fp64 for fp64 logits.
+        constants: ACC, LOWEST (smallest finite number), FLOOR (2 and e to this power are 0, and far from overflow),
+            TERMS (of the series for log1p and expm1).
+    """
+
+    dtype: torch.dtype
+    constants: dict[str, Any]
+
+
+def _precision_of(dtype: torch.dtype, acc: Any, floor: float, terms: int) -> Precision:
+    return Precision(dtype, {"ACC": acc, "LOWEST": torch.finfo(dtype).min, "FLOOR": floor, "TERMS": terms})
+
+
+_FP32 = _precision_of(torch.float32, tl.float32, -300.0, 8)
+_FP64 = _precision_of(torch.float64, tl.float64, -1200.0, 16)
+_kernels: Any = triton_kernels
+
+
+def row_stats(
+    logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `definitions.row_stats`. A target out of range gives NaN, since asking the device would wait for it."""
+    with torch.cuda.device_of(logits):
+        return launch_row_stats(_tile("row_stats", logits), logits, targets, scale, squash, row_scale, with_entropy)
+
+
+def row_grad(
+    logits: Tensor,
+    targets: Tensor,
+    logprob: Tensor,
+    entropy: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """See `definitions.row_grad`; `out` may be `logits` itself."""
+    with torch.cuda.device_of(logits):
+        return launch_row_grad(
+            _tile("row_grad", logits), logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy,
+            scale, squash, row_scale, out,
+        )  # fmt: skip
+
+
+def launch_row_stats(
+    tile: Tile, logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """`row_stats` with a given tile, on the current device."""
+    precision = _precision(logits)
+    rows, vocab = logits.shape
+    logprob, row_max, log_sum = logits.new_empty(3, rows, dtype=precision.dtype)
+    entropy = logits.new_empty(rows if with_entropy else 0, dtype=precision.dtype)
+    if rows:
+        logits = _with_dense_rows(logits)
+        align, stride = aligned_stride(logits)
+        _kernels.row_stats_kernel[_grid(tile, rows)](
+            logits, targets.contiguous(), _vector(row_scale), logprob, entropy, row_max, log_sum, rows, vocab, stride,
+            *_split(squash), *_split(scale * _LOG2_E),
+            SQUASH=squash != 0.0, ENTROPY=with_entropy, ALIGN=align, **precision.constants, **_constants(tile),
+        )  # fmt: skip
+    return logprob, entropy, row_max, log_sum
+
+
+def launch_row_grad(
+    tile: Tile, logits: Tensor, targets: Tensor, logprob: Tensor, entropy: Tensor | None, row_max: Tensor,
+    log_sum: Tensor, grad_logprob: Tensor, grad_entropy: Tensor | None, scale: float, squash: float,
+    row_scale: Tensor | None, out: Tensor,
+) -> Tensor:  # fmt: skip
+    """`row_grad` with a given tile, on the current device."""
+    rows, vocab = logits.shape
+    if rows == 0:
+        return out
+    if vocab > 1 and out.stride(1) != 1:
+        dense = torch.empty_like(out, memory_format=torch.contiguous_format)
+        return out.copy_(
+            launch_row_grad(
+                tile, logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, scale, squash,
+                row_scale, dense,
+            )
+        )  # fmt: skip
+    assert grad_entropy is None or entropy is not None, "an entropy gradient without entropies"
+    logits = _with_dense_rows(logits)
+    align, stride = aligned_stride(logits)
+    out_align, out_stride = aligned_stride(out)
+    _kernels.row_grad_kernel[_grid(tile, rows)](
+        logits, targets.contiguous(), _vector(row_scale), _vector(logprob), _vector(entropy), _vector(row_max),
+        _vector(log_sum), _vector(grad_logprob), _vector(grad_entropy), out, rows, vocab, stride, out_stride,
+        *_split(squash), *_split(scale * _LOG2_E),
+        SQUASH=squash != 0.0, ENTROPY=grad_entropy is not None, ALIGN=align, OUT_ALIGN=out_align,
+        **_precision(logits).constants, **_constants(tile),
+    )  # fmt: skip
+    return out
+
+
+def interpreted() -> bool:
+    """Whether Triton's CPU interpreter stands in for a device (TRITON_INTERPRET=1 at import)."""
+    return not isinstance(_kernels.row_stats_kernel, triton.JITFunction)
+
+
+def _tile(op: str, logits: Tensor) -> Tile:
+    return tile_for(op, _arch(), logits.element_size(), logits.shape[1])
+
+
+def _arch() -> str:
+    if interpreted():
+        return "sm_90"  # any will do: tiles change the order of sums, not what they sum
+    target = _driver().get_current_target()
+    return f"sm_{target.arch}" if isinstance(target.arch, int) else target.arch
+
+
+def _grid(tile: Tile, rows: int) -> tuple[int]:
+    if tile.per_processor == 0:
+        return (rows,)
+    return (min(rows, tile.per_processor * _processors()),)
+
+
+def _processors() -> int:
+    if interpreted():
+        return 1
+    driver = _driver()
+    return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
+
+
+def _driver() -> Any:
+    return triton.runtime.driver.active
+
+
+def _constants(tile: Tile) -> dict[str, Any]:
+    return {
+        "LANES": tile.lanes,
+        "WIDTH": tile.width,
+        "PERSISTENT": tile.per_processor > 0,
+        "num_warps": tile.warps,
+        "num_stages": 1,
+    }
+
+
+def _precision(logits: Tensor) -> Precision:
+    return _FP64 if logits.dtype == torch.float64 else _FP32
+
+
+def _split(value: float) -> tuple[float, float]:
+    """Split a number into two that are exact in fp32 and sum to it, to 48 bits."""
+    high = c_float(value).value
+    return high, c_float(value - high).value
+
+
+def _vector(values: Tensor | None) -> Tensor | None:
+    """Return [N] values next to each other; gradients often come expanded from one number."""
+    return None if values is None else values.contiguous()
+
+
+def _with_dense_rows(logits: Tensor) -> Tensor:
+    return logits if logits.shape[1] == 1 or logits.stride(1) == 1 else logits.contiguous()
+
+
+def aligned_stride(matrix: Tensor) -> tuple[int, int]:
+    """Return (a, s) whose product is the row stride; a is 16 bytes of logits where these divide it, else 1.
+
+    a is a constant of the kernel: the compiler then knows that a first row on a 16-byte boundary, which it looks for
+    itself, makes every row begin on one and every access of 16 bytes legal; nothing is compiled again for a stride.
+    """
+    per_access = _ACCESS_BYTES // matrix.element_size()
+    stride = matrix.stride(0)
+    return (1, stride) if stride % per_access else (per_access, stride // per_access)

@@ -1,0 +1,38 @@
+"""These tests run Triton kernels on the CPU, which Triton decides once per process, when it is first imported.
+
+A process that collects only this folder therefore switches the interpreter on for itself. In any other the tests here
+are left to one that starts such a process (test_in_its_own_process.py), so that nothing else is interpreted.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+STARTER = HERE / "test_in_its_own_process.py"
+
+
+def _alone(config: pytest.Config) -> bool:
+    paths = [(config.invocation_params.dir / argument.split("::")[0]).resolve() for argument in config.args]
+    return all(path.is_relative_to(HERE) and path != STARTER for path in paths)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _alone(config):
+        return
+    if "triton" in sys.modules:
+        raise pytest.UsageError("a plugin has imported triton already: it cannot be switched to the interpreter")
+    os.environ["TRITON_INTERPRET"] = "1"
+    # numpy warns of what `tl.where` then leaves aside
+    config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+    from triton_interpreter import repair
+
+    repair()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path.suffix == ".py" and collection_path.parent == HERE:
+        return _alone(config) == (collection_path == STARTER) or None
+    return None

@@ -1,0 +1,86 @@
+"""The Triton row kernels agree with the definitions in fp64, over what the ops declare and over every tile."""
+
+import pytest
+import torch
+from hwgrpo_kernels.op import Shape
+from hwgrpo_kernels.tiles import TILES
+from op_agreement import DTYPES, assert_agrees, in_fp64
+from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, from_table, with_tile
+
+CASES = [pytest.param(op, case, id=f"{op.name}-{case}") for op in ROW_OPS for case in op.cases]
+SHAPES = [pytest.param(op, shape, id=f"{op.name}-{shape.N}x{shape.V}") for op in ROW_OPS for shape in op.shapes]
+
+
+def tiles_of_the_table():
+    """(op, tile, dtype), each once; warps change nothing here."""
+    dtypes = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+    for op in ROW_OPS:
+        found = {
+            (tile.lanes, tile.width, itemsize): tile
+            for arch in TILES.values()
+            for itemsize, tile in getattr(arch, op.name).items()
+        }
+        for (lanes, width, itemsize), tile in found.items():
+            yield pytest.param(op, tile, dtypes[itemsize], id=f"{op.name}-{lanes}x{width}-{8 * itemsize}bit")
+
+
+@pytest.mark.parametrize("tile", [NARROW, PERSISTENT], ids=["row_per_program", "persistent"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("op,case", CASES)
+def test_kernel_equals_the_definition(op, case, dtype, tile):
+    assert_agrees(op, with_tile(op, tile), op.inputs(Shape(3, 0, 517), dtype, "cpu", case), dtype)
+
+
+@pytest.mark.parametrize("op,shape", SHAPES)
+def test_kernel_equals_the_definition_at_the_declared_sizes(op, shape):
+    assert_agrees(op, from_table(op), op.inputs(shape, torch.float32, "cpu", "row_scale"), torch.float32)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 3, 127, 128, 129, 256, 383])
+@pytest.mark.parametrize("op", ROW_OPS, ids=lambda op: op.name)
+def test_every_place_of_the_target_among_whole_blocks_and_tail_is_right(op, vocab):
+    rows = min(vocab, 8)
+    inputs = op.inputs(Shape(rows, 0, vocab), torch.float64, "cpu", "plain")
+    places = torch.linspace(0, vocab - 1, rows).long()  # first, last and between
+    if op is GRAD:  # its statistics belong to the targets
+        inputs = inputs | dict(zip(("logprob", "entropy"), statistics(inputs, places)))
+    assert_agrees(op, with_tile(op, NARROW), inputs | {"targets": places}, torch.float64)
+
+
+def statistics(inputs, targets):
+    from hwgrpo_kernels import definitions
+
+    map_of = [inputs[name] for name in ("scale", "squash", "row_scale")]
+    return definitions.row_stats(inputs["logits"], targets, *map_of, True)[:2]
+
+
+@pytest.mark.parametrize("per_processor", [0, 1])
+@pytest.mark.parametrize("op,tile,dtype", list(tiles_of_the_table()))
+def test_every_tile_of_the_table_gives_the_same_answer(op, tile, dtype, per_processor):
+    inputs = op.inputs(Shape(3, 0, 2 * tile.block + 13), dtype, "cpu", "plain")
+    assert_agrees(op, with_tile(op, tile._replace(per_processor=per_processor)), inputs, dtype)
+
+
+@pytest.mark.parametrize("case", GRAD.cases)
+def test_bf16_gradients_are_within_one_unit_in_the_last_place(case):
+    inputs = GRAD.inputs(Shape(5, 0, 517), torch.bfloat16, "cpu", case)
+    true = GRAD.definition(**in_fp64(inputs)).bfloat16()
+    out = with_tile(GRAD, NARROW)(**inputs)
+    units = (place(out) - place(true)).abs()
+    assert units.max() <= 1, f"{units.max()} units at {true.flatten()[units.argmax()]}"
+
+
+def place(values):
+    """Number the bf16 values in order, so that neighbours differ by one."""
+    bits = values.view(torch.int16).int()
+    return torch.where(bits < 0, -(bits & 0x7FFF), bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_an_almost_certain_target_keeps_its_digits(dtype):
+    inputs = GRAD.inputs(Shape(5, 0, 517), dtype, "cpu", "certain")
+    inputs["grad_entropy"] = inputs["entropy"] = None
+    inputs["logprob"] = -torch.tensor([1e-3, 1e-5, 1e-7, 1e-9, 1e-12])
+    out = with_tile(GRAD, NARROW)(**inputs).gather(1, inputs["targets"][:, None])[:, 0]
+    true = -torch.expm1(inputs["logprob"].double()) * inputs["grad_logprob"]
+    torch.testing.assert_close(out.double(), true, rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=0)

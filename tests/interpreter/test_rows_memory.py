@@ -1,0 +1,164 @@
+"""The Triton row kernels read and write their rows and nothing else, however these lie in memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hwgrpo_kernels import rows_triton
+from hwgrpo_kernels.op import Shape
+from op_agreement import assert_agrees
+from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, STATS, from_table, with_tile
+
+SHAPE = Shape(5, 0, 517)
+TILES = pytest.mark.parametrize("tile", [NARROW, PERSISTENT], ids=["row_per_program", "persistent"])
+# (first column, row length): rows on 16-byte boundaries, and rows that are not.
+LAYOUTS = pytest.mark.parametrize("first,length", [(16, 560), (3, 541)], ids=["aligned", "unaligned"])
+
+
+def guarded(matrix, first, length):
+    """Copy [N,V] into a larger buffer of NaN; return the copy and the buffer."""
+    buffer = torch.full((matrix.shape[0] + 2, length), torch.nan, dtype=matrix.dtype)
+    inner = buffer[1:-1, first : first + matrix.shape[1]]
+    inner.copy_(matrix)
+    return inner, buffer
+
+
+def guards_hold(inner, buffer):
+    return int(buffer.isnan().sum()) == buffer.numel() - inner.numel()
+
+
+@TILES
+@LAYOUTS
+@pytest.mark.parametrize("case", ["plain", "softcap"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_stats_of_guarded_rows_are_those_of_rows_alone(case, dtype, first, length, tile):
+    inputs = STATS.inputs(SHAPE, dtype, "cpu", case)
+    alone = with_tile(STATS, tile)(**inputs)
+    inner, buffer = guarded(inputs["logits"], first, length)
+    among = with_tile(STATS, tile)(**inputs | {"logits": inner})
+    assert all(torch.equal(a, b) for a, b in zip(alone, among))
+    assert guards_hold(inner, buffer)
+
+
+@TILES
+@LAYOUTS
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_grad_of_guarded_rows_is_that_of_rows_alone_and_writes_no_guard(dtype, in_place, first, length, tile):
+    inputs = GRAD.inputs(SHAPE, dtype, "cpu", "plain")
+    alone = with_tile(GRAD, tile)(**inputs).clone()
+    inner, buffer = guarded(inputs["logits"], first, length)
+    out, out_buffer = (inner, buffer) if in_place else guarded(inputs["out"].zero_(), 5, 600)
+    made = with_tile(GRAD, tile)(**inputs | {"logits": inner, "out": out})
+    assert made.data_ptr() == out.data_ptr()
+    assert torch.equal(out, alone)
+    assert guards_hold(out, out_buffer)
+    assert guards_hold(inner, buffer)
+
+
+@pytest.mark.parametrize("case", ["plain", "scaled", "softcap", "row_scale", "dead_row"])
+def test_row_grad_in_place_equals_row_grad_out_of_place(case):
+    inputs = GRAD.inputs(SHAPE, torch.bfloat16, "cpu", case)
+    apart = with_tile(GRAD, NARROW)(**inputs).clone()
+    assert torch.equal(with_tile(GRAD, NARROW)(**inputs | {"out": inputs["logits"]}), apart)
+
+
+@pytest.mark.parametrize("op", ROW_OPS, ids=lambda op: op.name)
+def test_transposed_logits_expanded_gradients_and_strided_vectors_are_read_right(op):
+    inputs = op.inputs(SHAPE, torch.float32, "cpu", "row_scale")
+    inputs["logits"] = inputs["logits"].T.contiguous().T
+    inputs["row_scale"] = torch.stack([inputs["row_scale"], torch.zeros(SHAPE.N)], 1)[:, 0]
+    if op is GRAD:
+        inputs["grad_logprob"] = torch.ones(()).expand(SHAPE.N)
+        inputs["out"] = torch.empty(SHAPE.V, SHAPE.N).T
+    assert_agrees(op, with_tile(op, NARROW), inputs, torch.float32)
+
+
+def test_row_grad_writes_an_out_of_another_dtype():
+    inputs = GRAD.inputs(SHAPE, torch.bfloat16, "cpu", "plain")
+    wide = with_tile(GRAD, NARROW)(**inputs | {"out": torch.empty(SHAPE.N, SHAPE.V)})
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.bfloat16(), with_tile(GRAD, NARROW)(**inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_int32_targets_are_targets(dtype):
+    inputs = STATS.inputs(SHAPE, dtype, "cpu", "plain")
+    narrow = inputs | {"targets": inputs["targets"].int()}
+    assert all(torch.equal(a, b) for a, b in zip(from_table(STATS)(**inputs), from_table(STATS)(**narrow)))
+
+
+@pytest.mark.parametrize("target", [-100, 517, 600, 2**33])
+def test_a_target_out_of_range_makes_its_own_row_nan_and_reads_nothing_outside(target):
+    inputs = STATS.inputs(SHAPE, torch.float32, "cpu", "plain")
+    right = with_tile(STATS, NARROW)(**inputs)
+    inputs["targets"][2] = target
+    stats = with_tile(STATS, NARROW)(**inputs)
+    others = torch.arange(SHAPE.N) != 2
+    assert all(torch.equal(a[others], b[others]) for a, b in zip(right, stats))
+    assert stats[0][2].isnan()
+    logits, targets, *_ = inputs.values()
+    g = torch.ones(SHAPE.N)
+    grad = with_tile(GRAD, NARROW)(
+        logits=logits, targets=targets, logprob=stats[0], entropy=None, row_max=stats[2], log_sum=stats[3],
+        grad_logprob=g, grad_entropy=None, scale=1.0, squash=0.0, row_scale=None, out=torch.empty_like(logits),
+    )  # fmt: skip
+    assert grad[2].isnan().all()
+    assert grad[others].isfinite().all()
+
+
+@pytest.mark.parametrize("with_entropy", [True, False])
+@pytest.mark.parametrize("column", [0, 300, 516])  # in a whole block, in another, in the tail
+def test_a_nan_logit_shows_in_the_statistics_of_its_row(column, with_entropy):
+    inputs = STATS.inputs(SHAPE, torch.float32, "cpu", "plain") | {"with_entropy": with_entropy}
+    inputs["targets"].fill_(7)
+    inputs["logits"][3, column] = torch.nan
+    stats = with_tile(STATS, NARROW)(**inputs)
+    for each in stats[:2] if with_entropy else stats[:1]:
+        assert each.isnan().tolist() == [False, False, False, True, False]
+
+
+BEYOND_2_31 = """
+import os, resource, sys
+os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from triton_interpreter import repair
+repair()
+from hwgrpo_kernels import rows_triton
+from hwgrpo_kernels.op import Shape
+from op_agreement import assert_agrees
+from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, with_tile
+
+vocab, stride = 517, 2**30 + 64  # the third row begins past element 2**31; only the pages of the rows are touched
+memory = torch.empty(2 * stride + vocab, dtype=torch.bfloat16)
+far = memory.as_strided((3, vocab), (stride, 1))
+for op in ROW_OPS:
+    for tile in (NARROW, PERSISTENT):
+        inputs = op.inputs(Shape(3, 0, vocab), torch.bfloat16, "cpu")
+        far.copy_(inputs["logits"])
+        inputs["logits"] = far
+        if op is GRAD:
+            inputs["out"] = far
+        assert_agrees(op, with_tile(op, tile), inputs, torch.bfloat16)
+print("equal, in", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "MB")
+"""
+
+
+def test_rows_beyond_2_31_elements_are_found():
+    # A wrong offset is a segmentation fault, hence a process of its own. It reserves 4 GiB and uses some of it.
+    paths = ":".join([str(Path(__file__).parent), *filter(None, sys.path)])
+    result = subprocess.run(
+        [sys.executable, "-c", BEYOND_2_31], capture_output=True, text=True, env={"PYTHONPATH": paths}
+    )
+    assert result.returncode == 0, f"exit {result.returncode}: {result.stderr[-2000:]}"
+    assert result.stdout.startswith("equal")
+
+
+@pytest.mark.parametrize(
+    "dtype,stride,known",
+    [(torch.bfloat16, 64, (8, 8)), (torch.bfloat16, 517, (1, 517)), (torch.float32, 516, (4, 129))],
+)
+def test_rows_are_known_to_be_aligned_where_16_bytes_divide_their_stride(dtype, stride, known):
+    assert rows_triton.aligned_stride(torch.empty(3, stride, dtype=dtype)) == known

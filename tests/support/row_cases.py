@@ -1,0 +1,25 @@
+"""What the tests of the Triton row kernels share: tiles small enough that a short row has many blocks, and calls."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hwgrpo_kernels import default_registry, rows_triton
+from hwgrpo_kernels.tiles import Tile
+
+ROW_OPS = tuple(op for op in default_registry.ops() if op.name in ("row_stats", "row_grad"))
+STATS, GRAD = ROW_OPS
+
+NARROW = Tile(lanes=16, width=8, warps=4)  # V = 517: four whole blocks and a tail of five
+PERSISTENT = NARROW._replace(per_processor=2)  # the interpreter has one processor: two programs for all rows
+
+
+def with_tile(op: Any, tile: Tile) -> Callable[..., Any]:
+    """Return the Triton implementation of a row op with this tile in place of the table's."""
+    launch = {"row_stats": rows_triton.launch_row_stats, "row_grad": rows_triton.launch_row_grad}[op.name]
+    return lambda **inputs: launch(tile, **inputs)
+
+
+def from_table(op: Any) -> Callable[..., Any]:
+    """Return the Triton implementation of a row op as it is registered."""
+    [triton] = [each for each in default_registry.implementations(op.name) if each.name == "triton"]
+    return triton.function()
