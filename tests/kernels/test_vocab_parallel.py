@@ -11,8 +11,8 @@ from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.ops import row_grad_inputs, row_inputs
 from hwgrpo_kernels.streaming import RowKernels, RowStats
 from hwgrpo_kernels.vocab_parallel import VocabShard, combine
+from op_agreement import in_fp64
 
-from tests.kernels.test_implementations import in_fp64
 from tests.kernels.token_loss_cases import ppo, problem, relative
 
 CPU = torch.device("cpu")
