@@ -74,7 +74,8 @@ def assert_same_loss_and_gradients(p, got, expected):
         torch.testing.assert_close(mine, true, rtol=1e-9, atol=1e-12)
 
 
-def test_the_trainer_of_the_page_has_trls_loss_and_gradients(page):
+@pytest.mark.parametrize("on_policy", [False, True])
+def test_the_trainer_of_the_page_has_trls_loss_and_gradients(page, on_policy):
     p = batch()
     advantages = torch.tensor([1.0, -0.7, 0.3, -1.2], dtype=torch.float64)
     seen = {}
@@ -93,7 +94,7 @@ def test_the_trainer_of_the_page_has_trls_loss_and_gradients(page):
         "completion_ids": p.ids,
         "completion_mask": p.mask,
         "advantages": advantages,
-        "old_per_token_logps": p.old,
+        **({} if on_policy else {"old_per_token_logps": p.old}),
         "ref_per_token_logps": p.ref,
     }
     loss = trainer._compute_loss(model, inputs)
@@ -101,7 +102,7 @@ def test_the_trainer_of_the_page_has_trls_loss_and_gradients(page):
     assert torch.equal(seen["mask"][:, 3:], p.mask)
 
     logps, _ = on_full_logits(p, temperature=0.7)
-    ratio = torch.exp(logps - p.old)
+    ratio = torch.exp(logps - (logps.detach() if on_policy else p.old))
     a = advantages[:, None]
     surrogate = torch.where((ratio * a) < (ratio.clamp(0.8, 1.2) * a), ratio * a, ratio.clamp(0.8, 1.2) * a)
     per_token = -surrogate + 0.04 * (torch.exp(p.ref - logps) - (p.ref - logps) - 1)
