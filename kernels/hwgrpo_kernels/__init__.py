@@ -11,6 +11,7 @@
     survey.py           the same for people: what each implementation would do, and why
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
     rows_torch.py       row_stats and row_grad in torch
+    vocab_parallel.py   a head cut over ranks; vocab_agreement.py what they check, vocab_logprob.py its linear_logprob
     rows_triton.py      row_stats and row_grad in Triton; triton_kernels.py the kernels, triton_math.py their functions,
                         tiles.py their block sizes per architecture, triton_support.py where they can run
 

@@ -11,7 +11,7 @@ from .guards import without_autocast
 from .head import Head, HeadGradients
 from .logit_map import LogitMap
 from .registry import default_registry
-from .streaming import RowStats, Stream, join, row_kernels
+from .streaming import RowKernels, RowStats, Stream, join, row_kernels
 
 Stats = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -158,13 +158,16 @@ def _(
     return _fake_stats(hidden.shape[0], hidden, with_entropy)
 
 
-def _stream(
+def open_stream(
     hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, mapping: LogitMap,
-    chunk_rows: int | None, logits_dtype: torch.dtype | None,
+    chunk_rows: int | None, logits_dtype: torch.dtype | None, kernels: RowKernels | None = None,
 ) -> tuple[Stream, list[tuple[int, int]]]:  # fmt: skip
+    """Return the stream of the rows, whose hidden states have the dtype of the GEMMs, and its chunks."""
     head = Head(weight, bias, hidden.dtype, logits_dtype or hidden.dtype)
     rows = chunk_rows or chunk_rows_for(head.vocab, head.logits_dtype, hidden.device.type)
-    return Stream(head, head.operand(hidden, hidden.dtype), targets, mapping), even_chunks(hidden.shape[0], rows)
+    return Stream(head, head.operand(hidden, hidden.dtype), targets, mapping, kernels), even_chunks(
+        hidden.shape[0], rows
+    )
 
 
 def linear_logprob_in_torch(
@@ -182,7 +185,7 @@ def linear_logprob_in_torch(
     """The implementation "torch" of `linear_logprob`: the streaming driver around the chosen `row_stats`."""
     with torch.no_grad(), without_autocast(hidden.device.type):
         mapping = LogitMap(scale, squash, row_scale)
-        stream, chunks = _stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
+        stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
         return stream.all_stats(chunks, with_entropy)
 
 
@@ -210,7 +213,7 @@ def linear_logprob_backward(
     """Gradients of `linear_logprob`, with the logits made again chunk by chunk; what is not needed has no elements."""
     with torch.no_grad(), without_autocast(hidden.device.type):
         mapping = LogitMap(scale, squash, row_scale)
-        stream, chunks = _stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
+        stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
         gradients = HeadGradients(
             stream.head, hidden.shape[0], hidden=needs_hidden, weight=needs_weight, bias=needs_bias
         )

@@ -3,11 +3,13 @@
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from . import checks, library
-from .guards import compute_dtype_of
+from . import checks, library, vocab_logprob
+from .guards import compute_dtype_of, refuse_compiled_region
 from .logit_map import logit_map
+from .vocab_agreement import told_to_all_ranks
 
 
 class TokenLogprob(NamedTuple):
@@ -54,6 +56,7 @@ def linear_logprob(
     with_entropy: bool = False,
     chunk_rows: int | None = None,
     logits_dtype: torch.dtype | None = None,
+    vocab_group: dist.ProcessGroup | None = None,
 ) -> TokenLogprob:
     """Return the log-probability (nats) of each row's target without ever holding [N,V] logits.
 
@@ -70,21 +73,32 @@ def linear_logprob(
         with_entropy: also return the entropy (nats) of each row.
         chunk_rows: rows of logits at once; None picks them from V, dtype and device type alone.
         logits_dtype: torch.float32 keeps the products of 16-bit operands in fp32; None leaves them in 16 bits.
+        vocab_group: process group whose ranks have consecutive rows of one head in rank order, any number each: then
+            weight [V_r,H], bias [V_r] and their gradients are this rank's part, and all else is the same on all
+            ranks: arguments, results, and the gradient of hidden, which backward sums over the ranks. All ranks call
+            at the same time, backward too; each chunk of rows costs an all-gather of four numbers per row. Let go of
+            what was returned before the group is destroyed.
 
     Returns:
         `TokenLogprob`, fp32 (fp64 for fp64 hidden states).
 
     Raises:
         ValueError: an argument has a wrong shape, dtype, device or range.
+        RuntimeError: called with a vocab_group inside a compiled region.
     """
-    checks.check_head(hidden, weight, bias)
-    checks.check_rows(targets, hidden.shape[0], hidden, "hidden")
-    checks.check_map(temperature, softcap, logit_scale, hidden.shape[0], hidden)
-    checks.check_chunk_rows(chunk_rows)
-    compute_dtype = compute_dtype_of(hidden)
-    checks.check_logits_dtype(logits_dtype, compute_dtype)
+    if vocab_group is not None:
+        refuse_compiled_region("linear_logprob with a vocab_group")
+    with told_to_all_ranks(vocab_group, hidden.device):
+        checks.check_head(hidden, weight, bias)
+        checks.check_rows(targets, hidden.shape[0], hidden, "hidden")
+        checks.check_map(temperature, softcap, logit_scale, hidden.shape[0], hidden)
+        checks.check_chunk_rows(chunk_rows)
+        compute_dtype = compute_dtype_of(hidden)
+        checks.check_logits_dtype(logits_dtype, compute_dtype)
     mapping = logit_map(temperature, softcap, logit_scale)
-    stats = library.linear_logprob(
-        hidden.to(compute_dtype), weight, targets.long(), bias, *mapping, with_entropy, chunk_rows, logits_dtype
-    )
+    rows = hidden.to(compute_dtype), weight, targets.long(), bias
+    if vocab_group is None:
+        stats = library.linear_logprob(*rows, *mapping, with_entropy, chunk_rows, logits_dtype)
+    else:
+        stats = vocab_logprob.linear_logprob(*rows, mapping, with_entropy, chunk_rows, logits_dtype, vocab_group)
     return TokenLogprob(stats[0], stats[1] if with_entropy else None)

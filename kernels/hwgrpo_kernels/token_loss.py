@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -15,9 +16,11 @@ from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compile
 from .head import Head, HeadGradients
 from .logit_map import logit_map
 from .loss_calls import LossCalls, LossFunction, shape_of
-from .streaming import RowStats, Stream, join
+from .streaming import RowStats, Stream, join, row_kernels
+from .vocab_agreement import agree, told_to_all_ranks
 
 Scope = Literal["token", "sequence", "batch"]
+_SCOPES = ("token", "sequence", "batch")
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def linear_token_loss(
     logit_scale: float = 1.0,
     logits_dtype: torch.dtype | None = None,
     chunk_rows: int | None = None,
-    vocab_group: object | None = None,
+    vocab_group: dist.ProcessGroup | None = None,
     reference: object | None = None,
 ) -> TokenLoss:
     """Stream the vocabulary for any loss of per-token statistics; [N,V] logits never exist.
@@ -76,7 +79,10 @@ def linear_token_loss(
             them, and if one is longer than a chunk, as for "batch"); "batch" all rows at once: statistics of all
             rows first, then the logits a second time for the gradients.
         bias, temperature, softcap, logit_scale, logits_dtype, chunk_rows: as for `linear_logprob`.
-        vocab_group: process group of a vocabulary-parallel head; not available yet.
+        vocab_group: process group whose ranks have consecutive rows of one head in rank order, any number each: then
+            weight_VH [V_r,H], bias [V_r] and their gradients are this rank's part, and all else is the same on all
+            ranks: arguments, result, and the gradient of hidden_NH, which is summed over the ranks here. All ranks
+            call at the same time; each chunk of rows costs an all-gather of four numbers per row.
         reference: reference head for a full-distribution KL; not available yet.
 
     Returns:
@@ -87,18 +93,17 @@ def linear_token_loss(
         RuntimeError: called inside a checkpointed or compiled region; backward called twice.
     """
     refuse_compiled_region("linear_token_loss")
-    if vocab_group is not None:
-        raise NotImplementedError("vocab_group: vocabulary-parallel heads are not available; gather the weight first")
     if reference is not None:
         raise NotImplementedError("reference: the full-distribution KL is not available; use a KL on log-probs in rows")
     device_type, n = hidden_NH.device.type, hidden_NH.shape[0]
-    checks.check_head(hidden_NH, weight_VH, bias)
-    checks.check_rows(targets_N, n, hidden_NH, "hidden_NH")
-    checks.check_map(temperature, softcap, logit_scale, n, hidden_NH)
-    checks.check_chunk_rows(chunk_rows)
-    compute_dtype = compute_dtype_of(hidden_NH)
-    logits_dtype = checks.check_logits_dtype(logits_dtype, compute_dtype)
-    bounds = _check_rows_arguments(n, rows, row_mask, cu_seqlens, scope)
+    with told_to_all_ranks(vocab_group, hidden_NH.device):
+        checks.check_head(hidden_NH, weight_VH, bias)
+        checks.check_rows(targets_N, n, hidden_NH, "hidden_NH")
+        checks.check_map(temperature, softcap, logit_scale, n, hidden_NH)
+        checks.check_chunk_rows(chunk_rows)
+        compute_dtype = compute_dtype_of(hidden_NH)
+        logits_dtype = checks.check_logits_dtype(logits_dtype, compute_dtype)
+        bounds = _check_rows_arguments(n, rows, row_mask, cu_seqlens, scope)
     parameters = (hidden_NH, weight_VH, bias)
     wants = tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in parameters)
     if any(wants):
@@ -117,16 +122,26 @@ def linear_token_loss(
                 hidden, targets, mapping = hidden[live], targets[live], mapping.select(live)
                 rows = {name: each[live] for name, each in rows.items()}
                 bounds = None if bounds is None else _count_before(row_mask, bounds)
-        checks.check_target_range(targets, head.vocab)
+        options = {
+            "hidden_NH's requires_grad": wants[0],
+            "the number of rows that row_mask leaves": targets.shape[0],
+            "the sum of cu_seqlens": sum(bounds or []),
+            "scope's index": _SCOPES.index(scope),
+            "logits_dtype's size": logits_dtype.itemsize,
+            "chunk_rows": chunk_rows or 0,
+        }
+        vocab = agree(vocab_group, weight_VH, hidden_NH, targets, options)
+        checks.check_target_range(targets, vocab.total)
         gradients = HeadGradients(head, targets.shape[0], hidden=wants[0], weight=wants[1], bias=wants[2])
-        stream = Stream(head, head.operand(hidden, compute_dtype), targets, mapping)
+        kernels = vocab.kernels(row_kernels(device_type, logits_dtype, head.vocab))
+        stream = Stream(head, head.operand(hidden, compute_dtype), targets, mapping, kernels)
         call = LossCalls(loss_fn, rows, bounds, hidden.device)
-        size = chunk_rows or chunk_rows_for(head.vocab, logits_dtype, device_type)
+        size = chunk_rows or chunk_rows_for(vocab.largest, logits_dtype, device_type)
         stats = _run(stream, call, gradients, size, scope, any(wants))
         made = gradients.finish()
         logprob_N, entropy_N = _spread(stats.logprob, live, n), _spread(stats.entropy, live, n)
         loss = call.loss if call.loss is not None else stats.logprob.new_zeros(())
-        dx = None if made[0] is None else _spread(made[0], live, n)
+        dx = None if made[0] is None else _spread(vocab.sum(made[0]), live, n)
     if any(wants):
         loss = _GradientsMadeInForward.apply(loss, (dx, *made[1:]), *parameters)
     return TokenLoss(loss, logprob_N, entropy_N, None, call.sums)
@@ -206,7 +221,7 @@ def _check_rows_arguments(
     n: int, rows: Mapping[str, Tensor], row_mask: Tensor | None, cu_seqlens: Tensor | None, scope: str
 ) -> list[int] | None:
     """Check what comes beside the head's arguments; return cu_seqlens as a list."""
-    if scope not in ("token", "sequence", "batch"):
+    if scope not in _SCOPES:
         raise ValueError(f"scope={scope!r} is not known; choose one of: token, sequence, batch")
     for name, each in rows.items():
         if not isinstance(each, Tensor) or each.dim() == 0 or each.shape[0] != n:

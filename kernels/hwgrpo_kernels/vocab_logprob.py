@@ -1,0 +1,95 @@
+"""`linear_logprob` for a vocabulary-parallel head: outside the custom op, since a process group is no op argument."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .checks import check_target_range
+from .chunks import chunk_rows_for
+from .guards import without_autocast
+from .head import HeadGradients
+from .library import open_stream
+from .logit_map import LogitMap
+from .streaming import RowStats, Stream, row_kernels
+from .vocab_agreement import agree
+from .vocab_parallel import VocabShard
+
+
+class _Call(NamedTuple):
+    """What is no tensor, or needs no gradient."""
+
+    vocab: VocabShard
+    scale: float
+    squash: float
+    with_entropy: bool
+    chunk_rows: int
+    logits_dtype: torch.dtype
+
+
+def linear_logprob(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    mapping: LogitMap,
+    with_entropy: bool,
+    chunk_rows: int | None,
+    logits_dtype: torch.dtype | None,
+    group: dist.ProcessGroup,
+) -> RowStats:
+    """`library.linear_logprob` where `weight` [V_r,H] and `bias` [V_r] are this rank's part of the head."""
+    dtype = logits_dtype or hidden.dtype
+    options = {
+        "hidden's requires_grad": torch.is_grad_enabled() and hidden.requires_grad,
+        "with_entropy": with_entropy,
+        "chunk_rows": chunk_rows or 0,
+        "logits_dtype's size": dtype.itemsize,
+    }
+    vocab = agree(group, weight, hidden, targets, options)
+    check_target_range(targets, vocab.total)
+    size = chunk_rows or chunk_rows_for(vocab.largest, dtype, hidden.device.type)
+    call = _Call(vocab, mapping.scale, mapping.squash, with_entropy, size, dtype)
+    return RowStats(*_VocabParallelLogprob.apply(hidden, weight, bias, targets, mapping.row_scale_N, call))
+
+
+def _stream(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, row_scale: Tensor | None, call: _Call
+) -> tuple[Stream, list[tuple[int, int]]]:
+    kernels = call.vocab.kernels(row_kernels(hidden.device.type, call.logits_dtype, weight.shape[0]))
+    mapping = LogitMap(call.scale, call.squash, row_scale)
+    return open_stream(hidden, weight, targets, bias, mapping, call.chunk_rows, call.logits_dtype, kernels)
+
+
+class _VocabParallelLogprob(torch.autograd.Function):
+    """Statistics of whole rows; backward makes the logits again and sums dX over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden, weight, bias, targets, row_scale, call) -> tuple[Tensor, ...]:
+        with without_autocast(hidden.device.type):
+            stream, chunks = _stream(hidden, weight, bias, targets, row_scale, call)
+            stats = stream.all_stats(chunks, call.with_entropy)
+        ctx.call = call
+        ctx.save_for_backward(hidden, weight, bias, targets, row_scale, *stats)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(stats.row_max, stats.log_sum)
+        return tuple(stats)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight, bias, targets, row_scale, *saved = ctx.saved_tensors
+        stats, (grad_logprob, grad_entropy, *_) = RowStats(*saved), grads
+        if grad_logprob is None:
+            grad_logprob = torch.zeros_like(stats.logprob)
+        needs = dict(zip(("hidden", "weight", "bias"), ctx.needs_input_grad))
+        with without_autocast(hidden.device.type):
+            stream, chunks = _stream(hidden, weight, bias, targets, row_scale, ctx.call)
+            gradients = HeadGradients(stream.head, hidden.shape[0], **needs)
+            stream.recompute_gradients(gradients, chunks, stats, grad_logprob, grad_entropy)
+            dx, *rest = gradients.finish()
+        made = (None if dx is None else ctx.call.vocab.sum(dx), *rest)
+        cast = (None if each is None else each.to(like.dtype) for each, like in zip(made, (hidden, weight, bias)))
+        return *cast, None, None, None
