@@ -37,6 +37,7 @@ def test_two_ranks_have_the_gradient_loss_and_metrics_of_one(tmp_path: Path, mid
 CLOSE = """
 import glob
 import torch
+from hwgrpo_kernels import linear_logprob
 from hwgrpo.training.strategies.ddp import Ddp
 
 def threads():
@@ -47,6 +48,7 @@ assert threads()
 model = torch.nn.Linear(8, 8)
 ddp.wrap(model)
 ddp.module(torch.randn(4, 8)).sum().backward()
+linear_logprob(torch.randn(4, 8), model.weight, torch.arange(4)).logprob.sum().backward()
 ddp.close()
 assert not threads(), threads()
 """
