@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hwgrpo_kernels import Key, default_registry
+from hwgrpo_kernels import Key, default_registry, rows_torch
 from hwgrpo_kernels.op import shape_class
 from op_agreement import DTYPES, assert_agrees
 from torch import Tensor
@@ -28,6 +28,23 @@ def test_implementation_equals_the_definition(op, implementation, dtype, case, s
     assert_agrees(op, implementation.function(), inputs, dtype)
     for name, value in kept.items():
         torch.testing.assert_close(inputs[name], value, rtol=0, atol=0, equal_nan=True, msg=f"{name} was overwritten")
+
+
+def _row_cases():
+    return [(op, case) for op in default_registry.ops() if op.name in ("row_stats", "row_grad") for case in op.cases]
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+@pytest.mark.parametrize(("op", "case"), _row_cases(), ids=lambda value: getattr(value, "name", value))
+def test_rows_that_torch_takes_block_by_block_equal_the_definition(op, case, rows, monkeypatch):
+    shape = op.shapes[0]
+    monkeypatch.setattr(rows_torch, "_BLOCK_BYTES", 4 * shape.V * rows)
+    blocks = []
+    part = "_stats_of" if op.name == "row_stats" else "_grad_of"
+    real = getattr(rows_torch, part)
+    monkeypatch.setattr(rows_torch, part, lambda *words: blocks.append(words[0].shape[0]) or real(*words))
+    assert_agrees(op, getattr(rows_torch, op.name), op.inputs(shape, torch.float32, "cpu", case), torch.float32)
+    assert blocks == [rows] * (shape.N // rows) + [shape.N % rows] * (shape.N % rows > 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
