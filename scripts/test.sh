@@ -12,6 +12,7 @@ groups="\
 unit algorithms backends bench cli config data kernels models observe report rewards rollout training
 families families
 interpreter interpreter
+compile compile
 structure structure setup
 distributed distributed
 learning learning docs

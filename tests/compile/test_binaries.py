@@ -1,0 +1,89 @@
+"""The row ops compile for every chip, to binaries without the faults that make a memory-bound kernel slow or wrong."""
+
+import warnings
+from typing import NamedTuple
+
+import pytest
+import triton
+from compile_cases import ALIGNED, DTYPES, OPS, PLAIN, binaries_of, cases_of, golden, is_quick, triton_ops
+from compile_table import TABLE, table_of
+from triton_stub import CHIPS
+
+BITS = 128  # of the widest access of one thread
+
+
+class Numbers(NamedTuple):
+    read: int
+    written: int
+
+
+# Targets, logits at the target, temperatures, and the vectors of `definitions.row_stats` and `row_grad`.
+NUMBERS_OF_A_ROW = {"row_stats": Numbers(3, 4), "row_grad": Numbers(8, 0)}
+
+CASES = [
+    pytest.param(chip, case, op, id=f"{chip}-{case}-{op}", marks=() if is_quick(chip, case) else pytest.mark.slow)
+    for chip in CHIPS
+    for case in cases_of(chip)
+    for op in OPS
+]
+each_case = pytest.mark.parametrize("chip,case,op", CASES)
+
+
+def test_every_op_with_a_triton_implementation_is_compiled_here():
+    assert set(triton_ops()) == set(OPS) == set(binaries_of("sm_90", PLAIN))
+
+
+@each_case
+def test_no_register_lives_in_memory_and_shared_memory_suffices(chip, case, op):
+    binary = binaries_of(chip, case)[op]
+    assert binary.figures()["spilled"] == 0
+    assert binary.shared <= CHIPS[chip].shared
+    assert binary.threads <= 1024
+
+
+@each_case
+def test_nothing_is_atomic(chip, case, op):
+    assert binaries_of(chip, case)[op].atomics() == []
+
+
+@each_case
+def test_logits_are_accessed_16_bytes_at_a_time_where_rows_are_aligned(chip, case, op):
+    binary = binaries_of(chip, case)[op]
+    loads, stores = binary.in_loops("load"), binary.in_loops("store")
+    assert loads, "the loop over whole blocks is not found"
+    if op == "row_grad":
+        assert len(stores) == len(loads), "what the loops read, they write"
+    if case.vocab == ALIGNED:
+        assert set(loads) == {BITS}
+        assert set(stores) <= {BITS}
+        # Outside of loops: numbers of the row, and blocks that were unrolled.
+        assert sum(bits < BITS for bits in binary.accesses("load", binary.assembly)) <= NUMBERS_OF_A_ROW[op].read
+        assert sum(bits < BITS for bits in binary.accesses("store", binary.assembly)) <= NUMBERS_OF_A_ROW[op].written
+
+
+@each_case
+def test_where_a_floor_is_kept_nan_passes_it(chip, case, op):
+    binary = binaries_of(chip, case)[op]
+    logits_in_loops = sum(binary.in_loops("load")) // (8 * DTYPES[case.dtype].itemsize)
+    floors = {True: logits_in_loops, False: 1 if op == "row_stats" else 0}[case.entropy]
+    assert binary.nan_maxima() >= floors
+
+
+@each_case
+def test_figures_are_near_those_written_down(chip, case, op):
+    known = golden()
+    figures, expected = binaries_of(chip, case)[op].figures(), known["figures"][chip][str(case)][op]
+    changes = [
+        f"{name}: {expected.get(name)} -> {figures.get(name)}"
+        for name in sorted({*figures, *expected})
+        if figures.get(name) != expected.get(name)
+    ]
+    if changes:
+        where = f"{op} on {chip}, {case}, since golden.json of Triton {known['triton']}"
+        warnings.warn("; ".join([where, *changes]), stacklevel=1)
+    if triton.__version__ == known["triton"]:
+        assert figures["registers"] <= 1.25 * expected["registers"], changes
+
+
+def test_the_table_for_people_is_that_of_the_figures():
+    assert TABLE.read_text(encoding="utf-8") == table_of(golden()), "run tests/compile/write_golden.py"

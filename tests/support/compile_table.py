@@ -1,0 +1,57 @@
+"""The figures of tests/compile/golden.json as a page for people."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "kernels_compile.md"
+
+_HEAD = """\
+# The Triton row kernels, compiled
+
+Triton {triton}, on a machine without a GPU: the host code runs on CPU tensors, and in place of a launch the binary for
+the chip is kept and read. Nothing here has run on a GPU, and nothing here is a speed. 16 bytes divide a row of 151936
+logits, not one of 151937. The tests in `tests/compile` hold the kernels to this: no register in memory, shared memory
+within the chip's limit, 16 bytes per access where rows are aligned, nothing atomic.
+`python tests/compile/write_golden.py` writes this page.
+
+Registers are per thread. Scalar spills (AMD) are a wavefront's own registers kept in lanes of vector registers, not in
+memory. Shared memory is bytes per program. Loads and stores are the accesses in the loops: bits each x how many.
+"""
+
+
+def table_of(known: dict[str, Any]) -> str:
+    """Return the page for what golden.json holds."""
+    figures = known["figures"]
+    plain = next(iter(figures["sm_90"]))
+    lines = [_HEAD.format(triton=known["triton"])]
+    lines += [f"## {plain}, on every chip", "", *_table("chip", ((chip, figures[chip][plain]) for chip in figures))]
+    lines += ["", "## The most over all cases of a chip", "", *_extremes(figures)]
+    for chip in ("sm_90", "gfx942"):
+        lines += ["", f"## {chip}", "", *_table("case", figures[chip].items())]
+    return "\n".join(lines) + "\n"
+
+
+def _table(first: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    yield f"| {first} | op | registers | spilled bytes | scalar spills | shared | loads | stores |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, ops in rows:
+        for op, each in ops.items():
+            numbers = [each["registers"], each["spilled"], each.get("scalar_spills", "-"), each["shared"]]
+            accesses = [_accesses(each["loads"]), _accesses(each["stores"])]
+            yield f"| {' | '.join(map(str, [name, op, *numbers, *accesses]))} |"
+
+
+def _extremes(figures: dict[str, Any]) -> Iterator[str]:
+    yield "| chip | binaries | registers | spilled bytes | scalar spills | shared |"
+    yield "|---|---|---|---|---|---|"
+    for chip, cases in figures.items():
+        every = [each for ops in cases.values() for each in ops.values()]
+        most = [
+            max(each.get(name, 0) for each in every) for name in ("registers", "spilled", "scalar_spills", "shared")
+        ]
+        yield f"| {' | '.join(map(str, [chip, len(every), *most]))} |"
+
+
+def _accesses(table: dict[str, int]) -> str:
+    return ", ".join(f"{bits} x {number}" for bits, number in table.items()) or "-"
