@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hwgrpo.bench.result import LayoutBench, StepBench
-from hwgrpo.bench.terminal import make_console, number_table, print_part
+from hwgrpo.bench.terminal import fact_grid, machine_line, make_console, number_table, print_part
 from hwgrpo.bench.times import Times
 
 STAGES = {
@@ -54,17 +54,11 @@ def _heading(bench: StepBench, recipe: str) -> Table:
         f"{batch.response_tokens / max(batch.prompts * batch.samples, 1):.1f} tokens; "
         f"{batch.trained_tokens:,} of {batch.response_tokens:,} response tokens trained; "
         f"micro-batches of {batch.micro_batch_tokens:,}",
-        "machine": f"{machine['device']} ({machine['backend']}, {machine['arch']}), {machine['cores']} cores, "
-        f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, load {machine['load']}",
+        "machine": machine_line(machine),
         "software": f"hwgrpo {machine['hwgrpo']}, torch {machine['torch']}, transformers {machine['transformers']}, "
         f"python {machine['python']}",
     }
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in lines.items():
-        grid.add_row(name, Text(text))
-    return grid
+    return fact_grid(lines)
 
 
 def _stage_table(bench: StepBench) -> Table:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 WIDTH = 100
 """Columns where there is no terminal to ask."""
@@ -32,3 +36,20 @@ def number_table(first: str, *columns: str, least_width: int = 20, gap: int = 2)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
+
+
+def fact_grid(facts: Mapping[str, str]) -> Table:
+    """Return names beside texts, which are folded where they are too long."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in facts.items():
+        grid.add_row(name, Text(text))
+    return grid
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """Return what `machine_facts` found, and how many threads were used, in one line."""
+    threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+    place = f"{machine['device']} ({machine['backend']}, {machine['arch']})"
+    return f"{place}, {machine['cores']} cores, {threads}, load {machine['load']}"

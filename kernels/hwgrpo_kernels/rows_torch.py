@@ -60,48 +60,18 @@ def _cut(values: Tensor | None, start: int, stop: int) -> Tensor | None:
 def row_stats(
     logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `definitions.row_stats`."""
-    blocks = _blocks(logits)
-    if len(blocks) < 2:
-        return _stats_of(logits, targets, scale, squash, row_scale, with_entropy)
-    parts = [
-        _stats_of(logits[a:b], targets[a:b], scale, squash, _cut(row_scale, a, b), with_entropy) for a, b in blocks
-    ]
-    logprob, entropy, row_max, log_sum = (torch.cat(each) for each in zip(*parts))
-    return logprob, entropy, row_max, log_sum
-
-
-def row_grad(
-    logits: Tensor,
-    targets: Tensor,
-    logprob: Tensor,
-    entropy: Tensor | None,
-    row_max: Tensor,
-    log_sum: Tensor,
-    grad_logprob: Tensor,
-    grad_entropy: Tensor | None,
-    scale: float,
-    squash: float,
-    row_scale: Tensor | None,
-    out: Tensor,
-) -> Tensor:
-    """See `definitions.row_grad`; `out` may be `logits` itself."""
-    for a, b in _blocks(logits):
-        _grad_of(
-            logits[a:b], targets[a:b], logprob[a:b], _cut(entropy, a, b), row_max[a:b], log_sum[a:b],
-            grad_logprob[a:b], _cut(grad_entropy, a, b), scale, squash, _cut(row_scale, a, b), out[a:b],
-        )  # fmt: skip
-    return out
-
-
-def _stats_of(
-    logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`row_stats` of a block.
+    """See `definitions.row_stats`.
 
     The target's own term is kept apart from the sum: ln sum = log1p(others + (e_y - 1)) loses nothing when p_y -> 1,
     where max + ln sum - z_y would have cancelled every digit beyond a margin of 16 nats.
     """
+    blocks = _blocks(logits)
+    if len(blocks) > 1:
+        parts = [
+            row_stats(logits[a:b], targets[a:b], scale, squash, _cut(row_scale, a, b), with_entropy) for a, b in blocks
+        ]
+        logprob, entropy, row_max, log_sum = (torch.cat(each) for each in zip(*parts))
+        return logprob, entropy, row_max, log_sum
     if logits.shape[0] == 0:
         nothing = [logits.new_empty(0, dtype=_accumulated(logits)) for _ in range(4)]
         return nothing[0], nothing[1], nothing[2], nothing[3]
@@ -122,7 +92,7 @@ def _stats_of(
     return logprob, torch.addcdiv(log_sum, weighted, above_one.add_(1.0), value=-1.0), row_max, log_sum
 
 
-def _grad_of(
+def row_grad(
     logits: Tensor,
     targets: Tensor,
     logprob: Tensor,
@@ -135,10 +105,18 @@ def _grad_of(
     squash: float,
     row_scale: Tensor | None,
     out: Tensor,
-) -> None:
-    """`row_grad` of a block."""
+) -> Tensor:
+    """See `definitions.row_grad`; `out` may be `logits` itself."""
+    blocks = _blocks(logits)
+    if len(blocks) > 1:
+        for a, b in blocks:
+            row_grad(
+                logits[a:b], targets[a:b], logprob[a:b], _cut(entropy, a, b), row_max[a:b], log_sum[a:b],
+                grad_logprob[a:b], _cut(grad_entropy, a, b), scale, squash, _cut(row_scale, a, b), out[a:b],
+            )  # fmt: skip
+        return out
     if logits.shape[0] == 0:
-        return
+        return out
     distance, row_max, capped = _distances(logits, row_max, scale, squash, row_scale, out)
     alive = row_max > torch.finfo(row_max.dtype).min  # False for a row of only -inf, which has no gradient
     factor = alive.to(row_max.dtype).mul_(-scale)
@@ -161,5 +139,4 @@ def _grad_of(
     grad.scatter_(1, targets[:, None], grad_y[:, None])
     if capped is not None:
         grad.mul_(torch.addcmul(torch.full((), squash, dtype=grad.dtype), capped, capped, value=-squash))
-    if grad is not out:
-        out.copy_(grad)
+    return out if grad is out else out.copy_(grad)

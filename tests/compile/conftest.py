@@ -7,18 +7,13 @@ a process (test_in_its_own_process.py), so that no other test meets the stand-in
 from pathlib import Path
 
 import pytest
+from own_process import alone, left_out
 
 HERE = Path(__file__).parent
-STARTER = HERE / "test_in_its_own_process.py"
-
-
-def _alone(config: pytest.Config) -> bool:
-    paths = [(config.invocation_params.dir / argument.split("::")[0]).resolve() for argument in config.args]
-    return all(path.is_relative_to(HERE) and path != STARTER for path in paths)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not _alone(config):
+    if not alone(config, HERE):
         return
     from triton_settings import fresh_triton
 
@@ -26,6 +21,4 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if collection_path.suffix == ".py" and collection_path.parent == HERE:
-        return _alone(config) == (collection_path == STARTER) or None
-    return None
+    return left_out(collection_path, config, HERE)

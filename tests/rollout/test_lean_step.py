@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
+from recorder import Recorder
 from torch import nn
 
 from hwgrpo.errors import RunError
@@ -59,16 +60,17 @@ def test_the_engine_samples_the_same_by_both_paths(dtype, monkeypatch):
         assert torch.equal(ours.tokens[ours.offsets[:-1]], theirs.tokens[theirs.offsets[:-1]])
 
 
-def test_what_an_optimizer_writes_in_place_is_what_samples():
+@pytest.mark.parametrize(("recorder", "path"), [(None, "lean"), (Recorder(), "graph")], ids=["plain", "recorded"])
+def test_what_an_optimizer_writes_in_place_is_what_samples(recorder, path):
     model = model_of("Gemma")  # its norm weights are read with an offset, which makes a new tensor
-    engine, greedy = engine_of(model), Sampling(1, 12, greedy=True)
+    engine, greedy = engine_of(model, recorder=recorder), Sampling(1, 24, greedy=True)
     before = engine.generate(batch_of(), greedy)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     engine.update_weights(1)
     after = engine.generate(batch_of(), greedy)
-    assert engine.decode_path == "lean"
+    assert engine.decode_path == path
     assert after.tokens.tolist() != before.tokens.tolist()
     assert after.tokens.tolist() == engine_of(model).generate(batch_of(), greedy).tokens.tolist()
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hwgrpo.bench.kernels.result import CaseBench, KernelBench, ShapeBench, SideBench
-from hwgrpo.bench.terminal import make_console, number_table, print_part
+from hwgrpo.bench.terminal import fact_grid, machine_line, make_console, number_table, print_part
 
 MISSING = "-"
 ABSENT = "not installed: "
@@ -38,20 +38,14 @@ def _heading(bench: KernelBench) -> Table:
     machine, ceiling = bench.machine, bench.ceiling
     peers = ", ".join(f"{name} {version}" for name, version in bench.peers.items() if version)
     lines = {
-        "machine": f"{machine['device']} ({machine['backend']}, {machine['arch']}), {machine['cores']} cores, "
-        f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, load {machine['load']}",
+        "machine": machine_line(machine),
         "software": f"hwgrpo {machine['hwgrpo']}, torch {machine['torch']}, python {machine['python']}"
         + (f"; {peers}" if peers else ""),
         "ceilings": f"GEMM of {ceiling.gemm_side}^3 in {bench.dtype}: {rate(ceiling.flops_per_s, 'F')}; "
         f"copy: {rate(ceiling.bytes_per_s, 'B')}",
         "clock": f"{CLOCKS[bench.clock]}, {bench.repeat} round{'s' if bench.repeat > 1 else ''}",
     }
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in lines.items():
-        grid.add_row(name, Text(text))
-    return grid
+    return fact_grid(lines)
 
 
 def _show_shape(console: Console, bench: KernelBench, shape: ShapeBench) -> None:
