@@ -153,10 +153,9 @@ def _show_run(folder: Path, document: dict[str, Any]) -> None:
 
 def _show_settings(console: Any, settings: dict[str, Any]) -> None:
     """Say which pins, preference, strictness and plug-ins are in force."""
-    from rich.table import Table
     from rich.text import Text
 
-    from hwgrpo.bench.terminal import print_part
+    from hwgrpo.bench.terminal import fact_grid, print_part
 
     pins = ", ".join(f"{op}={name}" for op, name in settings["pins"].items())
     lines = {
@@ -164,11 +163,7 @@ def _show_settings(console: Any, settings: dict[str, Any]) -> None:
         "preferred": ", ".join(settings["preference"]) or "none",
         "strict": "on: falling back is an error" if settings["strict"] else "off (HWGRPO_STRICT=1 or kernels.strict)",
     }
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in lines.items():
-        grid.add_row(name, Text(text))
+    grid = fact_grid(lines)
     for plugin in settings["plugins"]:
         failed = Text(f"{plugin['name']} failed: {plugin['error']}", style="bold red")
         brought = Text(f"{plugin['name']} ({plugin['value']}): {', '.join(plugin['implementations'])}")
