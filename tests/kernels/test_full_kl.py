@@ -51,6 +51,14 @@ def test_a_reference_near_the_policy_with_its_very_head_gives_a_small_kl_with_it
     torch.testing.assert_close(result.kl_N.double(), truth.kl, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("policy_bias,reference_bias", [(True, False), (False, True)])
+def test_the_policys_very_weight_with_another_bias_is_another_head(policy_bias, reference_bias):
+    p = problem(bias=policy_bias)
+    p.reference = ReferenceHead(p.hidden.detach(), p.weight, torch.randn(517) if reference_bias else None)
+    result, grads = run(p, chunk_rows=64)
+    assert_equal_to_fp64(result, grads, in_fp64(p, full_kl))
+
+
 def test_bf16_logits_are_as_close_as_those_of_the_loss_without_a_reference():
     p = with_reference(problem(dtype=torch.bfloat16))
     _, grads = run(p, chunk_rows=64)
