@@ -58,6 +58,31 @@ def statistics(op, inputs, targets):
     return dict(zip(STATS.outputs, STATS.definition(**given, with_entropy=True)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_neither_side_can_draw_is_nothing_even_as_the_target(dtype):
+    logits, ref_logits = (torch.randn(4, 517, generator=torch.Generator().manual_seed(3), dtype=dtype) for _ in "12")
+    targets = torch.tensor([0, 130, 511, 516])
+    for each in (logits, ref_logits):
+        each.scatter_(1, targets[:, None], -torch.inf)
+    inputs = {"logits": logits, "ref_logits": ref_logits, "targets": targets}
+    mapping = {"scale": 1.4, "squash": 0.0, "row_scale": None}  # its product with the smallest number overflows
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("first", [slice(0, 128), slice(384, 517)], ids=["early", "late"])
+def test_what_becomes_impossible_beside_a_larger_logit_leaves_nothing_of_a_reference_that_cannot_draw_it(first, dtype):
+    logits, ref_logits = torch.full((2, 517), 900.0, dtype=dtype), torch.zeros(2, 517, dtype=dtype)
+    logits[0, first] = 0.0  # e^-900 is 0 in fp64 too
+    ref_logits[:, first] = -torch.inf  # the second row can draw what its reference cannot
+    inputs = {"logits": logits, "ref_logits": ref_logits, "targets": torch.tensor([200, 200])}
+    mapping = {"scale": 1.0, "squash": 0.0, "row_scale": None}
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
+    found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs, **mapping)))
+    assert found["kl"][0].abs() < 1e-5
+    assert found["kl"][1] == torch.inf
+
+
 @pytest.mark.parametrize("per_processor", [0, 1])
 @pytest.mark.parametrize("op,tile,dtype", list(tiles_of_the_table()))
 def test_every_tile_of_the_table_gives_the_same_answer(op, tile, dtype, per_processor):
