@@ -69,13 +69,22 @@ def test_what_neither_side_can_draw_is_nothing_even_as_the_target(dtype):
     assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
 
 
+def test_a_target_that_the_reference_cannot_draw_leaves_the_others_part_of_the_kl_finite():
+    inputs = STATS_KL.inputs(Shape(4, 0, 517), torch.float32, "cpu", "certain")
+    inputs["ref_logits"].scatter_(1, inputs["targets"][:, None], -torch.inf)
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs, torch.float32)
+    found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs)))
+    assert (found["kl"] == torch.inf).all()
+    assert found["kl_others"].isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("first", [slice(0, 128), slice(384, 517)], ids=["early", "late"])
+@pytest.mark.parametrize("first", [slice(0, 128), slice(384, 516)], ids=["early", "late"])
 def test_what_becomes_impossible_beside_a_larger_logit_leaves_nothing_of_a_reference_that_cannot_draw_it(first, dtype):
     logits, ref_logits = torch.full((2, 517), 900.0, dtype=dtype), torch.zeros(2, 517, dtype=dtype)
-    logits[0, first] = 0.0  # e^-900 is 0 in fp64 too
+    logits[0, first] = logits[0, 516] = 0.0  # e^-900 is 0 in fp64 too; rows begin with their target, which is as small
     ref_logits[:, first] = -torch.inf  # the second row can draw what its reference cannot
-    inputs = {"logits": logits, "ref_logits": ref_logits, "targets": torch.tensor([200, 200])}
+    inputs = {"logits": logits, "ref_logits": ref_logits, "targets": torch.tensor([516, 516])}
     mapping = {"scale": 1.0, "squash": 0.0, "row_scale": None}
     assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
     found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs, **mapping)))
