@@ -88,7 +88,7 @@ def test_what_becomes_impossible_beside_a_larger_logit_leaves_nothing_of_a_refer
     mapping = {"scale": 1.0, "squash": 0.0, "row_scale": None}
     assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
     found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs, **mapping)))
-    assert found["kl"][0].abs() < 1e-5
+    assert 0 < found["kl"][0] < 0.01
     assert found["kl"][1] == torch.inf
 
 
