@@ -12,6 +12,7 @@
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
     reference.py        a second head, whose logits are streamed beside for the KL over the whole vocabulary
     rows_torch.py       the row ops in torch
+    rows_compiled.py    row_stats and row_grad in C++ for a CPU, on request; host_compiler.py compiles and keeps it
     vocab_parallel.py   a head cut over ranks; vocab_agreement.py what they check, vocab_logprob.py its linear_logprob
     rows_triton.py      the row ops in Triton; triton_kernels.py the kernels, triton_math.py their functions,
                         tiles.py their block sizes per architecture, triton_support.py where they can run

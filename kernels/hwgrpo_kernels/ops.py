@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import definitions, library, triton_support
+from . import definitions, library, rows_compiled, triton_support
 from .logit_map import LogitMap
 from .op import Implementation, Op, Shape, Tolerance
 from .registry import default_registry
@@ -216,5 +216,15 @@ def register_row_op(name: str) -> None:
     )
 
 
-for _op in ("row_stats", "row_grad"):
+for _op, _load in (("row_stats", rows_compiled.load_row_stats), ("row_grad", rows_compiled.load_row_grad)):
     register_row_op(_op)
+    default_registry.register(
+        Implementation(
+            _op,
+            "compiled",
+            _load,
+            device_types=frozenset({"cpu"}),
+            supports=rows_compiled.reason_against,
+            rank=-1,  # behind torch, which needs no compiler
+        )
+    )
