@@ -108,13 +108,25 @@ def test_sixteen_bit_gradients_are_rounded_as_torch_rounds(dtype):
     torch.testing.assert_close(out[:, 1], (-g).to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("squash", [1e-3, 0.05, 0.4, 7.0])
-def test_a_softcap_is_exact_to_a_rounding_from_nearly_straight_to_saturated(squash):
-    logits = 4 * torch.randn(4, LONG.V, generator=torch.Generator().manual_seed(1))
-    row_max = stats(logits, torch.zeros(4, dtype=torch.int64), squash=squash)[2]
-    torch.testing.assert_close(row_max, torch.tanh(logits * squash).amax(1), rtol=3e-7, atol=0)
-    smallest = stats(-logits.abs() - 1e-3, torch.zeros(4, dtype=torch.int64), squash=squash)[2]
-    torch.testing.assert_close(smallest, torch.tanh((-logits.abs() - 1e-3) * squash).amax(1), rtol=3e-7, atol=0)
+def test_a_softcap_is_tanh_to_a_rounding_for_numbers_of_any_size():
+    one_a_row = torch.cat([torch.linspace(-20, 20, 100_001), torch.logspace(-30, 30, 1001)])[:, None]
+    row_max = stats(one_a_row, torch.zeros(len(one_a_row), dtype=torch.int64), squash=0.75)[2]
+    torch.testing.assert_close(row_max.double(), torch.tanh(0.75 * one_a_row[:, 0].double()), rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 3e-7), (torch.float64, 1e-15)])
+def test_exponentials_are_exact_to_a_rounding(dtype, rounding):
+    """With row_max = log_sum = 0 and g = -1 the gradient of a logit x that is not the target's is e^x."""
+    smallest = -87.0 if dtype == torch.float32 else -708.0
+    x = torch.cat([torch.linspace(smallest, 0.0, 100_001, dtype=dtype), -torch.logspace(-30, 0, 1001, dtype=dtype)])
+    zero = torch.zeros_like(x)
+    targets = torch.zeros(len(x), dtype=torch.int64)
+    for logits, want in ((x, x.double().exp()), (x + 1.5 * smallest, torch.zeros(len(x)).double())):
+        both = torch.stack([zero, logits], 1)
+        got = rows_compiled.row_grad(
+            both, targets, zero, None, zero, zero, zero - 1, None, 1.0, 0.0, None, torch.empty_like(both)
+        )
+        torch.testing.assert_close(got[:, 1].double(), want, rtol=rounding, atol=0)
 
 
 def test_threads_change_no_bit():
