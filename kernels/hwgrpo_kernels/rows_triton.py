@@ -74,7 +74,8 @@ def launch_row_stats(
     """`row_stats` with a given tile, on the current device."""
     precision = _precision(logits)
     rows, vocab = logits.shape
-    logprob, row_max, log_sum = logits.new_empty(3, rows, dtype=precision.dtype)
+    # three allocations: torch refuses a custom op whose results share memory
+    logprob, row_max, log_sum = (logits.new_empty(rows, dtype=precision.dtype) for _ in range(3))
     entropy = logits.new_empty(rows if with_entropy else 0, dtype=precision.dtype)
     if rows:
         logits = _with_dense_rows(logits)
