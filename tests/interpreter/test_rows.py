@@ -1,11 +1,13 @@
 """The Triton row kernels agree with the definitions in fp64, over what the ops declare and over every tile."""
 
+import inspect
+
 import pytest
 import torch
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.tiles import TILES
 from op_agreement import DTYPES, assert_agrees, in_fp64
-from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, from_table, with_tile
+from row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, STATS, STATS_KL, from_table, with_tile
 
 CASES = [pytest.param(op, case, id=f"{op.name}-{case}") for op in ROW_OPS for case in op.cases]
 SHAPES = [pytest.param(op, shape, id=f"{op.name}-{shape.N}x{shape.V}") for op in ROW_OPS for shape in op.shapes]
@@ -18,7 +20,7 @@ def tiles_of_the_table():
         found = {
             (tile.lanes, tile.width, itemsize): tile
             for arch in TILES.values()
-            for itemsize, tile in getattr(arch, op.name).items()
+            for itemsize, tile in getattr(arch, op.name.removesuffix("_kl")).items()
         }
         for (lanes, width, itemsize), tile in found.items():
             yield pytest.param(op, tile, dtypes[itemsize], id=f"{op.name}-{lanes}x{width}-{8 * itemsize}bit")
@@ -42,16 +44,52 @@ def test_every_place_of_the_target_among_whole_blocks_and_tail_is_right(op, voca
     rows = min(vocab, 8)
     inputs = op.inputs(Shape(rows, 0, vocab), torch.float64, "cpu", "plain")
     places = torch.linspace(0, vocab - 1, rows).long()  # first, last and between
-    if op is GRAD:  # its statistics belong to the targets
-        inputs = inputs | dict(zip(("logprob", "entropy"), statistics(inputs, places)))
+    if op in (GRAD, GRAD_KL):  # their statistics belong to the targets
+        inputs = inputs | statistics(op, inputs, places)
     assert_agrees(op, with_tile(op, NARROW), inputs | {"targets": places}, torch.float64)
 
 
-def statistics(inputs, targets):
-    from hwgrpo_kernels import definitions
+def statistics(op, inputs, targets):
+    """What the gradient op is given of the statistics op, for other targets."""
+    names = inspect.signature(STATS_KL.definition if op is GRAD_KL else STATS.definition).parameters
+    given = {name: inputs[name] for name in names if name in inputs} | {"targets": targets}
+    if op is GRAD_KL:
+        return dict(zip(STATS_KL.outputs, STATS_KL.definition(**given)))
+    return dict(zip(STATS.outputs, STATS.definition(**given, with_entropy=True)))
 
-    map_of = [inputs[name] for name in ("scale", "squash", "row_scale")]
-    return definitions.row_stats(inputs["logits"], targets, *map_of, True)[:2]
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_neither_side_can_draw_is_nothing_even_as_the_target(dtype):
+    logits, ref_logits = (torch.randn(4, 517, generator=torch.Generator().manual_seed(3), dtype=dtype) for _ in "12")
+    targets = torch.tensor([0, 130, 511, 516])
+    for each in (logits, ref_logits):
+        each.scatter_(1, targets[:, None], -torch.inf)
+    inputs = {"logits": logits, "ref_logits": ref_logits, "targets": targets}
+    mapping = {"scale": 1.4, "squash": 0.0, "row_scale": None}  # its product with the smallest number overflows
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
+
+
+def test_a_target_that_the_reference_cannot_draw_leaves_the_others_part_of_the_kl_finite():
+    inputs = STATS_KL.inputs(Shape(4, 0, 517), torch.float32, "cpu", "certain")
+    inputs["ref_logits"].scatter_(1, inputs["targets"][:, None], -torch.inf)
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs, torch.float32)
+    found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs)))
+    assert (found["kl"] == torch.inf).all()
+    assert found["kl_others"].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("first", [slice(0, 128), slice(384, 516)], ids=["early", "late"])
+def test_what_becomes_impossible_beside_a_larger_logit_leaves_nothing_of_a_reference_that_cannot_draw_it(first, dtype):
+    logits, ref_logits = torch.full((2, 517), 900.0, dtype=dtype), torch.zeros(2, 517, dtype=dtype)
+    logits[0, first] = logits[0, 516] = 0.0  # e^-900 is 0 in fp64 too; rows begin with their target, which is as small
+    ref_logits[:, first] = -torch.inf  # the second row can draw what its reference cannot
+    inputs = {"logits": logits, "ref_logits": ref_logits, "targets": torch.tensor([516, 516])}
+    mapping = {"scale": 1.0, "squash": 0.0, "row_scale": None}
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
+    found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs, **mapping)))
+    assert 0 < found["kl"][0] < 0.01
+    assert found["kl"][1] == torch.inf
 
 
 @pytest.mark.parametrize("per_processor", [0, 1])
@@ -61,11 +99,13 @@ def test_every_tile_of_the_table_gives_the_same_answer(op, tile, dtype, per_proc
     assert_agrees(op, with_tile(op, tile._replace(per_processor=per_processor)), inputs, dtype)
 
 
-@pytest.mark.parametrize("case", GRAD.cases)
-def test_bf16_gradients_are_within_one_unit_in_the_last_place(case):
-    inputs = GRAD.inputs(Shape(5, 0, 517), torch.bfloat16, "cpu", case)
-    true = GRAD.definition(**in_fp64(inputs)).bfloat16()
-    out = with_tile(GRAD, NARROW)(**inputs)
+@pytest.mark.parametrize(
+    "op,case", [pytest.param(op, case, id=f"{op.name}-{case}") for op in (GRAD, GRAD_KL) for case in op.cases]
+)
+def test_bf16_gradients_are_within_one_unit_in_the_last_place(op, case):
+    inputs = op.inputs(Shape(5, 0, 517), torch.bfloat16, "cpu", case)
+    true = op.definition(**in_fp64(inputs)).bfloat16()
+    out = with_tile(op, NARROW)(**inputs)
     units = (place(out) - place(true)).abs()
     assert units.max() <= 1, f"{units.max()} units at {true.flatten()[units.argmax()]}"
 

@@ -6,8 +6,8 @@ from typing import Any
 from hwgrpo_kernels import default_registry, rows_triton
 from hwgrpo_kernels.tiles import Tile
 
-ROW_OPS = tuple(op for op in default_registry.ops() if op.name in ("row_stats", "row_grad"))
-STATS, GRAD = ROW_OPS
+ROW_OPS = tuple(op for op in default_registry.ops() if op.name.startswith("row_"))
+STATS, GRAD, STATS_KL, GRAD_KL = ROW_OPS
 
 NARROW = Tile(lanes=16, width=8, warps=4)  # V = 517: four whole blocks and a tail of five
 PERSISTENT = NARROW._replace(per_processor=2)  # the interpreter has one processor: two programs for all rows
@@ -15,7 +15,7 @@ PERSISTENT = NARROW._replace(per_processor=2)  # the interpreter has one process
 
 def with_tile(op: Any, tile: Tile) -> Callable[..., Any]:
     """Return the Triton implementation of a row op with this tile in place of the table's."""
-    launch = {"row_stats": rows_triton.launch_row_stats, "row_grad": rows_triton.launch_row_grad}[op.name]
+    launch = getattr(rows_triton, f"launch_{op.name}")
     return lambda **inputs: launch(tile, **inputs)
 
 
