@@ -15,6 +15,7 @@ from hwgrpo.models import branched_attention
 from hwgrpo.models.head import backbone, causal_lm, read_head
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.training.micro_batch import MicroBatch
+from hwgrpo.training.sharded import in_place_of_forward, refuse_rounded, refuse_sharded, refuse_sharded_inside
 
 LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
@@ -31,17 +32,22 @@ class HeadOptions:
 class PolicyModel(nn.Module):
     """A causal LM whose forward ends in per-token losses or log-probs instead of logits.
 
+    DDP, FSDP2 and DeepSpeed wrap this module. FSDP2 may gather its layers and its LM head (with tied embeddings, both
+    as one) apart from the rest, but nothing between this module and those, whose forward is not called.
+
     Args:
         model: a transformers causal LM, or one wrapped by peft.
         compute_dtype: dtype of matrix products; parameters stay fp32 masters and autocast does the rest.
         options: temperature of the log-probs, and how logits are streamed.
 
     Raises:
-        ConfigError: the model's logits are not what hidden states and head give by any reading that is known.
+        ConfigError: the model's logits are not what hidden states and head give by any reading that is known; its
+            weights are in shards already.
     """
 
     def __init__(self, model: Any, *, compute_dtype: torch.dtype, options: HeadOptions) -> None:
         super().__init__()
+        refuse_sharded(model)
         self.model = model
         self.compute_dtype = compute_dtype
         self.options = options
@@ -66,12 +72,44 @@ class PolicyModel(nn.Module):
         Returns:
             With a loss function, its `TokenLoss`, in whose sums `router_loss` is N times the load-balancing loss;
             without, its `TokenLogprob`.
+
+        Raises:
+            ConfigError: it is sharded in a way in which weights stay in shards, or what losses read came rounded.
         """
+        refuse_sharded_inside(self.model, self.base)
+        refuse_rounded(batch.signals)
         output = self._backbone(batch, output_router_logits=True) if router_weight else self._backbone(batch)
         hidden = output.last_hidden_state.to(self.compute_dtype).flatten(0, 1)[batch.hidden_rows]
         head = self.base.get_output_embeddings()
-        weight = self.head.weight(head)
-        common: dict[str, Any] = {
+        if loss_fn is None:
+            return in_place_of_forward(head, lambda hidden: self._logprob(hidden, head, batch), hidden)
+        parts = in_place_of_forward(head, lambda hidden: self._loss(hidden, head, batch, loss_fn), hidden)
+        result = TokenLoss(*parts)
+        if not router_weight:
+            return result
+        balance = router_loss(output.router_logits, batch.is_token, experts_per_token(self.base))
+        sums = result.sums | {"router_loss": balance.detach() * len(batch.targets)}
+        return replace(result, loss=result.loss + router_weight * balance, sums=sums)
+
+    def _logprob(self, hidden: torch.Tensor, head: Any, batch: MicroBatch) -> TokenLogprob:
+        return linear_logprob(hidden, self.head.weight(head), batch.targets, **self._head_options(head))
+
+    def _loss(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn) -> tuple[Any, ...]:
+        """Return the fields of a TokenLoss."""
+        result = linear_token_loss(
+            hidden,
+            self.head.weight(head),
+            batch.targets,
+            loss_fn,
+            rows=batch.signals,
+            scope=getattr(loss_fn, "scope", "token"),
+            cu_seqlens=batch.cu_seqlens,
+            **self._head_options(head),
+        )
+        return tuple(vars(result).values())
+
+    def _head_options(self, head: Any) -> dict[str, Any]:
+        return {
             "bias": self.head.bias(head),
             "temperature": self.options.temperature,
             "softcap": self.head.softcap,
@@ -79,23 +117,6 @@ class PolicyModel(nn.Module):
             "chunk_rows": self.options.chunk_rows,
             "logits_dtype": self.options.logits_dtype,
         }
-        if loss_fn is None:
-            return linear_logprob(hidden, weight, batch.targets, **common)
-        result = linear_token_loss(
-            hidden,
-            weight,
-            batch.targets,
-            loss_fn,
-            rows=batch.signals,
-            scope=getattr(loss_fn, "scope", "token"),
-            cu_seqlens=batch.cu_seqlens,
-            **common,
-        )
-        if not router_weight:
-            return result
-        balance = router_loss(output.router_logits, batch.is_token, experts_per_token(self.base))
-        sums = result.sums | {"router_loss": balance.detach() * len(batch.targets)}
-        return replace(result, loss=result.loss + router_weight * balance, sums=sums)
 
     def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
         """Return the last hidden states [B, L, H] in the compute dtype."""

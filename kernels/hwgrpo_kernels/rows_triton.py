@@ -89,7 +89,8 @@ def launch_row_stats(
     """`row_stats` with a given tile, on the current device."""
     rows = logits.shape[0]
     dtype = _precision(logits).dtype
-    logprob, row_max, log_sum = logits.new_empty(3, rows, dtype=dtype)
+    # three allocations: torch refuses a custom op whose results share memory
+    logprob, row_max, log_sum = (logits.new_empty(rows, dtype=dtype) for _ in range(3))
     entropy = logits.new_empty(rows if with_entropy else 0, dtype=dtype)
     _launch_stats(tile, logits, None, targets, scale, squash, row_scale, (logprob, entropy, row_max, log_sum))
     return logprob, entropy, row_max, log_sum

@@ -1,4 +1,7 @@
-"""Apple's cut-cross-entropy. Signature: cut-cross-entropy 25.1.1, linear_cross_entropy.py; read, run on no device."""
+"""Apple's cut-cross-entropy. Signature: cut-cross-entropy 25.1.1, linear_cross_entropy.py.
+
+Run in Triton's CPU interpreter (tests/peers), never on a device.
+"""
 
 from functools import cache
 

@@ -1,4 +1,8 @@
-"""Liger-Kernel's heads. Signatures: liger-kernel 0.8.5, liger_kernel/ops and liger_kernel/chunked_loss."""
+"""Liger-Kernel's heads. Signatures: liger-kernel 0.8.5, liger_kernel/ops and liger_kernel/chunked_loss.
+
+Run on a CPU, the Triton one in Triton's interpreter (tests/peers); never on a device, where the scaled one may be CuTe
+and the GRPO loss is compiled.
+"""
 
 from functools import cache
 

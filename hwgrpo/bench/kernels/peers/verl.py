@@ -1,4 +1,7 @@
-"""verl's fused head. Signature: verl 0.9.1, verl/utils/kernel/linear_cross_entropy.py; read, run on no device."""
+"""verl's fused head. Signature: verl 0.9.1, verl/utils/kernel/linear_cross_entropy.py.
+
+Run in Triton's CPU interpreter (tests/peers), never on a device.
+"""
 
 from functools import cache
 

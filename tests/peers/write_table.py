@@ -1,0 +1,19 @@
+"""Write benchmarks/results/kernels_peers_interpreter.md with the errors that the kernels have now.
+
+python tests/peers/write_table.py
+"""
+
+import datetime
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+    from peers_figures import TABLE, measured, page_of
+
+    TABLE.write_text(page_of(measured(), datetime.date.today().isoformat()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
