@@ -13,6 +13,7 @@ unit algorithms backends bench cli config data kernels models observe peers repo
 families families
 interpreter interpreter
 compile compile
+gpu gpu
 structure structure setup
 distributed distributed
 learning learning docs
@@ -51,11 +52,15 @@ bash scripts/setup.sh || exit 1
 export PATH="$repo/.venv/bin:$PATH" # tests call tools by name: torchrun, ninja
 unset PYTHONPATH PYTHONHOME
 
+# Says why this machine has nothing that a group's tests could run on; fails where it has, and for any other group.
+nothing_here() { [ "$1" = gpu ] && .venv/bin/python tests/support/accelerator.py; }
+
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
 trap 'exit 130' INT # otherwise Ctrl-C would only end the current group
 status=0
 empty=()
+absent=()
 summary=()
 for group in "${wanted[@]}"; do
     paths=()
@@ -74,14 +79,22 @@ for group in "${wanted[@]}"; do
     fi
     case $code in
         0) outcome=passed ;;
-        5) outcome="no test ran"; empty+=("$group") ;;
+        5)
+            if why=$(nothing_here "$group"); then
+                outcome="nothing here"
+                absent+=("nothing here for the group $group: $why")
+            else
+                outcome="no test ran"
+                empty+=("$group")
+            fi
+            ;;
         *) outcome=failed; status=1 ;;
     esac
     summary+=("$(printf '%-12s %-12s %4d s' "$group" "$outcome" $((SECONDS - began)))")
 done
 
 echo
-printf '%s\n' "${summary[@]}"
+printf '%s\n' "${summary[@]}" "${absent[@]}"
 # A group that ran nothing has proven nothing. Only a selection given after -- may leave some groups empty.
 if [ ${#empty[@]} -gt 0 ] && { [ $# -eq 0 ] || [ ${#empty[@]} -eq ${#wanted[@]} ]; }; then
     echo "no test ran in: ${empty[*]}"

@@ -17,6 +17,7 @@ HELP = "say which implementation of each kernel runs here or ran in a run, and w
 SCHEMA = "hwgrpo.kernels.survey/1"
 RUN_SCHEMA = "hwgrpo.kernels/1"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+DRIVERS = ("token_logprob", "linear_logprob")
 VOCAB = 151936
 """Qwen's, where none is asked for; choices hardly depend on it."""
 
@@ -105,6 +106,7 @@ def _of_run(folder: Path, as_json: bool) -> int:
 
 
 def _show_host(asked: dict[str, Any], surveys: tuple[OpSurvey, ...], settings: dict[str, Any]) -> None:
+    from hwgrpo_kernels.registry import NONE_OF_THAT_NAME
     from rich.text import Text
 
     from hwgrpo.bench.terminal import make_console, print_part
@@ -118,14 +120,16 @@ def _show_host(asked: dict[str, Any], surveys: tuple[OpSurvey, ...], settings: d
         for number, each in enumerate(op.verdicts):
             mark = "*" if each.state == "chosen" else " "
             origin = "" if each.origin == "built in" else f" ({each.origin})"
+            word = "absent" if each.reason == NONE_OF_THAT_NAME else words[each.state]
             table.add_row(
                 op.op if number == 0 else "",
                 Text(f"{mark} {each.name}", style=styles[each.state]),
-                Text(words[each.state], style=styles[each.state]),
+                Text(word, style=styles[each.state]),
                 Text(each.reason + origin, style=styles[each.state]),
             )
     console.print()
     print_part(console, table)
+    _say_what_drivers_run(console, [(op.op, op.chosen) for op in surveys])
     console.print()
     _show_settings(console, settings)
 
@@ -141,14 +145,28 @@ def _show_run(folder: Path, document: dict[str, Any]) -> None:
     for each in document["choices"]:
         why = [f"pinned by {each['pinned_by']}"] if each["pinned_by"] else []
         why += [f"not {name}: {reason}" for name, reason in each["skipped"].items()]
+        if not why and each["implementation"] in document["preference"]:
+            why = ["preferred"]
         kind = f"{each['device_type']}, {each['dtype']}, V <= {each['shape_class']:,}"
         table.add_row(each["op"], Text(f"* {each['implementation']}", style="green"), kind, Text("; ".join(why)))
     console.print()
     print_part(console, table)
     if not document["choices"]:
         console.print(Text("no kernel had been used when this was written", style="yellow"))
+    _say_what_drivers_run(console, [(each["op"], each["implementation"]) for each in document["choices"]])
     console.print()
     _show_settings(console, document)
+
+
+def _say_what_drivers_run(console: Any, chosen: list[tuple[str, str | None]]) -> None:
+    """Say that an op which only drives the row ops takes them as chosen: its own "torch" is no slow path."""
+    from rich.text import Text
+
+    drivers = [op for op, name in chosen if op in DRIVERS and name == "torch"]
+    if drivers:
+        verb = "runs" if len(set(drivers)) == 1 else "run"
+        names = " and ".join(dict.fromkeys(drivers))
+        console.print(Text(f"{names} in torch {verb} row_stats and row_grad as chosen above.", style="dim"))
 
 
 def _show_settings(console: Any, settings: dict[str, Any]) -> None:

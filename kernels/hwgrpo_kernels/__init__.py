@@ -2,7 +2,7 @@
 
     linear_token_loss   hidden + head -> loss, with gradients made in the forward     token_loss.py
     linear_logprob      hidden + head -> logprob, entropy, without [N,V] logits       logprob.py
-    token_logprob       logits -> logprob, entropy                                    logprob.py
+    token_logprob       logits -> logprob, entropy                                    logprob.py, inplace.py
 
     ops.py              the ops as declared: definition, inputs, tolerances, cost; ops_kl.py those beside a reference
     definitions.py      the truth of each op in plain torch

@@ -5,10 +5,27 @@ from copy import copy
 import torch
 from torch import Tensor
 
+_ACCESS_BYTES = 16  # the widest access of one thread on every GPU
+
 
 def multiplies_into_fp32(device_type: str) -> bool:
     """Whether `torch.mm(bf16, bf16, out_dtype=fp32)` exists and is fast: CUDA only (CPU lacks it, ROCm emulates it)."""
     return device_type == "cuda" and torch.version.hip is None
+
+
+def row_stride(columns: int, dtype: torch.dtype, device_type: str) -> int:
+    """Return how many elements apart rows of C columns begin in a buffer of `empty_rows`: 16 bytes divide it.
+
+    Row kernels then read 16 bytes at a time and GEMMs keep their fast paths whatever V is; BLAS writes such rows where
+    they lie, by its leading dimension. That Ascend's GEMMs do is not known, so there rows follow each other.
+    """
+    per_access = 1 if device_type == "npu" else max(1, _ACCESS_BYTES // dtype.itemsize)
+    return -(-columns // per_access) * per_access
+
+
+def empty_rows(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a buffer [R,C] with `row_stride` from row to row; what lies between the rows is never written."""
+    return torch.empty(rows, row_stride(columns, dtype, device.type), dtype=dtype, device=device)[:, :columns]
 
 
 class Head:
@@ -50,18 +67,18 @@ class Head:
         return hidden_RH.detach().to(compute_dtype).to(self.weight_VH.dtype)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Return raw logits [R,V] in a buffer that the next call overwrites.
+        """Return raw logits [R,V] in a buffer of `empty_rows` that the next call overwrites.
 
         Args:
             hidden_RH: [R,H] from `operand`.
         """
         rows = hidden_RH.shape[0]
-        if self.out_dtype is not None:
-            logits = torch.mm(hidden_RH, self.weight_VH.T, out_dtype=self.out_dtype)
-            return logits if self.bias_V is None else logits.add_(self.bias_V)
         if self._buffer is None or self._buffer.shape[0] < rows:
-            self._buffer = hidden_RH.new_empty(rows, self.vocab)
+            self._buffer = empty_rows(rows, self.vocab, self.logits_dtype, hidden_RH.device)
         buffer = self._buffer[:rows]
+        if self.out_dtype is not None:
+            torch.mm(hidden_RH, self.weight_VH.T, out_dtype=self.out_dtype, out=buffer)
+            return buffer if self.bias_V is None else buffer.add_(self.bias_V)
         if self.bias_V is None:
             return torch.mm(hidden_RH, self.weight_VH.T, out=buffer)
         return torch.addmm(self.bias_V, hidden_RH, self.weight_VH.T, out=buffer)
@@ -82,6 +99,7 @@ class HeadGradients:
         self._wants_bias = bias
         self._wants_weight = weight
         self._out_dtype = self._wide if multiplies_into_fp32(self._weight.device.type) else None
+        self._operand: Tensor | None = None
         self.hidden_NH = self._weight.new_empty(rows, self._weight.shape[1]) if hidden else None
         self.weight_VH: Tensor | None = None
         self.bias_V: Tensor | None = None
@@ -98,11 +116,21 @@ class HeadGradients:
             self.bias_V = bias if self.bias_V is None else self.bias_V.add_(bias)
         if self.hidden_NH is None and not self._wants_weight:
             return
-        dlogits = dlogits_RV.to(self._weight.dtype)
+        dlogits = self._as_operand(dlogits_RV)
         if self.hidden_NH is not None:
             torch.mm(dlogits, self._weight, out=self.hidden_NH[start : start + dlogits.shape[0]])
         if self._wants_weight:
             self._add_weight(dlogits.T, hidden_RH)
+
+    def _as_operand(self, dlogits_RV: Tensor) -> Tensor:
+        """Return the gradient in the dtype of the GEMMs; a copy lies in a buffer that the next chunk overwrites."""
+        rows, vocab = dlogits_RV.shape
+        dtype = self._weight.dtype
+        if dlogits_RV.dtype == dtype:
+            return dlogits_RV
+        if self._operand is None or self._operand.shape[0] < rows:
+            self._operand = empty_rows(rows, vocab, dtype, dlogits_RV.device)
+        return self._operand[:rows].copy_(dlogits_RV)
 
     def _add_weight(self, dlogits_VR: Tensor, hidden_RH: Tensor) -> None:
         narrow = self._weight.dtype != self._wide

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import checks, library, vocab_logprob
+from . import checks, inplace, library, vocab_logprob
 from .guards import compute_dtype_of, refuse_compiled_region
 from .logit_map import logit_map
 from .vocab_agreement import told_to_all_ranks
@@ -20,7 +20,12 @@ class TokenLogprob(NamedTuple):
 
 
 def token_logprob(
-    logits: Tensor, targets: Tensor, *, temperature: float | Tensor = 1.0, with_entropy: bool = False
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    with_entropy: bool = False,
+    inplace_backward: bool = False,
 ) -> TokenLogprob:
     """Return the log-probability (nats) of each row's target under softmax(logits / temperature).
 
@@ -29,18 +34,25 @@ def token_logprob(
         targets: [N] int64 in [0,V).
         temperature: positive number, or [N] one per row.
         with_entropy: also return the entropy (nats) of each row.
+        inplace_backward: let backward overwrite the logits with their gradient, which then takes no [N,V] memory of its
+            own; once. Whoever else needs their values for a backward gets torch's error for that. Without grad mode
+            there is no backward, and this does nothing.
 
     Returns:
         `TokenLogprob`; statistics accumulate in fp32 whatever the dtype of the logits. A row of nothing but -inf has
         logprob -inf, entropy 0 and no gradient.
 
     Raises:
-        ValueError: an argument has a wrong shape, dtype, device or range.
+        ValueError: an argument has a wrong shape, dtype, device or range, or logits cannot hold their gradient.
+        RuntimeError: called with inplace_backward inside a compiled region.
     """
     checks.check_logits(logits)
     checks.check_rows(targets, logits.shape[0], logits, "logits")
     checks.check_map(temperature, None, 1.0, logits.shape[0], logits)
-    stats = library.token_logprob(logits, targets.long(), *logit_map(temperature, None, 1.0), with_entropy)
+    mapping = logit_map(temperature, None, 1.0)
+    if inplace_backward and torch.is_grad_enabled():
+        return TokenLogprob(*inplace.token_logprob(logits, targets.long(), mapping, with_entropy))
+    stats = library.token_logprob(logits, targets.long(), *mapping, with_entropy)
     return TokenLogprob(stats[0], stats[1] if with_entropy else None)
 
 

@@ -15,6 +15,7 @@ from .op import BUILT_IN, Implementation, Key, Op, shape_class
 PINS_VARIABLE = "HWGRPO_KERNELS"
 STRICT_VARIABLE = "HWGRPO_STRICT"
 ENTRY_POINT_GROUP = "hwgrpo.kernels"
+NONE_OF_THAT_NAME = "no kernel of that name"
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class KernelRegistry:
         order = preference + tuple(n for n, each in table.items() if n not in preference and each.origin == BUILT_IN)
         for name in order:
             if name not in table:
-                skipped.append((name, "not registered"))
+                skipped.append((name, NONE_OF_THAT_NAME))
                 continue
             reason, function = _try(table[name], key)
             if function is not None:

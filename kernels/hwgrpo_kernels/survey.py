@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from .op import BUILT_IN, Implementation, Key, shape_class
-from .registry import Choice, KernelRegistry, default_registry
+from .registry import NONE_OF_THAT_NAME, Choice, KernelRegistry, default_registry
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,21 @@ def survey(
         except ValueError as refused:  # shown beside what the implementations themselves say
             error = str(refused)
         key = Key(op.name, device_type, dtype, shape_class(vocab))
-        verdicts = [_verdict(each, key, choice, preference) for each in registry.implementations(op.name)]
-        known = {each.name for each in verdicts}
-        missing = [name for name, _ in choice.skipped if name not in known] if choice else []
-        verdicts += [Verdict(name, "impossible", "preferred, but this version has none", BUILT_IN) for name in missing]
+        implementations = registry.implementations(op.name)
+        chosen = None if choice is None else _why_chosen(choice, preference, only=len(implementations) == 1)
+        verdicts = [_verdict(each, key, choice, chosen, preference) for each in implementations]
+        absent = [name for name, reason in choice.skipped if reason == NONE_OF_THAT_NAME] if choice else []
+        verdicts += [Verdict(name, "impossible", NONE_OF_THAT_NAME, BUILT_IN) for name in absent]
         verdicts.sort(key=lambda verdict: ("chosen", "usable", "impossible").index(verdict.state))
         found.append(OpSurvey(op.name, op.summary, tuple(verdicts), error))
     return tuple(found)
 
 
-def _verdict(each: Implementation, key: Key, choice: Choice | None, preference: tuple[str, ...]) -> Verdict:
-    if choice is not None and each.name == choice.name:
-        return Verdict(each.name, "chosen", _why_chosen(choice, preference), each.origin)
+def _verdict(
+    each: Implementation, key: Key, choice: Choice | None, why_chosen: str | None, preference: tuple[str, ...]
+) -> Verdict:
+    if choice is not None and why_chosen is not None and each.name == choice.name:
+        return Verdict(each.name, "chosen", why_chosen, each.origin)
     reason = each.reason_against(key) or (dict(choice.skipped).get(each.name) if choice else None)
     if reason is not None:
         return Verdict(each.name, "impossible", reason, each.origin)
@@ -80,9 +83,11 @@ def _verdict(each: Implementation, key: Key, choice: Choice | None, preference: 
     return Verdict(each.name, "usable", f"could run, but {choice.name} {over}", each.origin)
 
 
-def _why_chosen(choice: Choice, preference: tuple[str, ...]) -> str:
+def _why_chosen(choice: Choice, preference: tuple[str, ...], only: bool) -> str:
     if choice.pinned_by:
         return f"pinned by {choice.pinned_by}"
+    if only:
+        return "the only one"
     if choice.name in preference:
         return "the first of the preferred that can run"
     return "the first that can run"

@@ -22,6 +22,10 @@ RUN = {
             "op": "row_grad", "device_type": "cpu", "dtype": "bfloat16", "shape_class": 262144,
             "implementation": "torch", "pinned_by": "kernels.pins", "skipped": {}, "line": "",
         },
+        {
+            "op": "linear_logprob", "device_type": "cpu", "dtype": "bfloat16", "shape_class": 262144,
+            "implementation": "torch", "pinned_by": None, "skipped": {}, "line": "",
+        },
     ],
     "plugins": [{"name": "p", "value": "p:q", "implementations": [], "error": "ImportError: no wings"}],
 }  # fmt: skip
@@ -42,6 +46,8 @@ def test_every_op_and_why_its_kernel_runs_is_told(hwgrpo):
     told = {line.split()[0]: line for line in done.stdout.splitlines() if "* " in line}
     assert set(told) >= OPS
     assert "pinned by HWGRPO_KERNELS" in told["row_grad"]
+    assert told["linear_logprob"].endswith("runs        the only one")
+    assert "token_logprob and linear_logprob in torch run row_stats and row_grad as chosen above." in done.stdout
     assert "the first of the preferred that can run" in told["row_stats"]
     assert "pins       row_grad=torch" in done.stdout
     assert "strict     off" in done.stdout
@@ -68,7 +74,8 @@ def test_another_device_is_asked_for_by_its_name(hwgrpo):
     done = hwgrpo("kernels", "--device", "rocm")  # hw: the word under test
     assert done.returncode == 0, done.stderr
     assert "rocm, bfloat16" in done.stdout
-    assert "triton" in done.stdout
+    absent = [line.split() for line in done.stdout.splitlines() if "absent" in line]
+    assert absent == [["triton", "absent", "no", "kernel", "of", "that", "name"]] * 2
 
 
 def test_a_run_tells_what_it_chose_without_loading_torch(hwgrpo, run_folder: Path):
@@ -78,6 +85,8 @@ def test_a_run_tells_what_it_chose_without_loading_torch(hwgrpo, run_folder: Pat
     assert "cpu, bfloat16, V <= 262,144" in lines["row_stats"]
     assert "not swift: needs wings" in lines["row_stats"]
     assert "pinned by kernels.pins" in lines["row_grad"]
+    assert "linear_logprob  * torch  cpu, bfloat16, V <= 262,144  preferred\n" in done.stdout
+    assert "linear_logprob in torch runs row_stats and row_grad as chosen above." in done.stdout
     assert "on: falling back is an error" in lines["strict"]
     assert "p failed: ImportError: no wings" in lines["plug-in"]
     assert json.loads(hwgrpo("kernels", "--run", run_folder, "--json").stdout) == RUN

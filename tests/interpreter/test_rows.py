@@ -7,7 +7,7 @@ import torch
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.tiles import TILES
 from op_agreement import DTYPES, assert_agrees, in_fp64
-from row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, STATS, STATS_KL, from_table, with_tile
+from row_cases import DEVICE, GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, STATS, STATS_KL, from_table, with_tile
 
 CASES = [pytest.param(op, case, id=f"{op.name}-{case}") for op in ROW_OPS for case in op.cases]
 SHAPES = [pytest.param(op, shape, id=f"{op.name}-{shape.N}x{shape.V}") for op in ROW_OPS for shape in op.shapes]
@@ -30,19 +30,19 @@ def tiles_of_the_table():
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("op,case", CASES)
 def test_kernel_equals_the_definition(op, case, dtype, tile):
-    assert_agrees(op, with_tile(op, tile), op.inputs(Shape(3, 0, 517), dtype, "cpu", case), dtype)
+    assert_agrees(op, with_tile(op, tile), op.inputs(Shape(3, 0, 517), dtype, DEVICE, case), dtype)
 
 
 @pytest.mark.parametrize("op,shape", SHAPES)
 def test_kernel_equals_the_definition_at_the_declared_sizes(op, shape):
-    assert_agrees(op, from_table(op), op.inputs(shape, torch.float32, "cpu", "row_scale"), torch.float32)
+    assert_agrees(op, from_table(op), op.inputs(shape, torch.float32, DEVICE, "row_scale"), torch.float32)
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 3, 127, 128, 129, 256, 383])
 @pytest.mark.parametrize("op", ROW_OPS, ids=lambda op: op.name)
 def test_every_place_of_the_target_among_whole_blocks_and_tail_is_right(op, vocab):
     rows = min(vocab, 8)
-    inputs = op.inputs(Shape(rows, 0, vocab), torch.float64, "cpu", "plain")
+    inputs = op.inputs(Shape(rows, 0, vocab), torch.float64, DEVICE, "plain")
     places = torch.linspace(0, vocab - 1, rows).long()  # first, last and between
     if op in (GRAD, GRAD_KL):  # their statistics belong to the targets
         inputs = inputs | statistics(op, inputs, places)
@@ -70,7 +70,7 @@ def test_what_neither_side_can_draw_is_nothing_even_as_the_target(dtype):
 
 
 def test_a_target_that_the_reference_cannot_draw_leaves_the_others_part_of_the_kl_finite():
-    inputs = STATS_KL.inputs(Shape(4, 0, 517), torch.float32, "cpu", "certain")
+    inputs = STATS_KL.inputs(Shape(4, 0, 517), torch.float32, DEVICE, "certain")
     inputs["ref_logits"].scatter_(1, inputs["targets"][:, None], -torch.inf)
     assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs, torch.float32)
     found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs)))
@@ -95,7 +95,7 @@ def test_what_becomes_impossible_beside_a_larger_logit_leaves_nothing_of_a_refer
 @pytest.mark.parametrize("per_processor", [0, 1])
 @pytest.mark.parametrize("op,tile,dtype", list(tiles_of_the_table()))
 def test_every_tile_of_the_table_gives_the_same_answer(op, tile, dtype, per_processor):
-    inputs = op.inputs(Shape(3, 0, 2 * tile.block + 13), dtype, "cpu", "plain")
+    inputs = op.inputs(Shape(3, 0, 2 * tile.block + 13), dtype, DEVICE, "plain")
     assert_agrees(op, with_tile(op, tile._replace(per_processor=per_processor)), inputs, dtype)
 
 
@@ -103,7 +103,7 @@ def test_every_tile_of_the_table_gives_the_same_answer(op, tile, dtype, per_proc
     "op,case", [pytest.param(op, case, id=f"{op.name}-{case}") for op in (GRAD, GRAD_KL) for case in op.cases]
 )
 def test_bf16_gradients_are_within_one_unit_in_the_last_place(op, case):
-    inputs = op.inputs(Shape(5, 0, 517), torch.bfloat16, "cpu", case)
+    inputs = op.inputs(Shape(5, 0, 517), torch.bfloat16, DEVICE, case)
     true = op.definition(**in_fp64(inputs)).bfloat16()
     out = with_tile(op, NARROW)(**inputs)
     units = (place(out) - place(true)).abs()
@@ -118,7 +118,7 @@ def place(values):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_an_almost_certain_target_keeps_its_digits(dtype):
-    inputs = GRAD.inputs(Shape(5, 0, 517), dtype, "cpu", "certain")
+    inputs = GRAD.inputs(Shape(5, 0, 517), dtype, DEVICE, "certain")
     inputs["grad_entropy"] = inputs["entropy"] = None
     inputs["logprob"] = -torch.tensor([1e-3, 1e-5, 1e-7, 1e-9, 1e-12])
     out = with_tile(GRAD, NARROW)(**inputs).gather(1, inputs["targets"][:, None])[:, 0]

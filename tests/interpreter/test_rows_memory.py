@@ -9,7 +9,19 @@ import torch
 from hwgrpo_kernels import rows_triton
 from hwgrpo_kernels.op import Shape
 from op_agreement import assert_agrees
-from row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, STATS, STATS_KL, from_table, with_tile
+from row_cases import (
+    DEVICE,
+    GRAD,
+    GRAD_KL,
+    NARROW,
+    PERSISTENT,
+    ROW_OPS,
+    STATS,
+    STATS_KL,
+    assert_same,
+    from_table,
+    with_tile,
+)
 
 SHAPE = Shape(5, 0, 517)
 TILES = pytest.mark.parametrize("tile", [NARROW, PERSISTENT], ids=["row_per_program", "persistent"])
@@ -42,11 +54,11 @@ def guarded_reference(inputs):
 @pytest.mark.parametrize("case", ["plain", "softcap"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_statistics_of_guarded_rows_are_those_of_rows_alone(op, case, dtype, first, length, tile):
-    inputs = op.inputs(SHAPE, dtype, "cpu", case)
+    inputs = op.inputs(SHAPE, dtype, DEVICE, case)
     alone = with_tile(op, tile)(**inputs)
     inner, buffer = guarded(inputs["logits"], first, length)
     among = with_tile(op, tile)(**inputs | {"logits": inner} | guarded_reference(inputs))
-    assert all(torch.equal(a, b) for a, b in zip(alone, among))
+    assert_same(among, alone)
     assert guards_hold(inner, buffer)
 
 
@@ -58,13 +70,13 @@ def test_statistics_of_guarded_rows_are_those_of_rows_alone(op, case, dtype, fir
 def test_the_gradient_of_guarded_rows_is_that_of_rows_alone_and_writes_no_guard(
     op, dtype, in_place, first, length, tile
 ):
-    inputs = op.inputs(SHAPE, dtype, "cpu", "plain")
+    inputs = op.inputs(SHAPE, dtype, DEVICE, "plain")
     alone = with_tile(op, tile)(**inputs).clone()
     inner, buffer = guarded(inputs["logits"], first, length)
     out, out_buffer = (inner, buffer) if in_place else guarded(inputs["out"].zero_(), 5, 600)
     made = with_tile(op, tile)(**inputs | {"logits": inner, "out": out} | guarded_reference(inputs))
     assert made.data_ptr() == out.data_ptr()
-    assert torch.equal(out, alone)
+    assert_same([out], [alone])
     assert guards_hold(out, out_buffer)
     assert guards_hold(inner, buffer)
 
@@ -72,14 +84,14 @@ def test_the_gradient_of_guarded_rows_is_that_of_rows_alone_and_writes_no_guard(
 @GRAD_OPS
 @pytest.mark.parametrize("case", ["plain", "scaled", "softcap", "row_scale", "dead_row"])
 def test_the_gradient_in_place_equals_the_gradient_out_of_place(op, case):
-    inputs = op.inputs(SHAPE, torch.bfloat16, "cpu", case)
+    inputs = op.inputs(SHAPE, torch.bfloat16, DEVICE, case)
     apart = with_tile(op, NARROW)(**inputs).clone()
     assert torch.equal(with_tile(op, NARROW)(**inputs | {"out": inputs["logits"]}), apart)
 
 
 @pytest.mark.parametrize("op", ROW_OPS, ids=lambda op: op.name)
 def test_transposed_logits_expanded_gradients_and_strided_vectors_are_read_right(op):
-    inputs = op.inputs(SHAPE, torch.float32, "cpu", "row_scale")
+    inputs = op.inputs(SHAPE, torch.float32, DEVICE, "row_scale")
     for name in {"logits", "ref_logits"} & inputs.keys():
         inputs[name] = inputs[name].T.contiguous().T
     inputs["row_scale"] = torch.stack([inputs["row_scale"], torch.zeros(SHAPE.N)], 1)[:, 0]
@@ -90,22 +102,22 @@ def test_transposed_logits_expanded_gradients_and_strided_vectors_are_read_right
 
 
 def test_row_grad_writes_an_out_of_another_dtype():
-    inputs = GRAD.inputs(SHAPE, torch.bfloat16, "cpu", "plain")
+    inputs = GRAD.inputs(SHAPE, torch.bfloat16, DEVICE, "plain")
     wide = with_tile(GRAD, NARROW)(**inputs | {"out": torch.empty(SHAPE.N, SHAPE.V)})
     assert wide.dtype == torch.float32
-    assert torch.equal(wide.bfloat16(), with_tile(GRAD, NARROW)(**inputs))
+    assert_same([wide.bfloat16()], [with_tile(GRAD, NARROW)(**inputs)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_int32_targets_are_targets(dtype):
-    inputs = STATS.inputs(SHAPE, dtype, "cpu", "plain")
+    inputs = STATS.inputs(SHAPE, dtype, DEVICE, "plain")
     narrow = inputs | {"targets": inputs["targets"].int()}
     assert all(torch.equal(a, b) for a, b in zip(from_table(STATS)(**inputs), from_table(STATS)(**narrow)))
 
 
 @pytest.mark.parametrize("target", [-100, 517, 600, 2**33])
 def test_a_target_out_of_range_makes_its_own_row_nan_and_reads_nothing_outside(target):
-    inputs = STATS.inputs(SHAPE, torch.float32, "cpu", "plain")
+    inputs = STATS.inputs(SHAPE, torch.float32, DEVICE, "plain")
     right = with_tile(STATS, NARROW)(**inputs)
     inputs["targets"][2] = target
     stats = with_tile(STATS, NARROW)(**inputs)
@@ -125,7 +137,7 @@ def test_a_target_out_of_range_makes_its_own_row_nan_and_reads_nothing_outside(t
 @pytest.mark.parametrize("with_entropy", [True, False])
 @pytest.mark.parametrize("column", [0, 300, 516])  # in a whole block, in another, in the tail
 def test_a_nan_logit_shows_in_the_statistics_of_its_row(column, with_entropy):
-    inputs = STATS.inputs(SHAPE, torch.float32, "cpu", "plain") | {"with_entropy": with_entropy}
+    inputs = STATS.inputs(SHAPE, torch.float32, DEVICE, "plain") | {"with_entropy": with_entropy}
     inputs["targets"].fill_(7)
     inputs["logits"][3, column] = torch.nan
     stats = with_tile(STATS, NARROW)(**inputs)
@@ -136,20 +148,20 @@ def test_a_nan_logit_shows_in_the_statistics_of_its_row(column, with_entropy):
 @pytest.mark.parametrize("column", [0, 300, 516])
 @pytest.mark.parametrize("side", ["logits", "ref_logits"])
 def test_a_nan_logit_on_either_side_shows_in_the_kl_of_its_row_and_in_its_gradient(side, column):
-    inputs = STATS_KL.inputs(SHAPE, torch.float32, "cpu", "plain")
+    inputs = STATS_KL.inputs(SHAPE, torch.float32, DEVICE, "plain")
     inputs["targets"].fill_(7)
     inputs[side][3, column] = torch.nan
     found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs)))
     assert found["kl"].isnan().tolist() == [False, False, False, True, False]
     assert found["ref_logprob"].isnan().tolist() == [False, False, False, side == "ref_logits", False]
-    inputs = GRAD_KL.inputs(SHAPE, torch.float32, "cpu", "plain")
+    inputs = GRAD_KL.inputs(SHAPE, torch.float32, DEVICE, "plain")
     inputs[side][3, column] = torch.nan
     assert with_tile(GRAD_KL, NARROW)(**inputs).isnan().nonzero().tolist() == [[3, column]]
 
 
 @pytest.mark.parametrize("target", [-100, 517, 2**33])
 def test_a_target_out_of_range_makes_the_kl_of_its_row_nan_too(target):
-    inputs = STATS_KL.inputs(SHAPE, torch.float32, "cpu", "plain")
+    inputs = STATS_KL.inputs(SHAPE, torch.float32, DEVICE, "plain")
     inputs["targets"][2] = target
     found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs)))
     for name in ("logprob", "kl", "ref_logprob"):

@@ -3,25 +3,11 @@
 import pytest
 import torch
 from hwgrpo_kernels import Key, default_registry, rows_torch
-from hwgrpo_kernels.op import shape_class
-from op_agreement import DTYPES, assert_agrees
+from op_agreement import DTYPES, assert_agrees, runnable
 from torch import Tensor
 
 
-def runnable():
-    """(op, implementation, dtype, case, shape) for all that can run on this machine's CPU."""
-    for op in default_registry.ops():
-        for implementation in default_registry.implementations(op.name):
-            for dtype in DTYPES:
-                key = Key(op.name, "cpu", dtype, shape_class(op.shapes[0].V))
-                if implementation.reason_against(key) is None:
-                    for case in op.cases:
-                        for shape in op.shapes if dtype == torch.float32 else op.shapes[:1]:
-                            tag = f"{op.name}-{implementation.name}-{str(dtype)[6:]}-{case}-{'x'.join(map(str, shape))}"
-                            yield pytest.param(op, implementation, dtype, case, shape, id=tag)
-
-
-@pytest.mark.parametrize("op,implementation,dtype,case,shape", list(runnable()))
+@pytest.mark.parametrize("op,implementation,dtype,case,shape", list(runnable("cpu")))
 def test_implementation_equals_the_definition(op, implementation, dtype, case, shape):
     inputs = op.inputs(shape, dtype, "cpu", case)
     kept = {name: value.clone() for name, value in inputs.items() if isinstance(value, Tensor) and name != "out"}

@@ -46,7 +46,7 @@ def test_shape_class_is_all_that_a_choice_knows_of_the_vocabulary():
 def test_preference_orders_and_unknown_names_in_it_are_shown():
     registry = make(other={})
     registry.configure(preference=["npu_ops", "other", "torch"])
-    assert choose(registry).line == "row_stats -> other (npu_ops: not registered)"
+    assert choose(registry).line == "row_stats -> other (npu_ops: no kernel of that name)"
     assert choose(registry, preference=["torch"]).name == "torch"
     with pytest.raises(ValueError, match="must be a list of names"):
         registry.configure(preference="torch")

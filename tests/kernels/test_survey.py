@@ -30,13 +30,20 @@ def test_preference_pins_and_plug_ins_are_reasons():
     registry.configure(preference=["gone", "other"])
     told, _ = verdicts(registry)
     assert told["other"] == ("chosen", "the first of the preferred that can run")
-    assert told["gone"] == ("impossible", "preferred, but this version has none")
+    assert told["gone"] == ("impossible", "no kernel of that name")
     assert told["theirs"] == ("usable", "a plug-in's, taken only when pinned: row_stats=theirs")
     registry.configure(pins={"row_stats": "theirs"})
     told, found = verdicts(registry)
     assert told["theirs"] == ("chosen", "pinned by kernels.pins")
     assert told["other"] == ("usable", "could run, but theirs is pinned")
     assert found.chosen == "theirs"
+
+
+def test_where_there_is_one_implementation_nothing_is_said_of_a_preference():
+    registry = make()
+    registry.configure(preference=["gone", "torch"])
+    told, _ = verdicts(registry)
+    assert told == {"torch": ("chosen", "the only one"), "gone": ("impossible", "no kernel of that name")}
 
 
 def test_a_broken_import_is_a_reason():

@@ -1,7 +1,11 @@
 """Every folder of tests is in exactly one group of scripts/test.sh, so that no test is left out unnoticed."""
 
+import shutil
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 REPO = Path(__file__).parents[2]
 RUNNER = REPO / "scripts" / "test.sh"
@@ -31,3 +35,49 @@ def test_an_unknown_group_is_refused_with_the_list_of_groups():
     assert result.returncode == 2
     assert "'unti'" in result.stderr
     assert all(name in result.stderr for name in groups())
+
+
+@pytest.fixture
+def runner(tmp_path):
+    """A copy of the runner in a repository where no group has a test; tests/support/accelerator.py is given."""
+    for folder in ("scripts", "tests/support", "tests/gpu", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(RUNNER, tmp_path / "scripts" / "test.sh")
+    (tmp_path / "scripts" / "setup.sh").write_text("")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+
+    def run(accelerator, *groups):
+        (tmp_path / "tests" / "support" / "accelerator.py").write_text(accelerator)
+        return subprocess.run(
+            ["bash", tmp_path / "scripts" / "test.sh", *groups], capture_output=True, text=True, cwd=tmp_path
+        )
+
+    return run
+
+
+def test_a_machine_without_an_accelerator_has_nothing_for_the_group_gpu_and_says_why(runner):
+    done = runner("print('no GPU in sight')", "gpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing here for the group gpu: no GPU in sight" in done.stdout
+    assert "0 passed, 0 failed, 0 skipped" in done.stdout
+
+
+@pytest.mark.parametrize("accelerator", ["raise SystemExit(1)", "raise RuntimeError('it is here, and broken')"])
+def test_a_group_gpu_without_tests_fails_where_an_accelerator_is(runner, accelerator):
+    done = runner(accelerator, "gpu")
+    assert done.returncode == 1
+    assert "no test ran in: gpu" in done.stdout
+
+
+def test_any_other_group_without_tests_fails(runner):
+    done = runner("print('no GPU in sight')", "interpreter")
+    assert done.returncode == 1
+    assert "no test ran in: interpreter" in done.stdout
+
+
+def test_a_test_of_the_group_gpu_that_fails_is_a_failure_wherever_it_runs(runner, tmp_path):
+    (tmp_path / "tests" / "gpu" / "test_wrong.py").write_text("def test_wrong(): assert False")
+    assert runner("print('no GPU in sight')", "gpu").returncode == 1

@@ -1,13 +1,28 @@
 """Whether a function computes an op: its outputs against the definition in fp64 on the same inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
-from hwgrpo_kernels import Op
+from hwgrpo_kernels import Key, Op, default_registry
+from hwgrpo_kernels.op import shape_class
 from torch import Tensor
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def runnable(device_type: str) -> Iterator[Any]:
+    """Yield op, implementation, dtype, case and shape for all that this machine can run on a type of device."""
+    for op in default_registry.ops():
+        for implementation in default_registry.implementations(op.name):
+            for dtype in DTYPES:
+                key = Key(op.name, device_type, dtype, shape_class(op.shapes[0].V))
+                if implementation.reason_against(key) is None:
+                    for case in op.cases:
+                        for shape in op.shapes if dtype == torch.float32 else op.shapes[:1]:
+                            tag = f"{op.name}-{implementation.name}-{str(dtype)[6:]}-{case}-{'x'.join(map(str, shape))}"
+                            yield pytest.param(op, implementation, dtype, case, shape, id=tag)
 
 
 def in_fp64(inputs: dict[str, Any]) -> dict[str, Any]:

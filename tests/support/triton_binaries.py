@@ -18,7 +18,7 @@ _PTX_ACCESS = re.compile(r"\b(ld|st)\.(?:\w+\.)?global([.\w:]*)\s")
 _AMD_ACCESS = re.compile(r"^\s+(?:global|buffer|flat)_(load|store)_(\w+)", re.M)
 _PTX_ATOMIC = re.compile(r"\b(?:atom|red)\.")
 _AMD_ATOMIC = re.compile(r"^\s+(?:\w+_atomic_?\w*|ds_(?:add|sub|inc|dec|min|max|and|or|xor|cmpst|cmpstore)_\w+)", re.M)
-_PTX_NAN_MAX = re.compile(r"\bmax\.NaN\.f(?:32|64)\b")
+_PTX_NAN_MAX = re.compile(r"\bmax\.NaN\.f32\b|\bselp\.f64\s+%\w+, 0d7FF8000000000000,")  # fp64: NaN put in by hand
 _AMD_NAN_TEST = re.compile(r"\bv_(?:cmpx?_[ou]|maximum3?)_f(?:32|64)")
 _AMD_BF16_ROUNDING = re.compile(r"\bv_bfe_u32 .*, 16, 1$", re.M)
 

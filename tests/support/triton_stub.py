@@ -31,6 +31,7 @@ CHIPS: Mapping[str, Chip] = {
     "sm_80": Chip(GPUTarget("cuda", 80, 32), 166912),
     "sm_90": Chip(GPUTarget("cuda", 90, 32), 232448),
     "sm_100": Chip(GPUTarget("cuda", 100, 32), 232448),
+    "sm_120": Chip(GPUTarget("cuda", 120, 32), 101376),
     "gfx90a": Chip(GPUTarget("hip", "gfx90a", 64), 65536),
     "gfx942": Chip(GPUTarget("hip", "gfx942", 64), 65536),
     "gfx950": Chip(GPUTarget("hip", "gfx950", 64), 163840),

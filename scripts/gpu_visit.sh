@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Everything a visit to a machine with an NVIDIA or AMD GPU should bring home, in one go: facts, tests, sanitizer, speed.
+#   bash scripts/gpu_visit.sh OUT                  every step; logs and results go to the folder OUT
+#   bash scripts/gpu_visit.sh OUT facts bench-A    these steps, to stay below a limit per command
+#   bash scripts/gpu_visit.sh --list               the steps
+# A step that fails or runs too long ends none of the others. OUT/steps.tsv has a line per step: its exit code, seconds
+# and log; it is written as each step ends, and a later call adds to it. Exits with 1 if a step of this call failed.
+#   PYTHON=...      the interpreter (default .venv/bin/python, else python3); what it lacks can lie in the folder PACKAGES
+#   SHAPES="A B C"  shapes of `hwgrpo bench kernels`, each a step bench-SHAPE; the ops' fp64 check and peers included
+#   REPEAT=5        its rounds
+#   LIMIT=540       seconds a step may take
+set -uo pipefail
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+read -ra shapes <<<"${SHAPES:-A B C}"
+steps=(facts kernels tests sanitizer "${shapes[@]/#/bench-}")
+case "${1:-}" in
+    --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
+    "" | -*) sed -n '2,12p' "$0" | cut -c3- >&2; exit 2 ;;
+esac
+mkdir -p "$1" || exit 1
+out=$(cd "$1" && pwd)
+shift
+[ $# -eq 0 ] || steps=("$@")
+
+python=${PYTHON:-$repo/.venv/bin/python}
+[ -n "${PYTHON:-}" ] || [ -x "$python" ] || python=python3
+export PYTHONPATH="$repo:$repo/backends:$repo/kernels${PACKAGES:+:$PACKAGES}"
+export HF_HUB_OFFLINE=1
+cd "$repo" || exit 1
+
+facts() {
+    date -u
+    git rev-parse HEAD 2>/dev/null || echo "not a git checkout"
+    uname -a
+    for tool in nvidia-smi rocm-smi compute-sanitizer; do command -v "$tool" || echo "$tool: not installed"; done
+    if command -v nvidia-smi >/dev/null; then nvidia-smi; fi
+    "$python" -c '
+import importlib.metadata as metadata, sys
+print("python", sys.version)
+for name in ("torch", "triton", "transformers", "liger-kernel", "cut-cross-entropy", "trl", "verl"):
+    try: print(name, metadata.version(name))
+    except metadata.PackageNotFoundError: print(name, "not installed")'
+    "$python" -m hwgrpo detect --probe
+}
+
+pytest_in() { "$python" -m pytest -q -p no:cacheprovider --junitxml="$out/$1.xml" "${@:2}"; }
+
+run_step() {
+    case "$1" in
+        facts) facts ;;
+        kernels) "$python" -m hwgrpo kernels ;;
+        tests) pytest_in tests tests/gpu -k "not test_sanitizer" ;;
+        sanitizer) pytest_in sanitizer tests/gpu -k test_sanitizer ;;
+        bench-*) "$python" -m hwgrpo bench kernels --shape "${1#bench-}" --repeat "${REPEAT:-5}" --json "$out/$1.json" ;;
+        *) echo "scripts/gpu_visit.sh: there is no step '$1'; the steps are listed by --list"; return 2 ;;
+    esac
+}
+
+if [ -n "${VISIT_STEP:-}" ]; then # called by itself, under the limit
+    run_step "$VISIT_STEP"
+    exit
+fi
+
+status=0
+for step in "${steps[@]}"; do
+    echo "== $step =="
+    began=$SECONDS
+    # --foreground is left out: what a step started ends with it.
+    VISIT_STEP=$step timeout --kill-after=15 "${LIMIT:-540}" bash "$0" "$out" >"$out/$step.log" 2>&1 </dev/null
+    code=$?
+    tail -n 25 "$out/$step.log"
+    printf '%s\t%d\t%d s\t%s\n' "$step" "$code" $((SECONDS - began)) "$step.log" >>"$out/steps.tsv"
+    [ $code -eq 0 ] || status=1
+done
+
+echo
+echo "step, exit code (124 and 137: stopped at the limit; 5: no test to run here), time, log in $out"
+cat "$out/steps.tsv"
+exit $status

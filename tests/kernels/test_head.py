@@ -1,0 +1,122 @@
+"""The buffer of logits: rows that begin on 16 bytes whatever V is, written where they lie, and nothing else written."""
+
+import pytest
+import torch
+from hwgrpo_kernels import head as head_module
+from hwgrpo_kernels import linear_logprob
+from hwgrpo_kernels.head import Head, HeadGradients, empty_rows, row_stride
+from hwgrpo_kernels.rows_torch import row_grad, row_stats
+
+ON_GPU = "cuda"  # hw: what torch calls NVIDIA's and AMD's devices
+ON_ASCEND = "npu"  # hw: rows stay dense there
+H, V = 24, 517
+
+bias_or_none = pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+
+
+def parts(dtype=torch.float32, rows=40, with_bias=False):
+    hidden, weight = torch.randn(rows, H).to(dtype), torch.randn(V, H).to(dtype)
+    return hidden, weight, torch.randn(V).to(dtype) if with_bias else None
+
+
+def between(view):
+    """What lies between the rows of a view into a padded buffer."""
+    return view._base[:, view.shape[1] :]
+
+
+@pytest.mark.parametrize(
+    "vocab,dtype,device_type,stride",
+    [
+        (50257, torch.bfloat16, ON_GPU, 50264),
+        (50257, torch.float32, ON_GPU, 50260),
+        (50257, torch.float64, "cpu", 50258),
+        (151936, torch.float16, ON_GPU, 151936),
+        (1, torch.bfloat16, "cpu", 8),
+        (50257, torch.bfloat16, ON_ASCEND, 50257),
+    ],
+)
+def test_16_bytes_divide_the_stride_of_a_row_except_where_gemms_may_not_write_it(vocab, dtype, device_type, stride):
+    assert row_stride(vocab, dtype, device_type) == stride
+
+
+@bias_or_none
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_logits_lie_in_padded_rows_and_equal_a_dense_product(dtype, with_bias):
+    hidden, weight, bias = parts(dtype, with_bias=with_bias)
+    logits = Head(weight, bias, dtype, dtype).logits(hidden)
+    assert logits.stride(0) * dtype.itemsize % 16 == 0
+    assert logits.data_ptr() % 16 == 0
+    truth = torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(
+        logits.double(), truth, rtol=4 * torch.finfo(dtype).eps, atol=20 * torch.finfo(dtype).eps
+    )
+
+
+@bias_or_none
+def test_every_chunk_is_written_into_the_same_memory_and_never_between_its_rows(with_bias):
+    hidden, weight, bias = parts(with_bias=with_bias)
+    head = Head(weight, bias, torch.float32, torch.float32)
+    first = head.logits(hidden)
+    between(first).fill_(torch.nan)
+    targets, g = torch.randint(V, (40,)), torch.randn(40)
+    gradients = HeadGradients(head, 47, hidden=True, weight=True, bias=True)
+    for start, rows in ((0, 40), (40, 7)):
+        logits = head.logits(hidden[:rows])
+        assert logits.data_ptr() == first.data_ptr()
+        stats = row_stats(logits, targets[:rows], 1.0, 0.0, None, True)
+        row_grad(logits, targets[:rows], *stats, g[:rows], g[:rows], 1.0, 0.0, None, logits)
+        gradients.add(logits, hidden[:rows], start)
+    assert between(first).isnan().all()
+    assert all(each.isfinite().all() for each in gradients.finish())
+
+
+@pytest.fixture
+def wide_products(monkeypatch):
+    """Products of 16-bit operands in fp32, as CUDA has them; collects the operands and results of all products."""
+    seen = []
+    real = torch.mm
+
+    def mm(a, b, out_dtype=None, *, out=None):
+        seen.extend([a, b] if out is None else [a, b, out])
+        if out_dtype is None or a.device.type == "meta":
+            return real(a, b, **{} if out_dtype is None else {"out_dtype": out_dtype}, out=out)
+        product = real(a.to(out_dtype), b.to(out_dtype))
+        return product if out is None else out.copy_(product)
+
+    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: True)
+    monkeypatch.setattr(torch, "mm", mm)
+    return seen
+
+
+@bias_or_none
+def test_fp32_logits_of_16_bit_operands_use_one_padded_buffer_and_one_for_their_gradient(wide_products, with_bias):
+    hidden, weight, bias = parts(torch.bfloat16, with_bias=with_bias)
+    targets = torch.randint(V, (40,))
+    leaves = [None if each is None else each.clone().requires_grad_() for each in (hidden, weight, bias)]
+    truths = [None if each is None else each.double().requires_grad_() for each in (hidden, weight, bias)]
+    got = linear_logprob(
+        leaves[0], leaves[1], targets, bias=leaves[2], chunk_rows=16, logits_dtype=torch.float32
+    ).logprob
+    true = torch.nn.functional.linear(*truths).log_softmax(1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(got.double(), true, rtol=1e-5, atol=1e-5)
+    got.sum().backward()
+    true.sum().backward()
+    for mine, exact in zip(leaves, truths):
+        if mine is not None:
+            assert (mine.grad.double() - exact.grad).norm() < 2**-7 * exact.grad.norm()
+    vocab_wide = [each for each in wide_products if V in each.shape and H not in each.shape]
+    assert {each.dtype for each in vocab_wide} == {torch.float32, torch.bfloat16}
+    assert all(max(each.stride()) * each.element_size() % 16 == 0 for each in vocab_wide)
+    assert len({each.data_ptr() for each in vocab_wide if each.dtype == torch.bfloat16}) == 1
+
+
+def test_torch_takes_an_out_of_padded_rows_together_with_an_out_dtype(wide_products):
+    weight, hidden = torch.empty(V, H, dtype=torch.bfloat16, device="meta"), torch.empty(5, H, device="meta")
+    head = Head(weight, None, torch.bfloat16, torch.float32)
+    logits = head.logits(head.operand(hidden, torch.bfloat16))
+    assert (logits.dtype, logits.shape, logits.stride()) == (torch.float32, (5, V), (520, 1))
+
+
+def test_a_buffer_without_rows_or_of_one_row_is_one():
+    for rows in (0, 1):
+        assert empty_rows(rows, 3, torch.float32, torch.device("cpu")).shape == (rows, 3)

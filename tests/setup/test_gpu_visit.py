@@ -1,0 +1,60 @@
+"""scripts/gpu_visit.sh keeps what every step said and how it ended, whatever becomes of the others."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+STAND_IN = """#!/usr/bin/env bash
+echo "python $*"
+case "$*" in
+    *"--shape slow"*) sleep 30 ;;
+    *"--shape wrong"*) exit 1 ;;
+    *"not test_sanitizer"*) exit 3 ;;
+esac
+"""
+
+
+@pytest.fixture
+def visit(tmp_path):
+    """Runs the script with a stand-in for Python; returns its result and the lines of steps.tsv."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(STAND_IN)
+    stand_in.chmod(0o755)
+
+    def run(*words, shapes="A B", **more):
+        environment = {**os.environ, "PYTHON": str(stand_in), "SHAPES": shapes, **more}
+        command = ["bash", str(REPO / "scripts" / "gpu_visit.sh"), str(tmp_path / "out"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        table = tmp_path / "out" / "steps.tsv"
+        return done, [line.split("\t") for line in table.read_text().splitlines()], tmp_path / "out"
+
+    return run
+
+
+def test_a_step_that_fails_or_takes_too_long_ends_no_other(visit):
+    done, steps, out = visit(shapes="wrong slow A", LIMIT="2")
+    codes = {step: int(code) for step, code, _, _ in steps}
+    assert codes == {
+        "facts": 0, "kernels": 0, "tests": 3, "sanitizer": 0, "bench-wrong": 1, "bench-slow": 124, "bench-A": 0
+    }  # fmt: skip
+    assert done.returncode == 1
+    for step, _, _, log in steps:
+        assert "python" in (out / log).read_text(), step
+        assert f"== {step} ==" in done.stdout
+
+
+def test_steps_of_later_calls_are_added_and_each_call_answers_for_its_own(visit):
+    done, steps, _ = visit("tests")
+    assert (done.returncode, [step[:2] for step in steps]) == (1, [["tests", "3"]])
+    done, steps, out = visit("bench-B")
+    assert (done.returncode, [step[0] for step in steps]) == (0, ["tests", "bench-B"])
+    assert f"--shape B --repeat 5 --json {out}/bench-B.json" in (out / "bench-B.log").read_text()
+
+
+def test_an_unknown_step_is_a_failure_that_says_where_the_steps_are(visit):
+    done, steps, out = visit("bnech-A")
+    assert (done.returncode, steps[0][1]) == (1, "2")
+    assert "no step 'bnech-A'" in (out / "bnech-A.log").read_text()
