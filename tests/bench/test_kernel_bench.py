@@ -135,7 +135,7 @@ def test_each_implementation_is_a_side_and_runs_in_its_own_rounds_only(name: str
     with registered(Implementation("row_stats", "spy", lambda: spy, rank=9)):
         case = BY_NAME[name]
         found = {side.name: side for side in case.sides(case, problem_of(case)) if side.group == "ours"}
-        assert set(found) == {"torch", "spy"}
+        assert set(found) == {"torch", "compiled", "spy"}
         for each, side in found.items():
             calls.clear()
             with side.in_force():
