@@ -44,7 +44,9 @@ def test_values_and_gradients_are_those_of_a_backward_that_is_not_in_place(layou
         total(got, use).backward()
         results.append([got.logprob.detach(), got.entropy.detach(), hidden.grad, weight.grad])
     assert all(each.count_nonzero() for each in results[0])
-    assert all(torch.equal(plain, mine) for plain, mine in zip(*results))
+    exactly = {"rtol": 0, "atol": 0} if hidden.device.type == "cpu" else {}  # elsewhere a layout can choose the GEMM
+    for plain, mine in zip(*results):
+        torch.testing.assert_close(mine, plain, **exactly)
 
 
 def test_the_logits_are_untouched_until_backward_and_are_their_gradient_after_it():
