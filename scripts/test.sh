@@ -13,6 +13,7 @@ unit algorithms backends bench cli config data kernels models observe report rew
 families families
 interpreter interpreter
 compile compile
+lowering lowering
 structure structure setup
 distributed distributed
 learning learning docs
