@@ -4,25 +4,27 @@
     linear_logprob      hidden + head -> logprob, entropy, without [N,V] logits       logprob.py
     token_logprob       logits -> logprob, entropy                                    logprob.py
 
-    ops.py              the ops as declared: definition, inputs, tolerances, cost
+    ops.py              the ops as declared: definition, inputs, tolerances, cost; ops_kl.py those beside a reference
     definitions.py      the truth of each op in plain torch
     library.py          torch.ops.hwgrpo.*: custom ops, fake kernels, gradients
     registry.py         which implementation runs: resolve, configure, choices, explain
     survey.py           the same for people: what each implementation would do, and why
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
-    rows_torch.py       row_stats and row_grad in torch
+    reference.py        a second head, whose logits are streamed beside for the KL over the whole vocabulary
+    rows_torch.py       the row ops in torch
     vocab_parallel.py   a head cut over ranks; vocab_agreement.py what they check, vocab_logprob.py its linear_logprob
-    rows_triton.py      row_stats and row_grad in Triton; triton_kernels.py the kernels, triton_math.py their functions,
+    rows_triton.py      the row ops in Triton; triton_kernels.py the kernels, triton_math.py their functions,
                         tiles.py their block sizes per architecture, triton_support.py where they can run
 
 Needs torch alone (and Triton for its kernels). `HWGRPO_KERNELS=row_stats=torch,...` pins implementations; the
 entry-point group `hwgrpo.kernels` (value: an `Implementation` or several) adds some.
 """
 
-from . import ops  # noqa: F401  declares the ops
+from . import ops, ops_kl  # noqa: F401  declare the ops
 from .logprob import TokenLogprob, linear_logprob, token_logprob
 from .loss_calls import LossFunction, TokenStats
 from .op import Implementation, Key, Op, Shape, Tolerance
+from .reference import ReferenceHead
 from .registry import Choice, KernelRegistry, choices, configure, default_registry, explain, resolve
 from .token_loss import TokenLoss, linear_token_loss
 
@@ -33,6 +35,7 @@ __all__ = [
     "Key",
     "LossFunction",
     "Op",
+    "ReferenceHead",
     "Shape",
     "TokenLogprob",
     "TokenLoss",

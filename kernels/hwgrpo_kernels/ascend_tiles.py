@@ -52,7 +52,7 @@ class RowKernel(NamedTuple):
     """What decides how much of the unified buffer a row kernel needs.
 
     Args:
-        op: "row_stats" or "row_grad".
+        op: name of the row op.
         itemsize: bytes per logit, of the wider of input and output.
         softcap: whether logits are squashed.
     """
@@ -64,14 +64,17 @@ class RowKernel(NamedTuple):
     @property
     def live(self) -> int:
         """fp32 vectors of a block that are alive at once: one more than the most found in the lowered kernels."""
-        if self.op == "row_stats":
-            return 8 if self.softcap else 7
-        return 9 if self.softcap else 6
+        return _LIVE[self.op][self.softcap]
 
     @property
     def streams(self) -> int:
         """Blocks of logits on their way in or out."""
-        return 1 if self.op == "row_stats" else 2
+        return _STREAMS[self.op]
+
+
+# op -> without softcap, with it
+_LIVE = {"row_stats": (7, 8), "row_grad": (6, 9), "row_stats_kl": (9, 11), "row_grad_kl": (8, 11)}
+_STREAMS = {"row_stats": 1, "row_grad": 2, "row_stats_kl": 2, "row_grad_kl": 3}
 
 
 def chip_of(arch: str) -> Chip:

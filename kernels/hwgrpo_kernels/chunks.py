@@ -7,18 +7,19 @@ _CPU_LEAST_ROWS = 64  # below this, streaming the head's weight costs more than 
 _ACCELERATOR_BYTES = 5 * 2**28  # 1.25 GiB: 4096 rows of bf16 at V = 152k, enough that dW's read-modify-write is small
 
 
-def chunk_rows_for(vocab: int, logits_dtype: torch.dtype, device_type: str) -> int:
+def chunk_rows_for(vocab: int, logits_dtype: torch.dtype, device_type: str, buffers: int = 1) -> int:
     """Return the default number of rows per chunk.
 
     Args:
         vocab: V.
         logits_dtype: dtype of the chunk's logits buffer. On CPU the work is done in fp32 whatever the buffer holds.
         device_type: torch device type.
+        buffers: of logits that a chunk needs at once: 2 where a reference's are read beside.
     """
     if device_type == "cpu":
-        rows = _CPU_BYTES // (4 * vocab)
+        rows = _CPU_BYTES // (4 * vocab * buffers)
         return max(_CPU_LEAST_ROWS, rows // 16 * 16)
-    rows = _ACCELERATOR_BYTES // (logits_dtype.itemsize * vocab)
+    rows = _ACCELERATOR_BYTES // (logits_dtype.itemsize * vocab * buffers)
     return rows // 512 * 512 if rows >= 512 else max(1, rows)
 
 

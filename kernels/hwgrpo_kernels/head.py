@@ -1,5 +1,7 @@
 """The LM head as chunks of rows: GEMMs that make logits, and GEMMs that turn their gradient into dX, dW and db."""
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,12 @@ class Head:
     def vocab(self) -> int:
         """V."""
         return self.weight_VH.shape[0]
+
+    def with_own_buffer(self) -> "Head":
+        """Return the same head with room for other logits."""
+        other = copy(self)
+        other._buffer = None
+        return other
 
     def operand(self, hidden_RH: Tensor, compute_dtype: torch.dtype) -> Tensor:
         """Return hidden states rounded to the compute dtype, in the dtype the GEMMs take."""

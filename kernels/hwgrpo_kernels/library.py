@@ -11,7 +11,7 @@ from .guards import without_autocast
 from .head import Head, HeadGradients
 from .logit_map import LogitMap
 from .registry import default_registry
-from .streaming import RowKernels, RowStats, Stream, join, row_kernels
+from .streaming import RowGradients, RowKernels, RowStats, Stream, join, row_kernels
 
 Stats = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -89,8 +89,10 @@ def token_logprob_in_torch(
     kernels = row_kernels(logits.device.type, logits.dtype, logits.shape[1])
     mapping = LogitMap(scale, squash, row_scale)
     chunks = even_chunks(logits.shape[0], chunk_rows_for(logits.shape[1], logits.dtype, logits.device.type))
-    parts = [RowStats(*kernels.stats(logits[a:b], targets[a:b], *mapping.rows(a, b), with_entropy)) for a, b in chunks]
-    return join(parts, logits)
+    parts = [
+        RowStats.of(kernels.stats(logits[a:b], targets[a:b], *mapping.rows(a, b), with_entropy)) for a, b in chunks
+    ]
+    return join(parts, logits)[:4]
 
 
 def _save_stats(ctx: Any, output: Stats) -> None:
@@ -186,7 +188,7 @@ def linear_logprob_in_torch(
     with torch.no_grad(), without_autocast(hidden.device.type):
         mapping = LogitMap(scale, squash, row_scale)
         stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
-        return stream.all_stats(chunks, with_entropy)
+        return stream.all_stats(chunks, with_entropy)[:4]
 
 
 @torch.library.custom_op("hwgrpo::linear_logprob_backward", mutates_args=())
@@ -218,7 +220,7 @@ def linear_logprob_backward(
             stream.head, hidden.shape[0], hidden=needs_hidden, weight=needs_weight, bias=needs_bias
         )
         stats = RowStats(logprob, entropy, row_max, log_sum)
-        stream.recompute_gradients(gradients, chunks, stats, grad_logprob, grad_entropy)
+        stream.recompute_gradients(gradients, chunks, stats, RowGradients(grad_logprob, grad_entropy))
         made = gradients.finish()
     parameters = (hidden, weight, weight if bias is None else bias)
     dx, dw, db = (like.new_empty(0) if grad is None else grad.to(like.dtype) for grad, like in zip(made, parameters))

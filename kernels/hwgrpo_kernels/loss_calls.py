@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from .streaming import RowStats
+from .streaming import RowGradients, RowStats
 
 
 class TokenStats(NamedTuple):
@@ -15,15 +15,18 @@ class TokenStats(NamedTuple):
     Args:
         logprob: [R] log-probability of the target (nats), fp32, differentiable.
         entropy: [R] entropy (nats), fp32, differentiable.
-        full_kl: [R] KL to reference logits streamed beside, or None without them.
+        full_kl: [R] KL divergence (nats) from the reference over the whole vocabulary, fp32, differentiable; None
+            without a reference.
         cu_seqlens: [S+1] int64 row offsets of the sequences among these R rows, or None under scope "token".
             A sequence all of whose rows are masked has length 0.
+        ref_logprob: [R] log-probability of the target under the reference (nats), fp32; None without one.
     """
 
     logprob: Tensor
     entropy: Tensor
     full_kl: Tensor | None = None
     cu_seqlens: Tensor | None = None
+    ref_logprob: Tensor | None = None
 
 
 LossFunction = Callable[[TokenStats, Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
@@ -33,47 +36,62 @@ class LossCalls:
     """Calls the loss function on ranges of rows, and adds up its loss and metrics."""
 
     def __init__(
-        self, loss_fn: LossFunction, rows: Mapping[str, Tensor], bounds: list[int] | None, device: torch.device
+        self,
+        loss_fn: LossFunction,
+        rows: Mapping[str, Tensor],
+        bounds: list[int] | None,
+        device: torch.device,
+        with_reference: bool,
     ) -> None:
-        self.loss_fn, self.rows, self.bounds = loss_fn, rows, bounds
+        self.loss_fn, self.rows, self.bounds, self.with_reference = loss_fn, rows, bounds, with_reference
         self.loss: Tensor | None = None
         self.sums: dict[str, Tensor] = {}
         self._device = device
 
     def __call__(
         self, stats: RowStats, start: int, stop: int, span: tuple[int, int] | None, wants: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return g = dL/dlogprob and g_H = dL/dentropy (None when the loss has none) for rows [start, stop).
+    ) -> RowGradients:
+        """Return the gradients of the loss for rows [start, stop); None of entropy or kl when the loss has none.
 
         Args:
             span: first and last-plus-one sequence of the chunk, or None when the rows are all of them.
         """
-        logprob, entropy = stats.logprob.detach(), stats.entropy.detach()
+        beside = stats.beside
+        leaves = [stats.logprob.detach(), stats.entropy.detach()]
+        if beside is not None:
+            leaves.append(beside.kl.detach())
         with torch.enable_grad():
             if wants:
-                logprob.requires_grad_()
-                entropy.requires_grad_()
-            given = TokenStats(logprob, entropy, None, self._offsets(start, span))
+                for each in leaves:
+                    each.requires_grad_()
+            logprob, entropy = leaves[:2]
+            offsets = self._offsets(start, span)
+            given = TokenStats(logprob, entropy, None, offsets)
+            if beside is not None:
+                given = given._replace(full_kl=leaves[2], ref_logprob=beside.ref_logprob)
             whole = start == 0 and all(each.shape[0] == stop for each in self.rows.values())
             rows = self.rows if whole else {name: each[start:stop] for name, each in self.rows.items()}
             losses, metrics = _check_result(self.loss_fn(given, rows), stop - start)
             loss = losses.sum()
-            g, g_h = None, None
+            made: tuple[Tensor | None, ...] = ()
             if wants and loss.requires_grad:
-                g, g_h = torch.autograd.grad(loss, (logprob, entropy), allow_unused=True)
+                made = torch.autograd.grad(loss, leaves, allow_unused=True)
         loss = loss.detach().to(stats.logprob.dtype)
         self.loss = loss if self.loss is None else self.loss + loss
         for name, metric in metrics.items():
             total = metric.detach().sum(dtype=loss.dtype)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
-        return torch.zeros_like(stats.logprob) if g is None else g, g_h
+        g, *others = made or (None,)
+        return RowGradients(torch.zeros_like(stats.logprob) if g is None else g, *others)
 
     def learn_names(self) -> None:
         """Without any row, find the metrics' names from one made-up row, so that all ranks report the same ones."""
         zero = torch.zeros(1, device=self._device)
         rows = {name: each.new_zeros(1, *each.shape[1:]) for name, each in self.rows.items()}
         offsets = None if self.bounds is None else torch.tensor([0, 1], device=self._device)
-        _, metrics = _check_result(self.loss_fn(TokenStats(zero, zero.clone(), None, offsets), rows), 1)
+        beside = zero.clone() if self.with_reference else None
+        made_up = TokenStats(zero, zero.clone(), beside, offsets, beside)
+        _, metrics = _check_result(self.loss_fn(made_up, rows), 1)
         self.sums = {name: zero.new_zeros(()) for name in metrics}
 
     def _offsets(self, start: int, span: tuple[int, int] | None) -> Tensor | None:

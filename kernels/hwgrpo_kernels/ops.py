@@ -11,10 +11,10 @@ from .op import Implementation, Op, Shape, Tolerance
 from .registry import default_registry
 
 # Odd sizes (nothing divides a block), one row, and no row at all.
-_SHAPES = (Shape(193, 70, 517), Shape(64, 100, 1000), Shape(1, 16, 37), Shape(0, 16, 64))
+SHAPES = (Shape(193, 70, 517), Shape(64, 100, 1000), Shape(1, 16, 37), Shape(0, 16, 64))
 
 # Statistics accumulate in fp32 whatever the inputs; a gradient is rounded to the dtype it is returned in.
-_ROW_TOLERANCE = {
+ROW_TOLERANCE = {
     torch.float64: Tolerance(1e-12, 1e-12),
     torch.float32: Tolerance(1e-5, 1e-5),
     torch.bfloat16: Tolerance(1e-5, 2**-8),
@@ -33,7 +33,7 @@ def _generator(device: str, seed: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(seed)
 
 
-def _randn(*size: int, dtype: torch.dtype, device: str, seed: int) -> Tensor:
+def randn(*size: int, dtype: torch.dtype, device: str, seed: int) -> Tensor:
     return torch.randn(*size, generator=_generator(device, seed), device=device).to(dtype)
 
 
@@ -77,7 +77,7 @@ def _shape_logits(logits: Tensor, targets: Tensor, case: str) -> Tensor:
 def row_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "plain", seed: int = 0) -> dict[str, Any]:
     """Make the arguments of `row_stats` and `token_logprob`."""
     targets = torch.randint(shape.V, (shape.N,), generator=_generator(device, seed + 1), device=device)
-    logits = _randn(shape.N, shape.V, dtype=torch.float32, device=device, seed=seed)
+    logits = randn(shape.N, shape.V, dtype=torch.float32, device=device, seed=seed)
     mapping = _map_of(case, shape.N, device, seed + 2)
     return {
         "logits": _shape_logits(2 * logits, targets, case).to(dtype),
@@ -108,8 +108,8 @@ def row_grad_inputs(
         "entropy": stats[1] if with_entropy else None,
         "row_max": stats[2],
         "log_sum": stats[3],
-        "grad_logprob": _randn(shape.N, dtype=wide, device=device, seed=seed + 3),
-        "grad_entropy": _randn(shape.N, dtype=wide, device=device, seed=seed + 4) if with_entropy else None,
+        "grad_logprob": randn(shape.N, dtype=wide, device=device, seed=seed + 3),
+        "grad_entropy": randn(shape.N, dtype=wide, device=device, seed=seed + 4) if with_entropy else None,
         "out": torch.empty_like(inputs["logits"]),
     }
 
@@ -118,12 +118,10 @@ def linear_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "pl
     """Make the arguments of `linear_logprob`."""
     mapping = _map_of(case, shape.N, device, seed + 2)
     return {
-        "hidden": _randn(shape.N, shape.H, dtype=dtype, device=device, seed=seed),
-        "weight": (_randn(shape.V, shape.H, dtype=torch.float32, device=device, seed=seed + 5) / shape.H**0.5).to(
-            dtype
-        ),
+        "hidden": randn(shape.N, shape.H, dtype=dtype, device=device, seed=seed),
+        "weight": (randn(shape.V, shape.H, dtype=torch.float32, device=device, seed=seed + 5) / shape.H**0.5).to(dtype),
         "targets": torch.randint(shape.V, (shape.N,), generator=_generator(device, seed + 1), device=device),
-        "bias": _randn(shape.V, dtype=dtype, device=device, seed=seed + 6) if case == "bias" else None,
+        "bias": randn(shape.V, dtype=dtype, device=device, seed=seed + 6) if case == "bias" else None,
         "scale": mapping.scale,
         "squash": mapping.squash,
         "row_scale": mapping.row_scale_N,
@@ -133,9 +131,9 @@ def linear_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "pl
     }
 
 
-_HAZARDS = ("offset_up", "offset_down", "flat", "masked_vocab", "masked_blocks", "dead_row", "certain")
-_MAPS = ("plain", "scaled", "softcap", "row_scale")
-_STATS = ("logprob", "entropy", "row_max", "log_sum")
+HAZARDS = ("offset_up", "offset_down", "flat", "masked_vocab", "masked_blocks", "dead_row", "certain")
+MAPS = ("plain", "scaled", "softcap", "row_scale")
+ROW_STATS = ("logprob", "entropy", "row_max", "log_sum")
 
 row_stats = default_registry.declare(
     Op(
@@ -143,11 +141,11 @@ row_stats = default_registry.declare(
         summary="log-probability, entropy and normaliser of each row of logits, in one read",
         definition=definitions.row_stats,
         inputs=row_inputs,
-        outputs=_STATS,
+        outputs=ROW_STATS,
         differentiable=(),
-        cases=_MAPS + _HAZARDS,
-        shapes=_SHAPES,
-        tolerance=_ROW_TOLERANCE,
+        cases=MAPS + HAZARDS,
+        shapes=SHAPES,
+        tolerance=ROW_TOLERANCE,
         flops=lambda shape, dtype: 8 * shape.N * shape.V,
         bytes=lambda shape, dtype: shape.N * (shape.V * dtype.itemsize + 24),
     )
@@ -160,9 +158,9 @@ row_grad = default_registry.declare(
         inputs=row_grad_inputs,
         outputs=("out",),
         differentiable=(),
-        cases=_MAPS + _HAZARDS,
-        shapes=_SHAPES,
-        tolerance=_ROW_TOLERANCE,
+        cases=MAPS + HAZARDS,
+        shapes=SHAPES,
+        tolerance=ROW_TOLERANCE,
         flops=lambda shape, dtype: 10 * shape.N * shape.V,
         bytes=lambda shape, dtype: shape.N * (2 * shape.V * dtype.itemsize + 32),
     )
@@ -173,11 +171,11 @@ token_logprob = default_registry.declare(
         summary="log-probability and entropy of given logits, differentiable",
         definition=definitions.row_stats,
         inputs=row_inputs,
-        outputs=_STATS,
+        outputs=ROW_STATS,
         differentiable=("logits",),
-        cases=_MAPS + _HAZARDS,
-        shapes=_SHAPES,
-        tolerance=_ROW_TOLERANCE,
+        cases=MAPS + HAZARDS,
+        shapes=SHAPES,
+        tolerance=ROW_TOLERANCE,
         flops=lambda shape, dtype: 8 * shape.N * shape.V,
         bytes=lambda shape, dtype: shape.N * (shape.V * dtype.itemsize + 24),
     )
@@ -188,33 +186,38 @@ linear_logprob = default_registry.declare(
         summary="log-probability and entropy from hidden states and head, without [N,V] logits, differentiable",
         definition=definitions.linear_logprob,
         inputs=linear_inputs,
-        outputs=_STATS,
+        outputs=ROW_STATS,
         differentiable=("hidden", "weight", "bias"),
-        cases=(*_MAPS, "bias", "chunks"),
-        shapes=_SHAPES,
+        cases=(*MAPS, "bias", "chunks"),
+        shapes=SHAPES,
         tolerance=_LINEAR_TOLERANCE,
         flops=lambda shape, dtype: 2 * shape.N * shape.H * shape.V,
         bytes=lambda shape, dtype: (shape.N + shape.V) * shape.H * dtype.itemsize + 24 * shape.N,
     )
 )
 
-default_registry.register(Implementation("row_stats", "torch", "hwgrpo_kernels.rows_torch:row_stats"))
-default_registry.register(Implementation("row_grad", "torch", "hwgrpo_kernels.rows_torch:row_grad"))
 default_registry.register(Implementation("token_logprob", "torch", lambda: library.token_logprob_in_torch))
 default_registry.register(Implementation("linear_logprob", "torch", lambda: library.linear_logprob_in_torch))
 
-for _op in ("row_stats", "row_grad"):
+
+def register_row_op(name: str) -> None:
+    """Register the implementations in torch and in Triton of a row op."""
+    default_registry.register(Implementation(name, "torch", f"hwgrpo_kernels.rows_torch:{name}"))
     default_registry.register(
         Implementation(
-            _op,
+            name,
             "triton",
-            f"hwgrpo_kernels.rows_triton:{_op}",
+            f"hwgrpo_kernels.rows_triton:{name}",
             device_types=frozenset({"cuda", "npu"}),  # AMD's too: torch calls a ROCm device by the name of NVIDIA's
             requires=("triton",),
             supports=triton_support.reason_against,
             rank=1,
         )
     )
+
+
+for _op in ("row_stats", "row_grad"):
+    register_row_op(_op)
 
 default_registry.register(
     Implementation(

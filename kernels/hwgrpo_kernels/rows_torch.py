@@ -1,4 +1,4 @@
-"""`row_stats` and `row_grad` in torch: every device, and the CPU's fast path (few passes, no division per logit)."""
+"""The row ops in torch: every device, and the CPU's fast path (few passes, no division per logit)."""
 
 import torch
 from torch import Tensor
@@ -138,5 +138,102 @@ def row_grad(
         grad_y.add_(safe.exp().mul_(safe + entropy).mul_(minus_g_h))
     grad.scatter_(1, targets[:, None], grad_y[:, None])
     if capped is not None:
-        grad.mul_(torch.addcmul(torch.full((), squash, dtype=grad.dtype), capped, capped, value=-squash))
+        grad.mul_(_slope(capped, squash))
     return out if grad is out else out.copy_(grad)
+
+
+def row_stats_kl(
+    logits: Tensor, ref_logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See `definitions.row_stats_kl`."""
+    blocks = _blocks(logits)
+    if len(blocks) > 1:
+        parts = [
+            row_stats_kl(logits[a:b], ref_logits[a:b], targets[a:b], scale, squash, _cut(row_scale, a, b))
+            for a, b in blocks
+        ]
+        stats, entropy, row_max, log_sum, *rest = (torch.cat(each) for each in zip(*parts))
+        kl, kl_others, ref_logprob, ref_max, ref_log_sum = rest
+        return stats, entropy, row_max, log_sum, kl, kl_others, ref_logprob, ref_max, ref_log_sum
+    logprob, entropy, row_max, log_sum = row_stats(logits, targets, scale, squash, row_scale, True)
+    ref_logprob, _, ref_max, ref_log_sum = row_stats(ref_logits, targets, scale, squash, row_scale, False)
+    if logits.shape[0] == 0:
+        return logprob, entropy, row_max, log_sum, logprob, logprob, ref_logprob, ref_max, ref_log_sum
+    mapping = scale, squash, row_scale
+    probs, gaps, _ = _probs_and_gaps(logits, ref_logits, row_max, log_sum, ref_max, ref_log_sum, *mapping)
+    kl_others = gaps.mul_(probs).masked_fill_(probs == 0, 0.0).scatter_(1, targets[:, None], 0.0).sum(1)
+    kl = kl_others + _weighted(logprob.exp(), logprob - ref_logprob)
+    return logprob, entropy, row_max, log_sum, kl, kl_others, ref_logprob, ref_max, ref_log_sum
+
+
+def row_grad_kl(
+    logits: Tensor,
+    ref_logits: Tensor,
+    targets: Tensor,
+    logprob: Tensor,
+    entropy: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    kl: Tensor,
+    kl_others: Tensor,
+    ref_logprob: Tensor,
+    ref_max: Tensor,
+    ref_log_sum: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    grad_kl: Tensor,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """See `definitions.row_grad_kl`; `out` may be `logits` itself."""
+    blocks = _blocks(logits)
+    if len(blocks) > 1:
+        for a, b in blocks:
+            row_grad_kl(
+                logits[a:b], ref_logits[a:b], targets[a:b], logprob[a:b], _cut(entropy, a, b), row_max[a:b],
+                log_sum[a:b], kl[a:b], kl_others[a:b], ref_logprob[a:b], ref_max[a:b], ref_log_sum[a:b],
+                grad_logprob[a:b], _cut(grad_entropy, a, b), grad_kl[a:b], scale, squash, _cut(row_scale, a, b),
+                out[a:b],
+            )  # fmt: skip
+        return out
+    if logits.shape[0] == 0:
+        return out
+    mapping = scale, squash, row_scale
+    grad, gaps, capped = _probs_and_gaps(logits, ref_logits, row_max, log_sum, ref_max, ref_log_sum, *mapping)
+    # p_y (a_y - kl) with nothing left to cancel when p_y -> 1
+    grad_y = _weighted(logprob.exp(), -torch.expm1(logprob) * (logprob - ref_logprob) - kl_others)
+    grad.mul_(gaps.sub_(kl[:, None]).masked_fill_(grad == 0, 0.0)).scatter_(1, targets[:, None], grad_y[:, None])
+    factor = grad_kl * scale if row_scale is None else grad_kl * row_scale * scale
+    grad.mul_(factor[:, None]).masked_fill_((factor == 0)[:, None], 0.0)
+    if capped is not None:
+        grad.mul_(_slope(capped, squash))
+    plain = row_grad(
+        logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, *mapping,
+        torch.empty_like(grad),
+    )  # fmt: skip
+    return out.copy_(grad.add_(plain))
+
+
+def _probs_and_gaps(
+    logits: Tensor, ref_logits: Tensor, row_max: Tensor, log_sum: Tensor, ref_max: Tensor, ref_log_sum: Tensor,
+    scale: float, squash: float, row_scale: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return p_j [N,V], a_j = ln p_j - ln r_j [N,V] (NaN where neither can be drawn), and u under a softcap."""
+    distance, _, capped = _distances(logits, row_max, scale, squash, row_scale, None)
+    ref_distance, _, _ = _distances(ref_logits, ref_max, scale, squash, row_scale, None)
+    gaps = torch.sub(distance, ref_distance, out=ref_distance).sub_((log_sum - ref_log_sum)[:, None])
+    return distance.exp_().mul_(log_sum.neg().exp_()[:, None]), gaps, capped
+
+
+def _weighted(probs: Tensor, values: Tensor) -> Tensor:
+    """probs * values, where what cannot be drawn counts for nothing even if it is infinite."""
+    return torch.where(probs == 0, 0.0, probs * values)
+
+
+def _slope(capped: Tensor, squash: float) -> Tensor:
+    """d tanh(squash z) / dz from tanh(squash z)."""
+    return torch.addcmul(
+        torch.full((), squash, dtype=capped.dtype, device=capped.device), capped, capped, value=-squash
+    )

@@ -1,4 +1,4 @@
-"""`row_stats` and `row_grad` in Triton: what a launch of triton_kernels.py needs, made from what the op is given."""
+"""The row ops in Triton: what a launch of triton_kernels.py needs, made from what the op is given."""
 
 from ctypes import c_float
 from typing import Any, NamedTuple
@@ -69,24 +69,70 @@ def row_grad(
         )  # fmt: skip
 
 
+def row_stats_kl(
+    logits: Tensor, ref_logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None
+) -> tuple[Tensor, ...]:
+    """See `definitions.row_stats_kl`."""
+    with torch.accelerator.device_index(logits.device.index):
+        tile = _tile("row_stats_kl", logits, logits, squash)
+        return launch_row_stats_kl(tile, logits, ref_logits, targets, scale, squash, row_scale)
+
+
+def row_grad_kl(
+    logits: Tensor, ref_logits: Tensor, targets: Tensor, logprob: Tensor, entropy: Tensor | None, row_max: Tensor,
+    log_sum: Tensor, kl: Tensor, kl_others: Tensor, ref_logprob: Tensor, ref_max: Tensor, ref_log_sum: Tensor,
+    grad_logprob: Tensor, grad_entropy: Tensor | None, grad_kl: Tensor, scale: float, squash: float,
+    row_scale: Tensor | None, out: Tensor,
+) -> Tensor:  # fmt: skip
+    """See `definitions.row_grad_kl`; `out` may be `logits` itself."""
+    with torch.accelerator.device_index(logits.device.index):
+        return launch_row_grad_kl(
+            _tile("row_grad_kl", logits, out, squash), logits, ref_logits, targets, logprob, entropy, row_max, log_sum,
+            kl, kl_others, ref_logprob, ref_max, ref_log_sum, grad_logprob, grad_entropy, grad_kl, scale, squash,
+            row_scale, out,
+        )  # fmt: skip
+
+
 def launch_row_stats(
     tile: Tile, logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """`row_stats` with a given tile, on the current device."""
-    precision = _precision(logits)
-    rows, vocab = logits.shape
-    logprob, row_max, log_sum = logits.new_empty(3, rows, dtype=precision.dtype)
-    entropy = logits.new_empty(rows if with_entropy else 0, dtype=precision.dtype)
-    if rows:
-        logits = _with_dense_rows(logits)
-        align, stride = aligned_stride(logits)
-        _kernels.row_stats_kernel[_grid(tile, rows)](
-            logits, targets.contiguous(), _vector(row_scale), logprob, entropy, row_max, log_sum, rows, vocab, stride,
-            *_split(squash), *_split(scale * _LOG2_E),
-            SQUASH=squash != 0.0, ENTROPY=with_entropy, ALIGN=align, **precision.constants, **_constants(tile),
-        )  # fmt: skip
+    rows = logits.shape[0]
+    dtype = _precision(logits).dtype
+    logprob, row_max, log_sum = logits.new_empty(3, rows, dtype=dtype)
+    entropy = logits.new_empty(rows if with_entropy else 0, dtype=dtype)
+    _launch_stats(tile, logits, None, targets, scale, squash, row_scale, (logprob, entropy, row_max, log_sum))
     return logprob, entropy, row_max, log_sum
+
+
+def launch_row_stats_kl(
+    tile: Tile, logits: Tensor, ref_logits: Tensor, targets: Tensor, scale: float, squash: float,
+    row_scale: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """`row_stats_kl` with a given tile, on the current device."""
+    found = logits.new_empty(9, logits.shape[0], dtype=_precision(logits).dtype).unbind()
+    _launch_stats(tile, logits, ref_logits, targets, scale, squash, row_scale, found)
+    return found
+
+
+def _launch_stats(
+    tile: Tile, logits: Tensor, ref_logits: Tensor | None, targets: Tensor, scale: float, squash: float,
+    row_scale: Tensor | None, found: tuple[Tensor, ...],
+) -> None:  # fmt: skip
+    """Fill `found`, the outputs of `row_stats`, or of `row_stats_kl` where there are reference logits."""
+    rows, vocab = logits.shape
+    if rows == 0:
+        return
+    logits, ref_logits = _with_dense_rows(logits), None if ref_logits is None else _with_dense_rows(ref_logits)
+    (align, stride), (ref_align, ref_stride) = aligned_stride(logits), _ref_stride(ref_logits)
+    beside = found[4:] or (None,) * 5
+    _kernels.row_stats_kernel[_grid(tile, rows)](
+        logits, ref_logits, targets.contiguous(), _vector(row_scale), *found[:4], *beside, rows, vocab, stride,
+        ref_stride, *_split(squash), *_split(scale * _LOG2_E),
+        SQUASH=squash != 0.0, ENTROPY=found[1].shape[0] == rows, ALIGN=align, REF_ALIGN=ref_align,
+        **_precision(logits).constants, **_constants(tile),
+    )  # fmt: skip
 
 
 def launch_row_grad(
@@ -95,26 +141,46 @@ def launch_row_grad(
     row_scale: Tensor | None, out: Tensor,
 ) -> Tensor:  # fmt: skip
     """`row_grad` with a given tile, on the current device."""
+    stats = logprob, entropy, row_max, log_sum, *(None,) * 5
+    wanted = grad_logprob, grad_entropy, None
+    return _launch_grad(tile, logits, None, targets, stats, wanted, scale, squash, row_scale, out)
+
+
+def launch_row_grad_kl(
+    tile: Tile, logits: Tensor, ref_logits: Tensor, targets: Tensor, logprob: Tensor, entropy: Tensor | None,
+    row_max: Tensor, log_sum: Tensor, kl: Tensor, kl_others: Tensor, ref_logprob: Tensor, ref_max: Tensor,
+    ref_log_sum: Tensor, grad_logprob: Tensor, grad_entropy: Tensor | None, grad_kl: Tensor, scale: float,
+    squash: float, row_scale: Tensor | None, out: Tensor,
+) -> Tensor:  # fmt: skip
+    """`row_grad_kl` with a given tile, on the current device."""
+    stats = logprob, entropy, row_max, log_sum, kl, kl_others, ref_logprob, ref_max, ref_log_sum
+    wanted = grad_logprob, grad_entropy, grad_kl
+    return _launch_grad(tile, logits, ref_logits, targets, stats, wanted, scale, squash, row_scale, out)
+
+
+def _launch_grad(
+    tile: Tile, logits: Tensor, ref_logits: Tensor | None, targets: Tensor, stats: tuple[Tensor | None, ...],
+    wanted: tuple[Tensor | None, ...], scale: float, squash: float, row_scale: Tensor | None, out: Tensor,
+) -> Tensor:  # fmt: skip
+    """Write the gradient to `out`, from the outputs of the statistics op and dL/dlogprob, dL/dentropy, dL/dkl."""
     rows, vocab = logits.shape
     if rows == 0:
         return out
     if vocab > 1 and out.stride(1) != 1:
         dense = torch.empty_like(out, memory_format=torch.contiguous_format)
         return out.copy_(
-            launch_row_grad(
-                tile, logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, scale, squash,
-                row_scale, dense,
-            )
-        )  # fmt: skip
+            _launch_grad(tile, logits, ref_logits, targets, stats, wanted, scale, squash, row_scale, dense)
+        )
+    _, entropy, *_ = stats
+    _, grad_entropy, _ = wanted
     assert grad_entropy is None or entropy is not None, "an entropy gradient without entropies"
-    logits = _with_dense_rows(logits)
-    align, stride = aligned_stride(logits)
+    logits, ref_logits = _with_dense_rows(logits), None if ref_logits is None else _with_dense_rows(ref_logits)
+    (align, stride), (ref_align, ref_stride) = aligned_stride(logits), _ref_stride(ref_logits)
     out_align, out_stride = aligned_stride(out)
     _kernels.row_grad_kernel[_grid(tile, rows)](
-        logits, targets.contiguous(), _vector(row_scale), _vector(logprob), _vector(entropy), _vector(row_max),
-        _vector(log_sum), _vector(grad_logprob), _vector(grad_entropy), out, rows, vocab, stride, out_stride,
-        *_split(squash), *_split(scale * _LOG2_E),
-        SQUASH=squash != 0.0, ENTROPY=grad_entropy is not None, ALIGN=align, OUT_ALIGN=out_align,
+        logits, ref_logits, targets.contiguous(), _vector(row_scale), *map(_vector, stats), *map(_vector, wanted), out,
+        rows, vocab, stride, ref_stride, out_stride, *_split(squash), *_split(scale * _LOG2_E),
+        SQUASH=squash != 0.0, ENTROPY=grad_entropy is not None, ALIGN=align, REF_ALIGN=ref_align, OUT_ALIGN=out_align,
         **_precision(logits).constants, **_constants(tile),
     )  # fmt: skip
     return out
@@ -130,7 +196,7 @@ def _tile(op: str, logits: Tensor, out: Tensor, squash: float) -> Tile:
     if _is_ascend(arch):
         itemsize = max(logits.element_size(), out.element_size())
         return ascend_tiles.tile_for(ascend_tiles.RowKernel(op, itemsize, squash != 0.0), arch, vocab)
-    return tile_for(op, arch, logits.element_size(), vocab)
+    return tile_for(op.removesuffix("_kl"), arch, logits.element_size(), vocab)
 
 
 def _is_ascend(arch: str) -> bool:
@@ -196,3 +262,7 @@ def aligned_stride(matrix: Tensor) -> tuple[int, int]:
     per_access = _ACCESS_BYTES // matrix.element_size()
     stride = matrix.stride(0)
     return (1, stride) if stride % per_access else (per_access, stride // per_access)
+
+
+def _ref_stride(ref_logits: Tensor | None) -> tuple[int, int]:
+    return (1, 0) if ref_logits is None else aligned_stride(ref_logits)

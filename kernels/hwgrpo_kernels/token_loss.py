@@ -16,6 +16,7 @@ from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compile
 from .head import Head, HeadGradients
 from .logit_map import logit_map
 from .loss_calls import LossCalls, LossFunction, shape_of
+from .reference import ReferenceHead, beside, check_reference
 from .streaming import RowStats, Stream, join, row_kernels
 from .vocab_agreement import agree, told_to_all_ranks
 
@@ -30,7 +31,7 @@ class TokenLoss:
     Args:
         loss: [] sum of the per-row losses of unmasked rows; its backward hands out gradients made already.
         logprob_N, entropy_N: [N] without gradient; 0 in masked rows.
-        kl_N: [N] or None.
+        kl_N: [N] full KL divergence (nats) from the reference, without gradient, 0 in masked rows; None without one.
         sums: metric -> [] sum over unmasked rows.
     """
 
@@ -58,7 +59,7 @@ def linear_token_loss(
     logits_dtype: torch.dtype | None = None,
     chunk_rows: int | None = None,
     vocab_group: dist.ProcessGroup | None = None,
-    reference: object | None = None,
+    reference: ReferenceHead | None = None,
 ) -> TokenLoss:
     """Stream the vocabulary for any loss of per-token statistics; [N,V] logits never exist.
 
@@ -82,8 +83,11 @@ def linear_token_loss(
         vocab_group: process group whose ranks have consecutive rows of one head in rank order, any number each: then
             weight_VH [V_r,H], bias [V_r] and their gradients are this rank's part, and all else is the same on all
             ranks: arguments, result, and the gradient of hidden_NH, which is summed over the ranks here. All ranks
-            call at the same time; each chunk of rows costs an all-gather of four numbers per row.
-        reference: reference head for a full-distribution KL; not available yet.
+            call at the same time; each chunk of rows costs an all-gather of four numbers per
+            row, nine with a reference.
+        reference: hidden states and head of a reference with the same vocabulary: loss_fn then also gets full_kl, the
+            KL divergence from its whole distribution under the same softcap, logit_scale and temperature, and
+            ref_logprob. Costs 2 N H' V FLOPs; the default chunks have half the rows, for two buffers of logits.
 
     Returns:
         `TokenLoss`. Without unmasked rows the loss is a zero with a graph, so that backward gives zero gradients.
@@ -93,14 +97,13 @@ def linear_token_loss(
         RuntimeError: called inside a checkpointed or compiled region; backward called twice.
     """
     refuse_compiled_region("linear_token_loss")
-    if reference is not None:
-        raise NotImplementedError("reference: the full-distribution KL is not available; use a KL on log-probs in rows")
     device_type, n = hidden_NH.device.type, hidden_NH.shape[0]
     with told_to_all_ranks(vocab_group, hidden_NH.device):
         checks.check_head(hidden_NH, weight_VH, bias)
         checks.check_rows(targets_N, n, hidden_NH, "hidden_NH")
         checks.check_map(temperature, softcap, logit_scale, n, hidden_NH)
         checks.check_chunk_rows(chunk_rows)
+        reference = check_reference(reference, hidden_NH, weight_VH)
         compute_dtype = compute_dtype_of(hidden_NH)
         logits_dtype = checks.check_logits_dtype(logits_dtype, compute_dtype)
         bounds = _check_rows_arguments(n, rows, row_mask, cu_seqlens, scope)
@@ -129,22 +132,26 @@ def linear_token_loss(
             "scope's index": _SCOPES.index(scope),
             "logits_dtype's size": logits_dtype.itemsize,
             "chunk_rows": chunk_rows or 0,
+            "reference's H": 0 if reference is None else reference.hidden_NH.shape[1],
         }
         vocab = agree(vocab_group, weight_VH, hidden_NH, targets, options)
         checks.check_target_range(targets, vocab.total)
         gradients = HeadGradients(head, targets.shape[0], hidden=wants[0], weight=wants[1], bias=wants[2])
-        kernels = vocab.kernels(row_kernels(device_type, logits_dtype, head.vocab))
-        stream = Stream(head, head.operand(hidden, compute_dtype), targets, mapping, kernels)
-        call = LossCalls(loss_fn, rows, bounds, hidden.device)
-        size = chunk_rows or chunk_rows_for(vocab.largest, logits_dtype, device_type)
+        with_reference = reference is not None
+        second = None if reference is None else beside(reference, head, weight_VH, compute_dtype, live)
+        kernels = vocab.kernels(row_kernels(device_type, logits_dtype, head.vocab, beside=with_reference))
+        stream = Stream(head, head.operand(hidden, compute_dtype), targets, mapping, kernels, second)
+        call = LossCalls(loss_fn, rows, bounds, hidden.device, with_reference)
+        size = chunk_rows or chunk_rows_for(vocab.largest, logits_dtype, device_type, buffers=1 + with_reference)
         stats = _run(stream, call, gradients, size, scope, any(wants))
         made = gradients.finish()
         logprob_N, entropy_N = _spread(stats.logprob, live, n), _spread(stats.entropy, live, n)
+        kl_N = None if stats.beside is None else _spread(stats.beside.kl, live, n)
         loss = call.loss if call.loss is not None else stats.logprob.new_zeros(())
         dx = None if made[0] is None else _spread(vocab.sum(made[0]), live, n)
     if any(wants):
         loss = _GradientsMadeInForward.apply(loss, (dx, *made[1:]), *parameters)
-    return TokenLoss(loss, logprob_N, entropy_N, None, call.sums)
+    return TokenLoss(loss, logprob_N, entropy_N, kl_N, call.sums)
 
 
 def _run(
@@ -154,7 +161,7 @@ def _run(
     n = stream.targets.shape[0]
     if n == 0:
         call.learn_names()
-        return join([], stream.hidden)
+        return join([], stream.hidden, beside=stream.beside is not None)
     chunks = even_chunks(n, chunk_rows)
     whole = scope == "batch"
     sequences: list[tuple[int, int] | None] = [None] * len(chunks)
@@ -167,16 +174,16 @@ def _run(
             chunks = [(call.bounds[first], call.bounds[last]) for first, last in aligned]
     if whole and len(chunks) > 1:
         stats = stream.all_stats(chunks, with_entropy=True)
-        g, g_h = call(stats, 0, n, None, wants)
+        wanted = call(stats, 0, n, None, wants)
         if wants:
-            stream.recompute_gradients(gradients, chunks, stats, g, g_h)
+            stream.recompute_gradients(gradients, chunks, stats, wanted)
         return stats
     parts = []
     for (start, stop), span in zip(chunks, sequences):
-        logits, stats = stream.stats_of(start, stop, with_entropy=True)
-        g, g_h = call(stats, start, stop, span, wants)
+        chunk, stats = stream.stats_of(start, stop, with_entropy=True)
+        wanted = call(stats, start, stop, span, wants)
         if wants:
-            stream.add_gradients(gradients, logits, stats, start, g, g_h)
+            stream.add_gradients(gradients, chunk, stats, start, wanted)
         parts.append(stats)
     return join(parts, stream.hidden)
 

@@ -39,6 +39,33 @@ def absorb(m, s, t, u, scale2, ENTROPY: tl.constexpr, FLOOR: tl.constexpr):
 
 
 @triton.jit
+def carried(gap, shift, s, decay):
+    """decay * (gap + shift * s) for gap = sum d e^d: what it becomes when all d gain shift, and all e^d are s in sum.
+
+    What has no weight counts for nothing even if it is infinite.
+    """
+    gap = tl.where(s == 0.0, 0.0, gap + shift * s)
+    return tl.where(decay == 0.0, 0.0, decay * gap)
+
+
+@triton.jit
+def absorb_beside(m, m_new, s, gap, n, r, u, w, scale2, FLOOR: tl.constexpr):
+    """Fold reference logits w [LANES,WIDTH] read beside u into the lanes' n, r = sum e^(w-n) and gap, each [LANES].
+
+    gap = sum e^(u-m) ((u-m) - (w-n)), from m and s before u was folded in, and the new m. Summing differences loses
+    less than the difference of two sums where policy and reference are near each other.
+    """
+    n_new = tl.maximum(n, tl.max(w, 1))
+    d = at_least((u - m_new[:, None]) * scale2, FLOOR)
+    e = tl.exp2(d)
+    f = (w - n_new[:, None]) * scale2
+    shift = at_least((m - m_new) * scale2, FLOOR)
+    ref_shift = (n - n_new) * scale2
+    gap = carried(gap, shift - ref_shift, s, tl.exp2(shift)) + tl.sum(tl.where(e == 0.0, 0.0, e * (d - f)), 1)
+    return n_new, tl.exp2(ref_shift) * r + tl.sum(tl.exp2(f), 1), gap
+
+
+@triton.jit
 def target_of(targets, row, V, BLOCK: tl.constexpr):
     """Return the row's target (V if it is out of range) and the block to treat apart because it holds the target."""
     target = tl.load(targets + row)
@@ -48,9 +75,10 @@ def target_of(targets, row, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def stats_of_row(
-    row, logits, targets, row_scale, logprob, entropy, row_max, log_sum, V, stride, squash, scale2,
+    row, logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others, ref_logprob,
+    ref_max, ref_log_sum, V, stride, ref_stride, squash, scale2,
     SQUASH: tl.constexpr, ENTROPY: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, FLOOR: tl.constexpr,
-    TERMS: tl.constexpr, ALIGN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    TERMS: tl.constexpr, ALIGN: tl.constexpr, REF_ALIGN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     BLOCK: tl.constexpr = LANES * WIDTH
     column = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -67,17 +95,34 @@ def stats_of_row(
     m = tl.maximum(tl.full((LANES,), LOWEST, ACC), u_y)
     s = tl.zeros((LANES,), ACC)
     t = tl.zeros((LANES,), ACC)
+    if ref_logits is not None:
+        ref_start = ref_logits + tl.cast(row, tl.int64) * ref_stride * REF_ALIGN
+        w_y = squashed(tl.load(ref_start + place_y, mask=target < V, other=float("nan")).to(ACC), squash, SQUASH)
+        n = tl.maximum(tl.full((LANES,), LOWEST, ACC), w_y)
+        r = tl.zeros((LANES,), ACC)
+        gap = tl.zeros((LANES,), ACC)
     full = V // BLOCK
     for i in range(full - (home < full).to(tl.int32)):
         block = i + (home <= i).to(tl.int32)
-        z = tl.load(start + block * BLOCK + column).to(ACC)
-        m, s, t = absorb(m, s, t, squashed(z, squash, SQUASH), scale2, ENTROPY, FLOOR)
+        u = squashed(tl.load(start + block * BLOCK + column).to(ACC), squash, SQUASH)
+        m_before = m
+        s_before = s
+        m, s, t = absorb(m, s, t, u, scale2, ENTROPY, FLOOR)
+        if ref_logits is not None:
+            w = squashed(tl.load(ref_start + block * BLOCK + column).to(ACC), squash, SQUASH)
+            n, r, gap = absorb_beside(m_before, m, s_before, gap, n, r, u, w, scale2, FLOOR)
     for i in range(1 + ((home < full) & (full * BLOCK < V)).to(tl.int32)):
         first = (home + i * (full - home)) * BLOCK
         z = tl.load(start + first + column, mask=column < V - first, other=float("-inf")).to(ACC)
         others = (place < V - first) & (place != target - first)
         u = tl.where(others, squashed(z, squash, SQUASH), float("-inf"))
+        m_before = m
+        s_before = s
         m, s, t = absorb(m, s, t, u, scale2, ENTROPY, FLOOR)
+        if ref_logits is not None:
+            z = tl.load(ref_start + first + column, mask=column < V - first, other=float("-inf")).to(ACC)
+            w = tl.where(others, squashed(z, squash, SQUASH), float("-inf"))
+            n, r, gap = absorb_beside(m_before, m, s_before, gap, n, r, u, w, scale2, FLOOR)
 
     top = tl.max(m, 0)
     shift = at_least((m - top) * scale2, FLOOR)
@@ -93,31 +138,53 @@ def stats_of_row(
         d_y = at_least(d_y, FLOOR)
         weighted = tl.sum(decay * (t + shift * s), 0) + tl.exp2(d_y) * d_y
         tl.store(entropy + row, ln_sum - weighted * LN2 / (1.0 + above_one))
+    if ref_logits is not None:
+        ref_top = tl.max(n, 0)
+        ref_shift = (n - ref_top) * scale2
+        f_y = (w_y - ref_top) * scale2
+        ref_above_one = tl.sum(tl.exp2(ref_shift) * r, 0) + expm1(f_y * LN2, TERMS)
+        ref_ln_sum = log1p(tl.where(ref_above_one < 0.0, 0.0, ref_above_one), TERMS)
+        lp = (u_y - top) * scale2 * LN2 - ln_sum
+        ref_lp = f_y * LN2 - ref_ln_sum
+        gap_of_others = tl.sum(carried(gap, shift - ref_shift, s, decay), 0) * LN2
+        of_others = (gap_of_others - (ln_sum - ref_ln_sum) * tl.sum(decay * s, 0)) / (1.0 + above_one)
+        p_y = tl.exp(lp)
+        tl.store(kl + row, of_others + tl.where(p_y == 0.0, 0.0, p_y * (lp - ref_lp)))
+        tl.store(kl_others + row, of_others)
+        tl.store(ref_logprob + row, ref_lp)
+        tl.store(ref_max + row, ref_top)
+        tl.store(ref_log_sum + row, ref_ln_sum)
 
 
 @triton.jit(
-    do_not_specialize=["rows", "stride"],
-    do_not_specialize_on_alignment=["targets", "row_scale", "logprob", "entropy", "row_max", "log_sum"],
-)
+    do_not_specialize=["rows", "stride", "ref_stride"],
+    do_not_specialize_on_alignment=[
+        "targets", "row_scale", "logprob", "entropy", "row_max", "log_sum", "kl", "kl_others", "ref_logprob", "ref_max",
+        "ref_log_sum",
+    ],
+)  # fmt: skip
 def row_stats_kernel(
-    logits, targets, row_scale, logprob, entropy, row_max, log_sum, rows, V, stride,
-    squash_high, squash_low, scale2_high, scale2_low,
+    logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others, ref_logprob, ref_max,
+    ref_log_sum, rows, V, stride, ref_stride, squash_high, squash_low, scale2_high, scale2_low,
     SQUASH: tl.constexpr, ENTROPY: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, FLOOR: tl.constexpr,
-    TERMS: tl.constexpr, ALIGN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, PERSISTENT: tl.constexpr,
+    TERMS: tl.constexpr, ALIGN: tl.constexpr, REF_ALIGN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """`definitions.row_stats` of a row per program, or of every `num_programs`-th row."""
+    """`definitions.row_stats`, or row_stats_kl with ref_logits: a row per program, or every `num_programs`-th row."""
     squash = tl.zeros((), ACC) + squash_high + squash_low
     scale2 = tl.zeros((), ACC) + scale2_high + scale2_low
     if PERSISTENT:
         for row in range(tl.program_id(0), rows, tl.num_programs(0)):
             stats_of_row(
-                row, logits, targets, row_scale, logprob, entropy, row_max, log_sum, V, stride, squash, scale2,
-                SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, LANES, WIDTH,
+                row, logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others,
+                ref_logprob, ref_max, ref_log_sum, V, stride, ref_stride, squash, scale2,
+                SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, LANES, WIDTH,
             )  # fmt: skip
     else:
         stats_of_row(
-            tl.program_id(0), logits, targets, row_scale, logprob, entropy, row_max, log_sum, V, stride, squash, scale2,
-            SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, LANES, WIDTH,
+            tl.program_id(0), logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others,
+            ref_logprob, ref_max, ref_log_sum, V, stride, ref_stride, squash, scale2,
+            SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, LANES, WIDTH,
         )  # fmt: skip
 
 
@@ -125,7 +192,7 @@ def row_stats_kernel(
 def grad_block(
     z, top, squash, scale2, constant, slope_h, SQUASH: tl.constexpr, ENTROPY: tl.constexpr, FLOOR: tl.constexpr
 ):
-    """dL/du of entries that are not the target: e_j * (constant + slope_h * d_j)."""
+    """dL/du of entries that are not the target, without a reference: e_j * (constant + slope_h * d_j)."""
     d = (squashed(z, squash, SQUASH) - top) * scale2
     bracket = constant
     if ENTROPY:
@@ -135,11 +202,28 @@ def grad_block(
 
 
 @triton.jit
+def grad_block_beside(
+    z, ref_z, top, ref_top, squash, scale2, constant, slope_h, slope_k, SQUASH: tl.constexpr, ENTROPY: tl.constexpr,
+    LOWEST: tl.constexpr, FLOOR: tl.constexpr,
+):  # fmt: skip
+    """dL/du of entries that are not the target: e_j * (constant + slope_h * d_j + slope_k * (d_j - f_j))."""
+    d = (squashed(z, squash, SQUASH) - top) * scale2
+    f = (squashed(ref_z, squash, SQUASH) - ref_top) * scale2
+    bracket = constant + slope_k * (d - at_least(f, LOWEST))  # finite, so that a slope of 0 leaves 0
+    if ENTROPY:
+        bracket += slope_h * at_least(d, FLOOR)
+    e = tl.exp2(d)
+    return tl.where(e == 0.0, 0.0, e * bracket)
+
+
+@triton.jit
 def grad_of_row(
-    row, logits, targets, row_scale, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, out, V, stride,
-    out_stride, squash, scale, scale2,
+    row, logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others, ref_logprob,
+    ref_max, ref_log_sum, grad_logprob, grad_entropy, grad_kl, out, V, stride, ref_stride, out_stride, squash, scale,
+    scale2,
     SQUASH: tl.constexpr, ENTROPY: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, FLOOR: tl.constexpr,
-    TERMS: tl.constexpr, ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    TERMS: tl.constexpr, ALIGN: tl.constexpr, REF_ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     BLOCK: tl.constexpr = LANES * WIDTH
     column = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -168,19 +252,43 @@ def grad_of_row(
         grad_y += minus_g_h * tl.exp(safe) * (safe + h)
         constant += minus_g_h * inverse_sum * (h - ln_sum)
         slope_h = minus_g_h * inverse_sum * LN2
+    if ref_logits is not None:
+        ref_start = ref_logits + tl.cast(row, tl.int64) * ref_stride * REF_ALIGN
+        ref_top = tl.load(ref_max + row).to(ACC)
+        g_k = tl.load(grad_kl + row).to(ACC) * scale
+        g_k = tl.where(top > LOWEST, g_k, 0.0)
+        p_y = tl.exp(lp)
+        # p_y (a_y - kl) with nothing left to cancel when p_y -> 1
+        excess = -expm1(lp, TERMS) * (lp - tl.load(ref_logprob + row).to(ACC)) - tl.load(kl_others + row).to(ACC)
+        grad_y += tl.where((g_k == 0.0) | (p_y == 0.0), 0.0, g_k * p_y * excess)
+        offset = ln_sum - tl.load(ref_log_sum + row).to(ACC) + tl.load(kl + row).to(ACC)
+        constant -= tl.where(g_k == 0.0, 0.0, g_k * inverse_sum * offset)
+        slope_k = g_k * inverse_sum * LN2
 
     full = V // BLOCK
     for i in range(full - (home < full).to(tl.int32)):
         block = i + (home <= i).to(tl.int32)
         z = tl.load(start + block * BLOCK + column).to(ACC)
-        grad = grad_block(z, top, squash, scale2, constant, slope_h, SQUASH, ENTROPY, FLOOR)
+        if ref_logits is not None:
+            ref_z = tl.load(ref_start + block * BLOCK + column).to(ACC)
+            grad = grad_block_beside(
+                z, ref_z, top, ref_top, squash, scale2, constant, slope_h, slope_k, SQUASH, ENTROPY, LOWEST, FLOOR
+            )
+        else:
+            grad = grad_block(z, top, squash, scale2, constant, slope_h, SQUASH, ENTROPY, FLOOR)
         if SQUASH:
             grad = grad * squash_slope(z, squash)
         tl.store(out_start + block * BLOCK + column, grad.to(out.dtype.element_ty))
     for i in range(1 + ((home < full) & (full * BLOCK < V)).to(tl.int32)):
         first = (home + i * (full - home)) * BLOCK
         z = tl.load(start + first + column, mask=column < V - first, other=float("-inf")).to(ACC)
-        grad = grad_block(z, top, squash, scale2, constant, slope_h, SQUASH, ENTROPY, FLOOR)
+        if ref_logits is not None:
+            ref_z = tl.load(ref_start + first + column, mask=column < V - first, other=float("-inf")).to(ACC)
+            grad = grad_block_beside(
+                z, ref_z, top, ref_top, squash, scale2, constant, slope_h, slope_k, SQUASH, ENTROPY, LOWEST, FLOOR
+            )
+        else:
+            grad = grad_block(z, top, squash, scale2, constant, slope_h, SQUASH, ENTROPY, FLOOR)
         grad = tl.where(place == target - first, grad_y, grad)
         if SQUASH:
             grad = grad * squash_slope(z, squash)
@@ -188,21 +296,23 @@ def grad_of_row(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "stride", "out_stride"],
+    do_not_specialize=["rows", "stride", "ref_stride", "out_stride"],
     do_not_specialize_on_alignment=[
-        "targets", "row_scale", "logprob", "entropy", "row_max", "log_sum", "grad_logprob", "grad_entropy",
+        "targets", "row_scale", "logprob", "entropy", "row_max", "log_sum", "kl", "kl_others", "ref_logprob", "ref_max",
+        "ref_log_sum", "grad_logprob", "grad_entropy", "grad_kl",
     ],
 )  # fmt: skip
 def row_grad_kernel(
-    logits, targets, row_scale, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, out, rows, V, stride,
-    out_stride, squash_high, squash_low, scale2_high, scale2_low,
+    logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others, ref_logprob, ref_max,
+    ref_log_sum, grad_logprob, grad_entropy, grad_kl, out, rows, V, stride, ref_stride, out_stride,
+    squash_high, squash_low, scale2_high, scale2_low,
     SQUASH: tl.constexpr, ENTROPY: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, FLOOR: tl.constexpr,
-    TERMS: tl.constexpr, ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
-    PERSISTENT: tl.constexpr,
+    TERMS: tl.constexpr, ALIGN: tl.constexpr, REF_ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """`definitions.row_grad` of a row per program, or of every `num_programs`-th row; `out` may be `logits`.
+    """`definitions.row_grad`, or row_grad_kl with ref_logits: a row per program, or every `num_programs`-th row.
 
-    In place is safe because a block is read whole before it is written, and no other block reads it.
+    `out` may be `logits`: that is safe because a block is read whole before it is written, and no other block reads it.
     """
     squash = tl.zeros((), ACC) + squash_high + squash_low
     scale2 = tl.zeros((), ACC) + scale2_high + scale2_low
@@ -210,13 +320,15 @@ def row_grad_kernel(
     if PERSISTENT:
         for row in range(tl.program_id(0), rows, tl.num_programs(0)):
             grad_of_row(
-                row, logits, targets, row_scale, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, out,
-                V, stride, out_stride, squash, scale, scale2,
-                SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, OUT_ALIGN, LANES, WIDTH,
+                row, logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others,
+                ref_logprob, ref_max, ref_log_sum, grad_logprob, grad_entropy, grad_kl, out, V, stride, ref_stride,
+                out_stride, squash, scale, scale2,
+                SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, OUT_ALIGN, LANES, WIDTH,
             )  # fmt: skip
     else:
         grad_of_row(
-            tl.program_id(0), logits, targets, row_scale, logprob, entropy, row_max, log_sum, grad_logprob,
-            grad_entropy, out, V, stride, out_stride, squash, scale, scale2,
-            SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, OUT_ALIGN, LANES, WIDTH,
+            tl.program_id(0), logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others,
+            ref_logprob, ref_max, ref_log_sum, grad_logprob, grad_entropy, grad_kl, out, V, stride, ref_stride,
+            out_stride, squash, scale, scale2,
+            SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, OUT_ALIGN, LANES, WIDTH,
         )  # fmt: skip

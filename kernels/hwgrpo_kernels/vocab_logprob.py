@@ -13,7 +13,7 @@ from .guards import without_autocast
 from .head import HeadGradients
 from .library import open_stream
 from .logit_map import LogitMap
-from .streaming import RowStats, Stream, row_kernels
+from .streaming import RowGradients, RowStats, Stream, row_kernels
 from .vocab_agreement import agree
 from .vocab_parallel import VocabShard
 
@@ -72,10 +72,10 @@ class _VocabParallelLogprob(torch.autograd.Function):
             stream, chunks = _stream(hidden, weight, bias, targets, row_scale, call)
             stats = stream.all_stats(chunks, call.with_entropy)
         ctx.call = call
-        ctx.save_for_backward(hidden, weight, bias, targets, row_scale, *stats)
+        ctx.save_for_backward(hidden, weight, bias, targets, row_scale, *stats[:4])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(stats.row_max, stats.log_sum)
-        return tuple(stats)
+        return stats[:4]
 
     @staticmethod
     @once_differentiable
@@ -88,7 +88,7 @@ class _VocabParallelLogprob(torch.autograd.Function):
         with without_autocast(hidden.device.type):
             stream, chunks = _stream(hidden, weight, bias, targets, row_scale, ctx.call)
             gradients = HeadGradients(stream.head, hidden.shape[0], **needs)
-            stream.recompute_gradients(gradients, chunks, stats, grad_logprob, grad_entropy)
+            stream.recompute_gradients(gradients, chunks, stats, RowGradients(grad_logprob, grad_entropy))
             dx, *rest = gradients.finish()
         made = (None if dx is None else ctx.call.vocab.sum(dx), *rest)
         cast = (None if each is None else each.to(like.dtype) for each, like in zip(made, (hidden, weight, bias)))

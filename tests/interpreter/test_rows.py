@@ -5,7 +5,7 @@ import torch
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.tiles import TILES
 from op_agreement import DTYPES, assert_agrees, in_fp64
-from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, from_table, with_tile
+from row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, from_table, statistics, with_tile
 
 CASES = [pytest.param(op, case, id=f"{op.name}-{case}") for op in ROW_OPS for case in op.cases]
 SHAPES = [pytest.param(op, shape, id=f"{op.name}-{shape.N}x{shape.V}") for op in ROW_OPS for shape in op.shapes]
@@ -18,7 +18,7 @@ def tiles_of_the_table():
         found = {
             (tile.lanes, tile.width, itemsize): tile
             for arch in TILES.values()
-            for itemsize, tile in getattr(arch, op.name).items()
+            for itemsize, tile in getattr(arch, op.name.removesuffix("_kl")).items()
         }
         for (lanes, width, itemsize), tile in found.items():
             yield pytest.param(op, tile, dtypes[itemsize], id=f"{op.name}-{lanes}x{width}-{8 * itemsize}bit")
@@ -42,16 +42,9 @@ def test_every_place_of_the_target_among_whole_blocks_and_tail_is_right(op, voca
     rows = min(vocab, 8)
     inputs = op.inputs(Shape(rows, 0, vocab), torch.float64, "cpu", "plain")
     places = torch.linspace(0, vocab - 1, rows).long()  # first, last and between
-    if op is GRAD:  # its statistics belong to the targets
-        inputs = inputs | dict(zip(("logprob", "entropy"), statistics(inputs, places)))
+    if op in (GRAD, GRAD_KL):  # their statistics belong to the targets
+        inputs = inputs | statistics(op, inputs, places)
     assert_agrees(op, with_tile(op, NARROW), inputs | {"targets": places}, torch.float64)
-
-
-def statistics(inputs, targets):
-    from hwgrpo_kernels import definitions
-
-    map_of = [inputs[name] for name in ("scale", "squash", "row_scale")]
-    return definitions.row_stats(inputs["logits"], targets, *map_of, True)[:2]
 
 
 @pytest.mark.parametrize("per_processor", [0, 1])
@@ -61,11 +54,13 @@ def test_every_tile_of_the_table_gives_the_same_answer(op, tile, dtype, per_proc
     assert_agrees(op, with_tile(op, tile._replace(per_processor=per_processor)), inputs, dtype)
 
 
-@pytest.mark.parametrize("case", GRAD.cases)
-def test_bf16_gradients_are_within_one_unit_in_the_last_place(case):
-    inputs = GRAD.inputs(Shape(5, 0, 517), torch.bfloat16, "cpu", case)
-    true = GRAD.definition(**in_fp64(inputs)).bfloat16()
-    out = with_tile(GRAD, NARROW)(**inputs)
+@pytest.mark.parametrize(
+    "op,case", [pytest.param(op, case, id=f"{op.name}-{case}") for op in (GRAD, GRAD_KL) for case in op.cases]
+)
+def test_bf16_gradients_are_within_one_unit_in_the_last_place(op, case):
+    inputs = op.inputs(Shape(5, 0, 517), torch.bfloat16, "cpu", case)
+    true = op.definition(**in_fp64(inputs)).bfloat16()
+    out = with_tile(op, NARROW)(**inputs)
     units = (place(out) - place(true)).abs()
     assert units.max() <= 1, f"{units.max()} units at {true.flatten()[units.argmax()]}"
 

@@ -9,11 +9,13 @@ import torch
 from hwgrpo_kernels import rows_triton
 from hwgrpo_kernels.op import Shape
 from op_agreement import assert_agrees
-from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, STATS, from_table, with_tile
+from row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, STATS, STATS_KL, from_table, with_tile
 
 SHAPE = Shape(5, 0, 517)
 TILES = pytest.mark.parametrize("tile", [NARROW, PERSISTENT], ids=["row_per_program", "persistent"])
 # (first column, row length): rows on 16-byte boundaries, and rows that are not.
+STATS_OPS = pytest.mark.parametrize("op", [STATS, STATS_KL], ids=lambda op: op.name)
+GRAD_OPS = pytest.mark.parametrize("op", [GRAD, GRAD_KL], ids=lambda op: op.name)
 LAYOUTS = pytest.mark.parametrize("first,length", [(16, 560), (3, 541)], ids=["aligned", "unaligned"])
 
 
@@ -29,48 +31,59 @@ def guards_hold(inner, buffer):
     return int(buffer.isnan().sum()) == buffer.numel() - inner.numel()
 
 
+def guarded_reference(inputs):
+    """The reference logits of a call, if it has any, as rows of another layout than the policy's."""
+    return {name: guarded(inputs[name], 5, 600)[0] for name in ("ref_logits",) if name in inputs}
+
+
 @TILES
 @LAYOUTS
+@STATS_OPS
 @pytest.mark.parametrize("case", ["plain", "softcap"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_row_stats_of_guarded_rows_are_those_of_rows_alone(case, dtype, first, length, tile):
-    inputs = STATS.inputs(SHAPE, dtype, "cpu", case)
-    alone = with_tile(STATS, tile)(**inputs)
+def test_statistics_of_guarded_rows_are_those_of_rows_alone(op, case, dtype, first, length, tile):
+    inputs = op.inputs(SHAPE, dtype, "cpu", case)
+    alone = with_tile(op, tile)(**inputs)
     inner, buffer = guarded(inputs["logits"], first, length)
-    among = with_tile(STATS, tile)(**inputs | {"logits": inner})
+    among = with_tile(op, tile)(**inputs | {"logits": inner} | guarded_reference(inputs))
     assert all(torch.equal(a, b) for a, b in zip(alone, among))
     assert guards_hold(inner, buffer)
 
 
 @TILES
 @LAYOUTS
+@GRAD_OPS
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_row_grad_of_guarded_rows_is_that_of_rows_alone_and_writes_no_guard(dtype, in_place, first, length, tile):
-    inputs = GRAD.inputs(SHAPE, dtype, "cpu", "plain")
-    alone = with_tile(GRAD, tile)(**inputs).clone()
+def test_the_gradient_of_guarded_rows_is_that_of_rows_alone_and_writes_no_guard(
+    op, dtype, in_place, first, length, tile
+):
+    inputs = op.inputs(SHAPE, dtype, "cpu", "plain")
+    alone = with_tile(op, tile)(**inputs).clone()
     inner, buffer = guarded(inputs["logits"], first, length)
     out, out_buffer = (inner, buffer) if in_place else guarded(inputs["out"].zero_(), 5, 600)
-    made = with_tile(GRAD, tile)(**inputs | {"logits": inner, "out": out})
+    made = with_tile(op, tile)(**inputs | {"logits": inner, "out": out} | guarded_reference(inputs))
     assert made.data_ptr() == out.data_ptr()
     assert torch.equal(out, alone)
     assert guards_hold(out, out_buffer)
     assert guards_hold(inner, buffer)
 
 
+@GRAD_OPS
 @pytest.mark.parametrize("case", ["plain", "scaled", "softcap", "row_scale", "dead_row"])
-def test_row_grad_in_place_equals_row_grad_out_of_place(case):
-    inputs = GRAD.inputs(SHAPE, torch.bfloat16, "cpu", case)
-    apart = with_tile(GRAD, NARROW)(**inputs).clone()
-    assert torch.equal(with_tile(GRAD, NARROW)(**inputs | {"out": inputs["logits"]}), apart)
+def test_the_gradient_in_place_equals_the_gradient_out_of_place(op, case):
+    inputs = op.inputs(SHAPE, torch.bfloat16, "cpu", case)
+    apart = with_tile(op, NARROW)(**inputs).clone()
+    assert torch.equal(with_tile(op, NARROW)(**inputs | {"out": inputs["logits"]}), apart)
 
 
 @pytest.mark.parametrize("op", ROW_OPS, ids=lambda op: op.name)
 def test_transposed_logits_expanded_gradients_and_strided_vectors_are_read_right(op):
     inputs = op.inputs(SHAPE, torch.float32, "cpu", "row_scale")
-    inputs["logits"] = inputs["logits"].T.contiguous().T
+    for name in {"logits", "ref_logits"} & inputs.keys():
+        inputs[name] = inputs[name].T.contiguous().T
     inputs["row_scale"] = torch.stack([inputs["row_scale"], torch.zeros(SHAPE.N)], 1)[:, 0]
-    if op is GRAD:
+    if "out" in inputs:
         inputs["grad_logprob"] = torch.ones(()).expand(SHAPE.N)
         inputs["out"] = torch.empty(SHAPE.V, SHAPE.N).T
     assert_agrees(op, with_tile(op, NARROW), inputs, torch.float32)
@@ -120,6 +133,29 @@ def test_a_nan_logit_shows_in_the_statistics_of_its_row(column, with_entropy):
         assert each.isnan().tolist() == [False, False, False, True, False]
 
 
+@pytest.mark.parametrize("column", [0, 300, 516])
+@pytest.mark.parametrize("side", ["logits", "ref_logits"])
+def test_a_nan_logit_on_either_side_shows_in_the_kl_of_its_row_and_in_its_gradient(side, column):
+    inputs = STATS_KL.inputs(SHAPE, torch.float32, "cpu", "plain")
+    inputs["targets"].fill_(7)
+    inputs[side][3, column] = torch.nan
+    found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs)))
+    assert found["kl"].isnan().tolist() == [False, False, False, True, False]
+    assert found["ref_logprob"].isnan().tolist() == [False, False, False, side == "ref_logits", False]
+    inputs = GRAD_KL.inputs(SHAPE, torch.float32, "cpu", "plain")
+    inputs[side][3, column] = torch.nan
+    assert with_tile(GRAD_KL, NARROW)(**inputs).isnan().nonzero().tolist() == [[3, column]]
+
+
+@pytest.mark.parametrize("target", [-100, 517, 2**33])
+def test_a_target_out_of_range_makes_the_kl_of_its_row_nan_too(target):
+    inputs = STATS_KL.inputs(SHAPE, torch.float32, "cpu", "plain")
+    inputs["targets"][2] = target
+    found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs)))
+    for name in ("logprob", "kl", "ref_logprob"):
+        assert found[name].isnan().tolist() == [False, False, True, False, False], name
+
+
 BEYOND_2_31 = """
 import os, resource, sys
 os.environ["TRITON_INTERPRET"] = "1"
@@ -129,17 +165,20 @@ repair()
 from hwgrpo_kernels import rows_triton
 from hwgrpo_kernels.op import Shape
 from op_agreement import assert_agrees
-from row_cases import GRAD, NARROW, PERSISTENT, ROW_OPS, with_tile
+from row_cases import NARROW, PERSISTENT, ROW_OPS, with_tile
 
 vocab, stride = 517, 2**30 + 64  # the third row begins past element 2**31; only the pages of the rows are touched
-memory = torch.empty(2 * stride + vocab, dtype=torch.bfloat16)
-far = memory.as_strided((3, vocab), (stride, 1))
+memory = torch.empty(2 * stride + 2 * 1024, dtype=torch.bfloat16)
+far, far_ref = (memory.as_strided((3, vocab), (stride, 1), first) for first in (0, 1024))
 for op in ROW_OPS:
     for tile in (NARROW, PERSISTENT):
         inputs = op.inputs(Shape(3, 0, vocab), torch.bfloat16, "cpu")
         far.copy_(inputs["logits"])
         inputs["logits"] = far
-        if op is GRAD:
+        if "ref_logits" in inputs:
+            far_ref.copy_(inputs["ref_logits"])
+            inputs["ref_logits"] = far_ref
+        if "out" in inputs:
             inputs["out"] = far
         assert_agrees(op, with_tile(op, tile), inputs, torch.bfloat16)
 print("equal, in", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "MB")

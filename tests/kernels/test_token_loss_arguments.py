@@ -74,11 +74,6 @@ def test_bad_result_of_the_loss_function_is_named(result, message):
         call(lambda p: {}, loss_fn=result)
 
 
-def test_what_is_not_built_yet_says_so():
-    with pytest.raises(NotImplementedError, match="reference"):
-        call(lambda p: {"reference": object()})
-
-
 def test_a_vocab_group_that_is_none_is_refused():
     p = problem(n=12, h=6, v=20)
     with pytest.raises(ValueError, match=r"vocab_group must be a torch.distributed ProcessGroup .*, got str"):

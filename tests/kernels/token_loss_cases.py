@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
+from hwgrpo_kernels import ReferenceHead
 from torch import Tensor
 
 
@@ -23,6 +25,7 @@ def problem(n=193, h=70, v=517, seed=0, dtype=torch.float32, bias=False, frozen=
     p.hidden = randn(n, h).to(dtype).requires_grad_("hidden" not in frozen)
     p.weight = (randn(v, h) * 0.12).to(dtype).requires_grad_("weight" not in frozen)
     p.bias = randn(v).to(dtype).requires_grad_("bias" not in frozen) if bias else None
+    p.reference = None
     p.targets = torch.randint(v, (n,), generator=generator)
     p.rows = {
         "advantage": randn(n),
@@ -61,6 +64,26 @@ def centred(stats, rows):
     return rows["weight"] * rows["advantage"] * gap * (gap > gap.detach().median()), {"squared_gap": gap**2}
 
 
+def with_reference(p, h=None, near=False, bias=False):
+    """Give a problem a reference, of its own width, or near the policy with its very head."""
+    generator = torch.Generator().manual_seed(7)
+    n, v, dtype = p.hidden.shape[0], p.weight.shape[0], p.hidden.dtype
+    if near:
+        noise = 0.01 * torch.randn(p.hidden.shape, generator=generator)
+        p.reference = ReferenceHead(p.hidden.detach() + noise, p.weight)
+        return p
+    h = h or p.hidden.shape[1]
+    hidden, weight, offsets = (torch.randn(*size, generator=generator).to(dtype) for size in ((n, h), (v, h), (v,)))
+    p.reference = ReferenceHead(hidden, weight * 0.12, offsets if bias else None)
+    return p
+
+
+def full_kl(stats, rows):
+    """A policy gradient with the KL over the whole vocabulary and an entropy bonus."""
+    loss = rows["weight"] * (-rows["advantage"] * stats.logprob + 0.3 * stats.full_kl - 0.01 * stats.entropy)
+    return loss, {"kl": stats.full_kl, "k1": stats.logprob - stats.ref_logprob}
+
+
 def in_fp64(p, loss_fn, mask=None, cu_seqlens=None, temperature=1.0, softcap=None, logit_scale=1.0):
     """The loss, its sums and its gradients (hidden, weight, bias) by autograd in fp64 on [N,V] logits."""
     leaves = [
@@ -69,13 +92,17 @@ def in_fp64(p, loss_fn, mask=None, cu_seqlens=None, temperature=1.0, softcap=Non
     hidden, weight, bias = leaves
     assert hidden is not None
     assert weight is not None
-    z = hidden @ weight.T
-    if bias is not None:
-        z = z + bias
-    z = z * logit_scale
-    if softcap is not None:
-        z = softcap * torch.tanh(z / softcap)
-    z = z / (temperature.double()[:, None] if isinstance(temperature, Tensor) else temperature)
+
+    def logits_of(hidden, weight, bias):
+        z = hidden @ weight.T
+        if bias is not None:
+            z = z + bias
+        z = z * logit_scale
+        if softcap is not None:
+            z = softcap * torch.tanh(z / softcap)
+        return z / (temperature.double()[:, None] if isinstance(temperature, Tensor) else temperature)
+
+    z = logits_of(hidden, weight, bias)
     live = torch.arange(z.shape[0]) if mask is None else mask.nonzero()[:, 0]
     z, targets = z[live], p.targets[live]
     rows = {name: each[live].double() for name, each in p.rows.items()}
@@ -87,6 +114,11 @@ def in_fp64(p, loss_fn, mask=None, cu_seqlens=None, temperature=1.0, softcap=Non
         entropy=-(logprobs.exp() * logprobs).sum(1),
         cu_seqlens=cu_seqlens,
     )
+    if p.reference is not None:
+        beside = (None if each is None else each.detach().double() for each in p.reference)
+        ref_logprobs = logits_of(*beside)[live].log_softmax(1)
+        stats.full_kl = F.kl_div(ref_logprobs, logprobs, reduction="none", log_target=True).sum(1)
+        stats.ref_logprob = ref_logprobs.gather(1, targets[:, None])[:, 0]
     losses, metrics = loss_fn(stats, rows)
     loss = losses.sum()
     loss.backward()
@@ -96,5 +128,6 @@ def in_fp64(p, loss_fn, mask=None, cu_seqlens=None, temperature=1.0, softcap=Non
         sums=sums,
         logprob=stats.logprob.detach(),
         entropy=stats.entropy.detach(),
+        kl=stats.full_kl.detach() if p.reference is not None else None,
         grads=[None if each is None else each.grad for each in leaves],
     )

@@ -43,6 +43,8 @@ class Lowered(NamedTuple):
 
 _SWITCH = (False, True)
 CASES = [Case(*each) for each in product(("row_stats", "row_grad"), DTYPES, _SWITCH, _SWITCH, _SWITCH)]
+CASES += [Case("row_stats_kl", dtype, True, softcap, True) for dtype in DTYPES for softcap in _SWITCH]
+CASES += [Case("row_grad_kl", *each, True) for each in product(DTYPES, _SWITCH, _SWITCH)]
 CASES.append(Case("row_grad", "bfloat16", entropy=True, softcap=True, row_scale=True, wide_out=True))
 
 
@@ -59,6 +61,8 @@ def arguments(case: Case) -> dict[str, Any]:
         inputs["row_scale"] = None
     if case.op == "row_stats":
         return inputs | {"with_entropy": case.entropy}
+    if case.op == "row_stats_kl":
+        return inputs
     if case.wide_out:
         inputs["out"] = torch.empty(inputs["logits"].shape)
     return inputs if case.entropy else inputs | {"entropy": None, "grad_entropy": None}

@@ -37,7 +37,7 @@ def assert_agrees(op: Op, function: Callable[..., Any], inputs: dict[str, Any], 
         if name == "out":
             assert value.dtype == dtype
             error = (value.double() - true).norm()
-            allowed = op.tolerance[dtype].backward * true.norm() + _unavoidable(inputs["grad_logprob"], value)
+            allowed = op.tolerance[dtype].backward * true.norm() + _unavoidable(inputs, value)
             assert error <= allowed, f"{name}: {error:.2e} of {true.norm():.2e}"
             continue
         assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
@@ -47,8 +47,9 @@ def assert_agrees(op: Op, function: Callable[..., Any], inputs: dict[str, Any], 
         assert (error <= op.tolerance[dtype].forward).all(), f"{name}: {error.max():.2e}"
 
 
-def _unavoidable(grad_logprob: Tensor, value: Tensor) -> float:
+def _unavoidable(inputs: dict[str, Any], value: Tensor) -> float:
     """What no implementation is to blame for: 1 - p cancels in the definition, and fp16 has few small numbers."""
     kind = torch.finfo(value.dtype)
     smallest = kind.smallest_normal * kind.eps
-    return 32 * torch.finfo(torch.float64).eps * float(grad_logprob.norm()) + smallest * value.numel() ** 0.5
+    grads = sum(float(inputs[name].norm()) for name in ("grad_logprob", "grad_kl") if name in inputs)
+    return 32 * torch.finfo(torch.float64).eps * grads + smallest * value.numel() ** 0.5

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hwgrpo_kernels import linear_logprob, linear_token_loss
+from hwgrpo_kernels import ReferenceHead, linear_logprob, linear_token_loss
 from torch import Tensor
 
-from tests.kernels.token_loss_cases import centred, gspo, ppo, problem
+from tests.kernels.token_loss_cases import centred, full_kl, gspo, ppo, problem, with_reference
 
 N, H, V = 48, 12, 101
 CU = torch.tensor([0, 9, 9, 20, 41, 48])
@@ -52,6 +52,14 @@ def relative(got: Tensor | None, true: Tensor | None) -> float:
     return ((got.double() - true.double()).norm() / true.double().norm().clamp(min=1e-30)).item()
 
 
+def reference_of(p: Any, rows: slice) -> ReferenceHead | None:
+    """The reference of a problem, with some rows of its head."""
+    if p.reference is None:
+        return None
+    hidden, weight, bias = p.reference
+    return ReferenceHead(hidden, weight[rows], None if bias is None else bias[rows])
+
+
 def part_of(p: Any, first: int, stop: int) -> tuple[Tensor, Tensor | None]:
     weight = p.weight.detach()[first:stop].clone().requires_grad_(p.weight.requires_grad)
     return weight, None if p.bias is None else p.bias.detach()[first:stop].clone().requires_grad_(p.bias.requires_grad)
@@ -68,9 +76,11 @@ def compare_loss(p: Any, loss_fn: Any, bounds: list[int], columns: int = 0, **ar
     def run(weight: Tensor, bias: Tensor | None, group: Any) -> tuple[Any, list[Tensor | None]]:
         hidden = leaf(p.hidden)
         assert hidden is not None
+        reference = reference_of(p, slice(None) if group is None else slice(first, stop))
         result = linear_token_loss(
-            hidden, weight, p.targets, loss_fn, rows=p.rows, bias=bias, vocab_group=group, **arguments
-        )
+            hidden, weight, p.targets, loss_fn, rows=p.rows, bias=bias, vocab_group=group, reference=reference,
+            **arguments,
+        )  # fmt: skip
         if result.loss.requires_grad:
             result.loss.backward()
         return result, [None if each is None else each.grad for each in (hidden, weight, bias)]
@@ -85,9 +95,10 @@ def compare_loss(p: Any, loss_fn: Any, bounds: list[int], columns: int = 0, **ar
     errors["loss"] = largest_error(mine.loss, whole.loss)
     errors["logprob"] = largest_error(mine.logprob_N, whole.logprob_N)
     errors["entropy"] = largest_error(mine.entropy_N, whole.entropy_N)
+    errors["kl"] = largest_error(mine.kl_N, whole.kl_N)
     assert mine.sums.keys() == whole.sums.keys()
     errors |= {f"sum of {name}": largest_error(mine.sums[name], whole.sums[name]) for name in whole.sums}
-    same = digest(mine.loss, mine.logprob_N, mine.entropy_N, grads[0], *mine.sums.values())
+    same = digest(mine.loss, mine.logprob_N, mine.entropy_N, mine.kl_N, grads[0], *mine.sums.values())
     return {"errors": errors, "same": same}
 
 
@@ -131,6 +142,11 @@ def make(dtype: torch.dtype, change: Callable[[Any], None] | None = None, **argu
     return p
 
 
+def beside(p: Any) -> None:
+    """Give a problem a reference of another width with a bias, in its dtype."""
+    with_reference(p, h=7, bias=True)
+
+
 def near_certain(p: Any) -> None:
     """Every target 20 nats above the next: rows of the head are the binary digits of their number, as +-1."""
     p.weight.copy_((torch.arange(V)[:, None] >> torch.arange(H) & 1) * 2 - 1)
@@ -158,6 +174,14 @@ def comparisons(ranks: int) -> dict[str, Callable[[torch.dtype], dict[str, Any]]
     per_row = torch.rand(N, generator=torch.Generator().manual_seed(9)) + 0.5
     mapped = {"softcap": 3.0, "logit_scale": 0.8, "temperature": per_row, "row_mask": MASK}
     dead = dead_on_rank_one(*uneven[1:3])  # by hidden unit 0, where squares overflow
+
+    def dead_beside(p: Any) -> None:
+        dead(p)
+        beside(p)
+
+    def certain_beside(p: Any) -> None:
+        near_certain(p)
+        beside(p)
 
     def no_targets_on_the_last(p: Any) -> None:
         p.targets %= uneven[-2]
@@ -191,6 +215,12 @@ def comparisons(ranks: int) -> dict[str, Callable[[torch.dtype], dict[str, Any]]
         "a part without targets": loss(ppo, change=no_targets_on_the_last, chunk_rows=20),
         "dead on one rank": loss(ppo, change=dead, columns=1, chunk_rows=20),
         "nearly certain": loss(ppo, change=near_certain, chunk_rows=20),
+        "reference": loss(full_kl, change=beside, chunk_rows=7, temperature=0.7),
+        "reference, batch": loss(full_kl, change=beside, scope="batch", chunk_rows=10),
+        "reference, bias, softcap, mask": loss(full_kl, change=beside, of={"bias": True}, chunk_rows=9, **mapped),
+        "reference, dead on one rank": loss(full_kl, change=dead_beside, columns=1, chunk_rows=20),
+        "reference, nearly certain": loss(full_kl, change=certain_beside, chunk_rows=20),
+        "reference, no rows": loss(full_kl, change=beside, of={"n": 0}),
         "logprob": logprob("logprob", chunk_rows=20),
         "logprob and entropy": logprob("logprob entropy", of={"bias": True}, softcap=4.0, temperature=per_row),
         "entropy alone": logprob("entropy", chunk_rows=20),

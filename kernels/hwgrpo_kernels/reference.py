@@ -1,0 +1,74 @@
+"""A reference distribution for `linear_token_loss`: hidden states and a head whose logits are streamed beside."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .head import Head
+from .streaming import Beside
+
+
+class ReferenceHead(NamedTuple):
+    """Hidden states and LM head of a reference model with the same vocabulary; nothing of it gets a gradient.
+
+    Args:
+        hidden_NH: [N,H'] of the same rows as the policy's; H' may differ from the policy's H.
+        weight_VH: [V,H']; under a vocab_group this rank's rows of it, the same ones as of the policy's head.
+        bias_V: [V] or None.
+    """
+
+    hidden_NH: Tensor
+    weight_VH: Tensor
+    bias_V: Tensor | None = None
+
+
+def check_reference(reference: object, hidden_NH: Tensor, weight_VH: Tensor) -> ReferenceHead | None:
+    """Return `reference` if it fits the policy's rows and vocabulary.
+
+    Raises:
+        ValueError: it is none, or its shapes, dtypes or device do not fit.
+    """
+    if reference is None:
+        return None
+    if not isinstance(reference, ReferenceHead):
+        raise ValueError(f"reference must be a ReferenceHead(hidden_NH, weight_VH), got {type(reference).__name__}")
+    try:
+        checks.check_head(*reference)
+    except ValueError as error:
+        raise ValueError(f"reference: {error}") from None
+    rows, vocab = reference.hidden_NH.shape[0], reference.weight_VH.shape[0]
+    if rows != hidden_NH.shape[0]:
+        raise ValueError(f"reference has {rows} rows, but hidden_NH has N={hidden_NH.shape[0]}: give it the same rows")
+    if vocab != weight_VH.shape[0]:
+        raise ValueError(
+            f"reference has a vocabulary of {vocab}, but weight_VH has V={weight_VH.shape[0]}: "
+            "a KL over the vocabulary needs the same one"
+        )
+    if reference.hidden_NH.device != hidden_NH.device:
+        raise ValueError(
+            f"reference is on {reference.hidden_NH.device}, but hidden_NH on {hidden_NH.device}; "
+            "move them to one device"
+        )
+    return reference
+
+
+def beside(
+    reference: ReferenceHead, head: Head, weight_VH: Tensor, compute_dtype: torch.dtype, live: Tensor | None
+) -> Beside:
+    """Return the reference as the stream takes it.
+
+    Args:
+        reference: checked.
+        head: the policy's, whose cast weight is shared where the reference has the same weight and no bias.
+        weight_VH: what the policy's head was made of.
+        compute_dtype: dtype of the GEMM operands.
+        live: indices of the rows that count, or None for all.
+    """
+    if reference.weight_VH is weight_VH and reference.bias_V is None and head.bias_V is None:
+        its_head = head.with_own_buffer()
+    else:
+        its_head = Head(reference.weight_VH, reference.bias_V, compute_dtype, head.logits_dtype)
+    hidden = reference.hidden_NH if live is None else reference.hidden_NH[live]
+    return Beside(its_head, its_head.operand(hidden, compute_dtype))
