@@ -141,6 +141,8 @@ def _show_run(folder: Path, document: dict[str, Any]) -> None:
     for each in document["choices"]:
         why = [f"pinned by {each['pinned_by']}"] if each["pinned_by"] else []
         why += [f"not {name}: {reason}" for name, reason in each["skipped"].items()]
+        declined = each.get("declined", {})  # runs written before calls could be declined have none
+        why += [f"left to the next {calls} times: {reason}" for reason, calls in declined.items()]
         kind = f"{each['device_type']}, {each['dtype']}, V <= {each['shape_class']:,}"
         table.add_row(each["op"], Text(f"* {each['implementation']}", style="green"), kind, Text("; ".join(why)))
     console.print()

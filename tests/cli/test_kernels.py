@@ -21,6 +21,7 @@ RUN = {
         {
             "op": "row_grad", "device_type": "cpu", "dtype": "bfloat16", "shape_class": 262144,
             "implementation": "torch", "pinned_by": "kernels.pins", "skipped": {}, "line": "",
+            "declined": {"windy": 3},
         },
     ],
     "plugins": [{"name": "p", "value": "p:q", "implementations": [], "error": "ImportError: no wings"}],
@@ -77,6 +78,7 @@ def test_a_run_tells_what_it_chose_without_loading_torch(hwgrpo, run_folder: Pat
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert "cpu, bfloat16, V <= 262,144" in lines["row_stats"]
     assert "not swift: needs wings" in lines["row_stats"]
+    assert "left to the next 3 times: windy" in " ".join(done.stdout.split())
     assert "pinned by kernels.pins" in lines["row_grad"]
     assert "on: falling back is an error" in lines["strict"]
     assert "p failed: ImportError: no wings" in lines["plug-in"]
