@@ -1,12 +1,13 @@
 """The row kernels lower for Ascend to vector programs that fit the unified buffer. Nothing here runs on an NPU."""
 
 import pytest
-from ascend_ir import block_loops, peak_bytes, violations
+from ascend_ir import block_loops, peak_bytes, single_reads_kept_inside, violations
 from ascend_lowering import CASES, CHIP, VECTOR_CORES
 from hwgrpo_kernels import ascend_tiles
 from hwgrpo_kernels.ascend_tiles import RowKernel
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+LOGITS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 KINDS = (
     "inline asm",
     "unresolved function",
@@ -36,6 +37,13 @@ def test_an_operation_of_triton_left_in_the_text_is_found(lowered):
 @EVERY_CASE
 def test_whole_blocks_are_copied_unmasked_and_only_the_last_loop_is_masked(lowered, case):
     assert [loop.is_masked for loop in block_loops(lowered[case.name].linalg)] == [False, True]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "stats" in case.op], ids=lambda case: case.name)
+def test_the_target_is_read_at_a_place_kept_inside_the_row(lowered, case):
+    # A masked read of one number is lowered to a read and a mask after it.
+    kept = single_reads_kept_inside(lowered[case.name].linalg, LOGITS[case.dtype])
+    assert kept == [True] * (2 if case.op == "row_stats_kl" else 1)
 
 
 @EVERY_CASE

@@ -57,6 +57,15 @@ def block_loops(text: str) -> list[Loop]:
     return [Loop(tuple(lines[start:end])) for start, end, depth in _loops(lines) if depth == 1]
 
 
+def single_reads_kept_inside(text: str, kind: str) -> list[bool]:
+    """Return, for each read of one number of a type at a row's start plus a place, whether the place is a minimum."""
+    minima = set(re.findall(r"(%\w+) = arith\.minsi %\w+, %\w+ : i32", text))
+    indices = dict(re.findall(r"(%\w+) = arith\.index_cast (%\w+) : i32 to index", text))
+    sums = dict(re.findall(r"(%\w+) = arith\.addi %\w+, (%\w+) : index", text))
+    one = rf"reinterpret_cast %\w+ to offset: \[(%\w+)\], sizes: \[1\].* : memref<\?x{kind}>"
+    return [indices.get(sums[place]) in minima for place in re.findall(one, text) if place in sums]
+
+
 def peak_bytes(text: str, block: int) -> int:
     """Return the most bytes of block-sized buffers alive at one line of the text, were none re-used in place.
 
