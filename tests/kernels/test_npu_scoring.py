@@ -70,6 +70,11 @@ def test_scoring_equals_the_definition(registry, case, dtype):
     assert_agrees(LINEAR, npu_scoring.linear_logprob, inputs, dtype)
 
 
+def test_a_logit_scale_and_a_temperature_per_row_multiply(registry):
+    inputs = LINEAR.inputs(SHAPE, torch.bfloat16, "cpu", "row_scale") | {"with_entropy": False, "scale": 0.4}
+    assert_agrees(LINEAR, npu_scoring.linear_logprob, inputs, torch.bfloat16)
+
+
 def test_scoring_is_as_exact_as_logits_in_16_bits_allow(registry):
     inputs = LINEAR.inputs(SHAPE, torch.bfloat16, "cpu", "plain") | {"with_entropy": False}
     logprob, *_ = npu_scoring.linear_logprob(**inputs)
