@@ -256,7 +256,6 @@ def grad_of_row(
         ref_start = ref_logits + tl.cast(row, tl.int64) * ref_stride * REF_ALIGN
         ref_top = tl.load(ref_max + row).to(ACC)
         g_k = tl.load(grad_kl + row).to(ACC) * scale
-        g_k = tl.where(top > LOWEST, g_k, 0.0)
         p_y = tl.exp(lp)
         # p_y (a_y - kl) with nothing left to cancel when p_y -> 1
         excess = -expm1(lp, TERMS) * (lp - tl.load(ref_logprob + row).to(ACC)) - tl.load(kl_others + row).to(ACC)

@@ -5,7 +5,7 @@ import torch
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.tiles import TILES
 from op_agreement import DTYPES, assert_agrees, in_fp64
-from row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, from_table, statistics, with_tile
+from row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, STATS_KL, from_table, statistics, with_tile
 
 CASES = [pytest.param(op, case, id=f"{op.name}-{case}") for op in ROW_OPS for case in op.cases]
 SHAPES = [pytest.param(op, shape, id=f"{op.name}-{shape.N}x{shape.V}") for op in ROW_OPS for shape in op.shapes]
@@ -45,6 +45,40 @@ def test_every_place_of_the_target_among_whole_blocks_and_tail_is_right(op, voca
     if op in (GRAD, GRAD_KL):  # their statistics belong to the targets
         inputs = inputs | statistics(op, inputs, places)
     assert_agrees(op, with_tile(op, NARROW), inputs | {"targets": places}, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_neither_side_can_draw_is_nothing_even_as_the_target(dtype):
+    logits, ref_logits = (torch.randn(4, 517, generator=torch.Generator().manual_seed(3), dtype=dtype) for _ in "12")
+    targets = torch.tensor([0, 130, 511, 516])
+    for each in (logits, ref_logits):
+        each.scatter_(1, targets[:, None], -torch.inf)
+    inputs = {"logits": logits, "ref_logits": ref_logits, "targets": targets}
+    mapping = {"scale": 1.4, "squash": 0.0, "row_scale": None}  # its product with the smallest number overflows
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
+
+
+def test_a_target_that_the_reference_cannot_draw_leaves_the_others_part_of_the_kl_finite():
+    inputs = STATS_KL.inputs(Shape(4, 0, 517), torch.float32, "cpu", "certain")
+    inputs["ref_logits"].scatter_(1, inputs["targets"][:, None], -torch.inf)
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs, torch.float32)
+    found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs)))
+    assert (found["kl"] == torch.inf).all()
+    assert found["kl_others"].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("first", [slice(0, 128), slice(384, 516)], ids=["early", "late"])
+def test_what_becomes_impossible_beside_a_larger_logit_leaves_nothing_of_a_reference_that_cannot_draw_it(first, dtype):
+    logits, ref_logits = torch.full((2, 517), 900.0, dtype=dtype), torch.zeros(2, 517, dtype=dtype)
+    logits[0, first] = logits[0, 516] = 0.0  # e^-900 is 0 in fp64 too; rows begin with their target, which is as small
+    ref_logits[:, first] = -torch.inf  # the second row can draw what its reference cannot
+    inputs = {"logits": logits, "ref_logits": ref_logits, "targets": torch.tensor([516, 516])}
+    mapping = {"scale": 1.0, "squash": 0.0, "row_scale": None}
+    assert_agrees(STATS_KL, with_tile(STATS_KL, NARROW), inputs | mapping, dtype)
+    found = dict(zip(STATS_KL.outputs, with_tile(STATS_KL, NARROW)(**inputs, **mapping)))
+    assert 0 < found["kl"][0] < 0.01
+    assert found["kl"][1] == torch.inf
 
 
 @pytest.mark.parametrize("per_processor", [0, 1])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hwgrpo_kernels import ReferenceHead, default_registry, definitions, linear_token_loss
-from hwgrpo_kernels.chunks import chunk_rows_for
+from hwgrpo_kernels.head import Head
 
 from tests.kernels.test_token_loss import CU, CountGemms, assert_equal_to_fp64
 from tests.kernels.token_loss_cases import full_kl, in_fp64, ppo, problem, relative, with_reference
@@ -100,9 +100,26 @@ def test_nothing_of_the_reference_gets_a_gradient():
 
 
 def test_with_a_reference_the_default_chunk_has_half_the_rows():
-    assert chunk_rows_for(151936, torch.bfloat16, "meta", buffers=2) * 2 == chunk_rows_for(
-        151936, torch.bfloat16, "meta"
-    )
+    seen = []
+
+    def watch(stats, rows):
+        seen.append(len(stats.logprob))
+        return ppo(stats, rows)
+
+    p = problem(n=1100, h=4, v=2048)
+    run(p, watch)
+    assert seen == [1024, 76]
+    seen.clear()
+    run(with_reference(p), watch)
+    assert seen == [512, 512, 76]
+
+
+def test_a_head_with_its_own_buffer_leaves_the_first_ones_logits_alone():
+    head = Head(torch.randn(40, 8), None, torch.float32, torch.float32)
+    logits = head.logits(torch.randn(5, 8))
+    kept = logits.clone()
+    head.with_own_buffer().logits(torch.randn(5, 8))
+    assert torch.equal(logits, kept)
 
 
 def test_without_rows_the_kl_is_empty_and_metrics_have_their_names():

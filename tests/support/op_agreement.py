@@ -43,6 +43,7 @@ def assert_agrees(op: Op, function: Callable[..., Any], inputs: dict[str, Any], 
         assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         finite = true.isfinite() & (true > torch.finfo(torch.float32).min)
         assert torch.equal(value.isfinite() & (value > torch.finfo(torch.float32).min), finite), name
+        assert torch.equal(value[~finite].sign().double(), true[~finite].sign()), f"{name}: inf, -inf or nan"
         error = ((value - true).abs() / (1 + true.abs()))[finite]
         assert (error <= op.tolerance[dtype].forward).all(), f"{name}: {error.max():.2e}"
 
