@@ -14,6 +14,7 @@ families families
 interpreter interpreter
 compile compile
 gpu gpu
+lowering lowering
 structure structure setup
 distributed distributed
 learning learning docs

@@ -15,7 +15,9 @@
     rows_compiled.py    row_stats and row_grad in C++ for a CPU, on request; host_compiler.py compiles and keeps it
     vocab_parallel.py   a head cut over ranks; vocab_agreement.py what they check, vocab_logprob.py its linear_logprob
     rows_triton.py      the row ops in Triton; triton_kernels.py the kernels, triton_math.py their functions,
-                        tiles.py their block sizes per architecture, triton_support.py where they can run
+                        tiles.py their block sizes per architecture, ascend_tiles.py those for Ascend,
+                        triton_support.py where they can run
+    npu_scoring.py      linear_logprob through torch-npu's fused head, for scoring
 
 Needs torch alone (and Triton for its kernels). `HWGRPO_KERNELS=row_stats=torch,...` pins implementations; the
 entry-point group `hwgrpo.kernels` (value: an `Implementation` or several) adds some.

@@ -86,6 +86,8 @@ class Implementation:
         requires: modules that must be installed (looked for, not imported).
         supports: key -> why it cannot run, or None; may read nothing but the key and the state of the machine.
         rank: where no preference says otherwise, the higher one is tried first.
+        declines: arguments of a call, given as to the callable -> why this call is left to the next implementation, or
+            None; for what the key does not know (an entropy is asked for). Each reason is kept with the choice.
         origin: who brought it; implementations from plug-ins are taken only when named.
     """
 
@@ -96,6 +98,7 @@ class Implementation:
     requires: tuple[str, ...] = ()
     supports: Callable[[Key], str | None] | None = None
     rank: int = 0
+    declines: Callable[..., str | None] | None = None
     origin: str = BUILT_IN
 
     def is_for(self, device_type: str) -> bool:

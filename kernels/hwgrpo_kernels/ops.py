@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import definitions, library, rows_compiled, triton_support
+from . import definitions, library, npu_scoring, rows_compiled, triton_support
 from .logit_map import LogitMap
 from .op import Implementation, Op, Shape, Tolerance
 from .registry import default_registry
@@ -208,7 +208,7 @@ def register_row_op(name: str) -> None:
             name,
             "triton",
             f"hwgrpo_kernels.rows_triton:{name}",
-            device_types=frozenset({"cuda"}),  # AMD's too: torch calls a ROCm device by the same name
+            device_types=frozenset({"cuda", "npu"}),  # AMD's too: torch calls a ROCm device by the name of NVIDIA's
             requires=("triton",),
             supports=triton_support.reason_against,
             rank=1,
@@ -228,3 +228,16 @@ for _op, _load in (("row_stats", rows_compiled.load_row_stats), ("row_grad", row
             rank=-1,  # behind torch, which needs no compiler
         )
     )
+
+default_registry.register(
+    Implementation(
+        "linear_logprob",
+        "npu",
+        "hwgrpo_kernels.npu_scoring:linear_logprob",
+        device_types=frozenset({"npu"}),
+        requires=("torch_npu",),
+        supports=npu_scoring.reason_against,
+        rank=1,
+        declines=npu_scoring.declines,
+    )
+)

@@ -4,7 +4,8 @@ import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -20,19 +21,24 @@ NONE_OF_THAT_NAME = "no kernel of that name"
 
 @dataclass(frozen=True)
 class Choice:
-    """The implementation taken for a key, and why each one before it was passed over."""
+    """The implementation taken for a key, why each one before it was passed over, and calls it left to the next.
+
+    `declined` maps each reason for which `name` left a call to another implementation to the number of such calls.
+    """
 
     key: Key
     name: str
     function: Callable[..., Any]
     skipped: tuple[tuple[str, str], ...] = ()
     pinned_by: str | None = None
+    declined: dict[str, int] = field(default_factory=dict)
 
     @property
     def line(self) -> str:
         """One line for people: `row_stats -> torch (triton: needs cuda, have cpu)`."""
         notes = [f"pinned by {self.pinned_by}"] if self.pinned_by else []
         notes += [f"{name}: {reason}" for name, reason in self.skipped]
+        notes += [f"left to the next {calls} times: {reason}" for reason, calls in self.declined.items()]
         return f"{self.key.op} -> {self.name}" + (f" ({'; '.join(notes)})" if notes else "")
 
     def as_json(self) -> dict[str, Any]:
@@ -45,6 +51,7 @@ class Choice:
             "implementation": self.name,
             "pinned_by": self.pinned_by,
             "skipped": dict(self.skipped),
+            "declined": dict(self.declined),
             "line": self.line,
         }
 
@@ -246,9 +253,14 @@ class KernelRegistry:
         pin = self._all_pins().get(key.op)
         if pin is not None:
             return self._take_pinned(key, *pin)
-        skipped: list[tuple[str, str]] = []
         order = preference + tuple(n for n, each in table.items() if n not in preference and each.origin == BUILT_IN)
-        for name in order:
+        return self._first_of(order, key, table, preference)
+
+    def _first_of(
+        self, order: tuple[str, ...], key: Key, table: Mapping[str, Implementation], preference: tuple[str, ...]
+    ) -> Choice:
+        skipped: list[tuple[str, str]] = []
+        for place, name in enumerate(order, 1):
             if name not in table:
                 skipped.append((name, NONE_OF_THAT_NAME))
                 continue
@@ -262,7 +274,12 @@ class KernelRegistry:
                         f"kernel {key.op} would fall back to {name!r} ({'; '.join(missed)}), which strict forbids; "
                         f"install what is missing, or unset {STRICT_VARIABLE} / kernels.strict"
                     )
-                return Choice(key, name, function, tuple(skipped))
+                choice = Choice(key, name, function, tuple(skipped))
+                declines = table[name].declines
+                if declines is None:
+                    return choice
+                following = partial(self._first_of, order[place:], key, table, preference)
+                return replace(choice, function=_call_or_leave(choice, declines, following))
             skipped.append((name, str(reason)))
         told = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "none is registered"
         raise ValueError(f"no implementation of kernel {key.op} can run on {key.device_type} in {key.dtype} ({told})")
@@ -276,7 +293,18 @@ class KernelRegistry:
                 f"{source}: {key.op}={name} cannot run: {reason}. Remove the pin, or pin one that can: "
                 f"{', '.join(sorted(runnable)) or 'none can'}"
             )
-        return Choice(key, name, function, pinned_by=source)
+        choice = Choice(key, name, function, pinned_by=source)
+        declines = self._implementations[key.op][name].declines
+        if declines is None:
+            return choice
+
+        def refuse() -> Choice:
+            raise ValueError(
+                f"{source}: {key.op}={name} cannot take this call: {next(reversed(choice.declined))}. Remove the pin, "
+                "and such calls go to the next implementation"
+            )
+
+        return replace(choice, function=_call_or_leave(choice, declines, refuse))
 
     def _all_pins(self) -> dict[str, tuple[str, str]]:
         pins = {op: (name, "kernels.pins") for op, name in self._pins.items()}
@@ -307,6 +335,24 @@ def _try(implementation: Implementation, key: Key) -> tuple[str | None, Callable
         return None, implementation.function()
     except ImportError as error:  # installed but broken: the next implementation can still do the work
         return f"failed to load: {error}", None
+
+
+def _call_or_leave(
+    choice: Choice, declines: Callable[..., str | None], following: Callable[[], Choice]
+) -> Callable[..., Any]:
+    """Return a function that calls the chosen implementation, or the following one where that declines; see `Choice`.
+
+    Strict says nothing about such calls: there is nothing to install that would change them.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        reason = declines(*args, **kwargs)
+        if reason is None:
+            return choice.function(*args, **kwargs)
+        choice.declined[reason] = choice.declined.pop(reason, 0) + 1  # the latest comes last
+        return following().function(*args, **kwargs)
+
+    return call
 
 
 default_registry = KernelRegistry()

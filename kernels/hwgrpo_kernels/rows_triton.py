@@ -8,7 +8,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from . import triton_kernels
+from . import ascend_tiles, triton_kernels
 from .tiles import Tile, tile_for
 
 _LOG2_E = 1.4426950408889634
@@ -41,8 +41,10 @@ def row_stats(
     logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `definitions.row_stats`. A target out of range gives NaN, since asking the device would wait for it."""
-    with torch.cuda.device_of(logits):
-        return launch_row_stats(_tile("row_stats", logits), logits, targets, scale, squash, row_scale, with_entropy)
+    with torch.accelerator.device_index(logits.device.index):
+        return launch_row_stats(
+            _tile("row_stats", logits, logits, squash), logits, targets, scale, squash, row_scale, with_entropy
+        )
 
 
 def row_grad(
@@ -60,10 +62,10 @@ def row_grad(
     out: Tensor,
 ) -> Tensor:
     """See `definitions.row_grad`; `out` may be `logits` itself."""
-    with torch.cuda.device_of(logits):
+    with torch.accelerator.device_index(logits.device.index):
         return launch_row_grad(
-            _tile("row_grad", logits), logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy,
-            scale, squash, row_scale, out,
+            _tile("row_grad", logits, out, squash), logits, targets, logprob, entropy, row_max, log_sum, grad_logprob,
+            grad_entropy, scale, squash, row_scale, out,
         )  # fmt: skip
 
 
@@ -71,15 +73,24 @@ def row_stats_kl(
     logits: Tensor, ref_logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None
 ) -> tuple[Tensor, ...]:
     """See `definitions.row_stats_kl`."""
-    with torch.cuda.device_of(logits):
-        tile = _tile("row_stats", logits)
+    with torch.accelerator.device_index(logits.device.index):
+        tile = _tile("row_stats_kl", logits, logits, squash)
         return launch_row_stats_kl(tile, logits, ref_logits, targets, scale, squash, row_scale)
 
 
-def row_grad_kl(logits: Tensor, *row: Any, **named: Any) -> Tensor:
-    """See `definitions.row_grad_kl`, also for what follows the logits; `out` may be `logits` itself."""
-    with torch.cuda.device_of(logits):
-        return launch_row_grad_kl(_tile("row_grad", logits), logits, *row, **named)
+def row_grad_kl(
+    logits: Tensor, ref_logits: Tensor, targets: Tensor, logprob: Tensor, entropy: Tensor | None, row_max: Tensor,
+    log_sum: Tensor, kl: Tensor, kl_others: Tensor, ref_logprob: Tensor, ref_max: Tensor, ref_log_sum: Tensor,
+    grad_logprob: Tensor, grad_entropy: Tensor | None, grad_kl: Tensor, scale: float, squash: float,
+    row_scale: Tensor | None, out: Tensor,
+) -> Tensor:  # fmt: skip
+    """See `definitions.row_grad_kl`; `out` may be `logits` itself."""
+    with torch.accelerator.device_index(logits.device.index):
+        return launch_row_grad_kl(
+            _tile("row_grad_kl", logits, out, squash), logits, ref_logits, targets, logprob, entropy, row_max, log_sum,
+            kl, kl_others, ref_logprob, ref_max, ref_log_sum, grad_logprob, grad_entropy, grad_kl, scale, squash,
+            row_scale, out,
+        )  # fmt: skip
 
 
 def launch_row_stats(
@@ -181,8 +192,16 @@ def interpreted() -> bool:
     return not isinstance(_kernels.row_stats_kernel, triton.JITFunction)
 
 
-def _tile(op: str, logits: Tensor) -> Tile:
-    return tile_for(op, _arch(), logits.element_size(), logits.shape[1])
+def _tile(op: str, logits: Tensor, out: Tensor, squash: float) -> Tile:
+    arch, vocab = _arch(), logits.shape[1]
+    if _is_ascend(arch):
+        itemsize = max(logits.element_size(), out.element_size())
+        return ascend_tiles.tile_for(ascend_tiles.RowKernel(op, itemsize, squash != 0.0), arch, vocab)
+    return tile_for(op.removesuffix("_kl"), arch, logits.element_size(), vocab)
+
+
+def _is_ascend(arch: str) -> bool:
+    return arch.startswith("Ascend")
 
 
 def _arch() -> str:
@@ -202,7 +221,9 @@ def _processors() -> int:
     if interpreted():
         return 1
     driver = _driver()
-    return driver.utils.get_device_properties(driver.get_current_device())["multiprocessor_count"]
+    properties = driver.utils.get_device_properties(driver.get_current_device())
+    arch = _arch()
+    return ascend_tiles.vector_cores(properties, arch) if _is_ascend(arch) else properties["multiprocessor_count"]
 
 
 def _driver() -> Any:
@@ -210,13 +231,8 @@ def _driver() -> Any:
 
 
 def _constants(tile: Tile) -> dict[str, Any]:
-    return {
-        "LANES": tile.lanes,
-        "WIDTH": tile.width,
-        "PERSISTENT": tile.per_processor > 0,
-        "num_warps": tile.warps,
-        "num_stages": 1,
-    }
+    constants = {"LANES": tile.lanes, "WIDTH": tile.width, "PERSISTENT": tile.per_processor > 0}
+    return constants | {"num_warps": tile.warps, "num_stages": 1} if tile.warps else constants
 
 
 def _precision(logits: Tensor) -> Precision:

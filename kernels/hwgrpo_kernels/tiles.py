@@ -14,7 +14,7 @@ class Tile(NamedTuple):
 
     Args:
         lanes, width: a block is lanes * width logits, powers of two; width neighbours are one access of one thread.
-        warps: warps per program.
+        warps: warps per program; 0 where there are none (Ascend).
         per_processor: programs per processor, each looping over rows; 0 means a program per row.
     """
 

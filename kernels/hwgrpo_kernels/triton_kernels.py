@@ -13,7 +13,7 @@ arrive as two floats, since a float argument of a kernel is fp32.
 import triton
 import triton.language as tl
 
-from .triton_math import at_least, expm1, log1p, squash_slope, squashed
+from .triton_math import at_least, comparable, expm1, log1p, readable, squash_slope, squashed
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -82,11 +82,13 @@ def stats_of_row(
 ):  # fmt: skip
     BLOCK: tl.constexpr = LANES * WIDTH
     column = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    place = comparable(column, LANES)
     start = logits + tl.cast(row, tl.int64) * stride * ALIGN
     if row_scale is not None:
         scale2 = scale2 * tl.load(row_scale + row).to(ACC)
     target, home = target_of(targets, row, V, BLOCK)
-    z_y = tl.load(start + target, mask=target < V, other=float("nan")).to(ACC)  # a target out of range makes NaN
+    place_y = readable(target, V, LANES)
+    z_y = tl.load(start + place_y, mask=target < V, other=float("nan")).to(ACC)  # a target out of range makes NaN
     u_y = squashed(z_y, squash, SQUASH)
 
     # The target's own term stays out of the sums: ln sum = log1p(others + (e_y - 1)) loses nothing when p_y -> 1.
@@ -95,7 +97,7 @@ def stats_of_row(
     t = tl.zeros((LANES,), ACC)
     if ref_logits is not None:
         ref_start = ref_logits + tl.cast(row, tl.int64) * ref_stride * REF_ALIGN
-        w_y = squashed(tl.load(ref_start + target, mask=target < V, other=float("nan")).to(ACC), squash, SQUASH)
+        w_y = squashed(tl.load(ref_start + place_y, mask=target < V, other=float("nan")).to(ACC), squash, SQUASH)
         n = tl.maximum(tl.full((LANES,), LOWEST, ACC), w_y)
         r = tl.zeros((LANES,), ACC)
         gap = tl.zeros((LANES,), ACC)
@@ -112,7 +114,7 @@ def stats_of_row(
     for i in range(1 + ((home < full) & (full * BLOCK < V)).to(tl.int32)):
         first = (home + i * (full - home)) * BLOCK
         z = tl.load(start + first + column, mask=column < V - first, other=float("-inf")).to(ACC)
-        others = (column < V - first) & (column != target - first)
+        others = (place < V - first) & (place != target - first)
         u = tl.where(others, squashed(z, squash, SQUASH), float("-inf"))
         m_before = m
         s_before = s
@@ -225,6 +227,7 @@ def grad_of_row(
 ):  # fmt: skip
     BLOCK: tl.constexpr = LANES * WIDTH
     column = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    place = comparable(column, LANES)
     start = logits + tl.cast(row, tl.int64) * stride * ALIGN
     out_start = out + tl.cast(row, tl.int64) * out_stride * OUT_ALIGN
     target, home = target_of(targets, row, V, BLOCK)
@@ -285,7 +288,7 @@ def grad_of_row(
             )
         else:
             grad = grad_block(z, top, squash, scale2, constant, slope_h, SQUASH, ENTROPY, FLOOR)
-        grad = tl.where(column == target - first, grad_y, grad)
+        grad = tl.where(place == target - first, grad_y, grad)
         if SQUASH:
             grad = grad * squash_slope(z, squash)
         tl.store(out_start + first + column, grad.to(out.dtype.element_ty), mask=column < V - first)

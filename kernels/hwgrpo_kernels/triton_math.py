@@ -45,3 +45,24 @@ def squash_slope(z, squash):
     """d tanh(squash * z) / dz = squash / cosh^2, without the cancellation of 1 - tanh^2 where it saturates."""
     e = tl.exp(-2.0 * tl.abs(z * squash))
     return squash * (4.0 * e) / ((1.0 + e) * (1.0 + e))
+
+
+@triton.jit
+def comparable(index, LANES: tl.constexpr):
+    """Return indices to compare in a block: in fp32 where one lane means an Ascend vector unit; exact up to 2^24.
+
+    Such a unit compares integers one by one. Masks of loads and stores stay integers: they become lengths of copies.
+    """
+    if LANES == 1:
+        index = index.to(tl.float32)
+    return index
+
+
+@triton.jit
+def readable(index, V, LANES: tl.constexpr):
+    """Return where to read a single entry under a mask: inside the row on an Ascend vector unit (one lane), whose
+    masked read of one number reads first and masks then.
+    """
+    if LANES == 1:
+        index = tl.minimum(index, V - 1)
+    return index

@@ -2,23 +2,53 @@
 
 import os
 import shutil
+from importlib.metadata import distributions
 
 import torch
 
+from .ascend_tiles import LARGEST_VOCAB
 from .op import Key
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ASCEND_DTYPES = DTYPES[1:]  # the vector units have no fp64
 
 
 def reason_against(key: Key) -> str | None:
     """Return why the Triton row kernels cannot run for `key` on this machine, or None."""
-    if key.dtype not in DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        return f"takes {names}, not {str(key.dtype).removeprefix('torch.')}"
+    if key.device_type == "npu":
+        return _reason_against_dtype(key, ASCEND_DTYPES) or _reason_against_ascend(key)
+    if reason := _reason_against_dtype(key, DTYPES):
+        return reason
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "needs a C compiler to build Triton's launcher: install gcc or clang, or set CC"
     if torch.version.hip is None and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         if major < 8:
             return f"needs compute capability 8.0 or newer, this device has {major}.{minor}"
+    return None
+
+
+def _reason_against_dtype(key: Key, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    if key.dtype in dtypes:
+        return None
+    names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return f"takes {names}, not {str(key.dtype).removeprefix('torch.')}"
+
+
+def _reason_against_ascend(key: Key) -> str | None:
+    """Return what is missing of triton-ascend, whose package takes the place of triton's, in the same folder."""
+    if key.shape_class > LARGEST_VOCAB:
+        return f"compares indices in fp32, exact up to {LARGEST_VOCAB}, and the vocabulary may be larger"
+    installed = {(each.metadata["Name"] or "").lower().replace("_", "-") for each in distributions()}
+    if "triton-ascend" not in installed:
+        return "needs triton-ascend, and the installed triton is another: pip uninstall triton, then install it"
+    if "triton" in installed:
+        return (
+            "triton and triton-ascend are both installed, into one folder, and one has overwritten the other: "
+            "pip uninstall both, then install triton-ascend"
+        )
+    if not (shutil.which("bishengir-compile") or os.environ.get("TRITON_NPU_COMPILER_PATH")):
+        return "needs bishengir-compile, which comes with CANN: source the set_env.sh of CANN"
+    if not (os.environ.get("CC") or shutil.which("clang++") or shutil.which("g++")):
+        return "needs a C++ compiler to build Triton's launcher: install g++ or clang, or set CC"
     return None

@@ -1,13 +1,22 @@
 """The Triton row kernels agree with the definitions in fp64, over what the ops declare and over every tile."""
 
-import inspect
-
 import pytest
 import torch
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.tiles import TILES
 from op_agreement import DTYPES, assert_agrees, in_fp64
-from row_cases import DEVICE, GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, STATS, STATS_KL, from_table, with_tile
+from row_cases import (
+    DEVICE,
+    GRAD,
+    GRAD_KL,
+    NARROW,
+    PERSISTENT,
+    ROW_OPS,
+    STATS_KL,
+    from_table,
+    statistics,
+    with_tile,
+)
 
 CASES = [pytest.param(op, case, id=f"{op.name}-{case}") for op in ROW_OPS for case in op.cases]
 SHAPES = [pytest.param(op, shape, id=f"{op.name}-{shape.N}x{shape.V}") for op in ROW_OPS for shape in op.shapes]
@@ -47,15 +56,6 @@ def test_every_place_of_the_target_among_whole_blocks_and_tail_is_right(op, voca
     if op in (GRAD, GRAD_KL):  # their statistics belong to the targets
         inputs = inputs | statistics(op, inputs, places)
     assert_agrees(op, with_tile(op, NARROW), inputs | {"targets": places}, torch.float64)
-
-
-def statistics(op, inputs, targets):
-    """What the gradient op is given of the statistics op, for other targets."""
-    names = inspect.signature(STATS_KL.definition if op is GRAD_KL else STATS.definition).parameters
-    given = {name: inputs[name] for name in names if name in inputs} | {"targets": targets}
-    if op is GRAD_KL:
-        return dict(zip(STATS_KL.outputs, STATS_KL.definition(**given)))
-    return dict(zip(STATS.outputs, STATS.definition(**given, with_entropy=True)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

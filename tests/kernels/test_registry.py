@@ -1,6 +1,7 @@
 """How an implementation is chosen, explained, pinned and refused."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import hwgrpo_kernels
@@ -212,3 +213,41 @@ def test_pins_reach_the_ops(monkeypatch):
         del default_registry._implementations["row_stats"]["counted"]
         hwgrpo_kernels.configure()
     assert calls == [1]
+
+
+def picky():
+    """Return a registry whose first implementation leaves calls with an odd number to the next."""
+
+    def declines(number):
+        return "the number is odd" if number % 2 else None
+
+    registry = make()
+    for name, rank, limit in (("even", 9, declines), ("any", 5, None)):
+        function = partial(lambda name, number: (name, number), name)
+        registry.register(Implementation("row_stats", name, lambda f=function: f, rank=rank, declines=limit))
+    return registry
+
+
+def test_a_call_that_is_declined_goes_to_the_next_implementation_and_the_reason_is_kept():
+    registry = picky()
+    choice = choose(registry)
+    assert [choice.function(2), choice.function(3), choice.function(number=5)] == [("even", 2), ("any", 3), ("any", 5)]
+    assert choose(registry) is choice
+    assert choice.declined == {"the number is odd": 2}
+    assert choice.line == "row_stats -> even (left to the next 2 times: the number is odd)"
+    [told] = json.loads(json.dumps(registry.choices()))["choices"]
+    assert told["declined"] == {"the number is odd": 2}
+
+
+def test_strict_has_nothing_against_a_declined_call():
+    registry = picky()
+    registry.configure(strict=True)
+    assert choose(registry).function(3) == ("any", 3)
+
+
+def test_a_pinned_implementation_that_declines_a_call_is_an_error_with_the_reason():
+    registry = picky()
+    registry.configure(pins={"row_stats": "even"})
+    assert choose(registry).function(2) == ("even", 2)
+    with pytest.raises(ValueError, match="row_stats=even cannot take this call: the number is odd"):
+        choose(registry).function(3)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hwgrpo_kernels import Key, default_registry, resolve, triton_support
 from hwgrpo_kernels.tiles import TILES, table_key, tile_for
 
 ON_GPU = "cuda"  # hw: the device type the Triton kernels are registered for
+ON_NPU = "npu"  # hw: likewise
 KEY = Key("row_stats", ON_GPU, torch.bfloat16, 2**18)
 ROW_OPS = ("row_stats", "row_grad")
 
@@ -26,9 +28,9 @@ def test_importing_the_kernels_imports_no_triton():
 
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_on_the_cpu_torch_is_chosen_and_triton_explained(op):
-    assert triton(op).reason_against(KEY._replace(op=op, device_type="cpu")) == f"needs {ON_GPU}, have cpu"
+    assert triton(op).reason_against(KEY._replace(op=op, device_type="cpu")) == f"needs {ON_GPU} or {ON_NPU}, have cpu"
     choice = resolve(op, "cpu", torch.float32, 517, preference=["triton", "torch"])
-    assert choice.line == f"{op} -> torch (triton: needs {ON_GPU}, have cpu)"
+    assert choice.line == f"{op} -> torch (triton: needs {ON_GPU} or {ON_NPU}, have cpu)"
     assert resolve(op, "cpu", torch.float32, 517, preference=["torch"]).line == f"{op} -> torch"
 
 
@@ -111,3 +113,54 @@ def test_an_architecture_without_tiles_takes_those_of_its_family(arch, key):
 
 def test_a_long_row_takes_the_tile_of_the_table():
     assert tile_for("row_stats", "sm_90", 2, 151936) == TILES["sm_90"].row_stats[2]
+
+
+ON_ASCEND = KEY._replace(device_type=ON_NPU)
+
+
+@pytest.fixture
+def ascend(monkeypatch):
+    """A machine with triton-ascend alone, CANN's compiler and a C++ compiler; returns how to install packages."""
+
+    def install(*names):
+        found = [SimpleNamespace(metadata={"Name": name}) for name in names]
+        monkeypatch.setattr(triton_support, "distributions", lambda: found)
+
+    install("torch", "triton_ascend")
+    tools = ("bishengir-compile", "g++")
+    monkeypatch.setattr(triton_support.shutil, "which", lambda name: f"/usr/bin/{name}" if name in tools else None)
+    for variable in ("CC", "TRITON_NPU_COMPILER_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    return install
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_triton_ascend_takes_floating_logits_but_fp64(ascend, dtype):
+    assert triton_support.reason_against(ON_ASCEND._replace(dtype=dtype)) is None
+    assert "not float64" in triton_support.reason_against(ON_ASCEND._replace(dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "installed,reason",
+    [
+        (("torch",), "needs triton-ascend"),
+        (("torch", "triton"), "needs triton-ascend"),
+        (("triton", "triton-ascend"), "both installed"),
+    ],
+)
+def test_another_triton_than_the_one_for_ascend_is_refused(ascend, installed, reason):
+    ascend(*installed)
+    assert reason in triton_support.reason_against(ON_ASCEND)
+
+
+def test_a_vocabulary_beyond_exact_fp32_indices_is_refused_on_ascend(ascend):
+    assert triton_support.reason_against(ON_ASCEND._replace(shape_class=2**24)) is None
+    assert "16777216" in triton_support.reason_against(ON_ASCEND._replace(shape_class=2**25))
+
+
+@pytest.mark.parametrize(
+    "tools,reason", [(("g++",), "source the set_env.sh of CANN"), (("bishengir-compile",), "needs a C\\+\\+ compiler")]
+)
+def test_a_missing_compiler_on_ascend_is_told_with_its_remedy(ascend, monkeypatch, tools, reason):
+    monkeypatch.setattr(triton_support.shutil, "which", lambda name: f"/usr/bin/{name}" if name in tools else None)
+    assert reason.replace("\\", "") in triton_support.reason_against(ON_ASCEND)
