@@ -9,10 +9,6 @@
 #include <thread>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "rows_dtypes.h"
 #include "rows_vectors.h"
 
@@ -204,19 +200,6 @@ void over_rows(int64_t rows, int64_t vocab, int32_t threads, const Work& work) {
   for (auto& each : others) each.join();
 }
 
-// Asks for pages of 2 MiB where `out` was never written: half of the time of a gradient in a new tensor goes by with
-// the system making ordinary pages of it. An advice; a system that does not give such pages ignores it.
-void will_be_written(void* out, int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kPage = uintptr_t{1} << 21;
-  const uintptr_t start = reinterpret_cast<uintptr_t>(out), stop = start + static_cast<uintptr_t>(bytes);
-  const uintptr_t begin = (start + kPage - 1) / kPage * kPage, end = stop / kPage * kPage;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  static_cast<void>(out), static_cast<void>(bytes);
-#endif
-}
-
 template <class T>
 const T* as(const void* values) {
   return static_cast<const T*>(values);
@@ -259,7 +242,6 @@ extern "C" void hwgrpo_row_stats(int32_t dtype, const void* logits, int64_t rows
 extern "C" void hwgrpo_row_grad(int32_t dtype, int32_t out_dtype, const void* logits, void* out, int64_t rows,
                                 int64_t vocab, int64_t stride, int64_t out_stride, const int64_t* targets, double scale,
                                 double squash, const void* const* vectors, int32_t threads) {
-  if (out != logits && out_stride == vocab) will_be_written(out, rows * vocab * bytes_of(out_dtype));
   const auto run = dtype == kFloat64 ? grad<double> : grad<float>;
   run(dtype, out_dtype, logits, out, rows, vocab, stride, out_stride, targets, scale, squash, vectors, threads);
 }

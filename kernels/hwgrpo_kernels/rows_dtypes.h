@@ -77,8 +77,6 @@ void copy(const void* from, void* to, int64_t first, int64_t count, int64_t to_f
 using Copy = void (*)(const void*, void*, int64_t, int64_t, int64_t);
 enum Dtype : int32_t { kFloat32, kBFloat16, kFloat16, kFloat64 };  // as in rows_compiled.py
 
-inline int64_t bytes_of(int32_t dtype) { return dtype == kFloat64 ? 8 : dtype == kFloat32 ? 4 : 2; }
-
 template <class T>
 Copy reader(int32_t dtype) {
   switch (dtype) {
