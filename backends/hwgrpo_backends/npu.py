@@ -107,7 +107,7 @@ BACKEND = Backend(
     device_nodes=(NODES,),
     packages=("torch-npu", "triton-ascend", "vllm-ascend"),
     comm="hccl",
-    kernels=("npu", "triton", "torch"),
+    kernels=("triton", "torch"),
     attention=("flash_attention_2", "sdpa", "eager"),
     # vllm-ascend pins another torch than the trainer's: it always runs in an environment and a process of its own.
     rollout=("vllm_server", "local"),

@@ -237,7 +237,7 @@ default_registry.register(
         device_types=frozenset({"npu"}),
         requires=("torch_npu",),
         supports=npu_scoring.reason_against,
-        rank=1,
+        rank=-1,  # where it is asked for: it sums in another order than the training pass
         declines=npu_scoring.declines,
     )
 )

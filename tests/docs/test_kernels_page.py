@@ -40,7 +40,7 @@ def test_every_block_runs_with_torch_and_the_kernels_folder_alone(tmp_path):
     done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "15\n"
-    assert len(blocks()) == 7
+    assert len(blocks()) == 8
 
 
 def batch(b=4, t=7, h=16, v=50):
