@@ -46,6 +46,7 @@ def registry(monkeypatch):
             if each is SCORING:
                 each = replace(each, device_types=None, requires=(), supports=None)
             made.register(each)
+    made.configure(preference=[ON_NPU, "torch"])  # asked for: by itself torch comes first
     monkeypatch.setattr(library, "default_registry", made)
     monkeypatch.setattr("hwgrpo_kernels.streaming.default_registry", made)
     yield made
@@ -182,3 +183,10 @@ def test_a_machine_without_the_op_or_without_a_device_says_so(npu, monkeypatch):
     monkeypatch.setattr(npu_scoring, "OP", "npu_no_such_op")
     assert "has no npu_no_such_op" in npu_scoring.reason_against(KEY)
     assert SCORING.reason_against(KEY) == "needs module 'torch_npu', which is not installed"
+
+
+def test_it_scores_only_where_it_is_asked_for(registry):
+    registry.configure(preference=[])
+    assert registry.resolve("linear_logprob", "cpu", torch.bfloat16, SHAPE.V).name == "torch"
+    with registry.pinned({"linear_logprob": ON_NPU}):
+        assert registry.resolve("linear_logprob", "cpu", torch.bfloat16, SHAPE.V).name == ON_NPU
