@@ -112,7 +112,7 @@ def launch_row_stats_kl(
     row_scale: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """`row_stats_kl` with a given tile, on the current device."""
-    found = logits.new_empty(9, logits.shape[0], dtype=_precision(logits).dtype).unbind()
+    found = tuple(logits.new_empty(logits.shape[0], dtype=_precision(logits).dtype) for _ in range(9))
     _launch_stats(tile, logits, ref_logits, targets, scale, squash, row_scale, found)
     return found
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from hwgrpo_kernels import default_registry, linear_logprob, token_logprob
+from hwgrpo_kernels import default_registry, library, linear_logprob, token_logprob
 from hwgrpo_kernels.chunks import chunk_rows_for, even_chunks, sequence_chunks
+from hwgrpo_kernels.head import Head
 
 from tests.kernels.test_token_loss import LargestTensor, gradient_of
 from tests.kernels.token_loss_cases import problem, relative
@@ -133,11 +134,18 @@ def test_entropy_is_returned_only_when_asked_for():
     assert token_logprob(torch.randn(3, 5), torch.tensor([0, 1, 2])).entropy is None
 
 
-def test_linear_logprob_never_holds_all_logits_in_forward_or_backward():
+def test_linear_logprob_makes_logits_of_a_chunk_at_a_time_in_forward_and_backward(monkeypatch):
+    p, rows, real = problem(h=8), [], Head.logits
+    monkeypatch.setattr(Head, "logits", lambda self, hidden: rows.append(len(hidden)) or real(self, hidden))
+    linear_logprob(p.hidden, p.weight, p.targets, with_entropy=True, chunk_rows=50).logprob.sum().backward()
+    assert rows == [50, 50, 50, 43] * 2
+
+
+def test_linear_logprob_never_holds_all_logits():
     p = problem(h=8)
-    with LargestTensor() as largest:
-        linear_logprob(p.hidden, p.weight, p.targets, with_entropy=True, chunk_rows=50).logprob.sum().backward()
-    assert 0 < largest.numel <= 50 * 517
+    with LargestTensor() as largest:  # which does not see into a custom op
+        library.linear_logprob_in_torch(p.hidden, p.weight, p.targets, None, 1.0, 0.0, None, True, 50, None)
+    assert 193 < largest.numel <= 50 * 520  # 517 fp32 logits, and the next row on 16 bytes
 
 
 def test_autocast_and_logits_dtype_choose_the_precision():
