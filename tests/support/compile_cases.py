@@ -145,7 +145,7 @@ def _with_persistent_tiles(logits: torch.Tensor) -> dict[str, Any]:
     """Return the row ops with the current chip's tiles, but eight programs per processor for all rows."""
     found = {}
     for op in ROW_OPS:
-        tile = rows_triton._tile(op.name.removesuffix("_kl"), logits)
+        tile = rows_triton._tile(op.name, logits, logits, 0.0)
         found[op.name] = with_tile(op, tile._replace(per_processor=8))
     return found
 
