@@ -14,7 +14,7 @@ _REFERENCES = ("near", "same", "ref_offset", "ref_masked", "ref_dead_row", "mask
 _STATS = (*ROW_STATS, "kl", "kl_others", "ref_logprob", "ref_max", "ref_log_sum")
 
 
-def _ref_logits(logits: Tensor, case: str, seed: int) -> Tensor:
+def ref_logits(logits: Tensor, case: str = "plain", seed: int = 0) -> Tensor:
     """Return reference logits [N,V], with the hazard the case names."""
     noise = 2 * randn(*logits.shape, dtype=torch.float32, device=str(logits.device), seed=seed + 9)
     if case == "same":
@@ -46,7 +46,7 @@ def row_kl_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "pl
     inputs = row_inputs(shape, dtype, device, _policy_case(case), seed)
     del inputs["with_entropy"]
     logits = inputs.pop("logits")
-    return {"logits": logits, "ref_logits": _ref_logits(logits, case, seed), **inputs}
+    return {"logits": logits, "ref_logits": ref_logits(logits, case, seed), **inputs}
 
 
 def row_grad_kl_inputs(
@@ -56,7 +56,7 @@ def row_grad_kl_inputs(
     inputs = row_grad_inputs(shape, dtype, device, _policy_case(case), seed)
     logits = inputs.pop("logits")
     wide = inputs["logprob"].dtype
-    beside = {"logits": logits, "ref_logits": _ref_logits(logits, case, seed)}
+    beside = {"logits": logits, "ref_logits": ref_logits(logits, case, seed)}
     mapping = {name: inputs[name] for name in ("targets", "scale", "squash", "row_scale")}
     on_cpu: dict[str, Any] = {
         name: value.cpu() if isinstance(value, Tensor) else value for name, value in {**beside, **mapping}.items()

@@ -11,7 +11,7 @@ import torch
 from hwgrpo_kernels import Op, Shape, Tolerance, default_registry
 
 from hwgrpo.bench.kernels import sides
-from hwgrpo.bench.kernels.exact import Result
+from hwgrpo.bench.kernels.exact import KL_GRAD, Result
 from hwgrpo.bench.kernels.peers import PEERS, Peer
 from hwgrpo.bench.kernels.problem import LinearProblem, LogitsProblem
 from hwgrpo.bench.kernels.sides import Side, Tensors, declared, loose, our_choices
@@ -132,12 +132,13 @@ def _rows(
 
 
 def _row_op(case: Case, problem: LogitsProblem) -> list[Side]:
-    """Sides of `row_stats` or `row_grad` themselves: each implementation called as it is registered."""
-    grad = case.name == "row_grad"
-    out = torch.empty_like(problem.logits) if grad else None
+    """Sides of a row op itself: each implementation called as it is registered."""
+    out = (torch.empty_like(problem.logits),) if "grad" in case.name else ()
+    if case.name.endswith("_kl"):
+        assert len(problem.beside) == 5  # made before anything is measured
 
     def call(function: Callable[..., Any], problem: LogitsProblem) -> Result:
-        return sides.row_stats_of(problem, function) if out is None else sides.row_grad_of(problem, function, out)
+        return getattr(sides, f"{case.name}_of")(problem, function, *out)
 
     def chosen(problem: LogitsProblem) -> Result:
         logits = problem.logits
@@ -210,6 +211,18 @@ CASES = (
         "row_grad",
         "the gradient of given logits, into a tensor that is there",
         "logits", ("logits.grad",), ("row_grad",), None, _moved("row_grad"),
+        _row_op,
+    ),
+    Case(
+        "row_stats_kl",
+        "the same as row_stats, and the KL from reference logits read beside",
+        "logits", (*_STATS, "kl"), ("row_stats_kl",), None, _moved("row_stats_kl"),
+        _row_op,
+    ),
+    Case(
+        "row_grad_kl",
+        "the same as row_grad, with the gradient of the KL",
+        "logits", (KL_GRAD,), ("row_grad_kl",), None, _moved("row_grad_kl"),
         _row_op,
     ),
     Case(

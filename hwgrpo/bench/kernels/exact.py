@@ -13,6 +13,8 @@ from hwgrpo.bench.kernels.problem import EXACT_ROWS, LinearProblem, LogitsProble
 Result = Mapping[str, Tensor]
 """Outputs by name: logprob, entropy [N] (row_max, log_sum beside them), and gradients under `hidden.grad`, ..."""
 STATS = ("logprob", "entropy", "row_max", "log_sum")
+KL_GRAD = "logits_kl.grad"
+"""The gradient of given logits from a KL besides."""
 
 
 class LinearTruth:
@@ -57,7 +59,7 @@ class LinearTruth:
 
 
 class LogitsTruth:
-    """Statistics and gradients of given logits under the loss sum(row_weight * (logprob + entropy)).
+    """Statistics and gradients of given logits under the loss sum(row_weight * (logprob + entropy)), and with a KL.
 
     Args:
         problem: what is computed.
@@ -70,7 +72,7 @@ class LogitsTruth:
         """Return the error of each output; [N,V] gradients are compared a few rows at a time."""
         problem, place = self._problem, self._place
         errors: dict[str, float] = {}
-        difference = squares = 0.0
+        squared: dict[str, list[float]] = {}  # of the difference and of the exact gradient
         for rows in _chunks(problem.logits):
             logits, targets = problem.logits[rows].to(**place), problem.targets[rows].to(**_on(place))
             found = definitions.row_stats(logits, targets, 1.0, 0.0, None, True)
@@ -80,11 +82,28 @@ class LogitsTruth:
             if "logits.grad" in result:
                 weight = problem.row_weight[rows].to(**place)
                 grad = definitions.row_grad(logits, targets, *found, weight, weight, 1.0, 0.0, None, logits)
-                difference += float((result["logits.grad"][rows].to(**place) - grad).square().sum())
-                squares += float(grad.square().sum())
-        if "logits.grad" in result:
-            errors["logits.grad"] = (difference / squares) ** 0.5 if squares else difference**0.5
+                _add_squares(squared, "logits.grad", result["logits.grad"][rows].to(**place), grad)
+            if "kl" in result or KL_GRAD in result:
+                beside = problem.ref_logits[rows].to(**place)
+                stats = definitions.row_stats_kl(logits, beside, targets, 1.0, 0.0, None)
+                if "kl" in result:
+                    errors["kl"] = _worse(errors.get("kl", 0.0), forward_error(result["kl"][rows], stats[4]))
+                if KL_GRAD in result:
+                    weight = problem.row_weight[rows].to(**place)
+                    out = torch.empty_like(logits)
+                    grad = definitions.row_grad_kl(
+                        logits, beside, targets, *stats, weight, weight, weight, 1.0, 0.0, None, out
+                    )
+                    _add_squares(squared, KL_GRAD, result[KL_GRAD][rows].to(**place), grad)
+        for name, (difference, squares) in squared.items():
+            errors[name] = (difference / squares) ** 0.5 if squares else difference**0.5
         return errors
+
+
+def _add_squares(squared: dict[str, list[float]], name: str, found: Tensor, exact: Tensor) -> None:
+    total = squared.setdefault(name, [0.0, 0.0])
+    total[0] += float((found - exact).square().sum())
+    total[1] += float(exact.square().sum())
 
 
 def forward_error(found: Tensor, exact: Tensor) -> float:

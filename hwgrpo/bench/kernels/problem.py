@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from hwgrpo_kernels import Shape, definitions, ops
+from hwgrpo_kernels import Shape, definitions, ops, ops_kl
 from torch import Tensor
 
 EXACT_ROWS = 64
@@ -53,6 +54,23 @@ class LogitsProblem:
     targets: Tensor
     row_weight: Tensor
     stats: tuple[Tensor, Tensor, Tensor, Tensor]
+
+    @cached_property
+    def ref_logits(self) -> Tensor:
+        """[N,V] logits of a reference, made when they are first asked for."""
+        return ops_kl.ref_logits(self.logits)
+
+    @cached_property
+    def beside(self) -> tuple[Tensor, ...]:
+        """What `row_stats_kl` returns beside the reference, [N] fp32 each, rounded from fp64."""
+        wide = torch.promote_types(self.logits.dtype, torch.float32)
+        exact = exact_dtype(self.logits.device)
+        parts = []
+        for start in range(0, self.logits.shape[0], EXACT_ROWS):
+            rows = slice(start, start + EXACT_ROWS)
+            both = (self.logits[rows].to(exact), self.ref_logits[rows].to(exact))
+            parts.append(definitions.row_stats_kl(*both, self.targets[rows], 1.0, 0.0, None)[4:])
+        return tuple(torch.cat(each).to(wide) for each in zip(*parts))
 
 
 def linear_problem(shape: Shape, dtype: torch.dtype, device: torch.device) -> LinearProblem:

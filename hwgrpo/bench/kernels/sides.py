@@ -12,7 +12,7 @@ from hwgrpo_kernels import Tolerance, default_registry, definitions, linear_logp
 from hwgrpo_kernels.op import Key, shape_class
 from torch import Tensor
 
-from hwgrpo.bench.kernels.exact import STATS, Result
+from hwgrpo.bench.kernels.exact import KL_GRAD, STATS, Result
 from hwgrpo.bench.kernels.problem import LinearProblem, LogitsProblem
 
 Group = Literal["ours", "baseline", "peer"]
@@ -185,6 +185,20 @@ def row_grad_of(problem: LogitsProblem, function: Callable[..., Any], out: Tenso
     weight = problem.row_weight
     function(problem.logits, problem.targets, *problem.stats, weight, weight, 1.0, 0.0, None, out)
     return {"logits.grad": out}
+
+
+def row_stats_kl_of(problem: LogitsProblem, function: Callable[..., Any]) -> Result:
+    """One implementation, or the definition, of `row_stats_kl`."""
+    found = function(problem.logits, problem.ref_logits, problem.targets, 1.0, 0.0, None)
+    return {**dict(zip(STATS, found)), "kl": found[4]}
+
+
+def row_grad_kl_of(problem: LogitsProblem, function: Callable[..., Any], out: Tensor) -> Result:
+    """One implementation, or the definition, of `row_grad_kl`, into a tensor that is there already."""
+    weights = [problem.row_weight] * 3
+    stats = *problem.stats, *problem.beside
+    function(problem.logits, problem.ref_logits, problem.targets, *stats, *weights, 1.0, 0.0, None, out)
+    return {KL_GRAD: out}
 
 
 def our_token_logprob(problem: LogitsProblem, *, gradients: bool) -> Result:
