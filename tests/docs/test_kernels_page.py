@@ -74,8 +74,9 @@ def assert_same_loss_and_gradients(p, got, expected):
         torch.testing.assert_close(mine, true, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("steps", [1, 4], ids=["evaluated", "accumulated over 4 steps"])
 @pytest.mark.parametrize("on_policy", [False, True])
-def test_the_trainer_of_the_page_has_trls_loss_and_gradients(page, on_policy):
+def test_the_trainer_of_the_page_has_trls_loss_and_gradients(page, on_policy, steps):
     p = batch()
     advantages = torch.tensor([1.0, -0.7, 0.3, -1.2], dtype=torch.float64)
     seen = {}
@@ -87,6 +88,7 @@ def test_the_trainer_of_the_page_has_trls_loss_and_gradients(page, on_policy):
 
     trainer = page.FusedGRPOTrainer()
     trainer.accelerator, trainer.temperature = SimpleNamespace(unwrap_model=lambda model: model.wrapped), 0.7
+    trainer.model, trainer.current_gradient_accumulation_steps = SimpleNamespace(training=steps > 1), max(steps, 2)
     model = SimpleNamespace(wrapped=SimpleNamespace(model=backbone, lm_head=p.head))
     inputs = {
         "prompt_ids": torch.randint(50, (4, 3)),
@@ -106,7 +108,7 @@ def test_the_trainer_of_the_page_has_trls_loss_and_gradients(page, on_policy):
     a = advantages[:, None]
     surrogate = torch.where((ratio * a) < (ratio.clamp(0.8, 1.2) * a), ratio * a, ratio.clamp(0.8, 1.2) * a)
     per_token = -surrogate + 0.04 * (torch.exp(p.ref - logps) - (p.ref - logps) - 1)
-    assert_same_loss_and_gradients(p, loss, (per_token * p.mask).sum() / p.mask.sum())
+    assert_same_loss_and_gradients(p, loss, (per_token * p.mask).sum() / p.mask.sum() / steps)
 
 
 def test_the_linear_cross_entropy_of_the_page_is_that_of_the_logits(page):
