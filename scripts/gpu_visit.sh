@@ -51,7 +51,11 @@ run_step() {
         facts) facts ;;
         kernels) "$python" -m hwgrpo kernels ;;
         tests) pytest_in tests tests/gpu -k "not test_sanitizer" ;;
-        sanitizer) pytest_in sanitizer tests/gpu -k test_sanitizer ;;
+        sanitizer)
+            # pytest would skip the tests without it, and end with 0
+            command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 5; }
+            pytest_in sanitizer tests/gpu -k test_sanitizer
+            ;;
         bench-*) "$python" -m hwgrpo bench kernels --shape "${1#bench-}" --repeat "${REPEAT:-5}" --json "$out/$1.json" ;;
         *) echo "scripts/gpu_visit.sh: there is no step '$1'; the steps are listed by --list"; return 2 ;;
     esac

@@ -11,7 +11,7 @@
     survey.py           the same for people: what each implementation would do, and why
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
     reference.py        a second head, whose logits are streamed beside for the KL over the whole vocabulary
-    rows_torch.py       the row ops in torch
+    rows_torch.py       the row ops in torch; matrices.py what they and the others ask of a matrix
     rows_compiled.py    row_stats and row_grad in C++ for a CPU, on request; host_compiler.py compiles and keeps it
     vocab_parallel.py   a head cut over ranks; vocab_agreement.py what they check, vocab_logprob.py its linear_logprob
     rows_triton.py      the row ops in Triton; triton_kernels.py the kernels, triton_math.py their functions,

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from .logit_map import LogitMap
+from .matrices import accumulated
 
 
 def _map(logits: Tensor, mapping: LogitMap) -> tuple[Tensor, Tensor]:
     """Return u [N,V] and the factor [N,1] (or a float) that turns it into z'."""
-    accumulate = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    accumulate = accumulated(logits.dtype)
     u = logits.to(accumulate)
     if mapping.squash:
         u = torch.tanh(u * mapping.squash)
@@ -213,7 +214,7 @@ def linear_logprob(
 
     chunk_rows and logits_dtype say how to compute, not what, and are not read here.
     """
-    accumulate = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    accumulate = accumulated(hidden.dtype)
     logits = hidden.to(accumulate) @ weight.to(accumulate).T
     if bias is not None:
         logits = logits + bias.to(accumulate)

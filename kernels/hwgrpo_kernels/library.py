@@ -10,19 +10,16 @@ from .chunks import chunk_rows_for, even_chunks
 from .guards import without_autocast
 from .head import Head, HeadGradients
 from .logit_map import LogitMap
+from .matrices import accumulated
 from .registry import default_registry
 from .streaming import RowGradients, RowKernels, RowStats, Stream, join, row_kernels
 
 Stats = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _accumulated(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
 def _fake_stats(rows: int | torch.SymInt, like: Tensor, with_entropy: bool) -> Stats:
     def make(size: int | torch.SymInt) -> Tensor:
-        return like.new_empty(size, dtype=_accumulated(like))
+        return like.new_empty(size, dtype=accumulated(like.dtype))
 
     return make(rows), make(rows if with_entropy else 0), make(rows), make(rows)
 

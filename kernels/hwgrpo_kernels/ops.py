@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import definitions, library, npu_scoring, rows_compiled, triton_support
 from .logit_map import LogitMap
+from .matrices import accumulated
 from .op import Implementation, Op, Shape, Tolerance
 from .registry import default_registry
 
@@ -95,7 +96,7 @@ def row_grad_inputs(
     """Make the arguments of `row_grad`, with a fresh `out` and statistics from the definition in fp64 (on the CPU)."""
     inputs = row_inputs(shape, dtype, device, case, seed)
     with_entropy = inputs.pop("with_entropy")
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    wide = accumulated(dtype)
     on_cpu: dict[str, Any] = {
         name: value.cpu() if isinstance(value, Tensor) else value for name, value in inputs.items()
     }

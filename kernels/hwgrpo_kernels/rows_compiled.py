@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import host_compiler
+from .matrices import accumulated, has_dense_rows, with_dense_rows
 from .op import Key
 
 _SOURCES = ("rows_compiled.cpp", "rows_dtypes.h", "rows_vectors.h")
@@ -50,11 +51,11 @@ def row_stats(
     logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `definitions.row_stats`."""
-    accumulate = _accumulated(logits)
+    accumulate = accumulated(logits.dtype)
     rows, vocab = logits.shape
     logprob, row_max, log_sum = (logits.new_empty(rows, dtype=accumulate) for _ in range(3))  # custom ops share nothing
     entropy = logits.new_empty(rows if with_entropy else 0, dtype=accumulate)
-    logits, targets = _with_dense_rows(logits), targets.contiguous()
+    logits, targets = with_dense_rows(logits), targets.contiguous()
     factors = _vector(row_scale, accumulate)
     _library().hwgrpo_row_stats(
         _DTYPES[logits.dtype], logits.data_ptr(), rows, vocab, logits.stride(0), targets.data_ptr(), scale, squash,
@@ -80,10 +81,10 @@ def row_grad(
 ) -> Tensor:
     """See `definitions.row_grad`; `out` may be `logits` itself."""
     assert grad_entropy is None or entropy is not None, "an entropy gradient without entropies"
-    accumulate = _accumulated(logits)
+    accumulate = accumulated(logits.dtype)
     rows, vocab = logits.shape
-    dense = out if _has_dense_rows(out) else torch.empty_like(out, memory_format=torch.contiguous_format)
-    logits, targets = _with_dense_rows(logits), targets.contiguous()
+    dense = out if has_dense_rows(out) else torch.empty_like(out, memory_format=torch.contiguous_format)
+    logits, targets = with_dense_rows(logits), targets.contiguous()
     vectors = [
         _vector(each, accumulate)
         for each in (row_scale, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy)
@@ -108,18 +109,6 @@ def _library() -> ctypes.CDLL:
     )  # fmt: skip
     library.hwgrpo_row_stats.restype = library.hwgrpo_row_grad.restype = None
     return library
-
-
-def _accumulated(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
-def _has_dense_rows(matrix: Tensor) -> bool:
-    return matrix.shape[1] == 1 or matrix.stride(1) == 1
-
-
-def _with_dense_rows(matrix: Tensor) -> Tensor:
-    return matrix if _has_dense_rows(matrix) else matrix.contiguous()
 
 
 def _vector(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:

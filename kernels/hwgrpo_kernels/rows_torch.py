@@ -4,13 +4,10 @@ import torch
 from torch import Tensor
 
 from .chunks import even_chunks
+from .matrices import accumulated, weighted
 
 _BLOCK_BYTES = 5 * 2**19
 """Of the accumulating dtype per block of rows: 4 rows of 152k logits in fp32 took least time, of blocks of 1 to 64."""
-
-
-def _accumulated(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _smallest_exponent(dtype: torch.dtype) -> float:
@@ -26,7 +23,7 @@ def _distances(
     Subtracting before scaling keeps logits with a common offset of 3e4 exact. A row of nothing but -inf gets the
     smallest finite number as its maximum, so that its distances are -inf and not NaN.
     """
-    accumulate = _accumulated(logits)
+    accumulate = accumulated(logits.dtype)
     u = logits if logits.dtype == accumulate else logits.to(accumulate)
     capped = torch.tanh(u * squash) if squash else None
     if capped is not None:
@@ -50,7 +47,7 @@ def _blocks(logits: Tensor) -> list[tuple[int, int]]:
     rows = logits.shape[0]
     if logits.device.type != "cpu":
         return [(0, rows)]
-    return even_chunks(rows, max(1, _BLOCK_BYTES // (_accumulated(logits).itemsize * logits.shape[1])))
+    return even_chunks(rows, max(1, _BLOCK_BYTES // (accumulated(logits.dtype).itemsize * logits.shape[1])))
 
 
 def _cut(values: Tensor | None, start: int, stop: int) -> Tensor | None:
@@ -73,7 +70,7 @@ def row_stats(
         logprob, entropy, row_max, log_sum = (torch.cat(each) for each in zip(*parts))
         return logprob, entropy, row_max, log_sum
     if logits.shape[0] == 0:
-        nothing = [logits.new_empty(0, dtype=_accumulated(logits)) for _ in range(4)]
+        nothing = [logits.new_empty(0, dtype=accumulated(logits.dtype)) for _ in range(4)]
         return nothing[0], nothing[1], nothing[2], nothing[3]
     distance, row_max, _ = _distances(logits, None, scale, squash, row_scale, None)
     index = targets[:, None]
@@ -162,7 +159,7 @@ def row_stats_kl(
     mapping = scale, squash, row_scale
     probs, gaps, _ = _probs_and_gaps(logits, ref_logits, row_max, log_sum, ref_max, ref_log_sum, *mapping)
     kl_others = gaps.mul_(probs).masked_fill_(probs == 0, 0.0).scatter_(1, targets[:, None], 0.0).sum(1)
-    kl = kl_others + _weighted(logprob.exp(), logprob - ref_logprob)
+    kl = kl_others + weighted(logprob.exp(), logprob - ref_logprob)
     return logprob, entropy, row_max, log_sum, kl, kl_others, ref_logprob, ref_max, ref_log_sum
 
 
@@ -203,7 +200,7 @@ def row_grad_kl(
     mapping = scale, squash, row_scale
     grad, gaps, capped = _probs_and_gaps(logits, ref_logits, row_max, log_sum, ref_max, ref_log_sum, *mapping)
     # p_y (a_y - kl) with nothing left to cancel when p_y -> 1
-    grad_y = _weighted(logprob.exp(), -torch.expm1(logprob) * (logprob - ref_logprob) - kl_others)
+    grad_y = weighted(logprob.exp(), -torch.expm1(logprob) * (logprob - ref_logprob) - kl_others)
     grad.mul_(gaps.sub_(kl[:, None]).masked_fill_(grad == 0, 0.0)).scatter_(1, targets[:, None], grad_y[:, None])
     factor = grad_kl * scale if row_scale is None else grad_kl * row_scale * scale
     grad.mul_(factor[:, None]).masked_fill_((factor == 0)[:, None], 0.0)
@@ -225,11 +222,6 @@ def _probs_and_gaps(
     ref_distance, _, _ = _distances(ref_logits, ref_max, scale, squash, row_scale, None)
     gaps = torch.sub(distance, ref_distance, out=ref_distance).sub_((log_sum - ref_log_sum)[:, None])
     return distance.exp_().mul_(log_sum.neg().exp_()[:, None]), gaps, capped
-
-
-def _weighted(probs: Tensor, values: Tensor) -> Tensor:
-    """probs * values, where what cannot be drawn counts for nothing even if it is infinite."""
-    return torch.where(probs == 0, 0.0, probs * values)
 
 
 def _slope(capped: Tensor, squash: float) -> Tensor:

@@ -9,6 +9,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from . import ascend_tiles, triton_kernels
+from .matrices import has_dense_rows, with_dense_rows
 from .tiles import Tile, tile_for
 
 _LOG2_E = 1.4426950408889634
@@ -125,7 +126,7 @@ def _launch_stats(
     rows, vocab = logits.shape
     if rows == 0:
         return
-    logits, ref_logits = _with_dense_rows(logits), None if ref_logits is None else _with_dense_rows(ref_logits)
+    logits, ref_logits = with_dense_rows(logits), None if ref_logits is None else with_dense_rows(ref_logits)
     (align, stride), (ref_align, ref_stride) = aligned_stride(logits), _ref_stride(ref_logits)
     beside = found[4:] or (None,) * 5
     _kernels.row_stats_kernel[_grid(tile, rows)](
@@ -167,7 +168,7 @@ def _launch_grad(
     rows, vocab = logits.shape
     if rows == 0:
         return out
-    if vocab > 1 and out.stride(1) != 1:
+    if not has_dense_rows(out):
         dense = torch.empty_like(out, memory_format=torch.contiguous_format)
         return out.copy_(
             _launch_grad(tile, logits, ref_logits, targets, stats, wanted, scale, squash, row_scale, dense)
@@ -175,7 +176,7 @@ def _launch_grad(
     _, entropy, *_ = stats
     _, grad_entropy, _ = wanted
     assert grad_entropy is None or entropy is not None, "an entropy gradient without entropies"
-    logits, ref_logits = _with_dense_rows(logits), None if ref_logits is None else _with_dense_rows(ref_logits)
+    logits, ref_logits = with_dense_rows(logits), None if ref_logits is None else with_dense_rows(ref_logits)
     (align, stride), (ref_align, ref_stride) = aligned_stride(logits), _ref_stride(ref_logits)
     out_align, out_stride = aligned_stride(out)
     _kernels.row_grad_kernel[_grid(tile, rows)](
@@ -248,10 +249,6 @@ def _split(value: float) -> tuple[float, float]:
 def _vector(values: Tensor | None) -> Tensor | None:
     """Return [N] values next to each other; gradients often come expanded from one number."""
     return None if values is None else values.contiguous()
-
-
-def _with_dense_rows(logits: Tensor) -> Tensor:
-    return logits if logits.shape[1] == 1 or logits.stride(1) == 1 else logits.contiguous()
 
 
 def aligned_stride(matrix: Tensor) -> tuple[int, int]:

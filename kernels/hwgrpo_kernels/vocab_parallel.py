@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .logit_map import LogitMap
+from .matrices import weighted
 from .streaming import BesideStats, RowKernels, RowStats
 
 
@@ -58,8 +59,8 @@ def _combine_beside(
     without_target = torch.ones_like(kl_GR).scatter(0, index, -torch.expm1(logprob_GR.gather(0, index)))
     others_GR = torch.where(torch.arange(len(parts), device=kl_GR.device)[:, None] == index, others_GR, kl_GR)
     return BesideStats(
-        kl=_weighted(ln_w.exp(), kl_GR + gap).sum(0),
-        kl_others=_weighted(ln_w.exp(), others_GR + _weighted(without_target, gap)).sum(0),
+        kl=weighted(ln_w.exp(), kl_GR + gap).sum(0),
+        kl_others=weighted(ln_w.exp(), others_GR + weighted(without_target, gap)).sum(0),
         ref_logprob=logprob_ref_GR.gather(0, index)[0] + ref_ln_w.gather(0, index)[0],
         ref_max=ref_max,
         ref_log_sum=ref_log_sum,
@@ -79,11 +80,6 @@ def _masses(max_GR: Tensor, log_sum_GR: Tensor, mapping: LogitMap) -> tuple[Tens
     relative = part_log_sum - largest.clamp(min=smallest)
     others = relative.exp().scatter(0, which, 0.0).sum(0).log1p()
     return relative - others, row_max, (largest[0] + others).masked_fill(row_max <= smallest, 0.0)
-
-
-def _weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """weights * values, where a weight of 0 leaves nothing even of infinity."""
-    return torch.where(weights == 0, 0.0, weights * values)
 
 
 class VocabShard:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hwgrpo_kernels import ReferenceHead, default_registry, definitions, linear_token_loss
+from hwgrpo_kernels import ReferenceHead, default_registry, definitions, linear_token_loss, rows_torch
 from hwgrpo_kernels.head import Head
 
 from tests.kernels.test_token_loss import CU, CountGemms, assert_equal_to_fp64
@@ -146,17 +146,15 @@ def test_a_reference_that_does_not_fit_is_refused_by_what_is_wrong(reference, co
         run(p)
 
 
-@pytest.mark.parametrize("implementation", ["torch"])
 @pytest.mark.parametrize("case", ["near", "certain", "ref_offset"])
-def test_the_gradient_of_the_kl_alone_keeps_its_digits(case, implementation):
+def test_the_gradient_of_the_kl_alone_keeps_its_digits(case):
     op = OPS["row_grad_kl"]
-    [chosen] = [each for each in default_registry.implementations(op.name) if each.name == implementation]
     inputs = op.inputs(op.shapes[0], torch.float32, "cpu", case)
     inputs["grad_logprob"] = torch.zeros_like(inputs["grad_logprob"])
     inputs["grad_entropy"] = inputs["entropy"] = None
     wide = {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
     true = definitions.row_grad_kl(**wide)
-    out = chosen.function()(**inputs)
+    out = rows_torch.row_grad_kl(**inputs)
     assert relative(out, true) < 1e-4
     here = inputs["grad_kl"] != 0
     y = inputs["targets"][here, None]
@@ -168,11 +166,9 @@ def test_a_token_that_only_the_policy_can_draw_makes_the_kl_infinite_and_one_tha
     logits, ref = torch.zeros(2, 4), torch.zeros(2, 4)
     ref[0, 1] = -torch.inf
     logits[1, 1] = -torch.inf
-    for name in ("torch",):
-        [chosen] = [each for each in default_registry.implementations("row_stats_kl") if each.name == name]
-        kl = chosen.function()(logits, ref, torch.tensor([0, 0]), 1.0, 0.0, None)[4]
-        assert kl[0] == torch.inf
-        torch.testing.assert_close(kl[1], torch.tensor(4 / 3).log())
+    kl = rows_torch.row_stats_kl(logits, ref, torch.tensor([0, 0]), 1.0, 0.0, None)[4]
+    assert kl[0] == torch.inf
+    torch.testing.assert_close(kl[1], torch.tensor(4 / 3).log())
 
 
 @pytest.mark.parametrize("side", ["logits", "ref_logits"])
@@ -180,11 +176,8 @@ def test_a_nan_among_the_logits_shows_in_the_kl_and_its_gradient(side):
     stats, grad = OPS["row_stats_kl"], OPS["row_grad_kl"]
     inputs = stats.inputs(stats.shapes[0], torch.float32, "cpu", "plain")
     inputs[side][2, 7] = torch.nan
-    for implementation in default_registry.implementations("row_stats_kl"):
-        if implementation.name == "torch":
-            kl = implementation.function()(**inputs)[4]
-            assert kl.isnan().tolist() == [row == 2 for row in range(len(kl))]
+    kl = rows_torch.row_stats_kl(**inputs)[4]
+    assert kl.isnan().tolist() == [row == 2 for row in range(len(kl))]
     inputs = grad.inputs(grad.shapes[0], torch.float32, "cpu", "plain")
     inputs[side][2, 7] = torch.nan
-    [chosen] = [each for each in default_registry.implementations("row_grad_kl") if each.name == "torch"]
-    assert chosen.function()(**inputs)[2, 7].isnan()
+    assert rows_torch.row_grad_kl(**inputs)[2, 7].isnan()

@@ -20,12 +20,13 @@ esac
 @pytest.fixture
 def visit(tmp_path):
     """Runs the script with a stand-in for Python; returns its result and the lines of steps.tsv."""
-    stand_in = tmp_path / "python"
-    stand_in.write_text(STAND_IN)
-    stand_in.chmod(0o755)
+    for name in ("python", "compute-sanitizer"):
+        (tmp_path / name).write_text(STAND_IN)
+        (tmp_path / name).chmod(0o755)
+    stand_in, path = tmp_path / "python", f"{tmp_path}:{os.environ['PATH']}"
 
     def run(*words, shapes="A B", **more):
-        environment = {**os.environ, "PYTHON": str(stand_in), "SHAPES": shapes, **more}
+        environment = {**os.environ, "PATH": path, "PYTHON": str(stand_in), "SHAPES": shapes, **more}
         command = ["bash", str(REPO / "scripts" / "gpu_visit.sh"), str(tmp_path / "out"), *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         table = tmp_path / "out" / "steps.tsv"
@@ -52,6 +53,13 @@ def test_steps_of_later_calls_are_added_and_each_call_answers_for_its_own(visit)
     done, steps, out = visit("bench-B")
     assert (done.returncode, [step[0] for step in steps]) == (0, ["tests", "bench-B"])
     assert f"--shape B --repeat 5 --json {out}/bench-B.json" in (out / "bench-B.log").read_text()
+
+
+def test_a_missing_sanitizer_is_no_success(visit, tmp_path):
+    (tmp_path / "compute-sanitizer").unlink()
+    done, steps, out = visit("sanitizer", PATH="/usr/bin:/bin")
+    assert (done.returncode, steps[0][1]) == (1, "5")
+    assert "compute-sanitizer is not installed" in (out / "sanitizer.log").read_text()
 
 
 def test_an_unknown_step_is_a_failure_that_says_where_the_steps_are(visit):

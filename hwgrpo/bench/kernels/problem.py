@@ -55,6 +55,10 @@ class LogitsProblem:
     row_weight: Tensor
     stats: tuple[Tensor, Tensor, Tensor, Tensor]
 
+    def make_beside(self) -> None:
+        """Make what lies beside the logits now, rather than when it is first asked for."""
+        _ = self.beside
+
     @cached_property
     def ref_logits(self) -> Tensor:
         """[N,V] logits of a reference, made when they are first asked for."""
