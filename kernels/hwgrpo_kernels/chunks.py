@@ -1,5 +1,7 @@
 """How many rows of logits exist at once: a pure function of vocabulary, dtype and device, never of free memory."""
 
+from collections.abc import Sequence
+
 import torch
 
 _CPU_BYTES = 8 * 2**20  # fp32 logits of a chunk stay near the last-level cache
@@ -14,7 +16,8 @@ def chunk_rows_for(vocab: int, logits_dtype: torch.dtype, device_type: str, buff
         vocab: V.
         logits_dtype: dtype of the chunk's logits buffer. On CPU the work is done in fp32 whatever the buffer holds.
         device_type: torch device type.
-        buffers: of logits that a chunk needs at once: 2 where a reference's are read beside.
+        buffers: of logits that a chunk needs at once: one more where a reference's are read beside, and one more where
+            the gradient does not overwrite them (`head.logits_buffers`).
     """
     if device_type == "cpu":
         rows = _CPU_BYTES // (4 * vocab * buffers)
@@ -26,6 +29,11 @@ def chunk_rows_for(vocab: int, logits_dtype: torch.dtype, device_type: str, buff
 def even_chunks(rows: int, chunk_rows: int) -> list[tuple[int, int]]:
     """Cut [0, rows) into half-open ranges of `chunk_rows`; the last may be shorter."""
     return [(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows)]
+
+
+def longest(chunks: Sequence[tuple[int, int]]) -> int:
+    """Return the rows of the longest chunk; 0 for none."""
+    return max((stop - start for start, stop in chunks), default=0)
 
 
 def sequence_chunks(bounds: list[int], chunk_rows: int) -> list[tuple[int, int]] | None:

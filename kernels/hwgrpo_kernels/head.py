@@ -1,11 +1,40 @@
 """The LM head as chunks of rows: GEMMs that make logits, and GEMMs that turn their gradient into dX, dW and db."""
 
 from copy import copy
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from .chunks import even_chunks
+from .matrices import accumulated
+
 _ACCESS_BYTES = 16  # the widest access of one thread on every GPU
+_CHUNKS_PER_PRODUCT = 2  # of fp32 logits: their gradients in 16 bits fill as much memory as the logits of one
+_PRODUCT_ENTRIES = 2**26  # of dW at once, where it cannot be added to as it is made
+
+
+def keeps_16_bit_operands(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> bool:
+    """Whether the head makes logits of a wider dtype than its GEMMs' operands."""
+    return logits_dtype != compute_dtype and multiplies_into_fp32(device_type)
+
+
+def logits_buffers(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> int:
+    """Return how many chunks of logits fit where those of one chunk and the gradients not multiplied yet are kept."""
+    return 2 if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type) else 1
+
+
+@cache
+def adds_into_fp32(device: torch.device) -> bool:
+    """Whether `torch.addmm` adds a product of 16-bit operands to fp32 on this device, as newer ones for CUDA do."""
+    if not multiplies_into_fp32(device.type):
+        return False
+    total, operand = (torch.zeros(16, 16, dtype=dtype, device=device) for dtype in (torch.float32, torch.bfloat16))
+    try:
+        torch.addmm(total, operand, operand, out_dtype=torch.float32, out=total)
+    except RuntimeError:  # it wants the sum in the dtype of the operands
+        return False
+    return True
 
 
 def multiplies_into_fp32(device_type: str) -> bool:
@@ -42,9 +71,9 @@ class Head:
         self, weight_VH: Tensor, bias_V: Tensor | None, compute_dtype: torch.dtype, logits_dtype: torch.dtype
     ) -> None:
         weight = weight_VH.detach().to(compute_dtype)
-        mixed = logits_dtype != compute_dtype
-        self.out_dtype = logits_dtype if mixed and multiplies_into_fp32(weight.device.type) else None
-        if mixed and self.out_dtype is None:
+        device_type = weight.device.type
+        self.out_dtype = logits_dtype if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type) else None
+        if logits_dtype != compute_dtype and self.out_dtype is None:
             weight = weight.to(logits_dtype)  # the same product: 16-bit values are exact in fp32
         self.weight_VH = weight
         self.bias_V = None if bias_V is None else bias_V.detach().to(logits_dtype)
@@ -87,64 +116,91 @@ class Head:
 class HeadGradients:
     """Gradients of hidden states, weight and bias, collected chunk by chunk; dW and db accumulate in fp32 at least.
 
+    Where GEMMs cannot return fp32 (all but CUDA), a chunk's dW is rounded to 16 bits before it is added.
+
     Args:
         head: the head that made the logits.
-        rows: N.
+        hidden_NH: from `Head.operand`.
+        chunk_rows: the most rows of a chunk.
         hidden, weight, bias: which gradients are wanted.
     """
 
-    def __init__(self, head: Head, rows: int, *, hidden: bool, weight: bool, bias: bool) -> None:
+    def __init__(
+        self, head: Head, hidden_NH: Tensor, chunk_rows: int, *, hidden: bool, weight: bool, bias: bool
+    ) -> None:
         self._weight = head.weight_VH
-        self._wide = torch.promote_types(self._weight.dtype, torch.float32)
+        self._wide = accumulated(self._weight.dtype)
         self._wants_bias = bias
         self._wants_weight = weight
-        self._out_dtype = self._wide if multiplies_into_fp32(self._weight.device.type) else None
-        self._operand: Tensor | None = None
-        self.hidden_NH = self._weight.new_empty(rows, self._weight.shape[1]) if hidden else None
+        self._operand_NH = hidden_NH
+        self._collected_rows = min(hidden_NH.shape[0], _CHUNKS_PER_PRODUCT * chunk_rows)
+        self._collected: Tensor | None = None
+        self._start = self._stop = 0  # rows whose dlogits are collected, and not multiplied yet
+        self.hidden_NH = torch.empty_like(hidden_NH) if hidden else None
         self.weight_VH: Tensor | None = None
         self.bias_V: Tensor | None = None
 
-    def add(self, dlogits_RV: Tensor, hidden_RH: Tensor, start: int) -> None:
-        """Add the chunk that begins at row `start`.
+    def out_for(self, logits_RV: Tensor) -> Tensor:
+        """Return where the gradient of the next chunk's raw logits belongs: onto these, or beside the last chunk's."""
+        dtype, rows = self._weight.dtype, logits_RV.shape[0]
+        if logits_RV.dtype == dtype:
+            return logits_RV
+        if self._collected is None:
+            self._collected = empty_rows(self._collected_rows, logits_RV.shape[1], dtype, logits_RV.device)
+        held = self._stop - self._start
+        if held + rows > self._collected_rows:
+            self._multiply_collected()
+            held = 0
+        return self._collected[held : held + rows]
+
+    def add(self, dlogits_RV: Tensor, start: int) -> None:
+        """Add a chunk, which follows the last one.
 
         Args:
-            dlogits_RV: [R,V] gradient of the raw logits.
-            hidden_RH: [R,H] the hidden states that made them.
+            dlogits_RV: [R,V] gradient of the raw logits, in what `out_for` returned.
+            start: its first row.
         """
+        stop = start + dlogits_RV.shape[0]
         if self._wants_bias:
             bias = dlogits_RV.sum(0, dtype=self._wide)
             self.bias_V = bias if self.bias_V is None else self.bias_V.add_(bias)
-        if self.hidden_NH is None and not self._wants_weight:
+        if self._collected is None:
+            self._multiply(dlogits_RV, start, stop)
             return
-        dlogits = self._as_operand(dlogits_RV)
+        if self._start == self._stop:
+            self._start = start
+        self._stop = stop
+
+    def _multiply_collected(self) -> None:
+        if self._collected is not None:
+            self._multiply(self._collected[: self._stop - self._start], self._start, self._stop)
+            self._start = self._stop
+
+    def _multiply(self, dlogits_RV: Tensor, start: int, stop: int) -> None:
         if self.hidden_NH is not None:
-            torch.mm(dlogits, self._weight, out=self.hidden_NH[start : start + dlogits.shape[0]])
+            torch.mm(dlogits_RV, self._weight, out=self.hidden_NH[start:stop])
         if self._wants_weight:
-            self._add_weight(dlogits.T, hidden_RH)
+            self._add_weight(dlogits_RV.T, self._operand_NH[start:stop])
 
-    def _as_operand(self, dlogits_RV: Tensor) -> Tensor:
-        """Return the gradient in the dtype of the GEMMs; a copy lies in a buffer that the next chunk overwrites."""
-        rows, vocab = dlogits_RV.shape
-        dtype = self._weight.dtype
-        if dlogits_RV.dtype == dtype:
-            return dlogits_RV
-        if self._operand is None or self._operand.shape[0] < rows:
-            self._operand = empty_rows(rows, vocab, dtype, dlogits_RV.device)
-        return self._operand[:rows].copy_(dlogits_RV)
-
-    def _add_weight(self, dlogits_VR: Tensor, hidden_RH: Tensor) -> None:
-        narrow = self._weight.dtype != self._wide
-        if not narrow and self.weight_VH is not None:
-            self.weight_VH.addmm_(dlogits_VR, hidden_RH)
-            return
-        if narrow and self._out_dtype is not None:
-            product = torch.mm(dlogits_VR, hidden_RH, out_dtype=self._out_dtype)
+    def _add_weight(self, dlogits_VR: Tensor, operand_RH: Tensor) -> None:
+        total, first = self.weight_VH, self.weight_VH is None
+        if total is None:
+            total = self.weight_VH = torch.empty_like(self._weight, dtype=self._wide)
+        if self._weight.dtype == self._wide:
+            torch.mm(dlogits_VR, operand_RH, out=total) if first else total.addmm_(dlogits_VR, operand_RH)
+        elif adds_into_fp32(total.device):
+            if first:
+                torch.mm(dlogits_VR, operand_RH, out_dtype=self._wide, out=total)
+            else:
+                torch.addmm(total, dlogits_VR, operand_RH, out_dtype=self._wide, out=total)
         else:
-            product = torch.mm(dlogits_VR, hidden_RH)
-        self.weight_VH = product.to(self._wide) if self.weight_VH is None else self.weight_VH.add_(product)
+            for a, b in even_chunks(total.shape[0], max(1, _PRODUCT_ENTRIES // total.shape[1])):
+                product = torch.mm(dlogits_VR[a:b], operand_RH)
+                total[a:b].copy_(product) if first else total[a:b].add_(product)
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return dX [N,H], dW [V,H], db [V]; what was not wanted is None, and what no row reached is zero."""
+        self._multiply_collected()
         weight, bias = self.weight_VH, self.bias_V
         if self._wants_weight and weight is None:
             weight = torch.zeros_like(self._weight, dtype=self._wide)

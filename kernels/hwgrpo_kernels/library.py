@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from .checks import check_target_range
-from .chunks import chunk_rows_for, even_chunks
+from .chunks import chunk_rows_for, even_chunks, longest
 from .guards import without_autocast
-from .head import Head, HeadGradients
+from .head import Head, HeadGradients, logits_buffers
 from .logit_map import LogitMap
 from .matrices import accumulated
 from .registry import default_registry
@@ -162,8 +162,10 @@ def open_stream(
     chunk_rows: int | None, logits_dtype: torch.dtype | None, kernels: RowKernels | None = None,
 ) -> tuple[Stream, list[tuple[int, int]]]:  # fmt: skip
     """Return the stream of the rows, whose hidden states have the dtype of the GEMMs, and its chunks."""
+    device_type = hidden.device.type
     head = Head(weight, bias, hidden.dtype, logits_dtype or hidden.dtype)
-    rows = chunk_rows or chunk_rows_for(head.vocab, head.logits_dtype, hidden.device.type)
+    buffers = logits_buffers(hidden.dtype, head.logits_dtype, device_type)
+    rows = chunk_rows or chunk_rows_for(head.vocab, head.logits_dtype, device_type, buffers)
     return Stream(head, head.operand(hidden, hidden.dtype), targets, mapping, kernels), even_chunks(
         hidden.shape[0], rows
     )
@@ -213,9 +215,8 @@ def linear_logprob_backward(
     with torch.no_grad(), without_autocast(hidden.device.type):
         mapping = LogitMap(scale, squash, row_scale)
         stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
-        gradients = HeadGradients(
-            stream.head, hidden.shape[0], hidden=needs_hidden, weight=needs_weight, bias=needs_bias
-        )
+        needs = {"hidden": needs_hidden, "weight": needs_weight, "bias": needs_bias}
+        gradients = HeadGradients(stream.head, stream.hidden, longest(chunks), **needs)
         stats = RowStats(logprob, entropy, row_max, log_sum)
         stream.recompute_gradients(gradients, chunks, stats, RowGradients(grad_logprob, grad_entropy))
         made = gradients.finish()

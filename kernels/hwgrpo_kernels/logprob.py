@@ -47,7 +47,7 @@ def token_logprob(
         RuntimeError: called with inplace_backward inside a compiled region.
     """
     checks.check_logits(logits)
-    checks.check_rows(targets, logits.shape[0], logits, "logits")
+    checks.check_targets(targets, logits, "targets", "logits")
     checks.check_map(temperature, None, 1.0, logits.shape[0], logits)
     mapping = logit_map(temperature, None, 1.0)
     if inplace_backward and torch.is_grad_enabled():
@@ -80,7 +80,7 @@ def linear_logprob(
         targets: [N] int64 in [0,V).
         bias: [V] or None.
         temperature: positive number, or [N] one per row.
-        softcap: c of z = c tanh(z/c), applied before the temperature; None for none.
+        softcap: c of z = c tanh(z/c), applied before the temperature; None for none. It makes -c of a bias of -inf.
         logit_scale: positive factor on the raw logits, before the softcap.
         with_entropy: also return the entropy (nats) of each row.
         chunk_rows: rows of logits at once; None picks them from V, dtype and device type alone.
@@ -100,9 +100,10 @@ def linear_logprob(
     """
     if vocab_group is not None:
         refuse_compiled_region("linear_logprob with a vocab_group")
-    with told_to_all_ranks(vocab_group, hidden.device):
-        checks.check_head(hidden, weight, bias)
-        checks.check_rows(targets, hidden.shape[0], hidden, "hidden")
+    with told_to_all_ranks(vocab_group, hidden):
+        names = checks.HeadNames()
+        checks.check_head(hidden, weight, bias, names)
+        checks.check_targets(targets, hidden, names.targets, names.hidden)
         checks.check_map(temperature, softcap, logit_scale, hidden.shape[0], hidden)
         checks.check_chunk_rows(chunk_rows)
         compute_dtype = compute_dtype_of(hidden)

@@ -104,7 +104,7 @@ struct StatsCall {
   void row(int64_t i, Block<T>& block) const {
     const T factor = static_cast<T>(row_scale ? scale * row_scale[i] : scale);
     Sums<T, kEntropy> sums;
-    T u_y = 0;
+    T u_y = std::numeric_limits<T>::quiet_NaN();  // what a target out of range leaves of its row
     for (int64_t column = 0; column < vocab; column += kBlock) {
       block.fill(read, logits, i * stride, column, vocab, static_cast<T>(squash));
       const T block_max = block.max();

@@ -55,7 +55,7 @@ def row_stats(
     rows, vocab = logits.shape
     logprob, row_max, log_sum = (logits.new_empty(rows, dtype=accumulate) for _ in range(3))  # custom ops share nothing
     entropy = logits.new_empty(rows if with_entropy else 0, dtype=accumulate)
-    logits, targets = with_dense_rows(logits), targets.contiguous()
+    logits, targets = with_dense_rows(logits), targets.long().contiguous()
     factors = _vector(row_scale, accumulate)
     _library().hwgrpo_row_stats(
         _DTYPES[logits.dtype], logits.data_ptr(), rows, vocab, logits.stride(0), targets.data_ptr(), scale, squash,
@@ -84,7 +84,7 @@ def row_grad(
     accumulate = accumulated(logits.dtype)
     rows, vocab = logits.shape
     dense = out if has_dense_rows(out) else torch.empty_like(out, memory_format=torch.contiguous_format)
-    logits, targets = with_dense_rows(logits), targets.contiguous()
+    logits, targets = with_dense_rows(logits), targets.long().contiguous()
     vectors = [
         _vector(each, accumulate)
         for each in (row_scale, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy)

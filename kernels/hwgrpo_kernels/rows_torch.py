@@ -50,6 +50,11 @@ def _blocks(logits: Tensor) -> list[tuple[int, int]]:
     return even_chunks(rows, max(1, _BLOCK_BYTES // (accumulated(logits.dtype).itemsize * logits.shape[1])))
 
 
+def _columns(targets: Tensor, logits: Tensor) -> Tensor:
+    """Return the targets as columns [N,1] of the logits; what is not among them, as some column."""
+    return targets.long().clamp(0, logits.shape[1] - 1)[:, None]
+
+
 def _cut(values: Tensor | None, start: int, stop: int) -> Tensor | None:
     return None if values is None else values[start:stop]
 
@@ -57,7 +62,7 @@ def _cut(values: Tensor | None, start: int, stop: int) -> Tensor | None:
 def row_stats(
     logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `definitions.row_stats`.
+    """See `definitions.row_stats`. A target out of range gives NaN, since asking a device would wait for it.
 
     The target's own term is kept apart from the sum: ln sum = log1p(others + (e_y - 1)) loses nothing when p_y -> 1,
     where max + ln sum - z_y would have cancelled every digit beyond a margin of 16 nats.
@@ -73,8 +78,8 @@ def row_stats(
         nothing = [logits.new_empty(0, dtype=accumulated(logits.dtype)) for _ in range(4)]
         return nothing[0], nothing[1], nothing[2], nothing[3]
     distance, row_max, _ = _distances(logits, None, scale, squash, row_scale, None)
-    index = targets[:, None]
-    distance_y = distance.gather(1, index)[:, 0]
+    index = _columns(targets, logits)
+    distance_y = distance.gather(1, index)[:, 0].masked_fill_(index[:, 0] != targets, torch.nan)
     if with_entropy:
         exps = distance.clamp_(min=_smallest_exponent(distance.dtype)).exp()
         weighted = distance.mul_(exps).sum(1)
@@ -133,7 +138,7 @@ def row_grad(
         grad = distance.exp_().mul_(bracket)
         safe = logprob.clamp(min=floor)
         grad_y.add_(safe.exp().mul_(safe + entropy).mul_(minus_g_h))
-    grad.scatter_(1, targets[:, None], grad_y[:, None])
+    grad.scatter_(1, _columns(targets, logits), grad_y[:, None])
     if capped is not None:
         grad.mul_(_slope(capped, squash))
     return out if grad is out else out.copy_(grad)
@@ -158,7 +163,7 @@ def row_stats_kl(
         return logprob, entropy, row_max, log_sum, logprob, logprob, ref_logprob, ref_max, ref_log_sum
     mapping = scale, squash, row_scale
     probs, gaps, _ = _probs_and_gaps(logits, ref_logits, row_max, log_sum, ref_max, ref_log_sum, *mapping)
-    kl_others = gaps.mul_(probs).masked_fill_(probs == 0, 0.0).scatter_(1, targets[:, None], 0.0).sum(1)
+    kl_others = gaps.mul_(probs).masked_fill_(probs == 0, 0.0).scatter_(1, _columns(targets, logits), 0.0).sum(1)
     kl = kl_others + weighted(logprob.exp(), logprob - ref_logprob)
     return logprob, entropy, row_max, log_sum, kl, kl_others, ref_logprob, ref_max, ref_log_sum
 
@@ -201,7 +206,8 @@ def row_grad_kl(
     grad, gaps, capped = _probs_and_gaps(logits, ref_logits, row_max, log_sum, ref_max, ref_log_sum, *mapping)
     # p_y (a_y - kl) with nothing left to cancel when p_y -> 1
     grad_y = weighted(logprob.exp(), -torch.expm1(logprob) * (logprob - ref_logprob) - kl_others)
-    grad.mul_(gaps.sub_(kl[:, None]).masked_fill_(grad == 0, 0.0)).scatter_(1, targets[:, None], grad_y[:, None])
+    others = gaps.sub_(kl[:, None]).masked_fill_(grad == 0, 0.0)
+    grad.mul_(others).scatter_(1, _columns(targets, logits), grad_y[:, None])
     factor = grad_kl * scale if row_scale is None else grad_kl * row_scale * scale
     grad.mul_(factor[:, None]).masked_fill_((factor == 0)[:, None], 0.0)
     if capped is not None:

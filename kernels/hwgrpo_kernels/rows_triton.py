@@ -41,7 +41,7 @@ _kernels: Any = triton_kernels
 def row_stats(
     logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `definitions.row_stats`. A target out of range gives NaN, since asking the device would wait for it."""
+    """See `definitions.row_stats`. A target out of range gives NaN, since asking a device would wait for it."""
     with torch.accelerator.device_index(logits.device.index):
         return launch_row_stats(
             _tile("row_stats", logits, logits, squash), logits, targets, scale, squash, row_scale, with_entropy
@@ -198,7 +198,8 @@ def _tile(op: str, logits: Tensor, out: Tensor, squash: float) -> Tile:
     if _is_ascend(arch):
         itemsize = max(logits.element_size(), out.element_size())
         return ascend_tiles.tile_for(ascend_tiles.RowKernel(op, itemsize, squash != 0.0), arch, vocab)
-    return tile_for(op.removesuffix("_kl"), arch, logits.element_size(), vocab)
+    # fp32 logits with a gradient in 16 bits are read in two accesses, to write it in one
+    return tile_for(op.removesuffix("_kl"), arch, min(logits.element_size(), out.element_size()), vocab)
 
 
 def _is_ascend(arch: str) -> bool:

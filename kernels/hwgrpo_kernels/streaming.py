@@ -160,7 +160,7 @@ class Stream:
     def add_gradients(
         self, gradients: HeadGradients, chunk: ChunkLogits, stats: RowStats, start: int, wanted: RowGradients
     ) -> None:
-        """Add the gradient of one chunk, overwriting its logits.
+        """Add the gradient of one chunk, which follows the last one's; its logits may be overwritten.
 
         Args:
             chunk: logits of rows [start, start+R); its reference is not looked at where `wanted` has no kl.
@@ -171,13 +171,14 @@ class Stream:
         targets, mapping = self.targets[start:stop], self.mapping.rows(start, stop)
         entropy = None if wanted.entropy is None else stats.entropy
         row = targets, stats.logprob, entropy, stats.row_max, stats.log_sum
+        out = gradients.out_for(logits)
         if wanted.kl is None:
-            dlogits = self.kernels.grad(logits, *row, wanted.logprob, wanted.entropy, *mapping, logits)
+            dlogits = self.kernels.grad(logits, *row, wanted.logprob, wanted.entropy, *mapping, out)
         else:
             assert self.kernels.grad_kl is not None, "reference logits without the row ops that read them"
             assert stats.beside is not None, "a gradient of a KL without its statistics"
-            dlogits = self.kernels.grad_kl(*chunk, *row, *stats.beside, *wanted, *mapping, logits)
-        gradients.add(dlogits, self.hidden[start:stop], start)
+            dlogits = self.kernels.grad_kl(*chunk, *row, *stats.beside, *wanted, *mapping, out)
+        gradients.add(dlogits, start)
 
     def recompute_gradients(
         self, gradients: HeadGradients, chunks: Chunks, stats: RowStats, wanted: RowGradients

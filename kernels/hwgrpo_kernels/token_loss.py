@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from . import checks
 from .chunks import chunk_rows_for, even_chunks, sequence_chunks
 from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compiled_region, without_autocast
-from .head import Head, HeadGradients
+from .head import Head, HeadGradients, logits_buffers
 from .logit_map import logit_map
 from .loss_calls import LossCalls, LossFunction, shape_of
 from .reference import ReferenceHead, beside, check_reference
@@ -97,16 +97,19 @@ def linear_token_loss(
         RuntimeError: called inside a checkpointed or compiled region; backward called twice.
     """
     refuse_compiled_region("linear_token_loss")
-    device_type, n = hidden_NH.device.type, hidden_NH.shape[0]
-    with told_to_all_ranks(vocab_group, hidden_NH.device):
-        checks.check_head(hidden_NH, weight_VH, bias)
-        checks.check_rows(targets_N, n, hidden_NH, "hidden_NH")
+    with told_to_all_ranks(vocab_group, hidden_NH):
+        names = checks.HeadNames("hidden_NH", "weight_VH", targets="targets_N")
+        checks.check_head(hidden_NH, weight_VH, bias, names)
+        checks.check_targets(targets_N, hidden_NH, names.targets, names.hidden)
+        device_type, n = hidden_NH.device.type, hidden_NH.shape[0]
         checks.check_map(temperature, softcap, logit_scale, n, hidden_NH)
         checks.check_chunk_rows(chunk_rows)
         reference = check_reference(reference, hidden_NH, weight_VH)
         compute_dtype = compute_dtype_of(hidden_NH)
         logits_dtype = checks.check_logits_dtype(logits_dtype, compute_dtype)
-        bounds = _check_rows_arguments(n, rows, row_mask, cu_seqlens, scope)
+        bounds = _check_rows_arguments(hidden_NH, loss_fn, rows, row_mask, cu_seqlens, scope)
+        with_reference = reference is not None
+        kernels = row_kernels(device_type, logits_dtype, weight_VH.shape[0], beside=with_reference)
     parameters = (hidden_NH, weight_VH, bias)
     wants = tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in parameters)
     if any(wants):
@@ -136,13 +139,13 @@ def linear_token_loss(
         }
         vocab = agree(vocab_group, weight_VH, hidden_NH, targets, options)
         checks.check_target_range(targets, vocab.total)
-        gradients = HeadGradients(head, targets.shape[0], hidden=wants[0], weight=wants[1], bias=wants[2])
-        with_reference = reference is not None
         second = None if reference is None else beside(reference, head, weight_VH, compute_dtype, live)
-        kernels = vocab.kernels(row_kernels(device_type, logits_dtype, head.vocab, beside=with_reference))
-        stream = Stream(head, head.operand(hidden, compute_dtype), targets, mapping, kernels, second)
+        operand = head.operand(hidden, compute_dtype)
+        stream = Stream(head, operand, targets, mapping, vocab.kernels(kernels), second)
         call = LossCalls(loss_fn, rows, bounds, hidden.device, with_reference)
-        size = chunk_rows or chunk_rows_for(vocab.largest, logits_dtype, device_type, buffers=1 + with_reference)
+        buffers = logits_buffers(compute_dtype, logits_dtype, device_type) + with_reference
+        size = chunk_rows or chunk_rows_for(vocab.largest, logits_dtype, device_type, buffers)
+        gradients = HeadGradients(head, stream.hidden, size, hidden=wants[0], weight=wants[1], bias=wants[2])
         stats = _run(stream, call, gradients, size, scope, any(wants))
         made = gradients.finish()
         logprob_N, entropy_N = _spread(stats.logprob, live, n), _spread(stats.entropy, live, n)
@@ -225,22 +228,37 @@ def _count_before(row_mask: Tensor, bounds: list[int]) -> list[int]:
 
 
 def _check_rows_arguments(
-    n: int, rows: Mapping[str, Tensor], row_mask: Tensor | None, cu_seqlens: Tensor | None, scope: str
+    hidden_NH: Tensor,
+    loss_fn: LossFunction,
+    rows: Mapping[str, Tensor],
+    row_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scope: str,
 ) -> list[int] | None:
     """Check what comes beside the head's arguments; return cu_seqlens as a list."""
+    n = hidden_NH.shape[0]
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn must be a function of (stats, rows), got {type(loss_fn).__name__}")
     if scope not in _SCOPES:
         raise ValueError(f"scope={scope!r} is not known; choose one of: token, sequence, batch")
+    if not isinstance(rows, Mapping):
+        raise ValueError(f"rows must map names to tensors of N rows ({{}} for none), got {type(rows).__name__}")
     for name, each in rows.items():
         if not isinstance(each, Tensor) or each.dim() == 0 or each.shape[0] != n:
             raise ValueError(f"rows[{name!r}] must be a tensor of N={n} rows, got {shape_of(each)}")
         if each.requires_grad:
             raise ValueError(f"rows[{name!r}] requires grad, but no gradient is made for it; detach it")
-    if row_mask is not None and (row_mask.dtype != torch.bool or row_mask.shape != (n,)):
-        raise ValueError(f"row_mask must be bool [N]=[{n}], got {row_mask.dtype} {shape_of(row_mask)}")
+        checks.check_device(f"rows[{name!r}]", each, "hidden_NH", hidden_NH)
+    if row_mask is not None:
+        checks.check_tensor("row_mask", row_mask)
+        if row_mask.dtype != torch.bool or row_mask.shape != (n,):
+            raise ValueError(f"row_mask must be bool [N]=[{n}], got {row_mask.dtype} {shape_of(row_mask)}")
+        checks.check_device("row_mask", row_mask, "hidden_NH", hidden_NH)
     if cu_seqlens is None:
         if scope == "sequence":
             raise ValueError("scope='sequence' needs cu_seqlens, the [S+1] row offsets of the sequences")
         return None
+    checks.check_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
         raise ValueError(f"cu_seqlens must be integer [S+1], got {cu_seqlens.dtype} {shape_of(cu_seqlens)}")
     bounds = cu_seqlens.tolist()

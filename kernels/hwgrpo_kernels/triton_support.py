@@ -2,7 +2,10 @@
 
 import os
 import shutil
+import sys
+import sysconfig
 from importlib.metadata import distributions
+from pathlib import Path
 
 import torch
 
@@ -21,11 +24,25 @@ def reason_against(key: Key) -> str | None:
         return reason
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "needs a C compiler to build Triton's launcher: install gcc or clang, or set CC"
+    if reason := _reason_against_headers():
+        return reason
     if torch.version.hip is None and torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
+        capabilities = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+        index, (major, minor) = min(enumerate(capabilities), key=lambda each: each[1])
         if major < 8:
-            return f"needs compute capability 8.0 or newer, this device has {major}.{minor}"
+            return f"needs compute capability 8.0 or newer, and device {index} has {major}.{minor}"
     return None
+
+
+def _reason_against_headers() -> str | None:
+    folder = Path(sysconfig.get_path("include"))
+    if (folder / "Python.h").exists():
+        return None
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return (
+        f"needs Python's headers to build Triton's launcher, and {folder} has no Python.h: install python{version}-dev "
+        f"(Debian, Ubuntu), python{version}-devel (Fedora) or a Python that brings them"
+    )
 
 
 def _reason_against_dtype(key: Key, dtypes: tuple[torch.dtype, ...]) -> str | None:
@@ -51,4 +68,4 @@ def _reason_against_ascend(key: Key) -> str | None:
         return "needs bishengir-compile, which comes with CANN: source the set_env.sh of CANN"
     if not (os.environ.get("CC") or shutil.which("clang++") or shutil.which("g++")):
         return "needs a C++ compiler to build Triton's launcher: install g++ or clang, or set CC"
-    return None
+    return _reason_against_headers()

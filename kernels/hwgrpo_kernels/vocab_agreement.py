@@ -19,15 +19,16 @@ class _Told(NamedTuple):
 
 
 @contextmanager
-def told_to_all_ranks(group: dist.ProcessGroup | None, device: torch.device) -> Iterator[None]:
-    """Tell the other ranks of a ValueError in the block, for which they would wait forever in `agree` otherwise.
+def told_to_all_ranks(group: dist.ProcessGroup | None, hidden: object) -> Iterator[None]:
+    """Tell the other ranks of an error in the block, for which they would wait forever in `agree` otherwise.
 
     Args:
         group: the process group; None does nothing.
-        device: that of the hidden states.
+        hidden: the hidden states, on whose device it is told, if they are a tensor.
 
     Raises:
-        ValueError: `group` is no process group of this process, or what the block raised.
+        ValueError: `group` is no process group of this process.
+        Exception: what the block raised.
     """
     if group is not None and (not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0):
         raise ValueError(
@@ -35,10 +36,17 @@ def told_to_all_ranks(group: dist.ProcessGroup | None, device: torch.device) -> 
         )
     try:
         yield
-    except ValueError as error:
+    except Exception as error:
         if group is not None:
-            _exchange(group, device, [], None, str(error))
+            text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            _exchange(group, _device_of(hidden), [], None, text)
         raise
+
+
+def _device_of(hidden: object) -> torch.device:
+    if isinstance(hidden, Tensor):
+        return hidden.device
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
 
 
 def agree(

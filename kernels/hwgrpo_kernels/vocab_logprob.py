@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .checks import check_target_range
-from .chunks import chunk_rows_for
+from .chunks import chunk_rows_for, longest
 from .guards import without_autocast
-from .head import HeadGradients
+from .head import HeadGradients, logits_buffers
 from .library import open_stream
 from .logit_map import LogitMap
-from .streaming import RowGradients, RowStats, Stream, row_kernels
-from .vocab_agreement import agree
+from .streaming import RowGradients, RowKernels, RowStats, Stream, row_kernels
+from .vocab_agreement import agree, told_to_all_ranks
 from .vocab_parallel import VocabShard
 
 
@@ -22,6 +22,7 @@ class _Call(NamedTuple):
     """What is no tensor, or needs no gradient."""
 
     vocab: VocabShard
+    kernels: RowKernels
     scale: float
     squash: float
     with_entropy: bool
@@ -41,7 +42,9 @@ def linear_logprob(
     group: dist.ProcessGroup,
 ) -> RowStats:
     """`library.linear_logprob` where `weight` [V_r,H] and `bias` [V_r] are this rank's part of the head."""
-    dtype = logits_dtype or hidden.dtype
+    dtype, device_type = logits_dtype or hidden.dtype, hidden.device.type
+    with told_to_all_ranks(group, hidden):
+        kernels = row_kernels(device_type, dtype, weight.shape[0])
     options = {
         "hidden's requires_grad": torch.is_grad_enabled() and hidden.requires_grad,
         "with_entropy": with_entropy,
@@ -50,17 +53,17 @@ def linear_logprob(
     }
     vocab = agree(group, weight, hidden, targets, options)
     check_target_range(targets, vocab.total)
-    size = chunk_rows or chunk_rows_for(vocab.largest, dtype, hidden.device.type)
-    call = _Call(vocab, mapping.scale, mapping.squash, with_entropy, size, dtype)
+    buffers = logits_buffers(hidden.dtype, dtype, device_type)
+    size = chunk_rows or chunk_rows_for(vocab.largest, dtype, device_type, buffers)
+    call = _Call(vocab, vocab.kernels(kernels), mapping.scale, mapping.squash, with_entropy, size, dtype)
     return RowStats(*_VocabParallelLogprob.apply(hidden, weight, bias, targets, mapping.row_scale_N, call))
 
 
 def _stream(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, row_scale: Tensor | None, call: _Call
 ) -> tuple[Stream, list[tuple[int, int]]]:
-    kernels = call.vocab.kernels(row_kernels(hidden.device.type, call.logits_dtype, weight.shape[0]))
     mapping = LogitMap(call.scale, call.squash, row_scale)
-    return open_stream(hidden, weight, targets, bias, mapping, call.chunk_rows, call.logits_dtype, kernels)
+    return open_stream(hidden, weight, targets, bias, mapping, call.chunk_rows, call.logits_dtype, call.kernels)
 
 
 class _VocabParallelLogprob(torch.autograd.Function):
@@ -87,7 +90,7 @@ class _VocabParallelLogprob(torch.autograd.Function):
         needs = dict(zip(("hidden", "weight", "bias"), ctx.needs_input_grad))
         with without_autocast(hidden.device.type):
             stream, chunks = _stream(hidden, weight, bias, targets, row_scale, ctx.call)
-            gradients = HeadGradients(stream.head, hidden.shape[0], **needs)
+            gradients = HeadGradients(stream.head, stream.hidden, longest(chunks), **needs)
             stream.recompute_gradients(gradients, chunks, stats, RowGradients(grad_logprob, grad_entropy))
             dx, *rest = gradients.finish()
         made = (None if dx is None else ctx.call.vocab.sum(dx), *rest)

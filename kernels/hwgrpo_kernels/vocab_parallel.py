@@ -116,7 +116,10 @@ class VocabShard:
             return local
 
         def whole(mine: tuple[Tensor, ...], targets: Tensor, mapping: LogitMap) -> tuple[Tensor, ...]:
-            return combine(self._gather(RowStats.of(mine)), self._owner(targets), mapping).outputs()
+            stats = combine(self._gather(RowStats.of(mine)), self._owner(targets), mapping)
+            outside = (targets < 0) | (targets >= self.total)  # NaN, as the row ops say of these
+            logprob, log_sum = (each.masked_fill(outside, torch.nan) for each in (stats.logprob, stats.log_sum))
+            return stats._replace(logprob=logprob, log_sum=log_sum).outputs()
 
         def stats(logits: Tensor, targets: Tensor, *options: Any) -> tuple[Tensor, ...]:
             return whole(local.stats(logits, self._local(targets), *options), targets, LogitMap(*options[:3]))
@@ -159,8 +162,8 @@ class VocabShard:
         return total.to(partial_NH.dtype)
 
     def _owner(self, targets: Tensor) -> Tensor:
-        """Return the rank that has each target."""
-        return torch.bucketize(targets, self._ends, right=True)
+        """Return the rank that has each target; some rank for what is no target."""
+        return torch.bucketize(targets, self._ends, right=True).clamp(max=len(self.sizes) - 1)
 
     def _local(self, targets: Tensor) -> Tensor:
         """Return the targets as columns of this rank's logits; what is not among them, as some column."""

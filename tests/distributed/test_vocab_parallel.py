@@ -55,8 +55,13 @@ def test_the_ranks_talk_once_for_their_sizes_once_per_chunk_and_once_for_the_hid
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("H of weight", ["weight is [V,H] with H=11, but hidden has H=12"]),
+        ("H of weight", ["weight_VH is [V,H] with H=11, but hidden_NH has H=12"]),
         ("logprob H", ["but hidden has H=11"]),
+        ("no tensor", ["targets_N must be a tensor, got NoneType"]),
+        ("no hidden states", ["hidden_NH must be a tensor, got list"]),
+        ("an error of another type", ["KeyError: 'shape'"]),
+        ("pin", ["HWGRPO_KERNELS: row_stats=triton cannot run: needs cuda or npu, have cpu"]),
+        ("logprob pin", ["HWGRPO_KERNELS: row_stats=triton cannot run: needs cuda or npu, have cpu"]),
         ("targets", ["targets holds", "outside [0, 101)"]),
         ("targets on one rank", ["the sum of targets is", "on rank 1"]),
         ("N", ["hidden's N is 47 on rank 1 of vocab_group, but 48 on rank 0"]),
@@ -72,6 +77,15 @@ def test_an_argument_that_is_wrong_on_some_rank_is_refused_by_name_on_all(found,
     for each in found:
         for part in words:
             assert part in each["refusals"][case]
+
+
+def test_a_target_out_of_range_is_nan_in_its_own_row_on_all_ranks(found):
+    for each in found:
+        assert each["outside"] == {
+            "logprob": [True, False, True],
+            "gradient": [True, False, True],
+            "logprob with kl": [True, False, True],
+        }
 
 
 def test_a_group_without_this_process_is_refused(found):

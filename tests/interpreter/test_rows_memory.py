@@ -108,6 +108,15 @@ def test_row_grad_writes_an_out_of_another_dtype():
     assert_same([wide.bfloat16()], [with_tile(GRAD, NARROW)(**inputs)])
 
 
+@pytest.mark.parametrize("op", [GRAD, GRAD_KL], ids=lambda op: op.name)
+def test_a_gradient_of_fp32_logits_is_rounded_once_where_it_is_written_in_bf16(op):
+    inputs = op.inputs(SHAPE, torch.float32, DEVICE, "plain")
+    exact = from_table(op)(**inputs).clone()
+    narrow = from_table(op)(**inputs | {"out": torch.empty(SHAPE.N, SHAPE.V, dtype=torch.bfloat16)})
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.float(), exact, rtol=2**-8, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_int32_targets_are_targets(dtype):
     inputs = STATS.inputs(SHAPE, dtype, DEVICE, "plain")

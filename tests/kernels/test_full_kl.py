@@ -133,7 +133,10 @@ def test_without_rows_the_kl_is_empty_and_metrics_have_their_names():
     "reference,complaint",
     [
         ((torch.zeros(193, 70), torch.zeros(517, 70)), "reference must be a ReferenceHead.*got tuple"),
-        (ReferenceHead(torch.zeros(193, 70), torch.zeros(517, 69)), "reference: weight is .* H=69.*hidden has H=70"),
+        (
+            ReferenceHead(torch.zeros(193, 70), torch.zeros(517, 69)),
+            "reference: weight_VH is .* H=69.*hidden_NH has H=70",
+        ),
         (ReferenceHead(torch.zeros(19, 70), torch.zeros(517, 70)), "reference has 19 rows, but hidden_NH has N=193"),
         (ReferenceHead(torch.zeros(193, 70), torch.zeros(500, 70)), "vocabulary of 500, but weight_VH has V=517"),
         (ReferenceHead(*(torch.zeros(n, 70, device="meta") for n in (193, 517))), "reference is on meta"),

@@ -4,7 +4,8 @@ import pytest
 import torch
 from hwgrpo_kernels import head as head_module
 from hwgrpo_kernels import linear_logprob
-from hwgrpo_kernels.head import Head, HeadGradients, empty_rows, row_stride
+from hwgrpo_kernels.chunks import chunk_rows_for
+from hwgrpo_kernels.head import Head, HeadGradients, empty_rows, logits_buffers, row_stride
 from hwgrpo_kernels.rows_torch import row_grad, row_stats
 
 ON_GPU = "cuda"  # hw: what torch calls NVIDIA's and AMD's devices
@@ -59,32 +60,41 @@ def test_every_chunk_is_written_into_the_same_memory_and_never_between_its_rows(
     first = head.logits(hidden)
     between(first).fill_(torch.nan)
     targets, g = torch.randint(V, (40,)), torch.randn(40)
-    gradients = HeadGradients(head, 47, hidden=True, weight=True, bias=True)
+    gradients = HeadGradients(head, torch.cat([hidden, hidden[:7]]), 40, hidden=True, weight=True, bias=True)
     for start, rows in ((0, 40), (40, 7)):
         logits = head.logits(hidden[:rows])
         assert logits.data_ptr() == first.data_ptr()
         stats = row_stats(logits, targets[:rows], 1.0, 0.0, None, True)
         row_grad(logits, targets[:rows], *stats, g[:rows], g[:rows], 1.0, 0.0, None, logits)
-        gradients.add(logits, hidden[:rows], start)
+        gradients.add(logits, start)
     assert between(first).isnan().all()
     assert all(each.isfinite().all() for each in gradients.finish())
 
 
 @pytest.fixture
 def wide_products(monkeypatch):
-    """Products of 16-bit operands in fp32, as CUDA has them; collects the operands and results of all products."""
+    """Products of 16-bit operands in fp32, and sums with them, as CUDA has both; collects what goes in and out."""
     seen = []
-    real = torch.mm
+    real_mm, real_addmm = torch.mm, torch.addmm
 
     def mm(a, b, out_dtype=None, *, out=None):
-        seen.extend([a, b] if out is None else [a, b, out])
+        seen.append((a, b, out))
         if out_dtype is None or a.device.type == "meta":
-            return real(a, b, **{} if out_dtype is None else {"out_dtype": out_dtype}, out=out)
-        product = real(a.to(out_dtype), b.to(out_dtype))
+            return real_mm(a, b, **{} if out_dtype is None else {"out_dtype": out_dtype}, out=out)
+        product = real_mm(a.to(out_dtype), b.to(out_dtype))
         return product if out is None else out.copy_(product)
 
+    def addmm(total, a, b, out_dtype=None, *, out=None):
+        seen.append((a, b, out))
+        if out_dtype is None or a.device.type == "meta":
+            return real_addmm(total, a, b, **{} if out_dtype is None else {"out_dtype": out_dtype}, out=out)
+        assert total is out, "adds to what it is given"
+        return real_addmm(total, a.to(out_dtype), b.to(out_dtype), out=out)
+
     monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: True)
+    monkeypatch.setattr(head_module, "adds_into_fp32", lambda device: True)
     monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(torch, "addmm", addmm)
     return seen
 
 
@@ -104,10 +114,71 @@ def test_fp32_logits_of_16_bit_operands_use_one_padded_buffer_and_one_for_their_
     for mine, exact in zip(leaves, truths):
         if mine is not None:
             assert (mine.grad.double() - exact.grad).norm() < 2**-7 * exact.grad.norm()
-    vocab_wide = [each for each in wide_products if V in each.shape and H not in each.shape]
+    used = [each for call in wide_products for each in call if each is not None]
+    vocab_wide = [each for each in used if V in each.shape and H not in each.shape]
     assert {each.dtype for each in vocab_wide} == {torch.float32, torch.bfloat16}
     assert all(max(each.stride()) * each.element_size() % 16 == 0 for each in vocab_wide)
     assert len({each.data_ptr() for each in vocab_wide if each.dtype == torch.bfloat16}) == 1
+
+
+def test_gradients_of_two_chunks_of_fp32_logits_are_multiplied_at_once_and_added_where_the_sum_lies(wide_products):
+    hidden, weight, _ = parts(torch.bfloat16)
+    leaves = [each.clone().requires_grad_() for each in (hidden, weight)]
+    got = linear_logprob(*leaves, torch.arange(40), chunk_rows=16, logits_dtype=torch.float32).logprob
+    wide_products.clear()
+    got.sum().backward()
+    into_weight = [(a.shape[1], out) for a, _, out in wide_products if a.shape[0] == V]
+    assert [rows for rows, _ in into_weight] == [32, 8]
+    assert {out.dtype for _, out in into_weight} == {torch.float32}
+    assert len({out.data_ptr() for _, out in into_weight}) == 1
+
+
+@pytest.mark.parametrize("logits_dtype", [torch.bfloat16, torch.float32])
+def test_where_a_product_cannot_be_added_as_it_is_made_it_is_made_in_slices_of_the_vocabulary(
+    wide_products, monkeypatch, logits_dtype
+):
+    monkeypatch.setattr(head_module, "adds_into_fp32", lambda device: False)
+    monkeypatch.setattr(head_module, "_PRODUCT_ENTRIES", 200 * H)
+    hidden, weight, _ = parts(torch.bfloat16)
+    leaves = [each.clone().requires_grad_() for each in (hidden, weight)]
+    truths = [each.double().requires_grad_() for each in (hidden, weight)]
+    got = linear_logprob(*leaves, torch.arange(40), chunk_rows=16, logits_dtype=logits_dtype).logprob
+    wide_products.clear()
+    got.sum().backward()
+    torch.nn.functional.linear(*truths).log_softmax(1).gather(1, torch.arange(40)[:, None]).sum().backward()
+    assert (leaves[1].grad.double() - truths[1].grad).norm() < 2**-6 * truths[1].grad.norm()
+    slices = {a.shape[0] for a, b, _ in wide_products if b.shape[1] == H and a.shape[1] <= 32}
+    assert slices == {200, V - 400}
+
+
+def test_a_device_that_sums_in_the_operands_dtype_only_is_found_out_once(monkeypatch):
+    asked = []
+
+    def addmm(total, a, b, *, out_dtype, out):
+        asked.append((total.dtype, a.dtype, out_dtype))
+        raise RuntimeError("self and mat2 must have the same dtype")
+
+    monkeypatch.setattr(torch, "addmm", addmm)
+    try:
+        assert not head_module.adds_into_fp32(torch.device("cpu"))  # its products are not fp32, so nothing to ask
+        assert asked == []
+        head_module.adds_into_fp32.cache_clear()
+        monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: True)
+        assert [head_module.adds_into_fp32(torch.device("cpu")) for _ in range(3)] == [False] * 3
+        assert asked == [(torch.float32, torch.bfloat16, torch.float32)]
+    finally:
+        head_module.adds_into_fp32.cache_clear()
+
+
+@pytest.mark.parametrize("logits_dtype", [torch.bfloat16, torch.float32])
+def test_the_default_chunk_of_a_large_vocabulary_and_its_gradients_fit_in_1_4_gb(monkeypatch, logits_dtype):
+    monkeypatch.setattr(head_module.torch.version, "hip", None)
+    vocab, most = 151936, 1.4e9
+    for reference in (0, 1):
+        buffers = logits_buffers(torch.bfloat16, logits_dtype, ON_GPU) + reference
+        rows = chunk_rows_for(vocab, logits_dtype, ON_GPU, buffers)
+        collected = 2 * 2 * rows * vocab if logits_dtype == torch.float32 else 0
+        assert 0.6 * most < (1 + reference) * rows * vocab * logits_dtype.itemsize + collected < most
 
 
 def test_torch_takes_an_out_of_padded_rows_together_with_an_out_dtype(wide_products):
@@ -115,6 +186,11 @@ def test_torch_takes_an_out_of_padded_rows_together_with_an_out_dtype(wide_produ
     head = Head(weight, None, torch.bfloat16, torch.float32)
     logits = head.logits(head.operand(hidden, torch.bfloat16))
     assert (logits.dtype, logits.shape, logits.stride()) == (torch.float32, (5, V), (520, 1))
+    gradients = HeadGradients(head, head.operand(hidden, torch.bfloat16), 2, hidden=True, weight=True, bias=False)
+    for start in (0, 2, 4):
+        chunk = logits[start : start + 2]
+        gradients.add(gradients.out_for(chunk), start)
+    assert [each is None or each.dtype for each in gradients.finish()] == [torch.bfloat16, torch.float32, True]
 
 
 def test_a_buffer_without_rows_or_of_one_row_is_one():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hwgrpo_kernels import Key, default_registry, rows_torch
+from hwgrpo_kernels import Key, Shape, default_registry, rows_torch
 from op_agreement import DTYPES, assert_agrees, runnable
 from torch import Tensor
 
@@ -51,3 +51,37 @@ def test_cost_formulas_grow_with_the_problem(op):
     small, large = op.shapes[1], op.shapes[1]._replace(N=2 * op.shapes[1].N)
     assert 0 < op.flops(small, torch.float32) < op.flops(large, torch.float32)
     assert 0 < op.bytes(small, torch.bfloat16) < op.bytes(small, torch.float32)
+
+
+def _row_stats():
+    """Each implementation of the statistics ops that can run here."""
+    for op in default_registry.ops():
+        for each in default_registry.implementations(op.name):
+            if (
+                op.name.startswith("row_stats")
+                and each.reason_against(Key(op.name, "cpu", torch.float32, 1024)) is None
+            ):
+                yield op, each
+
+
+@pytest.mark.parametrize("target", [-100, -1, 517, 2**40])
+@pytest.mark.parametrize("op,implementation", list(_row_stats()), ids=lambda value: getattr(value, "name", value))
+def test_a_target_out_of_range_is_nan_in_its_own_row_alone(op, implementation, target):
+    inputs = op.inputs(Shape(5, 1, 517), torch.float32, "cpu", "plain")
+    right = implementation.function()(**inputs)
+    inputs["targets"][2] = target
+    stats = implementation.function()(**inputs)
+    assert [each.isnan().tolist() for each in (stats[0], stats[3])] == [[False, False, True, False, False]] * 2
+    others = torch.arange(5) != 2
+    for mine, its in zip(stats, right):
+        assert torch.equal(mine[others], its[others])
+    grad = next(each for each in default_registry.implementations("row_grad") if each.name == implementation.name)
+    mapping = {name: inputs[name] for name in ("scale", "squash", "row_scale")}
+    found = dict(zip(("logprob", "entropy", "row_max", "log_sum"), stats))
+    g = torch.ones(5)
+    out = grad.function()(
+        inputs["logits"], inputs["targets"], **found, grad_logprob=g, grad_entropy=g, **mapping,
+        out=torch.empty_like(inputs["logits"]),
+    )  # fmt: skip
+    assert out.isnan().all(1).tolist() == [False, False, True, False, False]
+    assert out[others].isfinite().all()

@@ -52,6 +52,12 @@ def test_rows_of_several_blocks_equal_the_definition(op, case, dtype):
     assert_agrees(op, function, op.inputs(LONG, dtype, "cpu", case, seed=11), dtype)
 
 
+def test_int32_targets_are_targets():
+    logits, targets = torch.randn(5, 40), torch.tensor([0, 39, 7, 8, 1])
+    for mine, narrow in zip(stats(logits, targets), stats(logits, targets.int())):
+        assert torch.equal(mine, narrow)
+
+
 @pytest.mark.parametrize("target", [0, 1023, 1024, 2047, 2048, LONG.V - 1])
 @pytest.mark.parametrize("order", ["rising", "falling", "peak in the middle"])
 def test_a_maximum_and_a_target_in_any_block_equal_the_definition(order, target):

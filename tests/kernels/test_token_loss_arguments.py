@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hwgrpo_kernels import linear_logprob, linear_token_loss, token_logprob
+from hwgrpo_kernels import checks, linear_logprob, linear_token_loss, token_logprob
 
 from tests.kernels.token_loss_cases import ppo, problem
 
@@ -20,15 +20,34 @@ def call(change, loss_fn=ppo):
 
 
 BAD = [
-    (lambda p: {"hidden_NH": p.hidden[None]}, r"hidden must be floating \[N,H\].*flatten"),
-    (lambda p: {"weight_VH": p.weight[:, :5]}, "H=5, but hidden has H=6"),
-    (lambda p: {"weight_VH": p.weight[0]}, r"weight must be floating \[V,H\]"),
-    (lambda p: {"weight_VH": p.weight.to("meta")}, "weight is on meta, but hidden on cpu"),
+    (lambda p: {"hidden_NH": p.hidden[None]}, r"hidden_NH must be floating \[N,H\].*flatten"),
+    (lambda p: {"weight_VH": p.weight[:, :5]}, "weight_VH is .* H=5, but hidden_NH has H=6"),
+    (lambda p: {"weight_VH": p.weight[0]}, r"weight_VH must be floating \[V,H\]"),
+    (lambda p: {"weight_VH": p.weight.to("meta")}, "weight_VH is on meta, but hidden_NH on cpu"),
     (lambda p: {"bias": torch.zeros(19)}, r"bias must be floating \[V\]=\[20\]"),
-    (lambda p: {"targets_N": p.targets[:-1]}, r"targets must be int64 \[N\]=\[12\]"),
-    (lambda p: {"targets_N": p.targets.float()}, "targets must be int64"),
+    (lambda p: {"targets_N": p.targets[:-1]}, r"targets_N must be int64 \[N\]=\[12\]"),
+    (lambda p: {"targets_N": p.targets.float()}, "targets_N must be int64"),
     (lambda p: {"targets_N": p.targets.clone().fill_(20)}, r"targets holds 20, outside \[0, 20\)"),
     (lambda p: {"targets_N": p.targets.clone().fill_(-100)}, "targets holds -100.*mask their rows"),
+    (lambda p: {"hidden_NH": p.hidden.tolist()}, "hidden_NH must be a tensor, got list"),
+    (lambda p: {"weight_VH": torch.nn.Linear(6, 20)}, "weight_VH must be a tensor, got Linear"),
+    (lambda p: {"targets_N": p.targets.tolist()}, "targets_N must be a tensor, got list"),
+    (lambda p: {"targets_N": p.targets.to("meta")}, "targets_N is on meta, but hidden_NH on cpu"),
+    (lambda p: {"bias": 0.0}, "bias must be a tensor, got float"),
+    (lambda p: {"loss_fn": None}, r"loss_fn must be a function of \(stats, rows\), got NoneType"),
+    (lambda p: {"rows": None}, r"rows must map names to tensors of N rows \({} for none\), got NoneType"),
+    (lambda p: {"rows": {**p.rows, "old": torch.zeros(12, device="meta")}}, r"rows\['old'\] is on meta, but hidden_NH"),
+    (lambda p: {"row_mask": [True] * 12}, "row_mask must be a tensor, got list"),
+    (
+        lambda p: {"row_mask": torch.ones(12, dtype=torch.bool, device="meta")},
+        "row_mask is on meta, but hidden_NH on cpu",
+    ),
+    (lambda p: {"scope": "sequence", "cu_seqlens": [0, 12]}, "cu_seqlens must be a tensor, got list"),
+    (lambda p: {"temperature": True}, "temperature=True must be positive"),
+    (
+        lambda p: {"temperature": torch.tensor(1.0)},
+        r"temperature must be a number or floating \[N\]=\[12\], got .* \[\]",
+    ),
     (lambda p: {"temperature": 0.0}, "temperature=0.0 must be positive"),
     (lambda p: {"temperature": -1.0}, "temperature=-1.0 must be positive"),
     (lambda p: {"temperature": float("nan")}, "temperature=nan must be positive"),
@@ -38,6 +57,7 @@ BAD = [
     (lambda p: {"softcap": 0.0}, "softcap=0.0 must be positive"),
     (lambda p: {"logit_scale": -2.0}, "logit_scale=-2.0 must be positive"),
     (lambda p: {"chunk_rows": 0}, "chunk_rows=0 must be a positive integer"),
+    (lambda p: {"chunk_rows": True}, "chunk_rows=True must be a positive integer"),
     (lambda p: {"logits_dtype": torch.bfloat16}, "logits_dtype=torch.bfloat16 does not fit"),
     (lambda p: {"scope": "row"}, "scope='row' is not known; choose one of: token, sequence, batch"),
     (lambda p: {"scope": "sequence"}, "needs cu_seqlens"),
@@ -72,6 +92,18 @@ def test_bad_argument_is_named_with_its_value(change, message):
 def test_bad_result_of_the_loss_function_is_named(result, message):
     with pytest.raises(ValueError, match=message):
         call(lambda p: {}, loss_fn=result)
+
+
+def test_values_on_a_device_are_looked_at_in_debug_mode_alone(monkeypatch):
+    device = "cuda"  # hw: whatever is not the CPU
+    monkeypatch.delenv("HWGRPO_DEBUG", raising=False)
+    assert checks.looks_at_values("cpu")
+    assert not checks.looks_at_values(device)
+    monkeypatch.setenv("HWGRPO_DEBUG", "0")
+    assert not checks.looks_at_values(device)
+    monkeypatch.setenv("HWGRPO_DEBUG", "1")
+    assert checks.looks_at_values(device)
+    assert not checks.looks_at_values("meta")
 
 
 def test_a_vocab_group_that_is_none_is_refused():

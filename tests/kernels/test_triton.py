@@ -50,7 +50,8 @@ def gpu(monkeypatch):
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     return monkeypatch
 
 
@@ -70,9 +71,18 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(gpu):
     assert "install gcc or clang, or set CC" in str(triton_support.reason_against(KEY))
 
 
+def test_a_python_without_headers_is_told_what_to_install(gpu, tmp_path):
+    gpu.setattr(triton_support.sysconfig, "get_path", lambda name: str(tmp_path))
+    reason = triton_support.reason_against(KEY)
+    assert f"{tmp_path} has no Python.h: install python3.{sys.version_info.minor}-dev" in str(reason)
+    (tmp_path / "Python.h").touch()
+    assert triton_support.reason_against(KEY) is None
+
+
 def test_a_gpu_triton_has_no_code_for_is_named(gpu):
-    gpu.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    wanted = "needs compute capability 8.0 or newer, this device has 7.5"
+    gpu.setattr(torch.cuda, "device_count", lambda: 2)
+    gpu.setattr(torch.cuda, "get_device_capability", [(9, 0), (7, 5)].__getitem__)
+    wanted = "needs compute capability 8.0 or newer, and device 1 has 7.5"
     assert triton_support.reason_against(KEY) == wanted
     gpu.setattr(torch.version, "hip", "7.2")  # AMD counts its capability otherwise
     assert triton_support.reason_against(KEY) is None

@@ -32,6 +32,7 @@ class Case(NamedTuple):
         padded: whether the rows lie as the driver's buffer has them, each beginning on 16 bytes.
         persistent: whether a program takes many rows.
         reference: whether reference logits are read beside, by `row_stats_kl` and `row_grad_kl`.
+        narrow_out: whether the gradient is written in bf16, for GEMMs, and not onto the logits.
     """
 
     dtype: str = "bf16"
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     padded: bool = False
     persistent: bool = False
     reference: bool = False
+    narrow_out: bool = False
 
     def __str__(self) -> str:
         switches = [name for name in self._fields[2:] if getattr(self, name)]
@@ -75,6 +77,10 @@ _OTHERS = [
     Case(vocab=ODD, softcap=True, reference=True),
     Case(vocab=ODD, padded=True, reference=True),
     Case(vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True, reference=True),
+    Case("fp32", narrow_out=True),
+    Case("fp32", softcap=True, narrow_out=True),
+    Case("fp32", vocab=ODD, padded=True, narrow_out=True),
+    Case("fp32", vocab=ODD, padded=True, reference=True, narrow_out=True),
 ]
 _QUICK = {
     *(Case(entropy=entropy, softcap=softcap) for entropy in (True, False) for softcap in (False, True)),
@@ -84,6 +90,7 @@ _QUICK = {
     Case(persistent=True),
     Case(beyond_2_gib=True),
     Case(reference=True),
+    Case("fp32", narrow_out=True),
     *(Case(dtype) for dtype in DTYPES),
 }
 
@@ -117,7 +124,7 @@ def logits_of(case: Case, rows: int = 2) -> torch.Tensor:
 def call_row_ops(
     case: Case, logits: torch.Tensor, targets: torch.Tensor | None = None, scale: float = 1.4, cap: float = 30.0
 ) -> None:
-    """Call the statistics op and then the gradient op, in place, as a loss does."""
+    """Call the statistics op and then the gradient op, as a loss does: in place but for `narrow_out`."""
     ops = _with_persistent_tiles(logits) if case.persistent else triton_ops()
     rows = logits.shape[0]
     if targets is None:
@@ -138,7 +145,8 @@ def call_row_ops(
         wanted["grad_kl"] = g
     if not case.entropy:
         found["entropy"] = None
-    ops[grad](**given, **found, **wanted, out=logits)
+    out = empty_rows(rows, case.vocab, torch.bfloat16, logits.device) if case.narrow_out else logits
+    ops[grad](**given, **found, **wanted, out=out)
 
 
 def _with_persistent_tiles(logits: torch.Tensor) -> dict[str, Any]:

@@ -13,9 +13,10 @@ Triton {triton}, on a machine without a GPU: the host code runs on CPU tensors, 
 the chip is kept and read. Nothing here has run on a GPU, and nothing here is a speed. 16 bytes divide a row of 151936
 logits, not one of 151937; padded rows of 151937 begin on 16 bytes each, as in the buffer that the streaming driver
 writes, and are read narrowly in their last block alone. With a reference, `row_stats` and `row_grad` stand for the ops
-that read reference logits beside. The tests in `tests/compile` hold the kernels to this: no register in memory (but for
-the bytes they name), shared memory within the chip's limit, 16 bytes per access where rows are aligned, nothing atomic.
-`python tests/compile/write_golden.py` writes this page.
+that read reference logits beside; with narrow_out, the gradient of fp32 logits is written in bf16. The tests in
+`tests/compile` hold the kernels to this: no register in memory (but for the bytes they name), shared memory within the
+chip's limit, 16 bytes per access where rows are aligned, nothing atomic. `python tests/compile/write_golden.py` writes
+this page.
 
 Registers are per thread. Scalar spills (AMD) are a wavefront's own registers kept in lanes of vector registers, not in
 memory. Shared memory is bytes per program. Loads and stores are the accesses in the loops: bits each x how many.

@@ -5,9 +5,11 @@ torchrun --nproc-per-node 4 vocab_worker.py OUT
 
 import glob
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ import torch.distributed as dist
 
 # Keeps the default group that exists while it is imported, for ever; a custom op's first call under autograd would.
 import torch.distributed.nn.functional
-from hwgrpo_kernels import linear_logprob, linear_token_loss
+from hwgrpo_kernels import default_registry, linear_logprob, linear_token_loss
+from hwgrpo_kernels.streaming import row_kernels
 from hwgrpo_kernels.vocab_parallel import VocabShard
 from torch import Tensor
 from vocab_cases import DTYPES, MASK, H, V, comparisons, cuts, make, near_certain, part_of, relative
@@ -129,25 +132,74 @@ def refusals(ranks: int) -> dict[str, str]:
         "chunk_rows": {"chunk_rows": 10 + odd},
         "scope": {"scope": "batch" if odd else "token"},
         "temperature": {"temperature": -1.0},
+        "no tensor": {"targets_N": None} if odd else {},
+        "no hidden states": {"hidden_NH": p.hidden.tolist()} if odd else {},
+        "an error of another type": {"rows": Shapeless()} if odd else {},
         "group": {"vocab_group": group_of_rank_0} if rank else {"temperature": -1.0},
     }
     for name, change in wrong.items():
         arguments = {"loss_fn": ppo, "vocab_group": dist.group.WORLD, **usual, **change}
         if name == "group" and rank == 0:
             continue
-        try:
-            linear_token_loss(**arguments)
-        except ValueError as error:
-            said[name] = str(error)
+        said[name] = refusal(linear_token_loss, **arguments)
+    usual["vocab_group"] = dist.group.WORLD
+    with pinned_to_triton(odd):
+        said["pin"] = refusal(linear_token_loss, loss_fn=ppo, **usual)
+        said["logprob pin"] = refusal(linear_logprob, p.hidden, weight, p.targets, vocab_group=dist.group.WORLD)
     for name, hidden, chunk_rows in (
         ("logprob H", p.hidden[:, : H - odd], None),
         ("logprob chunk_rows", p.hidden, 5 + odd),
     ):
-        try:
-            linear_logprob(hidden, weight, p.targets, chunk_rows=chunk_rows, vocab_group=dist.group.WORLD)
-        except ValueError as error:
-            said[name] = str(error)
+        said[name] = refusal(
+            linear_logprob, hidden, weight, p.targets, chunk_rows=chunk_rows, vocab_group=dist.group.WORLD
+        )
     return said
+
+
+def refusal(function: Any, *args: Any, **arguments: Any) -> str:
+    try:
+        function(*args, **arguments)
+    except (ValueError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@contextmanager
+def pinned_to_triton(here: bool) -> Iterator[None]:
+    """Pin the row kernels, on this rank, to an implementation that cannot run on a CPU."""
+    if here:
+        os.environ["HWGRPO_KERNELS"] = "row_stats=triton"
+    default_registry.configure()
+    yield
+    os.environ.pop("HWGRPO_KERNELS", None)
+    default_registry.configure()
+
+
+class Shapeless(dict[str, Any]):
+    """Rows that fail in another way than a check does."""
+
+    def items(self) -> Any:
+        raise KeyError("shape")
+
+
+def outside(ranks: int) -> dict[str, list[bool]]:
+    """Which rows are NaN where the first target is below the vocabulary and the last beyond it."""
+    bounds, rank = cuts(ranks), dist.get_rank()
+    sizes = [b - a for a, b in pairwise(bounds)]
+    shard = VocabShard(sizes, rank, dist.group.WORLD, torch.device("cpu"))
+    kernels = shard.kernels(row_kernels("cpu", torch.float32, sizes[rank], beside=True))
+    targets, g = torch.tensor([-100, 3, V]), torch.ones(3)
+    logits, ref_logits = (torch.randn(3, V, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    mine, its = (each[:, bounds[rank] : bounds[rank + 1]].contiguous() for each in (logits, ref_logits))
+    stats = kernels.stats(mine, targets, 1.0, 0.0, None, True)
+    assert kernels.stats_kl is not None
+    with_kl = kernels.stats_kl(mine, its, targets, 1.0, 0.0, None)
+    grad = kernels.grad(mine, targets, *stats, g, g, 1.0, 0.0, None, torch.empty_like(mine))
+    return {
+        "logprob": stats[0].isnan().tolist(),
+        "gradient": [bool(row.isnan().all()) for row in grad],
+        "logprob with kl": with_kl[0].isnan().tolist(),
+    }
 
 
 def main(out: Path) -> None:
@@ -159,6 +211,7 @@ def main(out: Path) -> None:
     }
     found["certain"], found["bf16"] = certain_digits(ranks), bf16_errors(ranks)
     found["small and large"] = sum_of_small_and_large(ranks)
+    found["outside"] = outside(ranks)
     found["collectives"], found["refusals"] = collectives(ranks), refusals(ranks)
     dist.destroy_process_group()
     names = (Path(task).read_text() for task in glob.glob("/proc/self/task/*/comm"))
