@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from hwgrpo_kernels import ReferenceHead, linear_token_loss
+from hwgrpo_kernels import ReferenceHead, default_registry, linear_token_loss, token_logprob
+from hwgrpo_kernels.head import adds_into_fp32, multiplies_into_fp32
 from op_agreement import assert_agrees, runnable
 from row_cases import DEVICE
 
@@ -64,3 +65,23 @@ def test_loss_and_gradients_equal_fp64_autograd_on_full_logits(scope, loss_fn, d
     assert abs(result.loss.item() - truth.loss.item()) <= tolerance * max(1.0, abs(truth.loss.item()))
     for mine, true in zip((there.hidden, there.weight, there.bias), truth.grads):
         assert relative(mine.grad.cpu(), true) <= tolerance
+
+
+def test_a_target_out_of_range_is_nan_in_its_row_and_an_error_in_debug_mode(monkeypatch):
+    logits, targets = torch.randn(3, 517), torch.tensor([5, 517, 7])
+    for implementation in ("triton", "torch"):
+        with default_registry.pinned({"row_stats": implementation}):
+            assert token_logprob(logits, targets).logprob.isnan().tolist() == [False, True, False]
+    monkeypatch.setenv("HWGRPO_DEBUG", "1")
+    with pytest.raises(ValueError, match=r"targets holds 517, outside \[0, 517\)"):
+        token_logprob(logits, targets)
+
+
+def test_products_of_16_bit_operands_are_added_to_fp32_where_torch_says_so():
+    total, left, right = torch.randn(64, 32), torch.randn(64, 48).bfloat16(), torch.randn(48, 32).bfloat16()
+    if not adds_into_fp32(total.device):
+        assert torch.version.hip is not None or not multiplies_into_fp32(total.device.type)
+        return
+    true = total.double() + left.double() @ right.double()
+    torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    torch.testing.assert_close(total.double(), true, rtol=1e-5, atol=1e-5)
