@@ -167,8 +167,7 @@ class HeadGradients:
         if self._collected is None:
             self._multiply(dlogits_RV, start, stop)
             return
-        if self._start == self._stop:
-            self._start = start
+        assert start == self._stop, "a chunk follows the last one"
         self._stop = stop
 
     def _multiply_collected(self) -> None:
@@ -194,8 +193,9 @@ class HeadGradients:
             else:
                 torch.addmm(total, dlogits_VR, operand_RH, out_dtype=self._wide, out=total)
         else:
+            options = {"out_dtype": self._wide} if multiplies_into_fp32(total.device.type) else {}
             for a, b in even_chunks(total.shape[0], max(1, _PRODUCT_ENTRIES // total.shape[1])):
-                product = torch.mm(dlogits_VR[a:b], operand_RH)
+                product = torch.mm(dlogits_VR[a:b], operand_RH, **options)
                 total[a:b].copy_(product) if first else total[a:b].add_(product)
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -151,6 +151,25 @@ def test_where_a_product_cannot_be_added_as_it_is_made_it_is_made_in_slices_of_t
     assert slices == {200, V - 400}
 
 
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_the_sum_over_chunks_is_as_exact_as_the_products_that_a_device_has(
+    wide_products, monkeypatch, multiplies, adds
+):
+    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: multiplies)
+    monkeypatch.setattr(head_module, "adds_into_fp32", lambda device: multiplies and adds)
+    hidden, weight, _ = parts(torch.bfloat16)
+    dlogits = torch.randn(40, V).bfloat16()
+    head = Head(weight, None, torch.bfloat16, torch.bfloat16)
+    gradients = HeadGradients(head, hidden, 10, hidden=False, weight=True, bias=False)
+    for start in range(0, 40, 10):
+        gradients.add(dlogits[start : start + 10].clone(), start)
+    _, total, _ = gradients.finish()
+    true = dlogits.double().T @ hidden.double()
+    error = (total.double() - true).norm() / true.norm()
+    assert (error < 1e-6) if multiplies else (1e-4 < error < 2**-8)
+
+
 def test_a_device_that_sums_in_the_operands_dtype_only_is_found_out_once(monkeypatch):
     asked = []
 
