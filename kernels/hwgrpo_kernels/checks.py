@@ -2,6 +2,7 @@
 
 import math
 import os
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
@@ -102,10 +103,13 @@ def check_map(
     _positive("logit_scale", logit_scale)
 
 
-def check_chunk_rows(chunk_rows: int | None) -> None:
-    """Raise ValueError unless `chunk_rows` is None or a positive integer."""
-    if chunk_rows is not None and (not isinstance(chunk_rows, int) or isinstance(chunk_rows, bool) or chunk_rows < 1):
+def check_chunk_rows(chunk_rows: int | None) -> int | None:
+    """Return `chunk_rows`; raise ValueError unless it is None or a positive integer."""
+    if chunk_rows is None:
+        return None
+    if not isinstance(chunk_rows, Integral) or isinstance(chunk_rows, bool) or chunk_rows < 1:
         raise ValueError(f"chunk_rows={chunk_rows!r} must be a positive integer, or None for the default")
+    return int(chunk_rows)
 
 
 def check_logits_dtype(logits_dtype: torch.dtype | None, compute_dtype: torch.dtype) -> torch.dtype:
@@ -125,7 +129,7 @@ def check_logits_dtype(logits_dtype: torch.dtype | None, compute_dtype: torch.dt
 
 
 def _positive(name: str, value: float) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not (is_number and math.isfinite(value) and value > 0):
         hint = "; for greedy scoring use 1.0" if name == "temperature" else ""
         raise ValueError(f"{name}={value!r} must be positive and finite{hint}")

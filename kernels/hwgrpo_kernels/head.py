@@ -2,6 +2,7 @@
 
 from copy import copy
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ def adds_into_fp32(device: torch.device) -> bool:
     total, operand = (torch.zeros(16, 16, dtype=dtype, device=device) for dtype in (torch.float32, torch.bfloat16))
     try:
         torch.addmm(total, operand, operand, out_dtype=torch.float32, out=total)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:  # it wants the sum in the dtype of the operands
         return False
     return True
@@ -79,6 +82,11 @@ class Head:
         self.bias_V = None if bias_V is None else bias_V.detach().to(logits_dtype)
         self.logits_dtype = logits_dtype
         self._buffer: Tensor | None = None
+        self._expected = 0
+
+    def expect(self, rows: int) -> None:
+        """Make room for chunks of up to this many rows at the first, so that a longer one needs no other buffer."""
+        self._expected = rows
 
     @property
     def vocab(self) -> int:
@@ -103,7 +111,8 @@ class Head:
         """
         rows = hidden_RH.shape[0]
         if self._buffer is None or self._buffer.shape[0] < rows:
-            self._buffer = empty_rows(rows, self.vocab, self.logits_dtype, hidden_RH.device)
+            self._buffer = None  # its memory is there for the next
+            self._buffer = empty_rows(max(rows, self._expected), self.vocab, self.logits_dtype, hidden_RH.device)
         buffer = self._buffer[:rows]
         if self.out_dtype is not None:
             torch.mm(hidden_RH, self.weight_VH.T, out_dtype=self.out_dtype, out=buffer)
@@ -193,8 +202,8 @@ class HeadGradients:
             else:
                 torch.addmm(total, dlogits_VR, operand_RH, out_dtype=self._wide, out=total)
         else:
-            options = {"out_dtype": self._wide} if multiplies_into_fp32(total.device.type) else {}
-            for a, b in even_chunks(total.shape[0], max(1, _PRODUCT_ENTRIES // total.shape[1])):
+            options: dict[str, Any] = {"out_dtype": self._wide} if multiplies_into_fp32(total.device.type) else {}
+            for a, b in even_chunks(total.shape[0], max(1, _PRODUCT_ENTRIES // max(1, total.shape[1]))):
                 product = torch.mm(dlogits_VR[a:b], operand_RH, **options)
                 total[a:b].copy_(product) if first else total[a:b].add_(product)
 

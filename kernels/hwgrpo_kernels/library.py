@@ -220,6 +220,7 @@ def linear_logprob_backward(
         stats = RowStats(logprob, entropy, row_max, log_sum)
         stream.recompute_gradients(gradients, chunks, stats, RowGradients(grad_logprob, grad_entropy))
         made = gradients.finish()
+        del stream, gradients  # their buffers leave room for the casts
     parameters = (hidden, weight, weight if bias is None else bias)
     dx, dw, db = (like.new_empty(0) if grad is None else grad.to(like.dtype) for grad, like in zip(made, parameters))
     return dx, dw, db

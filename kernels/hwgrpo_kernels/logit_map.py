@@ -40,4 +40,4 @@ def logit_map(temperature: float | Tensor, softcap: float | None, logit_scale: f
         row_scale = temperature.detach().to(torch.promote_types(temperature.dtype, torch.float32)).reciprocal()
     else:
         scale = scale / temperature
-    return LogitMap(scale, squash, row_scale)
+    return LogitMap(float(scale), float(squash), row_scale)

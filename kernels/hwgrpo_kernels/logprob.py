@@ -100,12 +100,12 @@ def linear_logprob(
     """
     if vocab_group is not None:
         refuse_compiled_region("linear_logprob with a vocab_group")
-    with told_to_all_ranks(vocab_group, hidden):
+    with told_to_all_ranks(vocab_group):
         names = checks.HeadNames()
         checks.check_head(hidden, weight, bias, names)
         checks.check_targets(targets, hidden, names.targets, names.hidden)
         checks.check_map(temperature, softcap, logit_scale, hidden.shape[0], hidden)
-        checks.check_chunk_rows(chunk_rows)
+        chunk_rows = checks.check_chunk_rows(chunk_rows)
         compute_dtype = compute_dtype_of(hidden)
         checks.check_logits_dtype(logits_dtype, compute_dtype)
     mapping = logit_map(temperature, softcap, logit_scale)

@@ -107,6 +107,8 @@ def _check_result(result: Any, n: int) -> tuple[Tensor, Mapping[str, Tensor]]:
     losses, metrics = result
     if not isinstance(losses, Tensor) or losses.shape != (n,):
         _refuse_result(f"one loss for each of its {n} rows, got {shape_of(losses)}; leave the sum to linear_token_loss")
+    if not losses.is_floating_point():
+        _refuse_result(f"floating losses, got {losses.dtype}")
     for name, metric in metrics.items():
         if not isinstance(metric, Tensor) or metric.shape != (n,):
             _refuse_result(f"metric {name!r} with one value for each of its {n} rows, got {shape_of(metric)}")

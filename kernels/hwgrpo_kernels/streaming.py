@@ -136,6 +136,12 @@ class Stream:
             hidden_NH.device.type, head.logits_dtype, head.vocab, beside=beside is not None
         )
 
+    def expect(self, chunk_rows: int) -> None:
+        """Make room for chunks of up to this many rows at the first."""
+        rows = min(chunk_rows, self.hidden.shape[0])
+        for head in (self.head, *(() if self.beside is None else (self.beside.head,))):
+            head.expect(rows)
+
     def logits_of(self, start: int, stop: int, with_reference: bool = True) -> ChunkLogits:
         """Make the logits of rows [start, stop)."""
         logits = self.head.logits(self.hidden[start:stop])

@@ -97,54 +97,52 @@ def linear_token_loss(
         RuntimeError: called inside a checkpointed or compiled region; backward called twice.
     """
     refuse_compiled_region("linear_token_loss")
-    with told_to_all_ranks(vocab_group, hidden_NH):
+    with told_to_all_ranks(vocab_group):
         names = checks.HeadNames("hidden_NH", "weight_VH", targets="targets_N")
         checks.check_head(hidden_NH, weight_VH, bias, names)
         checks.check_targets(targets_N, hidden_NH, names.targets, names.hidden)
         device_type, n = hidden_NH.device.type, hidden_NH.shape[0]
         checks.check_map(temperature, softcap, logit_scale, n, hidden_NH)
-        checks.check_chunk_rows(chunk_rows)
+        chunk_rows = checks.check_chunk_rows(chunk_rows)
         reference = check_reference(reference, hidden_NH, weight_VH)
         compute_dtype = compute_dtype_of(hidden_NH)
         logits_dtype = checks.check_logits_dtype(logits_dtype, compute_dtype)
         bounds = _check_rows_arguments(hidden_NH, loss_fn, rows, row_mask, cu_seqlens, scope)
         with_reference = reference is not None
         kernels = row_kernels(device_type, logits_dtype, weight_VH.shape[0], beside=with_reference)
-    parameters = (hidden_NH, weight_VH, bias)
-    wants = tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in parameters)
-    if any(wants):
-        refuse_checkpointed_region("linear_token_loss")
-
-    with torch.no_grad(), without_autocast(device_type):
-        head = Head(weight_VH, bias, compute_dtype, logits_dtype)
-        mapping = logit_map(temperature, softcap, logit_scale)
-        hidden, targets = hidden_NH, targets_N.long()
-        live = None
-        if row_mask is not None:
-            live = row_mask.nonzero()[:, 0]
-            if live.numel() == n:
-                live = None
-            else:
+        parameters = (hidden_NH, weight_VH, bias)
+        wants = tuple(torch.is_grad_enabled() and each is not None and each.requires_grad for each in parameters)
+        if any(wants):
+            refuse_checkpointed_region("linear_token_loss")
+        with torch.no_grad(), without_autocast(device_type):
+            hidden, targets, live = hidden_NH, targets_N.long(), _live_rows(row_mask)
+            mapping = logit_map(temperature, softcap, logit_scale)
+            if row_mask is not None and live is not None:
                 hidden, targets, mapping = hidden[live], targets[live], mapping.select(live)
                 rows = {name: each[live] for name, each in rows.items()}
                 bounds = None if bounds is None else _count_before(row_mask, bounds)
-        options = {
+            head = Head(weight_VH, bias, compute_dtype, logits_dtype)
+            operand = head.operand(hidden, compute_dtype)
+            second = None if reference is None else beside(reference, head, weight_VH, compute_dtype, live)
+
+    with torch.no_grad(), without_autocast(device_type):
+        same = {
             "hidden_NH's requires_grad": wants[0],
             "the number of rows that row_mask leaves": targets.shape[0],
-            "the sum of cu_seqlens": sum(bounds or []),
-            "scope's index": _SCOPES.index(scope),
-            "logits_dtype's size": logits_dtype.itemsize,
-            "chunk_rows": chunk_rows or 0,
-            "reference's H": 0 if reference is None else reference.hidden_NH.shape[1],
+            "cu_seqlens": bounds,
+            "scope": scope,
+            "logits_dtype": logits_dtype,
+            "chunk_rows": chunk_rows,
+            "reference's H": None if reference is None else reference.hidden_NH.shape[1],
         }
-        vocab = agree(vocab_group, weight_VH, hidden_NH, targets, options)
+        same_values = {"targets_N": targets, "row_mask": targets.new_empty(0) if live is None else live}
+        vocab = agree(vocab_group, weight_VH, hidden_NH, same, same_values)
         checks.check_target_range(targets, vocab.total)
-        second = None if reference is None else beside(reference, head, weight_VH, compute_dtype, live)
-        operand = head.operand(hidden, compute_dtype)
         stream = Stream(head, operand, targets, mapping, vocab.kernels(kernels), second)
         call = LossCalls(loss_fn, rows, bounds, hidden.device, with_reference)
         buffers = logits_buffers(compute_dtype, logits_dtype, device_type) + with_reference
         size = chunk_rows or chunk_rows_for(vocab.largest, logits_dtype, device_type, buffers)
+        stream.expect(size)
         gradients = HeadGradients(head, stream.hidden, size, hidden=wants[0], weight=wants[1], bias=wants[2])
         stats = _run(stream, call, gradients, size, scope, any(wants))
         made = gradients.finish()
@@ -213,6 +211,14 @@ class _GradientsMadeInForward(torch.autograd.Function):
         unchanged = grad_output.device.type == "cpu" and float(grad_output) == 1.0  # elsewhere reading it would wait
         scaled = (each if each is None or unchanged else each.mul_(grad_output) for each in gradients)
         return None, None, *(each if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes))
+
+
+def _live_rows(row_mask: Tensor | None) -> Tensor | None:
+    """Return the indices of the rows that count, or None for all."""
+    if row_mask is None:
+        return None
+    live = row_mask.nonzero()[:, 0]
+    return None if live.numel() == row_mask.numel() else live
 
 
 def _spread(values: Tensor, live: Tensor | None, n: int) -> Tensor:

@@ -30,7 +30,12 @@ def reason_against(key: Key) -> str | None:
         capabilities = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
         index, (major, minor) = min(enumerate(capabilities), key=lambda each: each[1])
         if major < 8:
-            return f"needs compute capability 8.0 or newer, and device {index} has {major}.{minor}"
+            hide = (
+                "; hide it (CUDA_VISIBLE_DEVICES) to use the kernels on the others"
+                if len(set(capabilities)) > 1
+                else ""
+            )
+            return f"needs compute capability 8.0 or newer, and device {index} has {major}.{minor}{hide}"
     return None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from .vocab_parallel import VocabShard
 
-_NUMBERS, _BYTES = 15, 400  # room in one message: sizes, and an error's text
-
 
 class _Told(NamedTuple):
-    numbers: list[int]
-    error: str
+    """What one rank says: what must be the same on all, and its rows of the head; or why it cannot go on."""
+
+    same: dict[str, Any]
+    size: int = 0
+    error: str | None = None
 
 
 @contextmanager
-def told_to_all_ranks(group: dist.ProcessGroup | None, hidden: object) -> Iterator[None]:
+def told_to_all_ranks(group: dist.ProcessGroup | None) -> Iterator[None]:
     """Tell the other ranks of an error in the block, for which they would wait forever in `agree` otherwise.
 
     Args:
         group: the process group; None does nothing.
-        hidden: the hidden states, on whose device it is told, if they are a tensor.
 
     Raises:
         ValueError: `group` is no process group of this process.
@@ -39,62 +39,55 @@ def told_to_all_ranks(group: dist.ProcessGroup | None, hidden: object) -> Iterat
     except Exception as error:
         if group is not None:
             text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            _exchange(group, _device_of(hidden), [], None, text)
+            _exchange(group, _Told({}, error=text))
         raise
 
 
-def _device_of(hidden: object) -> torch.device:
-    if isinstance(hidden, Tensor):
-        return hidden.device
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
-
-
 def agree(
-    group: dist.ProcessGroup | None, weight_VH: Tensor, hidden_NH: Tensor, targets_N: Tensor, options: Mapping[str, int]
+    group: dist.ProcessGroup | None,
+    weight_VH: Tensor,
+    hidden_NH: Tensor,
+    same: Mapping[str, Any],
+    same_values: Mapping[str, Tensor],
 ) -> VocabShard:
-    """Return this rank's part of the vocabulary, after one all-gather of sizes (which waits for the device).
+    """Return this rank's part of the vocabulary, once all ranks have told their sizes (which waits for the device).
 
     Args:
         group: the process group; None means that this rank has the whole vocabulary, and nobody is asked.
         weight_VH: [V_r,H] this rank's rows of the head.
         hidden_NH: [N,H].
-        targets_N: [n] of the n <= N rows that count.
-        options: what else must be the same on all ranks, by the name of its argument.
+        same: what must be the same on all ranks, by the name of its argument.
+        same_values: integers that must be, each [n]; what is told is a checksum.
 
     Raises:
         ValueError: on every rank, if one has other rows or options than rank 0, or refused an argument.
     """
     if group is None:
         return VocabShard([weight_VH.shape[0]], 0, None, torch.device("cpu"))
-    same = {"hidden's N": hidden_NH.shape[0], "hidden's H": hidden_NH.shape[1], **options}
-    told = _exchange(group, hidden_NH.device, [weight_VH.shape[0], *same.values()], targets_N.sum(), "")
+    sums = {f"a checksum of {name}": _checksum(values) for name, values in same_values.items()}
+    mine = {"hidden's N": hidden_NH.shape[0], "hidden's H": hidden_NH.shape[1], **same, **sums}
+    told = _exchange(group, _Told(mine, weight_VH.shape[0]))
     for rank, each in enumerate(told):
-        if each.error:
+        if each.error is not None:
             raise ValueError(f"rank {rank} of vocab_group was refused: {each.error}")
     for rank, each in enumerate(told):
-        for name, value, first in zip([*same, "the sum of targets"], each.numbers[1:], told[0].numbers[1:]):
-            if value != first:
+        for name, first in told[0].same.items():
+            if each.same[name] != first:
                 raise ValueError(
-                    f"{name} is {value} on rank {rank} of vocab_group, but {first} on rank 0; give all of its ranks "
-                    "the same hidden states, targets, rows and options, and each its own rows of weight and bias"
+                    f"{name} is {each.same[name]} on rank {rank} of vocab_group, but {first} on rank 0; give all of "
+                    "its ranks the same hidden states, targets, rows and options, and each its own rows of weight and "
+                    "bias"
                 )
-    return VocabShard([each.numbers[0] for each in told], dist.get_rank(group), group, hidden_NH.device)
+    return VocabShard([each.size for each in told], dist.get_rank(group), group, hidden_NH.device)
 
 
-def _exchange(
-    group: dist.ProcessGroup, device: torch.device, numbers: list[int], last: Tensor | None, error: str
-) -> list[_Told]:
-    """Gather the numbers of every rank, the last one from a tensor on the device, and its error's text."""
-    count, text = len(numbers) + (last is not None), list(error.encode()[:_BYTES])
-    assert count <= _NUMBERS, "more numbers than the message has room for"
-    values = numbers + [0] * (_NUMBERS - len(numbers))
-    sent = torch.tensor([count, *values, len(text), *text, *[0] * (_BYTES - len(text))], device=device)
-    if last is not None:
-        sent[count] = last
-    received = [torch.empty_like(sent) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(received, sent, group=group)
-    told = []
-    for count, *rest in torch.stack(received).tolist():
-        length, *characters = rest[_NUMBERS:]
-        told.append(_Told(rest[:count], bytes(characters[:length]).decode(errors="ignore")))
+def _checksum(values: Tensor) -> int:
+    """Return a number that changes with any value and with their order."""
+    places = torch.arange(1, 1 + values.shape[0], device=values.device)
+    return int((values * places).sum())
+
+
+def _exchange(group: dist.ProcessGroup, mine: _Told) -> list[_Told]:
+    told: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, mine, group=group)
     return told

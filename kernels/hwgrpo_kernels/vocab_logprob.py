@@ -43,15 +43,15 @@ def linear_logprob(
 ) -> RowStats:
     """`library.linear_logprob` where `weight` [V_r,H] and `bias` [V_r] are this rank's part of the head."""
     dtype, device_type = logits_dtype or hidden.dtype, hidden.device.type
-    with told_to_all_ranks(group, hidden):
+    with told_to_all_ranks(group):
         kernels = row_kernels(device_type, dtype, weight.shape[0])
-    options = {
+    same = {
         "hidden's requires_grad": torch.is_grad_enabled() and hidden.requires_grad,
         "with_entropy": with_entropy,
-        "chunk_rows": chunk_rows or 0,
-        "logits_dtype's size": dtype.itemsize,
+        "chunk_rows": chunk_rows,
+        "logits_dtype": dtype,
     }
-    vocab = agree(group, weight, hidden, targets, options)
+    vocab = agree(group, weight, hidden, same, {"targets": targets})
     check_target_range(targets, vocab.total)
     buffers = logits_buffers(hidden.dtype, dtype, device_type)
     size = chunk_rows or chunk_rows_for(vocab.largest, dtype, device_type, buffers)

@@ -118,8 +118,13 @@ class VocabShard:
         def whole(mine: tuple[Tensor, ...], targets: Tensor, mapping: LogitMap) -> tuple[Tensor, ...]:
             stats = combine(self._gather(RowStats.of(mine)), self._owner(targets), mapping)
             outside = (targets < 0) | (targets >= self.total)  # NaN, as the row ops say of these
-            logprob, log_sum = (each.masked_fill(outside, torch.nan) for each in (stats.logprob, stats.log_sum))
-            return stats._replace(logprob=logprob, log_sum=log_sum).outputs()
+            row_max, ref_max = stats.row_max, stats.beside and stats.beside.ref_max
+            return tuple(
+                each
+                if each is row_max or each is ref_max or each.shape != outside.shape
+                else each.masked_fill(outside, torch.nan)
+                for each in stats.outputs()
+            )
 
         def stats(logits: Tensor, targets: Tensor, *options: Any) -> tuple[Tensor, ...]:
             return whole(local.stats(logits, self._local(targets), *options), targets, LogitMap(*options[:3]))

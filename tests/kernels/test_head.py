@@ -3,10 +3,12 @@
 import pytest
 import torch
 from hwgrpo_kernels import head as head_module
-from hwgrpo_kernels import linear_logprob
+from hwgrpo_kernels import linear_logprob, linear_token_loss
 from hwgrpo_kernels.chunks import chunk_rows_for
 from hwgrpo_kernels.head import Head, HeadGradients, empty_rows, logits_buffers, row_stride
 from hwgrpo_kernels.rows_torch import row_grad, row_stats
+
+from tests.kernels.token_loss_cases import gspo, problem
 
 ON_GPU = "cuda"  # hw: what torch calls NVIDIA's and AMD's devices
 ON_ASCEND = "npu"  # hw: rows stay dense there
@@ -169,6 +171,39 @@ def test_the_sum_over_chunks_is_as_exact_as_the_products_that_a_device_has(
     true = dlogits.double().T @ hidden.double()
     error = (total.double() - true).norm() / true.norm()
     assert (error < 1e-6) if multiplies else (1e-4 < error < 2**-8)
+
+
+@pytest.mark.parametrize("logits_dtype", [torch.bfloat16, torch.float32])
+def test_chunks_of_whole_sequences_are_written_into_one_buffer_though_later_ones_are_longer(
+    wide_products, logits_dtype
+):
+    p = problem(n=60, h=H, v=V, dtype=torch.bfloat16)
+    bounds = torch.tensor([0, 5, 25, 27, 59, 60])
+    linear_token_loss(
+        p.hidden, p.weight, p.targets, gspo, rows=p.rows, cu_seqlens=bounds, scope="sequence", chunk_rows=32,
+        logits_dtype=logits_dtype,
+    )  # fmt: skip
+    made = [out for a, b, out in wide_products if b.shape == (H, V)]
+    assert [out.shape[0] for out in made] == [27, 32, 1]
+    assert len({out.data_ptr() for out in made}) == 1
+
+
+def test_a_head_without_hidden_units_has_an_empty_gradient():
+    hidden, weight = torch.zeros(3, 0).bfloat16(), torch.zeros(V, 0, requires_grad=True, dtype=torch.bfloat16)
+    linear_logprob(hidden, weight, torch.zeros(3, dtype=torch.int64)).logprob.sum().backward()
+    assert weight.grad.shape == (V, 0)
+
+
+def test_a_device_without_memory_at_the_moment_is_not_taken_for_one_that_cannot_add(monkeypatch):
+    def addmm(*args, **options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch, "addmm", addmm)
+    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: True)
+    head_module.adds_into_fp32.cache_clear()
+    with pytest.raises(torch.OutOfMemoryError):
+        head_module.adds_into_fp32(torch.device("cpu"))
+    assert head_module.adds_into_fp32.cache_info().currsize == 0
 
 
 def test_a_device_that_sums_in_the_operands_dtype_only_is_found_out_once(monkeypatch):

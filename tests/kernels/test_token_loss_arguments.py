@@ -1,5 +1,6 @@
 """What linear_token_loss, linear_logprob and token_logprob refuse, and how they say it."""
 
+import numpy as np
 import pytest
 import torch
 from hwgrpo_kernels import checks, linear_logprob, linear_token_loss, token_logprob
@@ -86,6 +87,7 @@ def test_bad_argument_is_named_with_its_value(change, message):
     [
         (lambda s, r: s.logprob, r"loss_fn must return \(loss_per_row, metrics\), got Tensor"),
         (lambda s, r: (s.logprob.sum(), {}), "one loss for each of its 12 rows, got .*leave the sum"),
+        (lambda s, r: (s.logprob.long(), {}), "loss_fn must return floating losses, got torch.int64"),
         (lambda s, r: (s.logprob, {"kl": s.logprob.mean()}), "metric 'kl' with one value for each of its 12 rows"),
     ],
 )
@@ -104,6 +106,17 @@ def test_values_on_a_device_are_looked_at_in_debug_mode_alone(monkeypatch):
     monkeypatch.setenv("HWGRPO_DEBUG", "1")
     assert checks.looks_at_values(device)
     assert not checks.looks_at_values("meta")
+
+
+def test_numbers_of_numpy_are_numbers():
+    plain = call(lambda p: {"temperature": 0.5, "chunk_rows": 5})
+    same = call(lambda p: {"temperature": np.float32(0.5), "chunk_rows": np.int64(5)})
+    assert torch.equal(plain.loss, same.loss)
+    p = problem(n=12, h=6, v=20)
+    got = linear_logprob(p.hidden, p.weight, p.targets, temperature=np.float32(0.5), chunk_rows=np.int64(5))
+    assert torch.equal(
+        got.logprob, linear_logprob(p.hidden, p.weight, p.targets, temperature=0.5, chunk_rows=5).logprob
+    )
 
 
 def test_a_vocab_group_that_is_none_is_refused():

@@ -82,7 +82,10 @@ def test_a_python_without_headers_is_told_what_to_install(gpu, tmp_path):
 def test_a_gpu_triton_has_no_code_for_is_named(gpu):
     gpu.setattr(torch.cuda, "device_count", lambda: 2)
     gpu.setattr(torch.cuda, "get_device_capability", [(9, 0), (7, 5)].__getitem__)
-    wanted = "needs compute capability 8.0 or newer, and device 1 has 7.5"
+    wanted = (
+        "needs compute capability 8.0 or newer, and device 1 has 7.5; "
+        "hide it (CUDA_VISIBLE_DEVICES) to use the kernels on the others"
+    )
     assert triton_support.reason_against(KEY) == wanted
     gpu.setattr(torch.version, "hip", "7.2")  # AMD counts its capability otherwise
     assert triton_support.reason_against(KEY) is None

@@ -22,7 +22,7 @@ from hwgrpo_kernels import default_registry, linear_logprob, linear_token_loss
 from hwgrpo_kernels.streaming import row_kernels
 from hwgrpo_kernels.vocab_parallel import VocabShard
 from torch import Tensor
-from vocab_cases import DTYPES, MASK, H, V, comparisons, cuts, make, near_certain, part_of, relative
+from vocab_cases import DTYPES, MASK, H, N, V, comparisons, cuts, make, near_certain, part_of, relative
 
 from tests.kernels.token_loss_cases import centred, ppo
 
@@ -77,7 +77,7 @@ def sum_of_small_and_large(ranks: int) -> list[float]:
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
     """Count the collectives of the block."""
-    counts, kept = {"all_gather": 0, "all_reduce": 0}, {}
+    counts, kept = {"all_gather_object": 0, "all_gather": 0, "all_reduce": 0}, {}
 
     def counting(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,12 @@ def refusals(ranks: int) -> dict[str, str]:
         "temperature": {"temperature": -1.0},
         "no tensor": {"targets_N": None} if odd else {},
         "no hidden states": {"hidden_NH": p.hidden.tolist()} if odd else {},
-        "an error of another type": {"rows": Shapeless()} if odd else {},
+        "an error of another type": {"row_mask": MASK}
+        | ({"rows": FailsLater(p.rows, KeyError("shape"))} if odd else {}),
+        "an empty error": {"row_mask": MASK} | ({"rows": FailsLater(p.rows, RuntimeError())} if odd else {}),
+        "another mask": {"targets_N": 0 * p.targets, "row_mask": MASK.roll(1) if odd else MASK},
+        "order of targets": {"targets_N": p.targets.flip(0) if odd else p.targets},
+        "cu_seqlens": {"scope": "sequence", "cu_seqlens": torch.tensor([0, 10, 20, N] if odd else [0, 5, 25, N])},
         "group": {"vocab_group": group_of_rank_0} if rank else {"temperature": -1.0},
     }
     for name, change in wrong.items():
@@ -159,7 +164,8 @@ def refusals(ranks: int) -> dict[str, str]:
 def refusal(function: Any, *args: Any, **arguments: Any) -> str:
     try:
         function(*args, **arguments)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, RuntimeError) as error:
+        error.__traceback__ = None  # its frames hold the group
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -175,11 +181,18 @@ def pinned_to_triton(here: bool) -> Iterator[None]:
     default_registry.configure()
 
 
-class Shapeless(dict[str, Any]):
-    """Rows that fail in another way than a check does."""
+class FailsLater(dict[str, Any]):
+    """Rows that pass the checks, and fail in another way when those that count are taken from them."""
+
+    def __init__(self, rows: dict[str, Any], error: Exception) -> None:
+        super().__init__(rows)
+        self._error, self._asked = error, 0
 
     def items(self) -> Any:
-        raise KeyError("shape")
+        self._asked += 1
+        if self._asked > 1:
+            raise self._error
+        return super().items()
 
 
 def outside(ranks: int) -> dict[str, list[bool]]:
@@ -195,10 +208,11 @@ def outside(ranks: int) -> dict[str, list[bool]]:
     assert kernels.stats_kl is not None
     with_kl = kernels.stats_kl(mine, its, targets, 1.0, 0.0, None)
     grad = kernels.grad(mine, targets, *stats, g, g, 1.0, 0.0, None, torch.empty_like(mine))
-    return {
+    found = {f"output {index} with kl": each.isnan().tolist() for index, each in enumerate(with_kl)}
+    return found | {
+        "entropy": stats[1].isnan().tolist(),
         "logprob": stats[0].isnan().tolist(),
         "gradient": [bool(row.isnan().all()) for row in grad],
-        "logprob with kl": with_kl[0].isnan().tolist(),
     }
 
 
