@@ -12,6 +12,7 @@ from row_cases import (
     NARROW,
     PERSISTENT,
     ROW_OPS,
+    STATS,
     STATS_KL,
     from_table,
     statistics,
@@ -124,3 +125,15 @@ def test_the_gradient_of_an_almost_certain_target_keeps_its_digits(dtype):
     out = with_tile(GRAD, NARROW)(**inputs).gather(1, inputs["targets"][:, None])[:, 0]
     true = -torch.expm1(inputs["logprob"].double()) * inputs["grad_logprob"]
     torch.testing.assert_close(out.double(), true, rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("op", [STATS, STATS_KL], ids=lambda op: op.name)
+def test_the_logprob_of_an_almost_certain_target_keeps_its_digits(op, dtype, tolerance):
+    inputs = op.inputs(Shape(3, 0, 517), dtype, DEVICE, "certain")
+    logprob, _, _, log_sum, *_ = with_tile(op, NARROW)(**inputs)
+    others = inputs["logits"].double().scatter(1, inputs["targets"][:, None], -torch.inf).logsumexp(1)
+    true = (others - inputs["logits"].double().gather(1, inputs["targets"][:, None])[:, 0]).exp().log1p()
+    assert (true < 1e-6).all()
+    torch.testing.assert_close(log_sum.double(), true, rtol=tolerance, atol=0)
+    torch.testing.assert_close(-logprob.double(), true, rtol=tolerance, atol=0)
