@@ -37,6 +37,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(autouse=True)
 def _new_tensors_hold_nan():
     """Otherwise a result that a kernel leaves out may still hold what an earlier call has written there."""
-    torch.use_deterministic_algorithms(True)  # which fills what torch.empty returns
+    torch.set_deterministic_debug_mode("error")  # which fills what torch.empty returns
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
