@@ -2,47 +2,80 @@
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 from hwgrpo_kernels import triton_kernels
 
-SOURCES = Path(triton_kernels.__file__).parent
-NAMES = ("triton_kernels", "triton_math")
+FOLDER = Path(triton_kernels.__file__).parent
+FILES = ("triton_kernels.py", "triton_math.py")
 
 
-def edited(name: str, edits: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Return the kernels' sources by file name with snippets replaced.
+class Case(NamedTuple):
+    """A test of the suite and its parameters."""
 
-    Args:
-        name: what the edits are for, for the message.
-        edits: (snippet, what takes its place); a snippet must be in just one of the files, and there once.
+    test: Callable[..., None]
+    parameters: dict[str, Any]
+
+    def run(self) -> None:
+        """Run the test."""
+        self.test(**self.parameters)
+
+    def is_run_by_the_suite(self) -> bool:
+        """Whether the test is parametrized with these values, among others."""
+        left = dict(self.parameters)
+        for mark in getattr(self.test, "pytestmark", ()):
+            names = [name.strip() for name in mark.args[0].split(",")]
+            sets = [getattr(each, "values", each if len(names) > 1 else [each]) for each in mark.args[1]]
+            if [left.pop(name) for name in names] not in [list(each) for each in sets]:
+                return False
+        return not left
+
+
+class Mutant(NamedTuple):
+    """What is wrong, the case that must show it, and each snippet of source with what takes its place."""
+
+    name: str
+    case: Case
+    edits: tuple[tuple[str, str], ...]
+
+
+def sources_with(mutant: Mutant) -> dict[str, str]:
+    """Return the mutant's source files by name.
 
     Raises:
-        ValueError: a snippet is not.
+        ValueError: a snippet is not there exactly once.
     """
-    sources = {each: (SOURCES / f"{each}.py").read_text() for each in NAMES}
-    for before, after in edits:
-        found = {each: source.count(before) for each, source in sources.items() if before in source}
+    sources = unchanged()
+    for before, after in mutant.edits:
+        found = {name: source.count(before) for name, source in sources.items() if before in source}
         if list(found.values()) != [1]:
+            where = ", ".join(f"{count} times in {name}" for name, count in found.items()) or "nowhere"
             raise ValueError(
-                f"the mutant '{name}' replaces a snippet that must be in the row kernels' source once and is found in "
-                f"{found or 'none of ' + str(NAMES)}; write it as the source has it now:\n{before}"
+                f"the mutant '{mutant.name}' replaces a snippet that must be once in {' and '.join(FILES)}, and is "
+                f"{where}: write it as the kernels have it now\n{before}"
             )
-        [place] = found
-        sources[place] = sources[place].replace(before, after)
+        [name] = found
+        sources[name] = sources[name].replace(before, after)
     return sources
 
 
+def unchanged() -> dict[str, str]:
+    """Return the kernels' source files by name."""
+    return {name: (FOLDER / name).read_text() for name in FILES}
+
+
 def load(sources: dict[str, str], folder: Path) -> ModuleType:
-    """Write the sources to a new package in `folder` and import its kernels; the interpreter reads functions' files."""
-    package = f"row_kernels_{len([each for each in sys.modules if each.startswith('row_kernels_')])}"
-    (folder / package).mkdir()
-    for name, source in {"__init__": "", **sources}.items():
-        (folder / package / f"{name}.py").write_text(source)
-    sys.path.insert(0, str(folder))
+    """Write the files to `folder`, as a package of its name, and import its kernels.
+
+    They must be files: the interpreter compiles each function anew from where it stands.
+    """
+    for name, source in {"__init__.py": "", **sources}.items():
+        (folder / name).write_text(source)
+    sys.path.insert(0, str(folder.parent))
     try:
-        importlib.invalidate_caches()
-        return importlib.import_module(f"{package}.triton_kernels")
+        return importlib.import_module(f"{folder.name}.triton_kernels")
     finally:
-        sys.path.remove(str(folder))
+        sys.path.remove(str(folder.parent))

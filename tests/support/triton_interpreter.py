@@ -1,8 +1,9 @@
 """Repairs of Triton's CPU interpreter (3.6 and 3.7).
 
-bf16 it keeps as raw 16-bit integers. Unrepaired, `tl.dot` and every arithmetic operation on bf16 work on the bit patterns without an error, and fp32 -> bf16
-drops bits instead of rounding to nearest even. Repaired, products are exact in fp32 and accumulate in fp32 (as the
-matrix units do), casts round, and arithmetic on unconverted bf16 is refused: our kernels convert first.
+bf16 it keeps as raw 16-bit integers. Unrepaired, `tl.dot` and every arithmetic operation on bf16 work on bit patterns
+without an error, and fp32 -> bf16 drops bits instead of rounding to nearest even. Repaired, products are exact in fp32
+and accumulate in fp32 (as the matrix units do), casts round, and arithmetic on unconverted bf16 is refused: our kernels
+convert first.
 
 A maximum or minimum of a number and NaN is NaN in the interpreter and the number on a device, unless a kernel asks for
 NaN to propagate. Repaired, it is the number, so that a NaN which a device would lose shows in a test.
