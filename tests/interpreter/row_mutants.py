@@ -45,9 +45,14 @@ def out_of_range(target: int) -> Case:
     return Case(test, {"target": target})
 
 
-PLACES = Case(
-    test_rows.test_every_place_of_the_target_among_whole_blocks_and_tail_is_right, {"op": STATS, "vocab": 383}
+PLACES, PLACES_GRAD = (
+    Case(
+        test_rows.test_every_place_of_the_target_among_whole_blocks_and_tail_is_right,
+        {"op": op, "vocab": 383},
+    )
+    for op in (STATS, GRAD)
 )
+NEITHER = Case(test_rows.test_what_neither_side_can_draw_is_nothing_even_as_the_target, {"dtype": torch.float32})
 CERTAIN = Case(test_rows.test_the_gradient_of_an_almost_certain_target_keeps_its_digits, {"dtype": torch.float32})
 LAST_PLACE = Case(
     test_rows.test_bf16_gradients_are_within_one_unit_in_the_last_place, {"op": GRAD_KL, "case": "certain"}
@@ -62,7 +67,7 @@ NAN = Case(test_rows_memory.test_a_nan_logit_shows_in_the_statistics_of_its_row,
 TAIL = 'mask=column < V - first, other=float("-inf")'
 LAST = (
     "in range({}):\n        first = (home + i * (full - home)) * BLOCK\n"
-    f"        z = tl.load(start + first + column, {TAIL}).to(ACC)\n        others"
+    f"        z = tl.load(start + first + column, {TAIL}).to(ACC)\n        {{}}"
 )
 SIGNS = [
     mutant("g with the other sign", equals(GRAD, "plain"), "minus_g = -tl.load(", "minus_g = tl.load("),
@@ -107,7 +112,12 @@ TAILS = [
     ),
     mutant(
         "the tail is left out where a whole block holds the target", PLACES,
-        LAST.format("1 + ((home < full) & (full * BLOCK < V)).to(tl.int32)"), LAST.format("1"),
+        LAST.format("1 + ((home < full) & (full * BLOCK < V)).to(tl.int32)", "others"), LAST.format("1", "others"),
+    ),
+    mutant(
+        "the gradient of a tail that holds the target is made twice", PLACES_GRAD,
+        LAST.format("1 + ((home < full) & (full * BLOCK < V)).to(tl.int32)", "if"),
+        LAST.format("1 + ((home <= full) & (full * BLOCK < V)).to(tl.int32)", "if"),
     ),
     mutant(
         "the target's block is counted twice and another not at all", PLACES,
@@ -122,6 +132,10 @@ CERTAINTY = [
     mutant(
         "ln of 1 + the others loses them", digits(STATS),
         "ln_sum = log1p(above_one, TERMS)", "ln_sum = tl.log(1.0 + above_one)",
+    ),
+    mutant(
+        "ln of 1 + the reference's others loses them", digits(STATS_KL),
+        "log1p(tl.where(ref_above_one < 0.0, 0.0, ref_above_one), TERMS)", "tl.log(1.0 + ref_above_one)",
     ),
     mutant("log1p loses small numbers", digits(STATS), "x < 0.5, 2.0 * r * series", "x < 0.0, 2.0 * r * series"),
     mutant(
@@ -214,6 +228,10 @@ INFINITIES = [
     ),
     mutant(
         "0 * -inf in the entropy of the target", equals(STATS, "dead_row"), "d_y = at_least(d_y, FLOOR)", "d_y = d_y",
+    ),
+    mutant(
+        "0 * -inf in the entropy of a lane", NEITHER,
+        "shift = at_least((m - top) * scale2, FLOOR)", "shift = (m - top) * scale2",
     ),
     mutant(
         "0 * -inf in the gradient", equals(GRAD, "masked_vocab"),
