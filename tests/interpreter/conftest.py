@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from own_process import alone, left_out
 
 HERE = Path(__file__).parent
@@ -23,9 +24,19 @@ def pytest_configure(config: pytest.Config) -> None:
     # numpy warns of what `tl.where` then leaves aside
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
     from triton_interpreter import repair
+    from watched_memory import watch
 
     repair()
+    watch()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     return left_out(collection_path, config, HERE)
+
+
+@pytest.fixture(autouse=True)
+def _new_tensors_hold_nan():
+    """Otherwise a result that a kernel leaves out may still hold what an earlier call has written there."""
+    torch.set_deterministic_debug_mode("error")  # which fills what torch.empty returns
+    yield
+    torch.set_deterministic_debug_mode("default")

@@ -1,4 +1,4 @@
-"""The repaired interpreter computes with bf16 as a device does; unrepaired, each of these tests fails."""
+"""The repaired interpreter computes as a device does; unrepaired, each of these tests fails."""
 
 import pytest
 import torch
@@ -24,6 +24,15 @@ def double_kernel(source, out, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     value = tl.load(source + index)
     tl.store(out + index, value + value)
+
+
+@triton.jit
+def extremes_kernel(a, b, out, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    x, y = tl.load(a + index), tl.load(b + index)
+    tl.store(out + index, tl.maximum(x, y))
+    tl.store(out + SIZE + index, tl.minimum(x, y))
+    tl.store(out + 2 * SIZE + index, tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL))
 
 
 def test_dot_of_bf16_multiplies_values_and_accumulates_in_fp32():
@@ -54,3 +63,11 @@ def test_arithmetic_on_unconverted_bf16_is_refused():
     values = torch.randn(16).bfloat16()
     with pytest.raises(triton.runtime.errors.InterpreterError, match="convert to the accumulator's type first"):
         double_kernel[(1,)](values, torch.empty_like(values), 16)
+
+
+def test_a_maximum_or_minimum_loses_nan_unless_it_is_to_propagate():
+    a, b = torch.tensor([1.0, torch.nan, 3.0, torch.nan]), torch.tensor([2.0, 5.0, torch.nan, torch.nan])
+    out = torch.empty(3, 4)
+    extremes_kernel[(1,)](a, b, out, 4)
+    expected = torch.stack([torch.fmax(a, b), torch.fmin(a, b), torch.maximum(a, b)])
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)

@@ -1,8 +1,6 @@
 """The Triton row kernels read and write their rows and nothing else, however these lie in memory."""
 
-import subprocess
-import sys
-from pathlib import Path
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import pytest
 import torch
@@ -24,6 +22,7 @@ from row_cases import (
 )
 
 SHAPE = Shape(5, 0, 517)
+GUARDED = Shape(3, 0, 517)  # the first row, the last and one between
 TILES = pytest.mark.parametrize("tile", [NARROW, PERSISTENT], ids=["row_per_program", "persistent"])
 # (first column, row length): rows on 16-byte boundaries, and rows that are not.
 STATS_OPS = pytest.mark.parametrize("op", [STATS, STATS_KL], ids=lambda op: op.name)
@@ -54,7 +53,7 @@ def guarded_reference(inputs):
 @pytest.mark.parametrize("case", ["plain", "softcap"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_statistics_of_guarded_rows_are_those_of_rows_alone(op, case, dtype, first, length, tile):
-    inputs = op.inputs(SHAPE, dtype, DEVICE, case)
+    inputs = op.inputs(GUARDED, dtype, DEVICE, case)
     alone = with_tile(op, tile)(**inputs)
     inner, buffer = guarded(inputs["logits"], first, length)
     among = with_tile(op, tile)(**inputs | {"logits": inner} | guarded_reference(inputs))
@@ -70,7 +69,7 @@ def test_statistics_of_guarded_rows_are_those_of_rows_alone(op, case, dtype, fir
 def test_the_gradient_of_guarded_rows_is_that_of_rows_alone_and_writes_no_guard(
     op, dtype, in_place, first, length, tile
 ):
-    inputs = op.inputs(SHAPE, dtype, DEVICE, "plain")
+    inputs = op.inputs(GUARDED, dtype, DEVICE, "plain")
     alone = with_tile(op, tile)(**inputs).clone()
     inner, buffer = guarded(inputs["logits"], first, length)
     out, out_buffer = (inner, buffer) if in_place else guarded(inputs["out"].zero_(), 5, 600)
@@ -177,43 +176,20 @@ def test_a_target_out_of_range_makes_the_kl_of_its_row_nan_too(target):
         assert found[name].isnan().tolist() == [False, False, True, False, False], name
 
 
-BEYOND_2_31 = """
-import os, resource, sys
-os.environ["TRITON_INTERPRET"] = "1"
-import torch
-from triton_interpreter import repair
-repair()
-from hwgrpo_kernels import rows_triton
-from hwgrpo_kernels.op import Shape
-from op_agreement import assert_agrees
-from row_cases import NARROW, PERSISTENT, ROW_OPS, with_tile
-
-vocab, stride = 517, 2**30 + 64  # the third row begins past element 2**31; only the pages of the rows are touched
-memory = torch.empty(2 * stride + 2 * 1024, dtype=torch.bfloat16)
-far, far_ref = (memory.as_strided((3, vocab), (stride, 1), first) for first in (0, 1024))
-for op in ROW_OPS:
-    for tile in (NARROW, PERSISTENT):
-        inputs = op.inputs(Shape(3, 0, vocab), torch.bfloat16, "cpu")
-        far.copy_(inputs["logits"])
-        inputs["logits"] = far
-        if "ref_logits" in inputs:
-            far_ref.copy_(inputs["ref_logits"])
-            inputs["ref_logits"] = far_ref
-        if "out" in inputs:
-            inputs["out"] = far
-        assert_agrees(op, with_tile(op, tile), inputs, torch.bfloat16)
-print("equal, in", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "MB")
-"""
-
-
 def test_rows_beyond_2_31_elements_are_found():
-    # A wrong offset is a segmentation fault, hence a process of its own. It reserves 4 GiB and uses some of it.
-    paths = ":".join([str(Path(__file__).parent), *filter(None, sys.path)])
-    result = subprocess.run(
-        [sys.executable, "-c", BEYOND_2_31], capture_output=True, text=True, env={"PYTHONPATH": paths}
-    )
-    assert result.returncode == 0, f"exit {result.returncode}: {result.stderr[-2000:]}"
-    assert result.stdout.startswith("equal")
+    vocab, stride = 517, 2**30 + 64  # the third row begins past element 2**31
+    pages = mmap(-1, 2 * (2 * stride + 2 * 1024), flags=MAP_PRIVATE | MAP_ANONYMOUS)  # 4 GiB, of which some are touched
+    memory = torch.frombuffer(pages, dtype=torch.bfloat16)
+    far, far_ref = (memory.as_strided((3, vocab), (stride, 1), first) for first in (0, 1024))
+    for op in ROW_OPS:
+        for tile in (NARROW, PERSISTENT):
+            inputs = op.inputs(Shape(3, 0, vocab), torch.bfloat16, "cpu")
+            inputs["logits"] = far.copy_(inputs["logits"])
+            if "ref_logits" in inputs:
+                inputs["ref_logits"] = far_ref.copy_(inputs["ref_logits"])
+            if "out" in inputs:
+                inputs["out"] = far
+            assert_agrees(op, with_tile(op, tile), inputs, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
