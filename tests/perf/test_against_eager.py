@@ -28,7 +28,7 @@ from hwgrpo.bench.kernels.sides import our_choices
 BARS = json.loads((Path(__file__).parent / "thresholds.json").read_text(encoding="utf-8"))["against_eager"]["bars"]
 HOST_SHAPE, ACCELERATOR_SHAPE = Shape(128, 1, 151936), Shape(2048, 1, 151936)
 """With fewer rows than 64 glibc keeps eager's temporaries on a CPU, which then cost it no pages."""
-REPEAT = 7
+REPEAT = 5
 ATTEMPTS = 3
 """A ratio below its floor is measured again before it counts: other work on the machine can spoil one attempt."""
 FROM_LOGITS = [case for case in CASES if case.name in ("token_logprob", "token_logprob+grad")]
