@@ -72,6 +72,7 @@ def measured(device: Device, case: Case, dtype: torch.dtype) -> dict[str, SideBe
     """Measure our implementations and eager torch."""
     shape = HOST_SHAPE if device.backend.is_host else ACCELERATOR_SHAPE
     found = measure_case(device, case, shape, dtype, REPEAT, lambda side: side.group == "ours" or side.name == "eager")
+    assert found.baseline == "eager"
     for side in found.sides:
         assert side.state == "timed", f"{case.name}={side.name}: {side.reason}"
     return {side.name: side for side in found.sides}

@@ -43,6 +43,7 @@ def ratios(device: Device, case: Case, dtype: torch.dtype) -> dict[str, float]:
     found = measure_case(
         device, case, shape, dtype, REPEAT, lambda side: side.group == "ours" or side.name == "definition"
     )  # fmt: skip
+    assert found.baseline == "definition"
     for side in found.sides:
         assert side.state == "timed", f"{case.name}={side.name}: {side.reason}"
     return {side.name: side.ratio for side in found.sides if side.group == "ours" and side.ratio is not None}
