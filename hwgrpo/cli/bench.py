@@ -76,7 +76,7 @@ def _run_step(args: argparse.Namespace) -> int:
         if value is not None and value < 1:
             raise ConfigError(f"{option} {value}: give 1 or more")
     names = _layouts(args.layouts)
-    file = _writable(args.json)
+    file = _writable("--json", args.json)
     threads = [f"trainer.threads={args.threads}"] if args.threads else []
     quiet = ["observe.loggers=[jsonl]", "observe.progress=none", "observe.completions_per_step=0"]
     with tempfile.TemporaryDirectory(prefix="hwgrpo-bench-") as folder:
@@ -141,10 +141,10 @@ def _layouts(text: str | None) -> list[str]:
     return names
 
 
-def _writable(name: str | None) -> Path | None:
+def _writable(option: str, name: str | None) -> Path | None:
     if name is None:
         return None
     file = Path(name)
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"--json {name} cannot be written; name a file in a folder that exists and is yours")
+        raise ConfigError(f"{option} {name} cannot be written; name a file in a folder that exists and is yours")
     return file

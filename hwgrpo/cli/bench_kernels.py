@@ -1,4 +1,4 @@
-"""`hwgrpo bench kernels` and `hwgrpo bench compare`: the kernels beside others, and two chips side by side."""
+"""`hwgrpo bench kernels` and `hwgrpo bench compare`: the kernels beside others, and chips side by side."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from hwgrpo.bench.kernels.cases import Case
 
 KERNELS_HELP = "measure the log-prob and loss kernels here, beside eager torch and other projects' kernels"
-COMPARE_HELP = "put two files of `hwgrpo bench kernels --json` side by side"
+COMPARE_HELP = "put two to four files of `hwgrpo bench kernels --json` side by side"
 DTYPES = ("float32", "bfloat16", "float16")
 DONE, WRONG = 0, 1
+Writable = Callable[[str, str | None], Path | None]
+"""(option, file or None) -> the file, once it is clear that it can be written."""
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
@@ -43,21 +45,23 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `bench compare`."""
-    parser.add_argument("first", metavar="A.json")
-    parser.add_argument("second", metavar="B.json")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="A.json B.json, and up to two more")
     parser.add_argument("--json", metavar="FILE", help="also write the rows as JSON (schema hwgrpo.bench.compare/1)")
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        help="also draw a picture: a group of bars per case, a colour per file; FILE must be new",
+    )
 
 
-def run_kernels(
-    args: argparse.Namespace, writable: Callable[[str | None], Path | None], tell: Callable[[str], None]
-) -> int:
+def run_kernels(args: argparse.Namespace, writable: Writable, tell: Callable[[str], None]) -> int:
     """Measure and print; return 1 when some side's result is not fp64's."""
     for option, value in (("--repeat", args.repeat), ("--threads", args.threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} {value}: give 1 or more")
     if args.dtype is not None and args.dtype not in DTYPES:
         raise choice_error("--dtype", args.dtype, DTYPES)
-    file = writable(args.json)
+    file = writable("--json", args.json)
     if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
         raise ConfigError(f"hwgrpo bench measures one process, and a launcher started {processes}; start one")
     texts = [_numbers(text) for text in args.shape or ()]
@@ -101,18 +105,35 @@ def run_kernels(
     return WRONG if result.wrong else DONE
 
 
-def run_compare(args: argparse.Namespace, writable: Callable[[str | None], Path | None]) -> int:
-    """Print two documents side by side."""
-    from hwgrpo.bench.kernels.compare import compare_documents, read_document, show_comparison
+def run_compare(args: argparse.Namespace, writable: Writable) -> int:
+    """Print documents side by side; draw them where asked to."""
+    from hwgrpo.bench.kernels.compare import LETTERS, compare_documents, read_document, show_comparison
 
-    file = writable(args.json)
-    first, second = (read_document(Path(name)) for name in (args.first, args.second))
-    rows = compare_documents(first, second)
-    show_comparison((args.first, args.second), first, second, rows)
+    names: list[str] = args.files
+    if not 2 <= len(names) <= len(LETTERS):
+        raise ConfigError(f"hwgrpo bench compare {' '.join(names)}: give two to four files, not {len(names)}")
+    file, picture = writable("--json", args.json), writable("--svg", args.svg)
+    if picture is not None and picture.exists():
+        raise ConfigError(f"--svg {picture} is there already; name a file that is not, or remove it first")
+    if picture is not None and file is not None and picture.resolve() == file.resolve():
+        raise ConfigError(f"--svg {picture} is the file of --json, too; give each a file of its own")
+    documents = [read_document(Path(name)) for name in names]
+    rows = compare_documents(*documents)
+    show_comparison(names, documents, rows)
     if file is not None:
-        document = {"schema": "hwgrpo.bench.compare/1", "a": args.first, "b": args.second}
-        document |= {"machines": [first["machine"], second["machine"]], "rows": [row.to_json() for row in rows]}
+        document = {"schema": "hwgrpo.bench.compare/1", **dict(zip(LETTERS.lower(), names))}
+        document |= {"machines": [each["machine"] for each in documents], "rows": [row.to_json() for row in rows]}
         file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if picture is not None:
+        from hwgrpo.bench.kernels.picture import draw_comparison
+
+        drawn = draw_comparison(names, documents, rows)
+        if drawn is None:
+            raise ConfigError(
+                f"--svg {picture}: no case was timed in two of these files at one shape, so nothing is drawn"
+            )
+        picture.write_text(drawn, encoding="utf-8")
+        print(f"wrote {picture}")
     return DONE
 
 

@@ -16,7 +16,7 @@ from hwgrpo.bench.kernels import cases, measure, peak, sides
 from hwgrpo.bench.kernels.cases import CASES, Case
 from hwgrpo.bench.kernels.clock import Clock, Samples, median_ratio
 from hwgrpo.bench.kernels.exact import LinearTruth, LogitsTruth, forward_error, gradient_error
-from hwgrpo.bench.kernels.measure import measure_kernels
+from hwgrpo.bench.kernels.measure import measure_case, measure_kernels
 from hwgrpo.bench.kernels.peers import PEERS, Peer
 from hwgrpo.bench.kernels.peers.peer import anywhere
 from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
@@ -282,6 +282,18 @@ def test_ratios_say_how_many_times_as_fast_as_eager_a_side_is_and_sides_take_tur
     assert [each[0] for each in rounds] == ["eager", "definition", "torch"]
     torch_side = found.sides[0]
     assert found.rate(torch_side) == found.bytes == SHAPE.N * (SHAPE.V * 4 + 24)
+
+
+@pytest.mark.parametrize("base", ["eager", "definition"])
+def test_one_case_is_measured_by_the_sides_that_are_wanted_after_they_agree_with_fp64(base: str):
+    case = BY_NAME["token_logprob+grad"]
+    found = measure_case(Device(BACKEND), case, SHAPE, torch.float32, 2, lambda side: side.name in ("torch", base))
+    assert [(side.name, side.state, len(side.samples.seconds)) for side in found.sides] == [
+        ("torch", "timed", 2),
+        (base, "timed", 2),
+    ]
+    assert found.baseline == base
+    assert all(set(side.errors) == {"logprob", "entropy", "logits.grad"} for side in found.sides)
 
 
 def test_a_ratio_is_of_rounds_and_one_odd_round_does_not_move_it():

@@ -170,7 +170,9 @@ def document(**seconds: float | None) -> dict[str, Any]:
     cases: dict[str, list[dict[str, Any]]] = {}
     for name, value in seconds.items():
         case, side = name.split("__")
-        cases.setdefault(case, []).append({"name": side, "median_s": value, "share_of_ceiling": 0.5})
+        group = "baseline" if side == "eager" else "ours"
+        times = {"median_s": value, "share_of_ceiling": 0.5}
+        cases.setdefault(case, []).append({"name": side, "group": group, **times})
     return {
         "schema": "hwgrpo.bench.kernels/1",
         "machine": {"device": "a chip", "backend": "cpu", "arch": "x", "torch": "2", "hwgrpo": "0"},
@@ -199,11 +201,44 @@ def test_the_second_is_twice_as_fast_where_it_takes_half_the_time(capsys: pytest
     assert "0.25x" in capsys.readouterr().out
 
 
+def test_three_and_four_are_compared_with_the_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    long = "a_name_of_some_plug_in_that_is_longer_than_any_of_ours"
+    for letter, seconds in zip("abcd", (2.0, 1.0, 4.0, 0.5)):
+        part = document(**{"row_stats__torch": seconds, f"{long}__{long}": 22.2})
+        if letter == "c":
+            part["shapes"][0]["cases"].pop()
+        Path(f"{letter}.json").write_text(json.dumps(part))
+    files = ["a.json", "b.json", "c.json", "d.json"]
+    for count, numbers in ((3, "2.00x 0.50x"), (4, "2.00x 0.50x 4.00x")):
+        assert main(["bench", "compare", *files[:count], "--json", "all.json"]) == 0
+        plain = re.sub(r"\033\[[0-9;]*m", "", capsys.readouterr().out)
+        assert all(len(line) <= 80 for line in plain.splitlines())
+        line = next(line for line in plain.splitlines() if line.startswith("  torch "))
+        assert " ".join(line.split()) == f"torch {' '.join(['2,000', '1,000', '4,000', '500.0'][:count])} {numbers}"
+        assert "not in C at N=1 H=2 V=3" in " ".join(plain.split())
+        assert "22,200 22,200 - 22,200 1.00x - 1.00x" in " ".join(plain.split()) or count == 3
+    found = json.loads(Path("all.json").read_text())
+    assert [found[letter] for letter in "abcd"] == files
+    (row, other) = found["rows"]
+    assert (row["d"]["median_s"], row["ratio"], row["ratio_c"], row["ratio_d"]) == (0.5, 2.0, 0.5, 4.0)
+    assert (other["c"], other["ratio_c"]) == (None, None)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_one_file_or_five_are_refused(count: int, capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "compare", *["a.json"] * count]) == 2
+    assert f"give two to four files, not {count}" in capsys.readouterr().err
+
+
 def test_rows_that_one_side_lacks_are_kept_and_named(capsys: pytest.CaptureFixture[str]):
     first = document(row_stats__torch=2.0, row_stats__triton=1.0, row_grad__torch=1.0)
     second = document(row_stats__torch=1.0, row_stats__triton=None, token_logprob__torch=3.0)
     rows = compare_documents(first, second)
-    assert [(row.case, row.side, row.ratio) for row in rows] == [
+    assert [(row.case, row.side, *row.ratios) for row in rows] == [
         ("row_stats", "torch", 2.0),
         ("row_stats", "triton", None),
         ("row_grad", "torch", None),
@@ -220,7 +255,7 @@ def test_shapes_are_the_same_by_their_sizes(capsys: pytest.CaptureFixture[str]):
     second["shapes"][0]["name"] = "another name"
     assert len(compare_documents(first, second)) == 1
     second["shapes"][0]["V"] = 4
-    assert [row.ratio for row in compare_documents(first, second)] == [None, None]
+    assert [row.ratios for row in compare_documents(first, second)] == [(None,), (None,)]
     assert compare(first, second) == 0
     shown = capsys.readouterr().out
     assert "not in B: anything at N=1 H=2 V=3" in shown

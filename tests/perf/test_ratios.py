@@ -8,26 +8,18 @@ threshold there is recorded, and said so. HWGRPO_PERF_OUT=FOLDER keeps the recor
 from __future__ import annotations
 
 import json
-import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 import torch
-from hwgrpo_backends import choose
 from hwgrpo_backends.device import Device
 from hwgrpo_kernels import Shape, default_registry
 
 from hwgrpo.bench.kernels.cases import CASES, Case
-from hwgrpo.bench.kernels.clock import Clock, median_ratio
-from hwgrpo.bench.kernels.exact import LinearTruth, LogitsTruth
-from hwgrpo.bench.kernels.measure import check
-from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
-from hwgrpo.bench.kernels.result import SideBench
-from hwgrpo.bench.times import turns
+from hwgrpo.bench.kernels.measure import measure_case
 
 THRESHOLDS = json.loads((Path(__file__).parent / "thresholds.json").read_text(encoding="utf-8"))
 HOST_SHAPE, ACCELERATOR_SHAPE = Shape(64, 64, 32768), Shape(2048, 896, 151936)
@@ -45,51 +37,16 @@ def verdict(ratio: float, least: float | None) -> str:
     return f"{ratio:.2f}x the definition's speed, and {least:.2f}x is the least" if least and ratio < least else ""
 
 
-@pytest.fixture(scope="module")
-def device() -> Device:
-    torch.set_num_threads(1)
-    device = Device(choose().backend)
-    device.set_device()
-    return device
-
-
-@pytest.fixture(scope="module")
-def record(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Ratios by case and implementation, written to perf.json when the last is there."""
-    found = {
-        "schema": "hwgrpo.perf/1",
-        "arch": device.arch,
-        "device": device.name,
-        "torch": torch.__version__,
-        "ratios": {},
-    }
-    yield found
-    folder = Path(os.environ.get("HWGRPO_PERF_OUT") or tmp_path_factory.mktemp("perf"))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "perf.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"\nratios of {found['arch']}: {folder / 'perf.json'}")
-
-
 def ratios(device: Device, case: Case, dtype: torch.dtype) -> dict[str, float]:
     """Return implementation -> how many times as fast as the definition it is, medians over rounds in turns."""
     shape = HOST_SHAPE if device.backend.is_host else ACCELERATOR_SHAPE
-    linear = case.kind == "linear"
-    problem: Any = (linear_problem if linear else logits_problem)(shape, dtype, device.torch_device)
-    truth = LinearTruth(problem) if linear else LogitsTruth(problem)
-    clock = Clock(device)
-    sides = [side for side in case.sides(case, problem) if side.group == "ours" or side.name == "definition"]
-    benches = [SideBench(side.name, side.group, "timed", clock.samples()) for side in sides]
-    for side, bench in zip(sides, benches, strict=True):
-        check(device, case, side, bench, truth)  # its warm-up, too
-        assert bench.state == "timed", f"{case.name}={side.name}: {bench.reason}"
-    for number in range(REPEAT):
-        for side, bench in turns(list(zip(sides, benches, strict=True)), number):
-            assert side.work is not None
-            with side.in_force():
-                clock.measure(bench.samples, side.work)
-    base = next(bench for bench in benches if bench.name == "definition")
-    found = {bench.name: median_ratio(base.samples, bench.samples) for bench in benches if bench.group == "ours"}
-    return {name: ratio for name, ratio in found.items() if ratio is not None}
+    found = measure_case(
+        device, case, shape, dtype, REPEAT, lambda side: side.group == "ours" or side.name == "definition"
+    )  # fmt: skip
+    assert found.baseline == "definition"
+    for side in found.sides:
+        assert side.state == "timed", f"{case.name}={side.name}: {side.reason}"
+    return {side.name: side.ratio for side in found.sides if side.group == "ours" and side.ratio is not None}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

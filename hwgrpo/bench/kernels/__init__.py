@@ -11,5 +11,6 @@ peak      memory beyond inputs and results
 measure   all of it in one run, in turns
 result    what was measured, and its JSON document
 show      the same for people
-compare   two such documents side by side
+compare   two to four such documents side by side
+picture   the same as an SVG
 """

@@ -1,9 +1,9 @@
-"""Two documents of `hwgrpo bench kernels` side by side."""
+"""Documents of `hwgrpo bench kernels` side by side: two to four chips."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,33 +15,45 @@ from hwgrpo.bench.kernels.show import MISSING, milliseconds, rate
 from hwgrpo.bench.terminal import make_console, number_table, print_part
 from hwgrpo.errors import ConfigError
 
-LETTERS = "AB"
+LETTERS = "ABCD"
+"""What documents are called, in the order in which they are given."""
+NAME = 26
+"""Characters of the longest name in a table; longer ones would take the room of the numbers."""
 BAR = 10
 """Characters of the longest bar."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to compute a case at one shape, in both documents."""
+    """One way to compute a case at one shape, in all documents.
+
+    Args:
+        shape, case, side: which.
+        found: `side` of each document; None where it has no such row, or did not time it.
+    """
 
     shape: str
     case: str
     side: str
-    first: Mapping[str, Any] | None
-    """As `side` of the document; None where it has no such row, or did not time it."""
-    second: Mapping[str, Any] | None
+    found: tuple[Mapping[str, Any] | None, ...]
 
     @property
-    def ratio(self) -> float | None:
-        """How many times as fast the second is as the first."""
-        if self.first is None or self.second is None:
-            return None
-        return self.first["median_s"] / self.second["median_s"]
+    def ratios(self) -> tuple[float | None, ...]:
+        """How many times as fast as the first each document after it is."""
+        first, *others = (None if each is None else each["median_s"] for each in self.found)
+        return tuple(first / other if first and other else None for other in others)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        a, b = (each and {key: each[key] for key in ("median_s", "share_of_ceiling")} for each in _both(self))
-        return {"shape": self.shape, "case": self.case, "side": self.side, "a": a, "b": b, "ratio": self.ratio}
+        """Return it as a JSON object; `ratio` is the second document's."""
+        parts = (each and {key: each[key] for key in ("median_s", "share_of_ceiling")} for each in self.found)
+        names = ("ratio", "ratio_c", "ratio_d")
+        return {
+            "shape": self.shape,
+            "case": self.case,
+            "side": self.side,
+            **dict(zip(LETTERS.lower(), parts)),
+            **dict(zip(names, self.ratios)),
+        }
 
 
 def read_document(file: Path) -> dict[str, Any]:
@@ -65,88 +77,130 @@ def read_document(file: Path) -> dict[str, Any]:
     return document
 
 
-def compare_documents(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Row]:
-    """Return a row for everything that either document timed, in the order of the first, then of the second.
+def compare_documents(*documents: Mapping[str, Any]) -> list[Row]:
+    """Return a row for everything that some document timed, in the order of the first, then of those after it.
 
     Shapes are the same when their sizes are, whatever they are called.
     """
-    a, b = _timed(first), _timed(second)
-    return [Row(*key, a.get(key), b.get(key)) for key in dict.fromkeys((*a, *b))]
+    timed = [_timed(document) for document in documents]
+    return [
+        Row(*key, tuple(each.get(key) for each in timed))
+        for key in dict.fromkeys(key for each in timed for key in each)
+    ]
 
 
-def show_comparison(
-    names: tuple[str, str], first: Mapping[str, Any], second: Mapping[str, Any], rows: list[Row]
-) -> None:
-    """Print two documents side by side.
+def shared_shapes(rows: Sequence[Row]) -> list[str]:
+    """Return the shapes at which two documents or more have something."""
+    return [shape for shape in dict.fromkeys(row.shape for row in rows) if len(_having(rows, shape)) > 1]
+
+
+def show_comparison(names: Sequence[str], documents: Sequence[Mapping[str, Any]], rows: Sequence[Row]) -> None:
+    """Print documents side by side.
 
     Args:
         names: what the documents are called.
-        first, second: the documents.
+        documents: from `read_document`.
         rows: from `compare_documents`.
     """
     console = make_console()
-    for letter, name, document in zip(LETTERS, names, (first, second), strict=True):
-        console.print(Text(f"{letter}  {name}: {_described(document)}"), soft_wrap=not console.is_terminal)
-    if first["dtype"] != second["dtype"] or first["clock"] != second["clock"]:
+    for letter, name, document in zip(LETTERS, names, documents):
+        console.print(Text(f"{letter}  {name}: {described(document)}"), soft_wrap=not console.is_terminal)
+    if unlike(documents):
         console.print(Text("note: dtypes or clocks differ, so the ratios compare unlike things", style="yellow"))
-    longest = max((row.ratio or 0 for row in rows), default=0)
-    shapes = dict.fromkeys(row.shape for row in rows)
-    shared = [shape for shape in shapes if not any(_lacks(rows, shape, letter) for letter in LETTERS)]
+    letters = LETTERS[: len(documents)]
+    two = len(documents) == 2
+    shared = shared_shapes(rows)
     if not shared:
+        told = "the two have no shape in common" if two else "no two of them have a shape in common"
         console.print()
-        console.print(Text("the two have no shape in common", style="yellow"))
+        console.print(Text(told, style="yellow"))
+    longest = max((ratio or 0 for row in rows for ratio in row.ratios), default=0)
+    columns = [f"{letter} ms" for letter in letters]
+    columns += [f"{letter} ceiling" for letter in letters] if two else []  # more would not fit into 80 columns
+    columns += [f"{letter} is" for letter in letters[1:]]
     for shape in shared:
         console.print()
         console.print(Text(shape, style="bold"))
-        table = number_table("", "A ms", "B ms", "A ceiling", "B ceiling", "B is", least_width=19, gap=1)
+        table = number_table("", *columns, least_width=19, gap=1)
         table.add_column("", no_wrap=True)
         for case in dict.fromkeys(row.case for row in rows if row.shape == shape):
-            table.add_row(Text(case, style="bold"))
+            table.add_row(Text(shortened(case, NAME), style="bold"))
             for row in rows:
                 if (row.shape, row.case) == (shape, case):
-                    table.add_row(*_cells(row, longest))
+                    table.add_row(*(_cells_of_two(row, longest) if two else _times(row) + _ratios(row)))
         print_part(console, table)
     console.print()
-    for shape in shapes:
-        for letter in LETTERS:
-            for text in _missing(rows, shape, letter):
+    for shape in dict.fromkeys(row.shape for row in rows):
+        for number in range(len(documents)):
+            for text in _missing(rows, shape, number):
                 console.print(Text(text, style="yellow"), soft_wrap=not console.is_terminal)
-    print_part(console, Text("B is: A's median over B's, how many times as fast B is.", style="dim"))
+    legend = f"{' is, '.join(letters[1:])} is: A's median over its own, how many times as fast as A it is."
+    legend = "B is: A's median over B's, how many times as fast B is." if two else legend
+    print_part(console, Text(legend, style="dim"))
 
 
-def _of(row: Row, letter: str) -> Mapping[str, Any] | None:
-    return row.first if letter == "A" else row.second
+def described(document: Mapping[str, Any]) -> str:
+    """Return what a document was measured on, in one line."""
+    machine = document["machine"]
+    return (
+        f"{machine['device']} ({machine['backend']}, {machine['arch']}), {document['dtype']}, "
+        f"GEMM {rate(document['ceiling']['flops_per_s'], 'F')}; torch {machine['torch']}, hwgrpo {machine['hwgrpo']}"
+    )
 
 
-def _lacks(rows: list[Row], shape: str, letter: str) -> bool:
-    """Whether a document has nothing at a shape."""
-    return all(_of(row, letter) is None for row in rows if row.shape == shape)
+def shortened(text: str, most: int) -> str:
+    """Return a name in at most so many characters, none of which is a control character."""
+    shown = "".join(each if each.isprintable() else "?" for each in text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-def _missing(rows: list[Row], shape: str, letter: str) -> list[str]:
+def unlike(documents: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether they were measured in several dtypes or by several clocks."""
+    return len({(document["dtype"], document["clock"]) for document in documents}) > 1
+
+
+def _having(rows: Sequence[Row], shape: str) -> set[int]:
+    """Return the numbers of the documents that have something at a shape."""
+    return {
+        number for row in rows if row.shape == shape for number, each in enumerate(row.found) if each is not None
+    }  # fmt: skip
+
+
+def _missing(rows: Sequence[Row], shape: str, number: int) -> list[str]:
     """Return in words what a document lacks at a shape, if anything."""
-    if _lacks(rows, shape, letter):
-        return [f"not in {letter}: anything at {shape}"]
+    if number not in _having(rows, shape):
+        return [f"not in {LETTERS[number]}: anything at {shape}"]
     lacking: dict[str, list[str]] = {}
     for row in rows:
-        if row.shape == shape and _of(row, letter) is None:
+        if row.shape == shape and row.found[number] is None:
             lacking.setdefault(row.case, []).append(row.side)
     told = ", ".join(f"{case} ({', '.join(sides)})" for case, sides in lacking.items())
-    return [f"not in {letter} at {shape}: {told}"] if told else []
+    return [f"not in {LETTERS[number]} at {shape}: {told}"] if told else []
 
 
-def _cells(row: Row, longest: float) -> list[str | Text]:
-    times = [milliseconds(each["median_s"]) if each else MISSING for each in _both(row)]
-    shares = [
-        f"{each['share_of_ceiling']:.0%}" if each and each["share_of_ceiling"] else MISSING for each in _both(row)
+def _times(row: Row) -> list[str | Text]:
+    return [
+        f"  {shortened(row.side, NAME - 2)}",
+        *(milliseconds(each["median_s"]) if each else MISSING for each in row.found),
     ]
-    ratio = f"{row.ratio:.2f}x" if row.ratio else MISSING
-    bar = "█" * max(1, round(BAR * row.ratio / longest)) if row.ratio else ""
-    return [f"  {row.side}", *times, *shares, ratio, Text(bar, style="green" if (row.ratio or 0) > 1 else "dim")]
 
 
-def _both(row: Row) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    return row.first, row.second
+def _ratios(row: Row) -> list[str | Text]:
+    return [
+        Text(f"{ratio:.2f}x" if ratio else MISSING, style="green" if (ratio or 0) > 1 else "") for ratio in row.ratios
+    ]
+
+
+def _cells_of_two(row: Row, longest: float) -> list[str | Text]:
+    shares = (each and each["share_of_ceiling"] for each in row.found)
+    (ratio,) = row.ratios
+    bar = "█" * max(1, round(BAR * ratio / longest)) if ratio else ""
+    return [
+        *_times(row),
+        *(f"{share:.0%}" if share else MISSING for share in shares),
+        f"{ratio:.2f}x" if ratio else MISSING,
+        Text(bar, style="green" if (ratio or 0) > 1 else "dim"),
+    ]
 
 
 def _timed(document: Mapping[str, Any]) -> dict[tuple[str, str, str], Mapping[str, Any]]:
@@ -157,11 +211,3 @@ def _timed(document: Mapping[str, Any]) -> dict[tuple[str, str, str], Mapping[st
         for side in case["sides"]
         if side["median_s"]
     }
-
-
-def _described(document: Mapping[str, Any]) -> str:
-    machine = document["machine"]
-    return (
-        f"{machine['device']} ({machine['backend']}, {machine['arch']}), {document['dtype']}, "
-        f"GEMM {rate(document['ceiling']['flops_per_s'], 'F')}; torch {machine['torch']}, hwgrpo {machine['hwgrpo']}"
-    )

@@ -86,6 +86,30 @@ def measure_kernels(
     )
 
 
+def measure_case(
+    device: Device, case: Case, shape: Shape, dtype: torch.dtype, repeat: int, wanted: Callable[[Side], bool]
+) -> CaseBench:
+    """Measure some sides of one case, as `measure_kernels` does; what does not agree with fp64 is not timed.
+
+    Args:
+        device: what to run on.
+        case: from `CASES`.
+        shape: at which.
+        dtype: of hidden states, head and logits.
+        repeat: rounds that are timed, after one that is not.
+        wanted: whether a side takes part.
+    """
+    clock = Clock(device)
+    make, make_truth = next((make, truth) for kind, make, truth in KINDS if kind == case.kind)
+    problem = make(shape, dtype, device.torch_device)
+    entries = [_entry(side, clock) for side in case.sides(case, problem) if wanted(side)]
+    truth = make_truth(problem)
+    for entry in entries:
+        check(device, case, entry.side, entry.bench, truth)
+    del truth
+    return _time(device, case, entries, shape, dtype, repeat, clock)
+
+
 def _measure_shape(
     device: Device,
     name: str,
