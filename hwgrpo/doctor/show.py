@@ -1,0 +1,165 @@
+"""The report as text: aligned columns, long words folded under themselves. Plain ASCII of our own, whatever the locale.
+
+Written without a library for tables: it must work where the environment is in pieces.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hwgrpo_backends.finding import Finding
+
+from hwgrpo import __version__
+from hwgrpo.doctor.report import Report
+
+COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "PASS": "32", "SKIP": "33", "dim": "2", "bold": "1", "": ""}
+WORDS = {"ok": "works", "unverified": "found", "unusable": "unusable"}
+"""What a verdict is called where a person reads it."""
+
+Paint = Callable[[str, str], str]
+"""(text, name of a color) -> text."""
+
+
+def plain(text: str, color: str) -> str:
+    """Leave the text as it is."""
+    return text
+
+
+def colored(text: str, color: str) -> str:
+    """Put the terminal's code of a color around the text."""
+    return f"\x1b[{COLORS[color]}m{text}\x1b[0m" if COLORS[color] else text
+
+
+def show(report: Report, width: int = 100, paint: Paint = plain) -> str:
+    """Return the report as lines of at most `width` columns (words that cannot be broken excepted)."""
+    sections = [_checks(report, width, paint), _candidates(report, width, paint)]
+    if report.decision.selected is not None:
+        sections += [_kernels(report, width, paint), _attention(report, width, paint), _engines(report, width, paint)]
+    if report.trials is not None:
+        sections.append(_trials(report, width, paint))
+    sections.append(_conclusion(report, width, paint))
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _checks(report: Report, width: int, paint: Paint) -> list[str]:
+    column = max(len(finding.what) for finding in report.findings)
+    lines = [paint(f"hwgrpo {__version__} doctor", "bold"), ""]
+    for finding in report.findings:
+        lines += _check(finding, min(column, 24), width, paint)
+    return lines
+
+
+def _check(finding: Finding, column: int, width: int, paint: Paint) -> list[str]:
+    indent = 4 + 2 + column + 2
+    first, *rest = fold(finding.found, width - indent)
+    name = f"{finding.what:<{column}}"
+    lines = [f"{paint(f'{finding.state:<4}', finding.state)}  {name}  {first}"]
+    if len(name) > column:  # too long for its column: what was found goes below
+        lines = [f"{paint(f'{finding.state:<4}', finding.state)}  {name}", " " * indent + first]
+    lines += [" " * indent + line for line in rest]
+    if finding.fix:
+        lines += [" " * indent + line for line in fold(f"fix: {finding.fix}", width - indent, "     ")]
+    return lines
+
+
+def _candidates(report: Report, width: int, paint: Paint) -> list[str]:
+    decision = report.decision
+    rows = []
+    for name, verdict in decision.verdicts.items():
+        chosen = name == decision.selected
+        color = "ok" if chosen else "" if verdict.usable else "dim"
+        rows.append((f"{'*' if chosen else ' '} {name}", WORDS[verdict.state], verdict.reason, color))
+        if verdict.fix:
+            rows.append(("", "", f"fix: {verdict.fix}", color))
+        if name in report.hardware:
+            rows.append(("", "", report.hardware[name], "dim"))
+    return [paint("backends", "bold"), *_table(rows, width, paint)]
+
+
+def _kernels(report: Report, width: int, paint: Paint) -> list[str]:
+    found = report.inside.get("kernels")
+    if not found or found.get("error"):
+        return [paint("kernels", "bold"), f"  not told: {found['error'] if found else 'torch does not import'}"]
+    words = {"chosen": ("runs", "ok"), "usable": ("not taken", ""), "impossible": ("cannot run", "dim")}
+    rows = []
+    for op in found["ops"]:
+        for number, each in enumerate(op["verdicts"]):
+            word, color = words[each["state"]]
+            mark = "*" if each["state"] == "chosen" else " "
+            rows.append((f"  {op['op'] if number == 0 else ''}", f"{mark} {each['name']}", word, each["reason"], color))
+        if op["error"]:
+            rows.append((f"  {op['op']}", "", "FAIL", op["error"], "FAIL"))
+    title = (
+        paint("kernels", "bold") + f" ({report.decision.selected}, {found['dtype']}, vocabulary of {found['vocab']:,})"
+    )
+    return [title, *_table(rows, width, paint)]
+
+
+def _attention(report: Report, width: int, paint: Paint) -> list[str]:
+    found = report.inside.get("attention")
+    if not isinstance(found, list):
+        return []
+    taken = next((each["name"] for each in found if each["reason"] is None), None)
+    rows = []
+    for each in found:
+        word = "first" if each["name"] == taken else "usable" if each["reason"] is None else "unusable"
+        reason = each["reason"] or ("taken where the model and the layout allow it" if each["name"] == taken else "")
+        mark = "*" if each["name"] == taken else " "
+        rows.append((f"{mark} {each['name']}", word, reason, "ok" if each["name"] == taken else ""))
+    return [paint("attention", "bold"), *_table(rows, width, paint)]
+
+
+def _engines(report: Report, width: int, paint: Paint) -> list[str]:
+    taken = next((engine.name for engine in report.engines if engine.usable), None)
+    rows = [
+        (f"{'*' if engine.name == taken else ' '} {engine.name}", "usable" if engine.usable else "unusable",
+         engine.reason, "ok" if engine.name == taken else "")
+        for engine in report.engines
+    ]  # fmt: skip
+    return [paint("rollout engines", "bold"), *_table(rows, width, paint)]
+
+
+def _trials(report: Report, width: int, paint: Paint) -> list[str]:
+    title = paint("trials on the device", "bold")
+    if not report.trials:
+        return [title, "  SKIP  nothing was tried: no backend could be chosen, or torch does not import"]
+    rows = [(f"  {t.state}", t.device, t.what, t.told, t.state) for t in report.trials]
+    return [title, *_table(rows, width, paint)]
+
+
+def _conclusion(report: Report, width: int, paint: Paint) -> list[str]:
+    decision, warnings = report.decision, sum(finding.state == "warn" for finding in report.findings)
+    noted = f"{warnings} warning{'' if warnings == 1 else 's'}" if warnings else "no warnings"
+    if decision.selected is None:
+        return fold(paint(f"no backend (requested: {decision.requested}); see FAIL above", "FAIL"), width)
+    origin = "inherited from the launcher" if decision.inherited else f"requested: {decision.requested}"
+    line = f"backend: {decision.selected} ({origin}), {noted}"
+    if report.failures:
+        return fold(line, width) + fold(f"in its way: {', '.join(report.failures)}", width, "  ")
+    return fold(line, width)
+
+
+def _table(rows: Sequence[tuple[str, ...]], width: int, paint: Paint) -> list[str]:
+    """Align rows of cells; the last cell is folded, and a color's name follows it."""
+    columns = len(rows[0]) - 2
+    widths = [max(len(row[i]) for row in rows) for i in range(columns)]
+    indent = sum(widths) + 2 * columns
+    lines = []
+    for row in rows:
+        start = "  ".join(f"{cell:<{size}}" for cell, size in zip(row[:columns], widths, strict=True))
+        first, *rest = fold(row[columns], width - indent)
+        lines += [
+            paint(line.rstrip(), row[-1]) for line in (f"{start}  {first}", *(" " * indent + line for line in rest))
+        ]
+    return lines
+
+
+def fold(text: Any, width: int, indent: str = "") -> list[str]:
+    """Return a text as lines; the ones after the first begin with `indent`. Long words (paths) stay whole."""
+    flat = " ".join(str(text).split())
+    wrapped: Iterable[str] = textwrap.wrap(
+        flat, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return list(wrapped) or [""]

