@@ -169,7 +169,7 @@ def _two_tritons(facts: Facts) -> list[Finding]:
     return [
         Finding(
             what="triton", state="FAIL", backends=("cuda", "rocm", "npu"),
-            found=f"triton {ours} and triton-ascend {theirs} lie in one folder: the later one has overwritten the other",
+            found=f"triton {ours} and triton-ascend {theirs} lie in one folder; one has overwritten the other",
             fix=f"pip uninstall -y triton triton-ascend, then install {keep}",
         )
     ]  # fmt: skip

@@ -158,7 +158,7 @@ def versions(subject: Subject) -> Iterable[Finding]:
 
 def compiler(subject: Subject) -> Iterable[Finding]:
     host = subject.host
-    missing = [] if host.c_compiler else ["a C compiler (gcc, clang, or what CC names)"]
+    missing = [] if host.c_compiler else ["C compiler (gcc, clang, or what CC names)"]
     missing += [] if host.python_header else ["Python.h"]
     if not missing:
         yield Finding(what="C compiler", found=f"{host.c_compiler}, and Python.h in {host.python_header}")

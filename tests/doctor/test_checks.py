@@ -1,0 +1,202 @@
+"""What is said of each kind of host: facts in, lines out. No device, no torch."""
+
+import dataclasses
+from dataclasses import replace
+
+import hosts
+import pytest
+from hosts import GIB, NO_CANN, SOUND, diagnosis
+from hwgrpo_backends.facts import TorchDevice, TorchFacts
+
+from hwgrpo.doctor import checks
+
+NOTHING = TorchDevice()
+
+# The host; what auto selects (None: refused); lines that must be there as (state, what, words of found and fix);
+# whether the exit status is 1.
+HOSTS = {
+    "NVIDIA": (hosts.cuda(), "cuda", [
+        ("ok", "NVIDIA driver", ["580.95.05", "needs 580 or newer", "newer is fine"]),
+        ("ok", "NVIDIA nodes", ["2: /dev/nvidia0, /dev/nvidia1"]),
+        ("ok", "torch", ["2.13.0, built for cuda 13.0"])], False),
+    "NVIDIA, driver newer than torch's CUDA": (hosts.cuda(toolkit="12.8"), "cuda", [
+        ("ok", "NVIDIA driver", ["580.95.05", "CUDA 12.8 needs 525"])], False),
+    "NVIDIA, driver too old": (
+        hosts.cuda("570.86.10", device=TorchDevice(problem="The NVIDIA driver on your system is too old")), None, [
+            ("FAIL", "NVIDIA driver", ["570.86.10 is too old", "CUDA 13.0 needs 580 or newer", "update the driver"]),
+            ("FAIL", "backend", ["driver on your system is too old"])], True),
+    "CUDA build, no driver, no GPU": (hosts.cuda(None, device=NOTHING, nodes=()), "cpu", [
+        ("warn", "NVIDIA driver", ["none found", "install the NVIDIA driver (580 or newer)"]),
+        ("warn", "NVIDIA nodes", ["no /dev/nvidia"])], False),
+    "CUDA build in a container started without GPUs": (
+        hosts.cuda(device=NOTHING, nodes=(), container="docker"), "cpu", [
+            ("FAIL", "NVIDIA nodes", ["although the kernel has the driver", "--gpus all"])], False),
+    "CUDA under WSL": (hosts.cuda(None, nodes=(), wsl=True, wsl_gpu=True), "cuda", [
+        ("ok", "NVIDIA driver", ["/dev/dxg"]), ("ok", "machine", ["under WSL"])], False),
+    "CUDA under WSL without /dev/dxg": (hosts.cuda(None, device=NOTHING, nodes=(), wsl=True), "cpu", [
+        ("warn", "NVIDIA driver", ["WSL without /dev/dxg", "wsl --update"])], False),
+    "CUDA, both tritons": (
+        hosts.cuda(distributions={"torch": "2.13.0", "triton": "3.7.1", "triton-ascend": "3.2.2",
+                                  "transformers": "5.19.0", "datasets": "5.2.0", "peft": "0.21.2"}), "cuda", [
+            ("FAIL", "triton", ["triton 3.7.1 and triton-ascend 3.2.2", "then install triton"])], True),
+    "CUDA, all hidden": (hosts.cuda(device=NOTHING, variables={"CUDA_VISIBLE_DEVICES": ""}), "cpu", [
+        ("warn", "visible devices", ["CUDA_VISIBLE_DEVICES='' hides every cuda device", "unset"])], False),
+    "CUDA, some hidden": (hosts.cuda(variables={"CUDA_VISIBLE_DEVICES": "1"}), "cuda", [
+        ("ok", "visible devices", ["CUDA_VISIBLE_DEVICES='1'"])], False),
+    "CUDA, vllm-ascend installed": (
+        hosts.cuda(distributions={**hosts.cuda().distributions, "vllm-ascend": "0.23.0"}), "cuda", [
+            ("warn", "vllm-ascend", ["vLLM will take this host for one with NPUs", "pip uninstall vllm-ascend"])],
+        False),
+    "NVIDIA GPUs under a CPU build of torch": (hosts.cpu(device_nodes=("nvidia0",), nvidia_driver="580.95"), "cpu", [
+        ("warn", "torch for the device", ["not a CUDA build", "install a CUDA build"]),
+        ("ok", "NVIDIA driver", ["580.95"])], False),
+    "ROCm": (hosts.rocm(), "rocm", [
+        ("ok", "AMD nodes", ["1: /dev/kfd"]), ("ok", "AMD topology", ["8 GPU(s)"])], False),
+    "ROCm, not allowed": (hosts.rocm(device=NOTHING, no_access=("kfd",)), None, [
+        ("FAIL", "AMD nodes", ["may not open /dev/kfd", "render"])], True),
+    "ROCm in a container without nodes": (
+        hosts.rocm(device=NOTHING, nodes=(), gpus=None, container="kubernetes"), "cpu", [
+            ("warn", "AMD nodes", ["no /dev/kfd in this container (kubernetes)", "--device=/dev/kfd"])], False),
+    "ROCm, pretending another chip": (hosts.rocm(variables={"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}), "rocm", [
+        ("warn", "HSA_OVERRIDE_GFX_VERSION", ["11.0.0", "unset it"])], False),
+    "ROCm, two variables": (
+        hosts.rocm(variables={"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}), "rocm", [
+            ("warn", "visible devices", ["HIP_VISIBLE_DEVICES='0', ROCR_VISIBLE_DEVICES='1' filter one another"])],
+        False),
+    "Ascend": (hosts.npu(), "npu", [
+        ("ok", "Ascend nodes", ["8: /dev/davinci0", "..."]), ("ok", "Ascend driver", ["25.2.0"]),
+        ("ok", "CANN", ["9.1.0 in /usr/local/Ascend/cann"]),
+        ("ok", "entry points", ["torch.backends: torch_npu (torch-npu)"])], False),
+    "Ascend, CANN not sourced": (hosts.npu(tier1=hosts.BROKEN_PLUGIN, home=None), None, [
+        ("FAIL", "CANN", ["installed, but its environment is not sourced",
+                          "source /usr/local/Ascend/ascend-toolkit/set_env.sh"]),
+        ("FAIL", "import torch", ["Failed to load the backend extension: torch_npu <- ImportError: libhccl.so",
+                                  "TORCH_DEVICE_BACKEND_AUTOLOAD=0 makes `import torch` work"])], True),
+    "torch-npu without CANN, no NPU": (
+        hosts.npu(tier1=hosts.BROKEN_PLUGIN, home=None, nodes=(), cann_script=None), None, [
+            ("FAIL", "CANN", ["no ASCEND_HOME_PATH", "pip uninstall torch-npu"]),
+            ("FAIL", "import torch", [NO_CANN])], True),
+    "Ascend, driver folder not mounted": (hosts.npu(npu_driver=None), "npu", [
+        ("warn", "Ascend driver", ["version.info", "mount /usr/local/Ascend/driver"])], False),
+    "Ascend container without nodes": (
+        hosts.npu(tier1=hosts.saw(), nodes=(), npu_driver="25.2.0", container="docker"), "cpu", [
+            ("FAIL", "Ascend nodes", ["although the kernel has the driver", "--device=/dev/davinci0"])], False),
+    "NPUs beside GPUs whose torch is a CUDA build": (
+        dataclasses.replace(hosts.npu(tier1=hosts.saw("13.0", cuda=hosts.H100, npu=hosts.NPU)), torch_build="cuda",
+                            device_nodes=(*hosts.NPU_NODES, *hosts.NVIDIA_NODES)), "cuda", [
+            ("warn", "backend", ["npu is not used", "torch-npu refuses torch 2.13.0+cpu, which is built for cuda"])],
+        False),
+    "torch damaged": (hosts.cpu(torch=TorchFacts(imported=False, errors=("ImportError: a", "OSError: b"))), None, [
+        ("FAIL", "import torch", ["ImportError: a <- OSError: b", "AUTOLOAD=0 does not help"])], True),
+    "torch not installed": (hosts.cpu(torch_version=None, torch_build=None, torch=None), None, [
+        ("FAIL", "torch", ["not installed", "scripts/setup.sh"])], True),
+    "plug-ins left out": (hosts.cpu(variables={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}), "cpu", [
+        ("ok", "import torch", ["works, without its plug-ins"])], False),
+    "in a job": (hosts.cpu(scheduler="slurm job 7, rank 0 of 4"), "cpu", [
+        ("ok", "machine", ["started by slurm job 7, rank 0 of 4"])], False),
+}  # fmt: skip
+
+
+def holds(finding, state, what, words):
+    return finding.state == state and finding.what == what and all(w in f"{finding.found} {finding.fix}" for w in words)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_host_gets_its_lines_its_backend_and_its_exit_status(name):
+    facts, selected, lines, fails = HOSTS[name]
+    report = diagnosis(facts)
+    assert report.decision.selected == selected, report.decision
+    for line in lines:
+        assert any(holds(finding, *line) for finding in report.findings), (line, report.findings)
+    assert bool(report.failures) == fails, report.failures
+
+
+@pytest.mark.parametrize("facts", [hosts.cuda(), hosts.rocm(), hosts.npu(), hosts.cpu()])
+def test_a_sound_host_has_nothing_to_repair(facts):
+    assert [f for f in diagnosis(facts).findings if f.state != "ok"] == []
+
+
+def test_two_usable_accelerators_are_refused_and_both_are_named():
+    facts = hosts.npu()
+    backends = {**hosts.BUILTIN, "rocm": replace(hosts.BUILTIN["rocm"], probe=hosts.BUILTIN["npu"].probe)}
+    decision = hosts.decide(facts, "auto", backends, {})
+    report = hosts.assemble(checks.Subject(facts, SOUND, decision, backends, {}), {})
+    assert report.decision.selected is None
+    [line] = [f for f in report.findings if f.what == "backend"]
+    assert line.state == "FAIL"
+    assert "HWGRPO_BACKEND=npu or HWGRPO_BACKEND=rocm" in line.found
+    assert report.failures == ("backend",)
+
+
+def test_a_failure_of_another_backend_does_not_fail_the_chosen_one():
+    facts = hosts.cuda(device=NOTHING, nodes=(), container="docker")
+    assert diagnosis(facts).failures == ()
+    assert diagnosis(facts, "cpu").failures == ()
+    assert "NVIDIA nodes" in diagnosis(facts, "cuda").failures
+
+
+def test_a_family_without_a_sign_is_spoken_of_only_when_asked_for():
+    told = {finding.what for finding in diagnosis(hosts.cpu()).findings}
+    assert not {what for what in told if what.startswith(("NVIDIA", "AMD", "Ascend", "CANN"))}
+    assert "CANN" in {finding.what for finding in diagnosis(hosts.cpu(), "npu").findings}
+
+
+def test_a_broken_plug_in_is_a_line_and_fails_only_who_asks_for_it():
+    problems = {"acme": "plug-in acme:BACKEND does not load: ImportError: libacme.so"}
+    report = diagnosis(hosts.cpu(), problems=problems)
+    assert any(holds(f, "FAIL", "plug-in acme", ["libacme.so", "repair or uninstall"]) for f in report.findings)
+    assert report.failures == ()
+    assert "plug-in acme" in diagnosis(hosts.cpu(), "acme", problems=problems).failures
+
+
+HOST_LINES = {
+    "old Python": ({"python": (3, 10, 2)}, "FAIL", "Python", ["3.10.2", "3.11 or newer"]),
+    "small shm": ({"shm": 64 * 1024**2}, "warn", "/dev/shm", ["64 MiB", "enlarge it"]),
+    "no room": ({"cache_free": 3 * GIB}, "warn", "cache folder", ["3.0 GiB free", "HF_HOME"]),
+    "cache read-only": ({"cache_writable": False}, "warn", "cache folder", ["may not be written", "HF_HOME"]),
+    "ASCII": ({"encoding": "ascii"}, "warn", "locale", ["ascii", "PYTHONUTF8=1"]),
+    "an encoding nobody knows": ({"encoding": "x-none"}, "warn", "locale", ["x-none"]),
+    "UTF-8 by another name": ({"encoding": "utf8"}, "ok", "locale", []),
+    "few files": ({"open_files": 1024}, "warn", "ulimit -n", ["1024", "ulimit -n 65536"]),
+    "offline": ({"environment": {"HF_HUB_OFFLINE": "1"}}, "ok", "model hub", ["offline"]),
+    "no compiler": ({"c_compiler": None}, "warn", "C compiler", ["no C compiler", "python3.12-dev"]),
+    "no header": ({"python_header": None}, "warn", "C compiler", ["no Python.h", "python3.12-dev"]),
+}
+
+
+@pytest.mark.parametrize("name", HOST_LINES)
+def test_the_machine_itself_is_checked(name):
+    fields, *line = HOST_LINES[name]
+    assert any(holds(f, *line) for f in diagnosis(hosts.cuda(), host=replace(SOUND, **fields)).findings)
+
+
+def test_containers_are_told_how_to_get_more_shared_memory():
+    report = diagnosis(hosts.cpu(container="docker"), host=replace(SOUND, shm=64 * 1024**2))
+    assert any(holds(f, "warn", "/dev/shm", ["--shm-size"]) for f in report.findings)
+
+
+def test_a_compiler_is_not_asked_for_where_no_kernel_needs_one():
+    report = diagnosis(hosts.cpu(), host=replace(SOUND, c_compiler=None, python_header=None))
+    assert [f.state for f in report.findings if f.what == "C compiler"] == ["ok"]
+
+
+def test_a_check_that_raises_is_a_line_and_the_others_are_made(monkeypatch):
+    def disk(subject):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(checks, "CHECKS", (disk, checks.python))
+    findings = diagnosis(hosts.cpu()).findings
+    assert holds(findings[0], "warn", "disk", ["OSError: the disk is gone"])
+    assert holds(findings[1], "ok", "Python", ["3.12.4"])
+
+
+def test_kernels_that_cannot_be_told_are_a_failure():
+    report = diagnosis(hosts.cpu(), inside={"kernels": {"error": "ImportError: x"}, "attention": []})
+    assert report.failures == ("kernels",)
+
+
+def test_a_kernel_plug_in_that_fails_is_a_line():
+    plugins = [{"name": "acme", "error": "ImportError: libacme.so"}, {"name": "fine", "error": None}]
+    report = diagnosis(hosts.cpu(), inside={"kernels": {"plugins": plugins, "ops": []}, "attention": []})
+    assert [f.what for f in report.findings if "libacme.so" in f.found] == ["kernel plug-in acme"]
+    assert report.failures == ()
