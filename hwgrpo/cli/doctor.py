@@ -77,6 +77,8 @@ def _print(text: str) -> None:
     try:
         print(text.encode(encoding, errors="backslashreplace").decode(encoding))
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:  # the reader has gone, or the disk is full
+        if not isinstance(error, BrokenPipeError):
+            print(f"hwgrpo doctor: the report could not be written: {error}", file=sys.stderr)
         # what is left in the buffer must not fail again when the process ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -54,7 +54,7 @@ def attention(name: str) -> list[dict[str, Any]]:
 
 def main(question: dict[str, Any]) -> None:
     """Answer, part by part."""
-    sys.path += [folder for folder in question["path"] if folder not in sys.path]
+    sys.path[:0] = [folder for folder in question["path"] if folder not in sys.path]
     parts = {
         "kernels": lambda: kernels(question["backend"], question["devices"]),
         "attention": lambda: attention(question["backend"]),

@@ -166,7 +166,7 @@ def all_reduce(device: Any, question: dict[str, Any]) -> str:
 
 def main(question: dict[str, Any]) -> None:
     """Run the trials that the question asks for."""
-    sys.path += [folder for folder in question["path"] if folder not in sys.path]
+    sys.path[:0] = [folder for folder in question["path"] if folder not in sys.path]
     from hwgrpo_backends import get
     from hwgrpo_backends.environment import apply
 

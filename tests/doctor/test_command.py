@@ -1,0 +1,184 @@
+"""`hwgrpo doctor` in a process of its own, on this machine and with what can be broken, broken."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import sys
+from hwgrpo.cli.main import main
+code = main(["doctor", *sys.argv[1:]])
+assert not {"torch", "transformers"} & sys.modules.keys(), "imported in the parent"
+raise SystemExit(code)
+"""
+CLOSED = 'exec "$@" >&-'
+
+
+def doctor(*arguments, path=(), wrap=(), output=subprocess.PIPE, **variables):
+    folders = [*path, *(ROOT / part for part in (".", "backends", "kernels"))]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HWGRPO_") and not k.endswith("VISIBLE_DEVICES")}
+    environ = {**clean, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1", **variables}
+    command = [*wrap, sys.executable, "-c", RUN, *arguments]
+    return subprocess.run(command, env=environ, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def sound():
+    return doctor("--json", "--backend", "cpu", HF_TOKEN="hf_do_not_show_me")
+
+
+def broken_torch(folder, text):
+    (folder / "torch").mkdir()
+    (folder / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda = None\nhip = None\n")
+    (folder / "torch" / "__init__.py").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    return broken_torch(tmp_path, "raise ImportError('libtorch.so: \\u4e0d\\u5b58\\u5728')\n")
+
+
+def distribution(folder, name, version, entry_points):
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+def lines_of(document, what):
+    return [check for check in document["checks"] if check["what"] == what]
+
+
+def test_this_machine_is_told_about_in_a_document_with_its_kernels(sound):
+    assert sound.returncode == 0, sound.stderr + sound.stdout
+    document = json.loads(sound.stdout)
+    assert document["schema"] == "hwgrpo.doctor/1"
+    assert (document["requested"], document["selected"], document["failures"]) == ("cpu", "cpu", [])
+    for check in document["checks"]:
+        assert set(check) == {"what", "state", "found", "fix", "backends"}
+        assert check["state"] in ("ok", "warn", "FAIL")
+    assert {c["name"] for c in document["candidates"]} >= {"cpu", "cuda", "npu", "rocm"}
+    assert lines_of(document, "import torch")[0]["state"] == "ok"
+    assert document["facts"]["torch"]["version"] == torch.__version__
+    assert {op["op"]: op["chosen"] for op in document["kernels"]["ops"]}["row_stats"] == "torch"
+    assert [each["name"] for each in document["attention"]] == ["sdpa", "eager"]
+    assert document["rollout"] == [{"name": "local", "usable": True, "reason": "part of hwgrpo"}]
+    assert document["run"] is None
+
+
+def test_a_token_of_the_environment_is_in_no_document(sound):
+    assert "do_not_show_me" not in sound.stdout
+    assert json.loads(sound.stdout)["host"]["environment"]["HF_TOKEN"] == "(set, not shown)"
+
+
+def test_a_damaged_torch_is_told_in_any_locale(damaged):
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    result = doctor(path=[damaged], **ascii_only)
+    assert result.returncode == 1, result.stderr
+    assert result.stdout.isascii()
+    assert "libtorch.so: \\u4e0d\\u5b58\\u5728" in result.stdout
+    assert "warn  locale" in result.stdout
+    assert "no backend (requested: auto)" in result.stdout
+
+
+def test_nobody_listening_changes_neither_exit_status_nor_peace(damaged):
+    closed = doctor(path=[damaged], wrap=("sh", "-c", CLOSED, "sh"))
+    assert (closed.returncode, closed.stderr) == (1, "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = doctor(path=[damaged], output=writer)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+def test_a_full_disk_is_told(damaged):
+    with open("/dev/full", "w") as full:
+        result = doctor(path=[damaged], output=full)
+    assert result.returncode == 1
+    assert result.stderr.startswith("hwgrpo doctor: the report could not be written: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_torch_that_kills_its_process_is_told(tmp_path):
+    folder = broken_torch(tmp_path, "import os\nos.kill(os.getpid(), 11)\n")
+    result = doctor("--json", path=[folder])
+    assert result.returncode == 1
+    [line] = lines_of(json.loads(result.stdout), "import torch")
+    assert "SIGSEGV" in line["found"]
+
+
+def test_a_broken_vendor_plug_in_is_told_with_its_root_cause_and_the_way_around(tmp_path):
+    distribution(tmp_path, "torch-npu", "2.13.0", "[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
+    (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')\n")
+    # A torch that loads its plug-ins as the real one does, which takes seconds to import.
+    broken_torch(
+        tmp_path,
+        "import os\nfrom torch import version\n__version__ = version.__version__\n"
+        "if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD', '1') == '1':\n"
+        "    try:\n        import torch_npu\n"
+        "    except ImportError as error:\n        raise RuntimeError('Failed to load torch_npu') from error\n",
+    )
+    result = doctor("--json", path=[tmp_path])
+    assert result.returncode == 1
+    document = json.loads(result.stdout)
+    [line] = lines_of(document, "import torch")
+    assert "RuntimeError: Failed to load torch_npu <- ImportError: libhccl.so" in line["found"]
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 makes `import torch` work" in line["fix"]
+    assert lines_of(document, "CANN")[0]["state"] == "FAIL"
+    assert lines_of(document, "entry points")[0]["found"] == "torch.backends: torch_npu (torch-npu)"
+    assert document["selected"] is None
+    assert "uninstall torch-npu" in document["error"]
+
+
+def test_plug_ins_that_quarrel_over_a_name_do_not_end_the_diagnosis(damaged):
+    distribution(damaged, "acme", "1.0", "[hwgrpo.backends]\ncpu = acme:BACKEND\n")
+    result = doctor("--json", path=[damaged])
+    assert result.returncode == 1, result.stderr
+    [line] = lines_of(json.loads(result.stdout), "plug-in (plug-ins)")
+    assert "acme offers a backend named 'cpu'" in line["found"]
+
+
+def test_a_broken_backend_plug_in_is_a_line(damaged):
+    distribution(damaged, "chip", "1.0", "[hwgrpo.backends]\nchip = chip_plugin:BACKEND\n")
+    (damaged / "chip_plugin.py").write_text("raise ImportError('libchip.so')\n")
+    [line] = lines_of(json.loads(doctor("--json", path=[damaged]).stdout), "plug-in chip")
+    assert (line["state"], line["backends"]) == ("FAIL", ["chip"])
+    assert "libchip.so" in line["found"]
+
+
+def test_an_issue_gets_markdown(damaged):
+    result = doctor("--github", path=[damaged], HOME=str(damaged), HF_HOME=f"{damaged}/hf", HF_TOKEN="hf_secretsecret")
+    assert result.returncode == 1
+    assert result.stdout.startswith("### hwgrpo doctor\n\n```text\nhwgrpo ")
+    assert "HF_HOME=~/hf" in result.stdout
+    assert "HF_TOKEN=(set, not shown)" in result.stdout
+    assert str(damaged) not in result.stdout
+
+
+def test_trials_need_a_torch_that_imports(damaged):
+    document = json.loads(doctor("--run", "--json", path=[damaged]).stdout)
+    assert document["run"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--backend", "cudda"], "Did you mean 'cuda'?"),
+        (["--timeout", "5"], "does not go without"),
+        (["--run", "--timeout", "0"], "more than 0"),
+        (["--json", "--github"], "not allowed with"),
+    ],
+)
+def test_a_mistake_in_the_command_is_a_usage_error(arguments, told):
+    result = doctor(*arguments)
+    assert result.returncode == 2
+    assert told in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,29 @@
+"""Kernels and attention as a child process tells them."""
+
+import os
+
+from hosts import BUILTIN
+
+from hwgrpo.doctor.survey import look_inside
+
+
+def test_the_packages_asked_are_those_of_this_process(tmp_path):
+    for package in ("hwgrpo_backends", "hwgrpo_kernels"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise ImportError('another installation')\n")
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch today')\n")
+    told = look_inside(BUILTIN["cpu"], 1, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert told["kernels"] == {"error": "ImportError: no torch today"}
+
+
+def test_a_child_that_dies_is_told_in_every_part(tmp_path):
+    (tmp_path / "torch.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    told = look_inside(BUILTIN["cpu"], 1, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert "SIGKILL" in told["kernels"]["error"]
+    assert "SIGKILL" in told["attention"]["error"]
+
+
+def test_a_child_that_hangs_is_given_up(tmp_path):
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
+    told = look_inside(BUILTIN["cpu"], 1, {**os.environ, "PYTHONPATH": str(tmp_path)}, limit=1.0)
+    assert told["kernels"]["error"] == "it took more than 1 seconds"
