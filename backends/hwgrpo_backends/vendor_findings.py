@@ -95,13 +95,8 @@ def _rocm(facts: Facts) -> Iterable[Finding]:
 
 
 def _npu_sign(facts: Facts) -> bool:
-    packages = ("torch-npu", "triton-ascend", "vllm-ascend")
-    return bool(
-        facts.nodes(npu.NODES)
-        or facts.npu_driver
-        or "ASCEND_HOME_PATH" in facts.variables
-        or any(name in facts.distributions for name in packages)
-    )
+    installed = "torch-npu" in facts.distributions or "ASCEND_HOME_PATH" in facts.variables
+    return bool(installed or facts.npu_driver or facts.nodes(npu.NODES))
 
 
 def _npu(facts: Facts) -> Iterable[Finding]:

@@ -246,6 +246,6 @@ def _size(count: int) -> str:
 
 
 CHECKS: tuple[Callable[[Subject], Iterable[Finding]], ...] = (
-    surroundings, python, torch_installed, torch_imports, plug_ins, vendors, visibility, versions, compiler,
+    surroundings, python, torch_installed, vendors, torch_imports, plug_ins, visibility, versions, compiler,
     shared_memory, disk, text_encoding, hub, limits, backend,
 )  # fmt: skip

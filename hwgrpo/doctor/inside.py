@@ -37,17 +37,17 @@ def kernels(name: str, devices: bool) -> dict[str, Any]:
 def attention(name: str) -> list[dict[str, Any]]:
     """Return the attention implementations the backend prefers, best first, and why one cannot be used."""
     from hwgrpo_backends import get
-    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
-
-    flash = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
-    always = ("sdpa", "eager")
 
     def reason(implementation: str) -> str | None:
-        if implementation in always:
+        if implementation in ("sdpa", "eager"):
             return None
-        if implementation not in flash:
+        import transformers.utils  # takes a second
+
+        question = {"flash_attention_2": "is_flash_attn_2_available", "flash_attention_3": "is_flash_attn_3_available"}
+        if implementation not in question:
             return "transformers is not asked about it yet"
-        return None if flash[implementation]() else "its package is not installed, or does not support this device"
+        is_available = getattr(transformers.utils, question[implementation])
+        return None if is_available() else "its package is not installed, or does not support this device"
 
     return [{"name": each, "reason": reason(each)} for each in get(name).attention]
 

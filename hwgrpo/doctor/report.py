@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hwgrpo_backends import Backend, Decision, Facts, gather_tier0, gather_tier1, registry
@@ -82,7 +83,12 @@ class Report:
 
 
 def diagnose(
-    requested: str, *, run: bool = False, limit: float | None = None, environ: Mapping[str, str] = os.environ
+    requested: str,
+    *,
+    run: bool = False,
+    limit: float | None = None,
+    root: str | Path = "/",
+    environ: Mapping[str, str] = os.environ,
 ) -> Report:
     """Examine this machine. Imports no torch itself.
 
@@ -90,13 +96,14 @@ def diagnose(
         requested: the name of a backend, or "auto".
         run: whether to try the chosen backend's devices, too.
         limit: seconds that each device may take for that.
+        root: where /dev, /proc, /sys and /etc are looked for.
     """
     backends, problems = _load_backends()
-    facts = gather_tier0(environ=environ, backends=backends.values())
+    facts = gather_tier0(root, environ, backends.values())
     if facts.torch_version is not None:
         facts = gather_tier1(facts, environ, backends.values())
     decision = decide(facts, requested, backends, problems)
-    subject = Subject(facts, gather_host(environ=environ), decision, backends, problems)
+    subject = Subject(facts, gather_host(root, environ), decision, backends, problems)
     chosen = backends.get(decision.selected or "")
     devices = decision.verdicts[chosen.name].devices if chosen else 0
     works = facts.torch is not None and facts.torch.imported

@@ -74,7 +74,7 @@ def _candidates(report: Report, width: int, paint: Paint) -> list[str]:
         if verdict.fix:
             rows.append(("", "", f"fix: {verdict.fix}", color))
         if name in report.hardware:
-            rows.append(("", "", report.hardware[name], "dim"))
+            rows.append(("", "", f"hwgrpo on it: {report.hardware[name]}", "dim"))
     return [paint("backends", "bold"), *_table(rows, width, paint)]
 
 
@@ -133,11 +133,12 @@ def _conclusion(report: Report, width: int, paint: Paint) -> list[str]:
     decision, warnings = report.decision, sum(finding.state == "warn" for finding in report.findings)
     noted = f"{warnings} warning{'' if warnings == 1 else 's'}" if warnings else "no warnings"
     if decision.selected is None:
-        return fold(paint(f"no backend (requested: {decision.requested}); see FAIL above", "FAIL"), width)
+        return [paint(f"no backend (requested: {decision.requested}); see FAIL above", "FAIL")]
     origin = "inherited from the launcher" if decision.inherited else f"requested: {decision.requested}"
     line = f"backend: {decision.selected} ({origin}), {noted}"
     if report.failures:
-        return fold(line, width) + fold(f"in its way: {', '.join(report.failures)}", width, "  ")
+        lines = fold(f"in its way: {', '.join(report.failures)}", width, "  ")
+        return fold(line, width) + [paint(each, "FAIL") for each in lines]
     return fold(line, width)
 
 

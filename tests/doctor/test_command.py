@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hwgrpo_backends import get
+
+from hwgrpo.doctor.hardware import proven_on
 
 ROOT = Path(__file__).parents[2]
 RUN = """
-import sys
+import functools, os, sys
 from hwgrpo.cli.main import main
+from hwgrpo.doctor import report
+report.diagnose = functools.partial(report.diagnose, root=os.environ.get("FAKE_ROOT", "/"))
 code = main(["doctor", *sys.argv[1:]])
 assert not {"torch", "transformers"} & sys.modules.keys(), "imported in the parent"
 raise SystemExit(code)
@@ -136,6 +141,83 @@ def test_a_broken_vendor_plug_in_is_told_with_its_root_cause_and_the_way_around(
     assert lines_of(document, "entry points")[0]["found"] == "torch.backends: torch_npu (torch-npu)"
     assert document["selected"] is None
     assert "uninstall torch-npu" in document["error"]
+
+
+FAKE_TORCH = """
+import types
+from torch import version
+__version__ = version.__version__
+class _devices:
+    is_available = staticmethod(lambda: {available})
+    device_count = staticmethod(lambda: 2)
+    get_device_name = staticmethod(lambda index: "{name}")
+    get_arch_list = staticmethod(lambda: ["{arch}"])
+    get_device_properties = staticmethod(lambda index: types.SimpleNamespace(gcnArchName="{arch}", major=9, minor=0))
+def get_device_module(kind):
+    if kind == "cuda":
+        return _devices
+    raise RuntimeError("no " + kind)
+"""
+
+
+def fake_host(tmp_path, nodes, toolkit, name, arch, available=True):
+    """Make a root folder with device nodes, and a torch that sees two devices; return the folder it lies in."""
+    (tmp_path / "dev").mkdir()
+    for node in nodes:
+        (tmp_path / "dev" / node).touch()
+    site = tmp_path / "site"
+    site.mkdir()
+    broken_torch(site, FAKE_TORCH.format(available=available, name=name, arch=arch))
+    kind, version = toolkit
+    (site / "torch" / "version.py").write_text(f"__version__ = '2.13.0'\ncuda = hip = None\n{kind} = '{version}'\n")
+    return site
+
+
+def nvidia_driver(tmp_path, version):
+    folder = tmp_path / "proc" / "driver" / "nvidia"
+    folder.mkdir(parents=True)
+    (folder / "version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Sep 23\n")
+
+
+def test_a_host_with_two_nvidia_gpus(tmp_path):
+    site = fake_host(tmp_path, ["nvidia0", "nvidia1"], ("cuda", "13.0"), "NVIDIA H100", "sm_90")
+    nvidia_driver(tmp_path, "580.95.05")
+    document = json.loads(doctor("--json", path=[site], FAKE_ROOT=str(tmp_path)).stdout)
+    assert document["selected"] == "cuda"
+    assert "580.95.05 (torch's CUDA 13.0 needs 580 or newer" in lines_of(document, "NVIDIA driver")[0]["found"]
+    assert lines_of(document, "NVIDIA nodes")[0]["found"] == "2: /dev/nvidia0, /dev/nvidia1"
+    [cuda] = [c for c in document["candidates"] if c["name"] == "cuda"]
+    assert (cuda["reason"], cuda["hardware"]) == ("2 x NVIDIA H100", proven_on(get("cuda")))
+    # this torch is not enough of one for kernels, which is told, and no more
+    assert set(document["failures"]) == {"kernels"}
+
+
+def test_a_host_whose_nvidia_driver_is_too_old(tmp_path):
+    site = fake_host(tmp_path, ["nvidia0"], ("cuda", "13.0"), "NVIDIA H100", "sm_90", available=False)
+    nvidia_driver(tmp_path, "550.54.15")
+    result = doctor(path=[site], FAKE_ROOT=str(tmp_path))
+    assert result.returncode == 1
+    assert "FAIL  NVIDIA driver" in result.stdout
+    assert "550.54.15 is too old: torch's CUDA 13.0 needs 580 or newer" in " ".join(result.stdout.split())
+    assert "no backend (requested: auto)" in result.stdout
+
+
+def test_a_host_with_amd_gpus_which_torch_calls_cuda(tmp_path):
+    site = fake_host(tmp_path, ["kfd"], ("hip", "7.1"), "AMD Instinct MI300X", "gfx942")
+    document = json.loads(doctor("--json", path=[site], FAKE_ROOT=str(tmp_path)).stdout)
+    assert document["selected"] == "rocm"
+    assert lines_of(document, "torch")[0]["found"] == "2.13.0, built for rocm 7.1"
+    assert lines_of(document, "AMD nodes")[0]["found"] == "1: /dev/kfd"
+
+
+def test_a_container_whose_gpus_were_left_outside(tmp_path):
+    site = fake_host(tmp_path, [], ("cuda", "13.0"), "NVIDIA H100", "sm_90", available=False)
+    nvidia_driver(tmp_path, "580.95.05")
+    (tmp_path / ".dockerenv").touch()
+    document = json.loads(doctor("--json", "--backend", "cuda", path=[site], FAKE_ROOT=str(tmp_path)).stdout)
+    [line] = lines_of(document, "NVIDIA nodes")
+    assert (line["state"], "--gpus all" in line["fix"]) == ("FAIL", True)
+    assert set(document["failures"]) == {"NVIDIA nodes", "backend"}
 
 
 def test_plug_ins_that_quarrel_over_a_name_do_not_end_the_diagnosis(damaged):
