@@ -115,6 +115,8 @@ class Facts:
     """Names in the entry-point group `torch.backends`: torch imports these modules when it is imported."""
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Group of `ENTRY_POINT_GROUPS` -> the names in it, each as "name (distribution)"."""
+    unreadable: tuple[str, ...] = ()
+    """Distributions whose list of entry points is no text: whoever asks for entry points fails on it, torch too."""
     variables: Mapping[str, str] = field(default_factory=dict)
     container: str | None = None
     """"docker", "kubernetes", ...: what kind of container this is; None when there is no sign of one."""
@@ -156,7 +158,7 @@ def gather_tier0(
     packages = {*PACKAGES, *(package for backend in backends for package in backend.packages)}
     watched = {*VARIABLES, *(v for b in backends for v in (b.visible_env, *b.conflicts) if v)}
     version, build, toolkit = _torch_on(path)
-    points = _entry_points(path)
+    points, unreadable = _entry_points(path)
     return Facts(
         system=sys.platform,
         machine=platform.machine(),
@@ -179,6 +181,7 @@ def gather_tier0(
             for group, found in points.items()
             if found
         },
+        unreadable=tuple(sorted(unreadable)),
         variables={name: environ[name] for name in sorted(watched) if name in environ},
         container=surroundings.container(root, environ),
         wsl=surroundings.is_wsl(root),
@@ -226,17 +229,22 @@ def _version(name: str, path: list[str]) -> str | None:
     return first.version if first else None
 
 
-def _entry_points(path: list[str]) -> dict[str, set[tuple[str, str]]]:
-    """Return group -> {(name, distribution)} for the groups that matter."""
+def _entry_points(path: list[str]) -> tuple[dict[str, set[tuple[str, str]]], set[str]]:
+    """Return group -> {(name, distribution)} for the groups that matter, and the distributions that cannot be read."""
+    unreadable: set[str] = set()
     found: dict[str, set[tuple[str, str]]] = {group: set() for group in ENTRY_POINT_GROUPS}
     for distribution in importlib.metadata.distributions(path=path):
-        text = distribution.read_text("entry_points.txt") or ""
+        try:
+            text = distribution.read_text("entry_points.txt") or ""
+        except UnicodeDecodeError:
+            unreadable.add(distribution.name)
+            continue
         if not any(group in text for group in ENTRY_POINT_GROUPS):  # parsing those of every distribution takes longer
             continue
         for entry in distribution.entry_points:
             if entry.group in found:
-                found[entry.group].add((entry.name, distribution.metadata["Name"] or "unknown distribution"))
-    return found
+                found[entry.group].add((entry.name, distribution.name or "unknown distribution"))
+    return found, unreadable
 
 
 def _torch_on(path: list[str]) -> tuple[str | None, str | None, str | None]:

@@ -9,7 +9,6 @@ import shutil
 import sys
 
 from hwgrpo_backends import registry
-from hwgrpo_backends.backend import BackendError
 from hwgrpo_backends.decide import AUTO
 
 from hwgrpo.errors import ConfigError, choice_error
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     try:
         known = (AUTO, *registry.names())
-    except BackendError:  # two plug-ins of one name, which the report tells
+    except Exception:  # two plug-ins of one name, or metadata in pieces, which the report tells
         known = (AUTO, *registry.BUILTIN)
     if args.backend not in known:
         raise choice_error("--backend", args.backend, known)

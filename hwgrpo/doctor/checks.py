@@ -123,6 +123,9 @@ def plug_ins(subject: Subject) -> Iterable[Finding]:
     for name, problem in subject.problems.items():
         fix = "repair or uninstall the distribution that brings it"
         yield Finding(what=f"plug-in {name}", state="FAIL", found=problem, fix=fix, backends=(name,))
+    for name in subject.facts.unreadable:
+        found = f"{name}'s entry_points.txt is damaged: whatever asks for plug-ins fails on it, `import torch` included"
+        yield Finding(what="entry points", state="FAIL", found=found, fix=f"pip install --force-reinstall {name}")
     groups = [f"{group}: {', '.join(names)}" for group, names in subject.facts.entry_points.items()]
     if groups:
         yield Finding(what="entry points", found="; ".join(groups))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo_backends import Backend, Decision, Facts, gather_tier0, gather_tier1, registry
-from hwgrpo_backends.backend import BackendError
 from hwgrpo_backends.decide import AUTO, decide
 from hwgrpo_backends.finding import Finding
 
@@ -145,6 +144,8 @@ def assemble(subject: Subject, inside: Mapping[str, Any], trials: tuple[Trial, .
 def _load_backends() -> tuple[Mapping[str, Backend], Mapping[str, str]]:
     try:
         return registry.load_all()
-    except BackendError as error:  # two plug-ins of one name: the built-in backends can still be told about
+    except (
+        Exception
+    ) as error:  # two plug-ins of one name, metadata in pieces: the built-in ones can still be told about
         built_in = {name: importlib.import_module(f"hwgrpo_backends.{name}").BACKEND for name in registry.BUILTIN}
-        return built_in, {"(plug-ins)": str(error)}
+        return built_in, {"(all)": f"no plug-in could be loaded: {error}"}

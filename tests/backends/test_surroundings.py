@@ -104,6 +104,7 @@ def test_the_toolkit_torch_was_built_with_is_read_without_importing_it(tmp_path,
     ("driver", "toolkit", "too_old"),
     [
         ("580.65.06", "13.0", False),
+        ("580", "13.0", False),
         ("575.57.08", "13.0", True),
         ("595.10", "13.1", False),
         ("525.60.13", "12.8", False),

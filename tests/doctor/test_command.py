@@ -224,8 +224,18 @@ def test_plug_ins_that_quarrel_over_a_name_do_not_end_the_diagnosis(damaged):
     distribution(damaged, "acme", "1.0", "[hwgrpo.backends]\ncpu = acme:BACKEND\n")
     result = doctor("--json", path=[damaged])
     assert result.returncode == 1, result.stderr
-    [line] = lines_of(json.loads(result.stdout), "plug-in (plug-ins)")
+    [line] = lines_of(json.loads(result.stdout), "plug-in (all)")
     assert "acme offers a backend named 'cpu'" in line["found"]
+
+
+def test_a_distribution_in_pieces_is_named_and_does_not_end_the_diagnosis(damaged):
+    distribution(damaged, "evil", "1.0", "")
+    (damaged / "evil-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[torch.backends]\n")
+    result = doctor("--json", path=[damaged])
+    assert result.returncode == 1, result.stderr
+    [line] = lines_of(json.loads(result.stdout), "entry points")
+    assert line["found"].startswith("evil's entry_points.txt is damaged")
+    assert line["fix"] == "pip install --force-reinstall evil"
 
 
 def test_a_broken_backend_plug_in_is_a_line(damaged):
