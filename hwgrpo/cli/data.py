@@ -114,7 +114,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> Settings:
     from hwgrpo.config.load import load_config
-    from hwgrpo.config.schema import DataConfig, ModelConfig
+    from hwgrpo.config.schema import DataConfig, ModelConfig, RolloutConfig
     from hwgrpo.data.inspection import Settings
     from hwgrpo.rewards.functions import adapt
     from hwgrpo.rewards.loading import load_function
@@ -124,7 +124,8 @@ def _settings(args: argparse.Namespace) -> Settings:
     if config is not None and wanted is None:
         entries = enumerate(config.reward.functions)
         wanted = [(each.name, each.kwargs, f"reward.functions[{number}]") for number, each in entries]
-    context = {} if config is None else {"max_response_tokens": config.rollout.max_response_tokens}
+    rollout = RolloutConfig() if config is None else config.rollout
+    context = {"max_response_tokens": rollout.max_response_tokens}
     rewards = wanted and [adapt(*load_function(name, key), kwargs, context, key) for name, kwargs, key in wanted]
     tokenizer = None
     if args.tokenizer is not None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_part
-from hwgrpo.data.inspected import FileReport, Inspection
+from hwgrpo.data.inspected import BadRow, FileReport, Inspection
 
 NAMED = 10
 """Rows of a kind that are named one by one."""
+SPECIFIC = re.compile(r"'[^']*'|\d+")
+"""What differs between reasons that are the same for other values."""
 SOURCES = 20
 """Sources that are shown with their counts."""
 
@@ -52,8 +54,10 @@ def _show_file(console: Console, file: FileReport, max_prompt_tokens: int) -> No
         console.print()
         text = f"{len(file.repeats):,} {_rows(len(file.repeats))} the prompt of an earlier row"
         print_part(console, Text(text, style="yellow"))
-        lines = [f"{each.place} repeats {each.earlier}" for each in file.repeats[:NAMED]]
-        print_part(console, Text(_listed(lines, len(file.repeats))))
+        repeats = [[place.removeprefix(f"{file.name}, ") for place in astuple(each)] for each in file.repeats[:NAMED]]
+        lines = [f"{later} repeats {earlier}" for later, earlier in repeats]
+        more = [f"and {len(file.repeats) - NAMED:,} more"] if len(file.repeats) > NAMED else []
+        print_part(console, Text("\n".join(lines + more)))
     if file.bad:
         console.print()
         print_part(console, _bad_table(file))
@@ -102,9 +106,14 @@ def _bad_table(file: FileReport) -> Table:
     table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("bad because", overflow="fold", style="red")
     table.add_column("where", overflow="fold")
-    for reason, _ in Counter(each.reason for each in file.bad).most_common():
-        where = [each.place for each in file.bad if each.reason == reason]
-        table.add_row(f"{len(where):,}", Text(reason), Text(_listed(where[:NAMED], len(where))))
+    kinds: dict[str, list[BadRow]] = {}
+    for each in file.bad:
+        kinds.setdefault(SPECIFIC.sub("", each.reason), []).append(each)
+    for rows in sorted(kinds.values(), key=len, reverse=True):
+        example = "e.g. " if len({each.reason for each in rows}) > 1 else ""
+        places = [each.place.removeprefix(f"{file.name}, ") for each in rows[:NAMED]]
+        more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
+        table.add_row(f"{len(rows):,}", Text(example + rows[0].reason), Text(", ".join(places) + more))
     return table
 
 
@@ -115,10 +124,6 @@ def _show_overlaps(console: Console, inspection: Inspection) -> None:
         one, other = each.files
         text = f"{each.prompts:,} {'prompt is' if each.prompts == 1 else 'prompts are'} in both {one} and {other}"
         print_part(console, Text(f"{text}, e.g. {each.places[0]} and {each.places[1]}", style="yellow"))
-
-
-def _listed(lines: list[str], count: int) -> str:
-    return "\n".join(lines) + (f"\nand {count - len(lines):,} more" if count > len(lines) else "")
 
 
 def _rows(count: int) -> str:
