@@ -126,9 +126,7 @@ def files_of(folder: Path, copy: Copy, force: bool) -> dict[str, Path]:
     read = {Path(part.name).resolve() for parts in copy.splits.values() for part, _ in parts}
     for file in taken:
         if file.resolve() in read:
-            raise DataError(
-                f"--out {folder}: {file.name} there is one of the files that {KEY} names; name another folder"
-            )
+            raise DataError(f"--out {folder}: {KEY} reads {file.name} from there; name another folder")
     if taken and not force:
         raise DataError(
             f"{' and '.join(map(str, taken))} {'exists' if len(taken) == 1 else 'exist'}; "
