@@ -126,13 +126,15 @@ def _settings(args: argparse.Namespace) -> Settings:
         wanted = [(each.name, each.kwargs, f"reward.functions[{number}]") for number, each in entries]
     rollout = RolloutConfig() if config is None else config.rollout
     context = {"max_response_tokens": rollout.max_response_tokens}
-    rewards = wanted and [adapt(*load_function(name, key), kwargs, context, key) for name, kwargs, key in wanted]
+    rewards = None
+    if wanted is not None:
+        rewards = [adapt(*load_function(name, key), kwargs, context, key) for name, kwargs, key in wanted]
     tokenizer = None
     if args.tokenizer is not None:
-        from hwgrpo.models.loading import load_tokenizer
-
         if not Path(args.tokenizer).expanduser().is_dir():
             raise ConfigError(f"--tokenizer {args.tokenizer}: there is no such folder")
+        from hwgrpo.models.loading import load_tokenizer
+
         model = ModelConfig(path=args.tokenizer) if config is None else config.model
         model.tokenizer = args.tokenizer
         tokenizer = load_tokenizer(model)

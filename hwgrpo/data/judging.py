@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hwgrpo.data.published import reward_of
 from hwgrpo.rewards.functions import RewardFunction, adapt
@@ -91,12 +94,13 @@ def _try(reward: RewardFunction, prompt: Prompt) -> bool | Exception:
 
 
 def _score(reward: RewardFunction, prompt: Prompt, response: str) -> float | Exception:
-    value = reward.per_sample([prompt], [response])[0]
-    if isinstance(value, dict):
+    value: Any = reward.per_sample([prompt], [response])[0]
+    if isinstance(value, Mapping):
         value = value.get("score")
     if isinstance(value, BaseException):
         return value if isinstance(value, Exception) else RuntimeError(f"it ended the process ({value})")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return TypeError(f"it returned {value!r}, not a number")
+    if not isinstance(value, str):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(value):
+                return float(value)
+    return TypeError(f"it returned {value!r}, not a finite number")

@@ -152,6 +152,7 @@ def test_a_comparing_reward_that_gives_nothing_for_the_answer_itself_makes_a_bad
         "def gsm8k(solution_str, ground_truth): return 1.0 if '5' in solution_str else 0.0\n"
         "def taste(solution_str): return {'score': 0.5}\n"
         "def text(solution_str): return 'good'\n"
+        "def lost(solution_str): return float('nan')\n"
         "def leaves(solution_str): raise SystemExit(3)\n"
     )
     (report,) = inspected(file, rewards=[f"{blind}:gsm8k"]).files
@@ -160,7 +161,11 @@ def test_a_comparing_reward_that_gives_nothing_for_the_answer_itself_makes_a_bad
     assert report.bad == []  # a reward of the user's own need not look at the answer
     assert [(each.reward, each.tried, each.scored) for each in report.judged] == [("taste", 2, 0), ("length", 0, 0)]
     assert "--dry-run" in report.judged[1].why_not
-    for name, reason in (("text", "it returned 'good', not a number"), ("leaves", "it ended the process (3)")):
+    for name, reason in (
+        ("text", "it returned 'good', not a finite number"),
+        ("lost", "it returned nan, not a finite number"),
+        ("leaves", "it ended the process (3)"),
+    ):
         (report,) = inspected(file, rewards=[f"{blind}:{name}"]).files
         assert reasons(report) == dict.fromkeys((0, 1), f"reward {name} fails: {reason}")
 

@@ -13,8 +13,8 @@ GSM8K = [
 GSM8K_TRUTHS = ["360", "2000", "180", "8400", "140", "360", "9000", "225", "560", "15"]
 
 MATH_ANSWERS = [
-    "\\frac{3}{4}", "-7", "2\\sqrt{5}", "\\$18.90", "(1, \\infty)", "\\left\\{ 1, 2 \\right\\}", "\\text{(B)}", "45^\\circ",
-    "x^2+3x", "\\begin{pmatrix} 1 \\\\ \\frac{1}{2} \\end{pmatrix}",
+    "\\frac{3}{4}", "-7", "2\\sqrt{5}", "\\$18.90", "(1, \\infty)", "\\left\\{ 1, 2 \\right\\}", "\\text{(B)}",
+    "45^\\circ", "x^2+3x", "\\begin{pmatrix} 1 \\\\ \\frac{1}{2} \\end{pmatrix}",
 ]  # fmt: skip
 MATH = [
     {
