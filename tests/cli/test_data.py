@@ -11,6 +11,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 from published_rows import GSM8K, MATH, write_jsonl
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join(str(ROOT / folder) for folder in (".", "backends", "kernels"))
@@ -139,6 +141,18 @@ def test_a_recipe_says_what_columns_and_rewards_are(hwgrpo, tmp_path):
     assert "length: not tried" in done.stdout
     without = hwgrpo("data", "inspect", "mine.jsonl")
     assert (without.returncode, "no column 'prompt'" in without.stderr) == (1, True)
+
+
+def test_tokens_are_counted_with_a_tokenizers_folder(hwgrpo, tmp_path):
+    words = Tokenizer(models.WordLevel({"?": 0, "$": 1, "one": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", eos_token="$")
+    tokenizer.save_pretrained(str(tmp_path / "words"))
+    write_jsonl(tmp_path / "mine.jsonl", [{"prompt": text} for text in ("one one", "one", "one two one two one")])
+    done = hwgrpo("data", "inspect", "mine.jsonl", "--tokenizer", "words")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["tokens,", "as", "the", "model", "gets", "it", "1", "2", "5", "5"] in lines
 
 
 @pytest.mark.parametrize(
