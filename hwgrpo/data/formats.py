@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from hwgrpo.errors import DataError
 
 Row = Mapping[str, Any]
+Broken = dict[int, DataError]
+"""What is wrong with single rows of a file, by their index."""
 
 
 @dataclass(frozen=True)
@@ -32,42 +34,47 @@ class Part:
         return f"{self.name}, line {self.lines[row]}" if self.lines else f"{self.name}, row {row}"
 
 
-def read_file(path: Path) -> Part:
+def read_file(path: Path, broken: Broken | None = None) -> Part:
     """Read a .jsonl, .json or .parquet file.
+
+    Args:
+        path: the file.
+        broken: takes what is wrong with single rows, by their index, instead of its being raised; such a row is `{}`.
 
     Raises:
         DataError: the file is broken, holds no rows, or a row is not an object.
     """
-    part = READERS[path.suffix.lower()](path)
+    part = READERS[path.suffix.lower()](path, broken)
     if not len(part.rows):
         raise DataError(f"{path}: the file holds no rows")
     return part
 
 
-def read_jsonl(path: Path) -> Part:
+def each_row(part: Part, broken: Broken) -> Iterator[tuple[int, Row | DataError]]:
+    """Yield (index, row or what is wrong with it) for every row that `read_file(path, broken)` found."""
+    for index in range(len(part.rows)):
+        try:
+            yield index, broken[index] if index in broken else part.rows[index]
+        except DataError as error:  # Parquet tells only now that a text is none
+            yield index, error
+
+
+def read_jsonl(path: Path, broken: Broken | None = None) -> Part:
     """Read JSON lines, one object a line; blank lines are passed over."""
     rows, lines = [], []
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
-                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError as error:
-                raise _not_utf8(f"{path}, line {number}", error) from error
-            if not text:
-                continue
-            try:
-                row = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{path}, line {number}: not valid JSON ({error.msg}, column {error.colno}); "
-                    "each line must be one whole JSON object"
-                ) from error
-            rows.append(_object(row, f"{path}, line {number}"))
-            lines.append(number)
+                row = _json_line(raw, "utf-8-sig" if number == 1 else "utf-8", f"{path}, line {number}")
+            except DataError as error:
+                row = _set_aside(error, broken, len(rows))
+            if row is not None:
+                rows.append(row)
+                lines.append(number)
     return Part(str(path), rows, _columns(rows), path.name, lines)
 
 
-def read_json(path: Path) -> Part:
+def read_json(path: Path, broken: Broken | None = None) -> Part:
     """Read a JSON file: a list of objects, or {"data": [...]}."""
     raw = path.read_bytes()
     try:
@@ -85,12 +92,16 @@ def read_json(path: Path) -> Part:
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
         raise DataError(f'{path}: must hold a list of objects, or {{"data": [...]}}; it holds {_kind(content)}')
-    rows = [_object(row, f"{path}, row {number}") for number, row in enumerate(rows)]
+    for number, row in enumerate(rows):
+        try:
+            _object(row, f"{path}, row {number}")
+        except DataError as error:
+            rows[number] = _set_aside(error, broken, number)
     return Part(str(path), rows, _columns(rows), path.name)
 
 
-def read_parquet(path: Path) -> Part:
-    """Read a Parquet file."""
+def read_parquet(path: Path, broken: Broken | None = None) -> Part:
+    """Read a Parquet file; what is wrong with a row is raised when it is asked for, so `broken` stays as it is."""
     import pyarrow
     import pyarrow.parquet
 
@@ -105,7 +116,11 @@ def read_parquet(path: Path) -> Part:
     return Part(str(path), ArrowRows(table.combine_chunks(), str(path)), tuple(table.column_names), path.name)
 
 
-READERS: Mapping[str, Callable[[Path], Part]] = {".jsonl": read_jsonl, ".json": read_json, ".parquet": read_parquet}
+READERS: Mapping[str, Callable[[Path, Broken | None], Part]] = {
+    ".jsonl": read_jsonl,
+    ".json": read_json,
+    ".parquet": read_parquet,
+}
 
 
 class ArrowRows(Sequence[Row]):
@@ -127,6 +142,31 @@ class ArrowRows(Sequence[Row]):
             return self._table.slice(index, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
             raise _not_utf8(f"{self._name}, row {index}", error) from error
+
+
+def _json_line(raw: bytes, encoding: str, place: str) -> dict[str, Any] | None:
+    """Return the object of a line, or None for a blank one."""
+    try:
+        text = raw.decode(encoding).strip()
+    except UnicodeDecodeError as error:
+        raise _not_utf8(place, error) from error
+    if not text:
+        return None
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{place}: not valid JSON ({error.msg}, column {error.colno}); each line must be one whole JSON object"
+        ) from error
+    return _object(row, place)
+
+
+def _set_aside(error: DataError, broken: Broken | None, index: int) -> dict[str, Any]:
+    """Note what is wrong with a row and return an empty one in its place, or raise it where nobody takes note."""
+    if broken is None:
+        raise error
+    broken[index] = error
+    return {}
 
 
 def _object(row: Any, place: str) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _tokenize(
     """Yield (row, text, token ids, whether it has a ground truth), tokenizing in batches; feed `digest` each row."""
     for start in range(0, count, TOKENIZE_BATCH):
         indices = range(start, min(start + TOKENIZE_BATCH, count))
-        rendered = [_render(rows, index, config, tokenizer) for index in indices]
+        rendered = [render(rows, index, config, tokenizer) for index in indices]
         for row in rendered:
             digest.update(json.dumps(dict(row.columns), sort_keys=True, default=_content).encode() + b"\n")
         ids: list[list[int]] = [[] for _ in rendered]
@@ -189,7 +189,7 @@ def _tokenize(
             yield index, row.text, tokens, row.answered
 
 
-class _Rendered(NamedTuple):
+class Rendered(NamedTuple):
     """A row's prompt as the model sees it."""
 
     text: str
@@ -201,15 +201,27 @@ class _Rendered(NamedTuple):
     """The row."""
 
 
-def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> _Rendered:
+def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
+    """Return a row's prompt as the model sees it.
+
+    Args:
+        rows: the data.
+        index: which of them.
+        config: the `data` settings.
+        tokenizer: a transformers tokenizer, for its chat template.
+
+    Raises:
+        ConfigError: settings contradict the row.
+        DataError: the row is malformed.
+    """
     place, row = rows.place(index), rows[index]
     # a missing answer is told now, not in the middle of a run
     answered = read_ground_truth(row, config.ground_truth_key, place) is not None
     conversation = _conversation(row, config, place)
     if isinstance(conversation, str):
-        return _Rendered(conversation, False, answered, row)
+        return Rendered(conversation, False, answered, row)
     if config.chat == "never":
-        return _Rendered("\n".join(_plain(message) for message in conversation), False, answered, row)
+        return Rendered("\n".join(_plain(message) for message in conversation), False, answered, row)
     if tokenizer.chat_template is None:
         if isinstance(row[config.prompt_key], str):
             raise ConfigError(
@@ -238,7 +250,7 @@ def _render(rows: Rows, index: int, config: Any, tokenizer: Any) -> _Rendered:
         )
     except TemplateError as error:
         raise DataError(f"{place}: the chat template refuses this conversation: {error}") from error
-    return _Rendered(text, True, answered, row)
+    return Rendered(text, True, answered, row)
 
 
 def _content(value: Any) -> Any:

@@ -55,12 +55,18 @@ def read_ground_truth(row: Row, key: str | None, place: str) -> Any:
         DataError: `key` is given and the row lacks it.
     """
     if key is None:
-        found = (_nested(row, candidate) for candidate in GROUND_TRUTH_KEYS)
-        return next((value for value in found if value is not _ABSENT and value is not None), None)
+        usual = ground_truth_key(row)
+        return None if usual is None else _nested(row, usual)
     value = _nested(row, key)
     if value is _ABSENT:
         raise missing_column("data.ground_truth_key", key, row, place)
     return value
+
+
+def ground_truth_key(row: Row) -> str | None:
+    """Return the first of GROUND_TRUTH_KEYS under which a row has an answer, or None."""
+    found = ((key, _nested(row, key)) for key in GROUND_TRUTH_KEYS)
+    return next((key for key, value in found if value is not _ABSENT and value is not None), None)
 
 
 def missing_column(setting: str, key: str, columns: Mapping[str, Any] | Sequence[str], place: str) -> DataError:

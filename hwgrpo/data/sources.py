@@ -145,7 +145,7 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
         raise DataError(f"{key}: folder {str(folder)!r} holds no data files ({', '.join(READERS)})")
     by_split: dict[str | None, list[Path]] = {}
     for file in files:
-        by_split.setdefault(_split_of(file.relative_to(folder)), []).append(file)
+        by_split.setdefault(split_of(file.relative_to(folder)), []).append(file)
     if set(by_split) != {None}:  # some file names a split, so the split must be one that is named
         wanted = SPLIT_WORDS.get(split, split)
         if wanted not in by_split:
@@ -159,7 +159,7 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
     return Rows([read_file(file) for file in files])
 
 
-def _split_of(file: Path) -> str | None:
+def split_of(file: Path) -> str | None:
     """Return the split that a file name, or else the nearest folder name, tells."""
     for name in reversed(file.parts):
         for word in re.split(r"[^a-z]+", name.lower()):

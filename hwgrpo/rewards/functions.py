@@ -78,14 +78,16 @@ class RewardFunction:
         prompts = [batch.prompts[index] for index in completions.prompt_index.tolist()]
         extras: list[dict[str, Any]] = [{} for _ in prompts]
         if self.form == "verl":
-            return self._per_sample(prompts, completions.texts), extras
+            return self.per_sample(prompts, completions.texts), extras
         if self.form == "batch":
             return wait_for(
                 self.call(**self.kwargs, **self._accepted({"batch": batch, "completions": completions}))
             ), extras
         return wait_for(self.call(**self._trl_arguments(prompts, completions, step, extras))), extras
 
-    def _per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
+    def per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
+        """Call a function of verl's form once for each prompt and response; an exception stands where a call raised."""
+
         def call(prompt: Prompt, text: str) -> Any:
             arguments = {
                 "data_source": prompt.source,

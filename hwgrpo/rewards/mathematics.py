@@ -44,7 +44,7 @@ def judge(solution: str, truth: str, timeout: int) -> bool | None:
     """
     from math_verify import parse, verify
 
-    bare = "\\boxed" not in truth and "$" not in truth
+    bare = "\\boxed" not in truth and "$" not in truth.replace("\\$", "")  # `\$18` is money and bounds no formula
     gold = parse(f"\\boxed{{{truth}}}" if bare else truth, parsing_timeout=timeout)
     if not gold:
         raise ValueError(f"the ground truth {truth!r} is not an expression that math-verify can read")

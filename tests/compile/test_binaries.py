@@ -67,8 +67,8 @@ def test_logits_are_accessed_16_bytes_at_a_time_where_rows_are_aligned(chip, cas
     loads, stores = binary.in_loops("load"), binary.in_loops("store")
     assert loads, "the loop over whole blocks is not found"
     if op == "row_grad":
-        loads_per_store = (1 + case.reference) * (2 if case.narrow_out else 1)
-        assert len(stores) * loads_per_store == len(loads), "the logits that the loops read, they write"
+        read_per_bit = (1 + case.reference) * (2 if case.narrow_out else 1)
+        assert sum(stores) * read_per_bit == sum(loads), "the logits that the loops read, they write"
     if case.padded:
         wide = [loop for loop in binary.loops if set(binary.accesses("load", loop)) == {BITS}]
         assert len(wide) == 1, "all but the tail of a row is read 16 bytes at a time"

@@ -1,0 +1,141 @@
+"""`hwgrpo data`: published datasets into Parquet files to train on, and a look at any data file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hwgrpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hwgrpo.data.inspection import Settings
+
+HELP = "convert GSM8K or MATH into files to train on, or inspect data files"
+INSPECT_HELP = "show a data file as the trainer reads it: columns, lengths, duplicates, bad rows, rewards"
+GSM8K_HELP = "convert GSM8K into train.parquet and test.parquet"
+MATH_HELP = "convert MATH into train.parquet and test.parquet"
+SCHEMA = "hwgrpo.data.inspect/1"
+ROWS_TO_SCORE = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
+    for name, text, hub in (
+        ("gsm8k", GSM8K_HELP, "openai/gsm8k, subset main"),
+        ("math", MATH_HELP, "DigitalLearningGmbH/MATH-lighteval"),
+    ):
+        convert = actions.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}, in the schema that verl uses: data_source, prompt, ability, "
+            "reward_model, extra_info. A row without a final answer is dropped and named.",
+            epilog=parser.epilog,
+        )
+        convert.add_argument(
+            "--source",
+            metavar="PATH | HUB_NAME",
+            help="a file or folder (.parquet, .jsonl, .json, as the hub stores them, or what save_to_disk wrote), or "
+            f"owner/name or owner/name:subset of a hub dataset with the same columns (default: {hub})",
+        )
+        convert.add_argument("--out", metavar="FOLDER", help=f"where the files go (default data/{name})")
+        convert.add_argument(
+            "--instruction",
+            metavar="TEXT",
+            help="what follows every question, e.g. how to mark the answer (default: verl's sentence; '' for none)",
+        )
+        convert.add_argument("--force", action="store_true", help="write over files that are there")
+        convert.add_argument("--strict", action="store_true", help="a row that cannot be converted is an error")
+    inspect = actions.add_parser(
+        "inspect",
+        help=INSPECT_HELP,
+        description=f"{INSPECT_HELP[0].upper()}{INSPECT_HELP[1:]}. With several files also: prompts that are in more "
+        "than one. The exit code is 1 when rows are bad.",
+        epilog=parser.epilog,
+    )
+    inspect.add_argument(
+        "files", nargs="+", metavar="FILE", help=".parquet, .jsonl or .json, or a folder of such files"
+    )
+    inspect.add_argument(
+        "--tokenizer", metavar="FOLDER", help="count tokens too, with this model's or tokenizer's folder"
+    )
+    inspect.add_argument(
+        "--reward",
+        action="append",
+        metavar="NAME",
+        help="try this reward (built in, or path/to/file.py:function); may be repeated. Default: the recipe's, "
+        "else the one that belongs to the rows' data_source",
+    )
+    inspect.add_argument("--recipe", metavar="RECIPE", help="take data.* and reward.functions from this recipe")
+    inspect.add_argument(
+        "--score-rows",
+        type=int,
+        default=ROWS_TO_SCORE,
+        metavar="N",
+        help=f"rows of a file to try rewards on, spread over it (default {ROWS_TO_SCORE}; 0 for all)",
+    )
+    inspect.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA})")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert or inspect; return the exit code."""
+    return _inspect(args) if args.action == "inspect" else _convert(args)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from hwgrpo.cli.data_converted import show_converted
+    from hwgrpo.data.convert import convert, files_of, write
+    from hwgrpo.data.copies import open_copy
+    from hwgrpo.data.published import PUBLISHED
+
+    dataset = PUBLISHED[args.action]
+    copy = open_copy(dataset, args.source)
+    files = files_of(Path(args.out or f"data/{args.action}").expanduser(), copy, args.force)
+    converted = convert(dataset, copy, args.instruction, args.strict)
+    write(files, converted)
+    show_converted(dataset, copy, files, converted)
+    return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    if args.score_rows < 0:
+        raise ConfigError(f"--score-rows {args.score_rows}: give 0 or more")
+    from hwgrpo.cli.data_inspected import show_inspection, to_json
+    from hwgrpo.data.inspection import inspect_files
+
+    inspection = inspect_files(args.files, _settings(args))
+    if args.json:
+        print(to_json(inspection, SCHEMA))
+    else:
+        show_inspection(inspection)
+    return int(any(file.bad for file in inspection.files))
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from hwgrpo.config.load import load_config
+    from hwgrpo.config.schema import DataConfig, ModelConfig, RolloutConfig
+    from hwgrpo.data.inspection import Settings
+    from hwgrpo.rewards.functions import adapt
+    from hwgrpo.rewards.loading import load_function
+
+    config = None if args.recipe is None else load_config(args.recipe)
+    wanted = None if args.reward is None else [(name, {}, "--reward") for name in args.reward]
+    if config is not None and wanted is None:
+        entries = enumerate(config.reward.functions)
+        wanted = [(each.name, each.kwargs, f"reward.functions[{number}]") for number, each in entries]
+    rollout = RolloutConfig() if config is None else config.rollout
+    context = {"max_response_tokens": rollout.max_response_tokens}
+    rewards = None
+    if wanted is not None:
+        rewards = [adapt(*load_function(name, key), kwargs, context, key) for name, kwargs, key in wanted]
+    tokenizer = None
+    if args.tokenizer is not None:
+        if not Path(args.tokenizer).expanduser().is_dir():
+            raise ConfigError(f"--tokenizer {args.tokenizer}: there is no such folder")
+        from hwgrpo.models.loading import load_tokenizer
+
+        model = ModelConfig(path=args.tokenizer) if config is None else config.model
+        model.tokenizer = args.tokenizer
+        tokenizer = load_tokenizer(model)
+    return Settings(DataConfig(train="") if config is None else config.data, rewards, tokenizer, args.score_rows)

@@ -1,0 +1,155 @@
+"""Where the rows of a published dataset come from: files here, a folder of `save_to_disk`, or the hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hwgrpo.data.formats import READERS, Broken, Part, read_file
+from hwgrpo.data.published import Published
+from hwgrpo.data.sources import find_data, split_of
+from hwgrpo.errors import DataError
+
+SPLITS = ("train", "test")
+KEY = "--source"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The rows of a published dataset, as they were found."""
+
+    source: str
+    """What was read, for people."""
+    splits: Mapping[str, Sequence[tuple[Part, Broken]]]
+    """"train", "test" or both -> their files, and what is wrong with rows of these."""
+    passed_over: Mapping[str, Sequence[str]]
+    """Why files were not read -> their names."""
+
+
+def open_copy(dataset: Published, spec: str | None) -> Copy:
+    """Find and read a published dataset.
+
+    Args:
+        dataset: which one.
+        spec: a file, a folder or a hub name; None is the dataset's own hub name.
+
+    Raises:
+        DataError: nothing there, a file as a whole is broken, or no rows for training or testing.
+    """
+    spec = spec or dataset.hub
+    path = find_data(spec, KEY)
+    if path is None:
+        return _from_hub(dataset, spec)
+    if path.is_file():
+        split = split_of(Path(path.name)) or "train"
+        if split not in SPLITS:
+            raise DataError(
+                f"{KEY} {path}: its name tells the split {split!r}, and only train and test are made; rename it"
+            )
+        return Copy(str(path), {split: [_read(path, dataset)]}, {})
+    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        return _saved(path)
+    return _from_folder(dataset, path)
+
+
+def _from_folder(dataset: Published, folder: Path) -> Copy:
+    files = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix.lower() in READERS]
+    files = [file for file in files if not any(part.startswith(".") for part in file.parts)]
+    files = [file for file in files if (folder / file).is_file()]
+    if not files:
+        raise DataError(
+            f"{KEY} {folder}: the folder holds no data files ({', '.join(READERS)}); {dataset.title} is "
+            f"{' and '.join(dataset.files)} of {dataset.page}"
+        )
+    passed_over: dict[str, list[str]] = {}
+
+    def keep(wanted: list[Path], why: str) -> list[Path]:
+        """Drop the others, unless that would be all."""
+        if wanted and len(wanted) < len(files):
+            passed_over[why] = [str(file) for file in files if file not in set(wanted)]
+            return wanted
+        return files
+
+    files = keep([file for file in files if set(dataset.folders) & set(file.parts[:-1])], "of another subset")
+    files = keep([file for file in files if not _words(file) & set(dataset.other_versions)], "another version")
+    files = keep([file for file in files if split_of(file)], "names no split")
+    by_split: dict[str, list[Path]] = {}
+    for file in files:
+        by_split.setdefault(split_of(file) or "train", []).append(file)
+    if not set(by_split) & set(SPLITS):
+        raise DataError(
+            f"{KEY} {folder}: its files are of the split {', '.join(sorted(by_split))}; train or test is needed"
+        )
+    for split in set(by_split) - set(SPLITS):
+        passed_over[f"of the split {split}"] = [str(file) for file in by_split[split]]
+    splits = {
+        split: [_read(folder / file, dataset) for file in by_split[split]] for split in SPLITS if split in by_split
+    }
+    return Copy(str(folder), splits, passed_over)
+
+
+def _words(file: Path) -> set[str]:
+    return {word for part in file.parts for word in re.split(r"[^a-z0-9]+", part.lower())}
+
+
+def _read(path: Path, dataset: Published) -> tuple[Part, Broken]:
+    if path.suffix.lower() == ".json" and (row := _single_row(path, dataset)) is not None:
+        return Part(str(path), [row], tuple(row), path.name), {}
+    broken: Broken = {}
+    return read_file(path, broken), broken
+
+
+def _single_row(path: Path, dataset: Published) -> dict[str, Any] | None:
+    """Return the row of a file that holds just one, as MATH's first release has them, or None."""
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:  # whatever is wrong with it is told by the reader of whole files
+        return None
+    return content if isinstance(content, dict) and dataset.question in content else None
+
+
+def _saved(folder: Path) -> Copy:
+    import datasets
+
+    try:
+        loaded: Any = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{KEY} {folder}: a damaged dataset folder ({error}); save it again") from error
+    return _loaded(str(folder), loaded)
+
+
+def _from_hub(dataset: Published, spec: str) -> Copy:
+    import datasets
+
+    name, _, subset = spec.partition(":")
+    same = name.rpartition("/")[2].lower() == dataset.hub.rpartition("/")[2].lower()
+    subset = subset or (dataset.subset if same else None)
+    try:
+        loaded: Any = datasets.load_dataset(name, subset or None)
+    except Exception as error:  # the library raises many types, none of them saying what to do without a network
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise DataError(
+            f"{spec!r} cannot be loaded from the hub: {reason}. Where there is no network, copy "
+            f"{' and '.join(dataset.files)} of {dataset.page} into a folder here, from a machine that has one "
+            f"(hf download {dataset.hub} --repo-type dataset --local-dir FOLDER), and give {KEY} FOLDER; where there "
+            "is a mirror, set HF_ENDPOINT"
+        ) from error
+    return _loaded(f"{name}{f', subset {subset}' if subset else ''}, on the hub", loaded)
+
+
+def _loaded(source: str, loaded: Any) -> Copy:
+    """Return the rows of a `Dataset`, taken as training data, or those splits of a `DatasetDict` that are wanted."""
+    by_split = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    splits = {
+        split: [(Part(f"{source}, split {split}", by_split[split], tuple(by_split[split].column_names), source), {})]
+        for split in SPLITS
+        if split in by_split and len(by_split[split])
+    }
+    if not splits:
+        raise DataError(f"{source}: no rows in a split train or test; it has: {', '.join(by_split)}")
+    others = [split for split in by_split if split not in splits]
+    return Copy(source, splits, {"another split": others} if others else {})

@@ -1,0 +1,244 @@
+"""Data files as the trainer reads them; nothing stops at the first bad row, and every one is told."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
+from hwgrpo.data.inspected import BadRow, FileReport, Inspection, Lengths, Overlap, Repeat
+from hwgrpo.data.judging import judge_rows
+from hwgrpo.data.prompts import TOKENIZE_BATCH, render
+from hwgrpo.data.published import published_with
+from hwgrpo.data.schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt
+from hwgrpo.data.sources import Rows, find_data, split_of
+from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.rewards.functions import RewardFunction
+from hwgrpo.values import Prompt
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How files are to be read."""
+
+    data: Any
+    """The `data` settings."""
+    rewards: Sequence[RewardFunction] | None
+    """What to try; None takes the reward that belongs to each row's source."""
+    tokenizer: Any
+    """A transformers tokenizer, or None."""
+    score_rows: int
+    """Rows of a file to try rewards on; 0 is all."""
+
+
+@dataclass
+class _Good:
+    """The rows that could be read, by index."""
+
+    prompts: dict[int, str | tuple[Message, ...]] = field(default_factory=dict)
+    answers: dict[int, Any] = field(default_factory=dict)
+    keys: dict[int, str | None] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
+
+
+def inspect_files(names: Sequence[str], settings: Settings) -> Inspection:
+    """Read files and say what they hold.
+
+    Args:
+        names: files, or folders of files.
+        settings: how they are to be read.
+
+    Raises:
+        ConfigError: settings contradict the data.
+        DataError: a file is not there, is broken as a whole, or has no column with prompts.
+    """
+    reports, seen = [], []
+    for path in dict.fromkeys(path for name in names for path in _files(name)):
+        report, first = _inspect(path, settings)
+        reports.append(report)
+        seen.append(first)
+    overlaps = []
+    for (one, here), (other, there) in combinations(zip(reports, seen, strict=True), 2):
+        both = [prompt for prompt in here if prompt in there]
+        if both:
+            places = here[both[0]], there[both[0]]
+            overlaps.append(Overlap((one.name, other.name), len(both), places))
+    return Inspection(reports, overlaps, settings.data.max_prompt_tokens, settings.score_rows)
+
+
+def _files(name: str) -> list[Path]:
+    path = find_data(name, "FILE")
+    if path is None:
+        raise DataError(f"{name}: no such file or folder (looked for {Path(name).absolute()})")
+    if path.is_file():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in READERS and file.is_file())
+    files = [file for file in files if not file.name.startswith(".")]
+    files.sort(key=lambda file: split_of(Path(file.name)) != "train")
+    if not files:
+        raise DataError(f"{name}: the folder holds no data files ({', '.join(READERS)})")
+    return files
+
+
+def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]]:
+    """Return what a file holds, and where each prompt is first."""
+    config = settings.data
+    broken: Broken = {}
+    part = read_file(path, broken)
+    if part.columns and config.prompt_key not in part.columns:
+        raise _no_prompts(config.prompt_key, part)
+    good, bad = _read_rows(part, broken, config)
+    tokens = None if settings.tokenizer is None else _token_lengths(part, good, bad, settings)
+    for index in bad:
+        good.prompts.pop(index, None)
+    chosen = _spread([index for index in good.prompts if good.keys[index] is not None], settings.score_rows)
+    judged, unscored = judge_rows([_prompt(part, good, index) for index in chosen], settings.rewards)
+    bad |= {chosen[number]: reason for number, reason in unscored.items()}
+    first, repeats = _repeats(part, good)
+    limit = config.max_prompt_tokens
+    report = FileReport(
+        name=str(path),
+        rows=len(part.rows),
+        columns=part.columns,
+        prompts=_counts(_kind(prompt) for prompt in good.prompts.values()),
+        ground_truths=_counts(key for key in good.keys.values() if key is not None),
+        unanswered=sum(key is None for key in good.keys.values()),
+        sources=_counts(good.sources.values()),
+        characters=_lengths([len(_text(prompt)) for prompt in good.prompts.values()]),
+        tokens=None if tokens is None else _lengths(tokens),
+        overlong=None if tokens is None else sum(count > limit for count in tokens),
+        repeats=repeats,
+        bad=[BadRow(index, part.place(index), bad[index]) for index in sorted(bad)],
+        judged=judged,
+    )
+    return report, first
+
+
+def _no_prompts(key: str, part: Part) -> DataError:
+    error = missing_column("data.prompt_key", key, part.columns, part.name)
+    dataset = published_with(part.columns)
+    hint = "set it in a recipe and give --recipe RECIPE"
+    if dataset is not None:
+        hint = f"this looks like {dataset} as it is published: hwgrpo data {dataset} --source {part.name}"
+    return DataError(f"{error} ({hint})")
+
+
+def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int, str]]:
+    """Return the rows that can be read, and why others cannot."""
+    good, bad = _Good(), {}
+    for index, row in each_row(part, broken):
+        place = part.place(index)
+        try:
+            if isinstance(row, DataError):
+                raise row
+            prompt = read_prompt(row, config.prompt_key, place)
+            answer = read_ground_truth(row, config.ground_truth_key, place)
+        except DataError as error:
+            bad[index] = str(error).removeprefix(f"{place}: ")
+            continue
+        source = row.get(config.source_key)
+        good.prompts[index] = prompt
+        good.answers[index] = answer
+        good.keys[index] = None if answer is None else config.ground_truth_key or ground_truth_key(row)
+        good.sources[index] = part.source if source is None else str(source)
+        if answer is not None and not str(answer).strip():
+            bad[index] = f"the ground truth ({good.keys[index]}) is empty"
+    if any(key is not None for key in good.keys.values()):  # otherwise nothing here is meant to have one
+        bad |= {index: "no ground truth, which other rows have" for index, key in good.keys.items() if key is None}
+    return good, bad
+
+
+def _token_lengths(part: Part, good: _Good, bad: dict[int, str], settings: Settings) -> list[int]:
+    """Return lengths [rows that have any] after the chat template; add to `bad` what the template refuses."""
+    rows, counts = Rows([part]), []
+    indices = [index for index in good.prompts if index not in bad]
+    for start in range(0, len(indices), TOKENIZE_BATCH):
+        rendered = {}
+        for index in indices[start : start + TOKENIZE_BATCH]:
+            try:
+                rendered[index] = render(rows, index, settings.data, settings.tokenizer)
+            except DataError as error:
+                bad[index] = str(error).removeprefix(f"{part.place(index)}: ")
+            except ConfigError as error:
+                raise ConfigError(f"{error}; --recipe RECIPE takes such settings from a recipe") from error
+        for index, row in rendered.items():
+            count = len(settings.tokenizer(row.text, add_special_tokens=not row.templated)["input_ids"])
+            if count:
+                counts.append(count)
+            else:
+                bad[index] = "the prompt has no tokens under this tokenizer"
+    return counts
+
+
+def _prompt(part: Part, good: _Good, index: int) -> Prompt:
+    prompt = good.prompts[index]
+    return Prompt(
+        uid=str(index),
+        text=_text(prompt),
+        token_ids=(),
+        ground_truth=good.answers[index],
+        columns=part.rows[index],
+        source=good.sources[index],
+        place=part.place(index),
+        messages=None if isinstance(prompt, str) else prompt,
+    )
+
+
+def _repeats(part: Part, good: _Good) -> tuple[dict[str, str], list[Repeat]]:
+    first: dict[str, str] = {}
+    repeats = []
+    for index, prompt in good.prompts.items():
+        place, key = part.place(index), _identity(prompt)
+        if key in first:
+            repeats.append(Repeat(place, first[key]))
+        else:
+            first[key] = place
+    return first, repeats
+
+
+def _identity(prompt: str | tuple[Message, ...]) -> str:
+    """Return what two prompts share when they say the same; a text is what a user's message with it is."""
+    messages = [("user", prompt)] if isinstance(prompt, str) else [(each["role"], _content(each)) for each in prompt]
+    return json.dumps([(role, " ".join(content.split())) for role, content in messages])
+
+
+def _text(prompt: str | tuple[Message, ...]) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(map(_content, prompt))
+
+
+def _content(message: Message) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def _kind(prompt: str | tuple[Message, ...]) -> str:
+    if isinstance(prompt, str):
+        return "text"
+    return f"messages: {', '.join(message['role'] for message in prompt)}"
+
+
+def _counts(words: Iterable[str]) -> dict[str, int]:
+    """Return how often each word is there, the commonest first."""
+    return dict(Counter(words).most_common())
+
+
+def _lengths(values: Sequence[int]) -> Lengths | None:
+    if not values:
+        return None
+    # the higher of two neighbours, so that every figure is the length of some prompt
+    middle, high = np.percentile(values, (50, 95), method="higher").tolist()
+    return Lengths(min(values), int(middle), int(high), max(values))
+
+
+def _spread(indices: Sequence[int], most: int) -> list[int]:
+    """Return at most `most` of the indices, evenly spread; 0 returns all."""
+    if not most or len(indices) <= most:
+        return list(indices)
+    return [indices[number * len(indices) // most] for number in range(most)]
