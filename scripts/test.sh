@@ -36,7 +36,7 @@ while [ $# -gt 0 ]; do
         -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --) shift; break ;;
         *)
-            if ! names | grep -qxF -- "$1"; then
+            if ! grep -qxF -- "$1" <<<"$(names)"; then
                 echo "scripts/test.sh: there is no test group '$1'; the groups are: $(names | paste -sd ' ' -)" >&2
                 exit 2
             fi
