@@ -9,7 +9,7 @@ import pytest
 from hwgrpo_backends import environment, registry
 
 ROOT = Path(__file__).resolve().parents[2]
-PLUGIN = '''
+PLUGIN = """
 import dataclasses
 from hwgrpo_backends.backend import EnvVar
 from hwgrpo_backends.cpu import BACKEND as HOST
@@ -24,7 +24,7 @@ BACKEND = dataclasses.replace(
     },
     env_rollout={"ACME_QUEUE": EnvVar(value="1", why="acme's engine takes no more than one")},
 )
-'''
+"""
 NOTE_TORCH = '''
 import json, os, sys
 
