@@ -1,7 +1,7 @@
 """What a run will hold in a device's memory, worked out from its settings and the model's sizes.
 
-An estimate: responses are taken to be as long as they may be, and what allocators round up to, kernels take as workspace
-and libraries load is left out.
+An estimate: responses are taken to be as long as they may be; what allocators round up, kernels take as workspace and
+libraries load is left out.
 """
 
 from __future__ import annotations
