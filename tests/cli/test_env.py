@@ -89,6 +89,7 @@ def test_the_users_own_value_is_shown_as_kept_and_not_exported(hwgrpo):
     first = {variable["name"]: variable for variable in told["variables"]}["TASK_QUEUE_ENABLE"]
     assert (first["value"], first["wanted"], first["kept"]) == ("0", "2", True)
     lines = hwgrpo(*words, "--shell", TASK_QUEUE_ENABLE="0").stdout
+    assert "export TASK_QUEUE_ENABLE" not in lines
     assert in_shell('printf %s "$TASK_QUEUE_ENABLE"', lines, TASK_QUEUE_ENABLE="0") == ["0"]
 
 
