@@ -1,9 +1,26 @@
-"""Write scripts/run_<task>[_<device>].sh from one template: `python scripts/generate_launchers.py`."""
+"""Write scripts/run_<recipe>[_<device>].sh, a launcher per recipe and device, from one template.
+
+`python scripts/generate_launchers.py` writes them all. A launcher names no variable of any device: `hwgrpo train` sets
+those of its backend itself (`hwgrpo env` shows them).
+"""
 
 import sys
 from pathlib import Path
 
-TASKS = {"tiny_sort": "a small model to sort digits"}
+RECIPES = {
+    "tiny_sort": "a small model to sort digits",
+    "qwen2_5_0_5b_gsm8k": "Qwen2.5-0.5B on GSM8K",
+    "qwen2_5_3b_gsm8k_lora": "low-rank adapters of Qwen2.5-3B on GSM8K",
+    "qwen2_5_7b_gsm8k": "Qwen2.5-7B on GSM8K",
+    "qwen3_4b_math": "Qwen3-4B on MATH",
+    "qwen3_8b_math": "Qwen3-8B on MATH",
+    "qwen3_32b_math": "Qwen3-32B on MATH",
+    "qwen2_7b_math": "Qwen2-7B on MATH",
+    "deepseek_7b_math": "DeepSeek-LLM-7B on MATH",
+    "glm4_9b_math": "GLM-4-9B on MATH",
+    "mistral_7b_math": "Mistral-7B on MATH",
+}
+"""Recipe in configs/ -> what it trains."""
 DEVICES = {
     "auto": "whatever this machine has",
     "cpu": "the CPU",
@@ -14,21 +31,27 @@ DEVICES = {
 
 TEMPLATE = """\
 #!/usr/bin/env bash
-# Train {task_words} with GRPO on {device_words}; sets up .venv first when needed.
+# Train {recipe_words} with GRPO on {device_words}; sets up .venv first when needed.
 #   bash scripts/{file}                                      as it is
 #   bash scripts/{file} trainer.max_steps=50 rollout.n=16    with other settings
-# Written by scripts/generate_launchers.py from one template; lasting changes belong there.
+{data}# Written by scripts/generate_launchers.py from one template; lasting changes belong there.
 set -euo pipefail
 repo=$(cd "$(dirname "${{BASH_SOURCE[0]}}")/.." && pwd)
 
 # ---- yours to adjust; settings on the command line come last and win ----
-config="$repo/configs/{task}.yaml"
+config="$repo/configs/{recipe}.yaml"
 settings=(
     backend.name={device}
 )
+# For several devices: words for torchrun, as (--nproc-per-node 8); over 4 hosts, on the first of them,
+# (--nnodes 4 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 8).
+torchrun=()
 # --------------------------------------------------------------------------
 {cann}
 bash "$repo/scripts/setup.sh"{setup_args}
+{stop}if [ ${{#torchrun[@]}} -gt 0 ]; then
+    exec "$repo/.venv/bin/torchrun" "${{torchrun[@]}}" -m hwgrpo train "$config" "${{settings[@]}}" "$@"
+fi
 exec "$repo/.venv/bin/hwgrpo" train "$config" "${{settings[@]}}" "$@"
 """
 
@@ -46,20 +69,34 @@ if [ -z "${ASCEND_HOME_PATH:-}" ]; then
 fi
 """
 
+STOP_WITHOUT_CANN = """
+# Without those variables an image may still bring CANN's libraries: torch-npu itself is asked, and says what is wrong.
+if [ -z "${ASCEND_HOME_PATH:-}" ] && ! said=$("$repo/.venv/bin/hwgrpo" detect --backend npu --probe); then
+    echo "${said##*$'\\n'}" >&2
+    exit 1
+fi
+
+"""
+
+DATA = "# Reads data/{task} in the folder where it is called; `hwgrpo data {task}` makes that.\n"
+
 
 def launchers() -> dict[str, str]:
     """Return every launcher's text by file name."""
     texts = {}
-    for task, task_words in TASKS.items():
+    for recipe, recipe_words in RECIPES.items():
+        task = next((word for word in ("gsm8k", "math") if word in recipe.split("_")), None)
         for device, device_words in DEVICES.items():
-            file = f"run_{task}.sh" if device == "auto" else f"run_{task}_{device}.sh"
+            file = f"run_{recipe}.sh" if device == "auto" else f"run_{recipe}_{device}.sh"
             texts[file] = TEMPLATE.format(
-                task=task,
-                task_words=task_words,
+                recipe=recipe,
+                recipe_words=recipe_words,
+                data=DATA.format(task=task) if task else "",
                 device=device,
                 device_words=device_words,
                 file=file,
                 cann=CANN if device in ("auto", "npu") else "",
+                stop=STOP_WITHOUT_CANN if device == "npu" else "",
                 setup_args="" if device == "auto" else f" --backend {device}",
             )
     return texts

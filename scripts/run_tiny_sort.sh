@@ -11,6 +11,9 @@ config="$repo/configs/tiny_sort.yaml"
 settings=(
     backend.name=auto
 )
+# For several devices: words for torchrun, as (--nproc-per-node 8); over 4 hosts, on the first of them,
+# (--nnodes 4 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 8).
+torchrun=()
 # --------------------------------------------------------------------------
 
 # torch-npu finds its libraries through the variables that CANN's own scripts set; they read unset variables.
@@ -26,4 +29,7 @@ if [ -z "${ASCEND_HOME_PATH:-}" ]; then
 fi
 
 bash "$repo/scripts/setup.sh"
+if [ ${#torchrun[@]} -gt 0 ]; then
+    exec "$repo/.venv/bin/torchrun" "${torchrun[@]}" -m hwgrpo train "$config" "${settings[@]}" "$@"
+fi
 exec "$repo/.venv/bin/hwgrpo" train "$config" "${settings[@]}" "$@"

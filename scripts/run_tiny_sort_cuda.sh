@@ -11,7 +11,13 @@ config="$repo/configs/tiny_sort.yaml"
 settings=(
     backend.name=cuda
 )
+# For several devices: words for torchrun, as (--nproc-per-node 8); over 4 hosts, on the first of them,
+# (--nnodes 4 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 8).
+torchrun=()
 # --------------------------------------------------------------------------
 
 bash "$repo/scripts/setup.sh" --backend cuda
+if [ ${#torchrun[@]} -gt 0 ]; then
+    exec "$repo/.venv/bin/torchrun" "${torchrun[@]}" -m hwgrpo train "$config" "${settings[@]}" "$@"
+fi
 exec "$repo/.venv/bin/hwgrpo" train "$config" "${settings[@]}" "$@"

@@ -11,6 +11,9 @@ config="$repo/configs/tiny_sort.yaml"
 settings=(
     backend.name=npu
 )
+# For several devices: words for torchrun, as (--nproc-per-node 8); over 4 hosts, on the first of them,
+# (--nnodes 4 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 8).
+torchrun=()
 # --------------------------------------------------------------------------
 
 # torch-npu finds its libraries through the variables that CANN's own scripts set; they read unset variables.
@@ -26,4 +29,14 @@ if [ -z "${ASCEND_HOME_PATH:-}" ]; then
 fi
 
 bash "$repo/scripts/setup.sh" --backend npu
+
+# Without those variables an image may still bring CANN's libraries: torch-npu itself is asked, and says what is wrong.
+if [ -z "${ASCEND_HOME_PATH:-}" ] && ! said=$("$repo/.venv/bin/hwgrpo" detect --backend npu --probe); then
+    echo "${said##*$'\n'}" >&2
+    exit 1
+fi
+
+if [ ${#torchrun[@]} -gt 0 ]; then
+    exec "$repo/.venv/bin/torchrun" "${torchrun[@]}" -m hwgrpo train "$config" "${settings[@]}" "$@"
+fi
 exec "$repo/.venv/bin/hwgrpo" train "$config" "${settings[@]}" "$@"

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hwgrpo.config import Config
 
 HELP = "train a language model with GRPO from a recipe"
 
@@ -12,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="recipe YAML, or the name of one that ships (tiny_sort)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
     parser.add_argument("--print-config", action="store_true", help="print every setting of the run and stop")
-    parser.add_argument("--dry-run", action="store_true", help="check everything that can be, print the plan and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check what can be checked here, print the plan and stop"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,21 +28,17 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.validate import check_resume
 
-    config = load_config(args.recipe, args.overrides)
+    config = load_config(args.recipe, args.overrides, data_may_be_missing=args.dry_run)
     check_resume(config)
     if args.print_config:
         print(to_yaml(config), end="")
         return 0
+    if args.dry_run:
+        return _plan(config)
 
     from hwgrpo.cli.host import prepare_host
 
     host = prepare_host(config)
-    if args.dry_run:
-        from hwgrpo.training.plan import make_plan
-
-        print(make_plan(config, host.backend, host.world_size))
-        return 0
-
     from hwgrpo.training.resume import already_finished
 
     said = already_finished(config)
@@ -59,3 +62,18 @@ def run(args: argparse.Namespace) -> int:
     # only after success: a rank that failed would wait here for others that wait for it
     run.strategy.close()
     return 0
+
+
+def _plan(config: Config) -> int:
+    """Print the plan; return 0 where this machine could train it now, else 1 and say on stderr what it lacks."""
+    from hwgrpo.cli.host import planned_place
+
+    place = planned_place(config)
+    from hwgrpo.training.plan import make_plan
+
+    plan = make_plan(config, place.backend, place.world_size, obstacle=place.obstacle)
+    if place.rank == 0:
+        print(plan.text)
+        for obstacle in plan.obstacles:
+            print(f"hwgrpo: not ready here: {obstacle}", file=sys.stderr)
+    return 1 if plan.obstacles else 0

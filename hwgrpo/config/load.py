@@ -47,12 +47,15 @@ def find_recipe(recipe: str | Path) -> Path:
     )
 
 
-def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    recipe: str | Path | None, overrides: Sequence[str] = (), *, data_may_be_missing: bool = False
+) -> Config:
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 
     Args:
         recipe: YAML file or name of a shipped recipe; None starts from the defaults.
         overrides: `section.key=value` words; values are YAML. They win over the recipe.
+        data_may_be_missing: do not insist on files with prompts that the settings name.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
@@ -75,7 +78,7 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Con
         config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise _rephrase(error, given) from error
-    check_config(config)
+    check_config(config, data_may_be_missing=data_may_be_missing)
     return config
 
 

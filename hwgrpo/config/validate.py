@@ -14,8 +14,12 @@ from hwgrpo.paths import did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
 
 
-def check_config(config: Config) -> None:
+def check_config(config: Config, *, data_may_be_missing: bool = False) -> None:
     """Check every limit and every contradiction that can be seen before anything is loaded.
+
+    Args:
+        config: the settings.
+        data_may_be_missing: leave out whether the files with prompts are there; `missing_data` tells.
 
     Raises:
         ConfigError: the first one found, naming key, value, what is allowed and the remedy.
@@ -24,6 +28,9 @@ def check_config(config: Config) -> None:
     sampling_of(config)
     _check_names(config)
     _check_files(config)
+    missing = missing_data(config)
+    if missing and not data_may_be_missing:
+        raise ConfigError(missing[0])
     _check_contradictions(config)
 
 
@@ -132,13 +139,16 @@ def check_resume(config: Config) -> None:
         raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists.{hint}")
 
 
-def _check_files(config: Config) -> None:
+def missing_data(config: Config) -> list[str]:
+    """Return what is wrong with the files and folders that `data.train` and `data.validation` name; hub names pass.
+
+    Raises:
+        ConfigError: a task is unknown.
+    """
     from hwgrpo.data.sources import find_data
     from hwgrpo.data.tasks import PREFIX, parse_task
 
-    for key, name in (("model.path", config.model.path), ("model.tokenizer", config.model.tokenizer)):
-        if name is not None and not name.startswith("builtin://"):
-            find_model(name, key)
+    missing = []
     for key, spec in (("data.train", config.data.train), ("data.validation", config.data.validation)):
         if spec and spec.startswith(PREFIX):
             parse_task(spec)
@@ -146,7 +156,14 @@ def _check_files(config: Config) -> None:
             try:
                 find_data(spec, key)
             except DataError as error:
-                raise ConfigError(str(error)) from error
+                missing.append(str(error))
+    return missing
+
+
+def _check_files(config: Config) -> None:
+    for key, name in (("model.path", config.model.path), ("model.tokenizer", config.model.tokenizer)):
+        if name is not None and not name.startswith("builtin://"):
+            find_model(name, key)
     for i, function in enumerate(config.reward.functions):
         file = Path(function.name.rpartition(":")[0] or function.name).expanduser()
         if ".py" in function.name and not file.is_file():

@@ -12,6 +12,7 @@ import torch
 import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
+from hwgrpo_backends.environment import profile
 from safetensors import SafetensorError
 
 import hwgrpo
@@ -191,7 +192,7 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
 
 
 def _describe(output: Path, config: Config, device: Device, total_steps: int) -> None:
-    """Write what the run is: its settings, and the machine and versions it runs on."""
+    """Write what the run is: its settings, and the machine, versions and variables it runs on."""
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
         "hwgrpo": hwgrpo.__version__,
@@ -201,6 +202,10 @@ def _describe(output: Path, config: Config, device: Device, total_steps: int) ->
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "variables": {
+            s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
+            for s in profile(device.backend, "train")
+        },
         "total_steps": total_steps,
     }
     (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")

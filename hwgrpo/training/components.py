@@ -132,13 +132,21 @@ def build_rewards(config: Config, dataset: PromptDataset, validation: PromptData
     return RewardPipeline(config.reward, context=context, columns=dataset.columns)
 
 
-def check_length(config: Config, *datasets: PromptDataset | None) -> None:
+def check_length(
+    config: Config, *datasets: PromptDataset | None, settings: transformers.PreTrainedConfig | None = None
+) -> None:
     """Check that the longest prompt and response fit the model's positions.
+
+    Args:
+        config: the run's settings.
+        datasets: training and validation prompts.
+        settings: the model's transformers configuration; None reads it.
 
     Raises:
         ConfigError: they do not.
     """
-    positions = getattr(model_settings(config.model).get_text_config(), "max_position_embeddings", None)
+    settings = settings or model_settings(config.model)
+    positions = getattr(settings.get_text_config(), "max_position_embeddings", None)
     longest = max(data.longest for data in datasets if data is not None)
     response = config.rollout.max_response_tokens
     if positions is not None and longest + response > positions:

@@ -1,149 +1,190 @@
-"""What a run would do, worked out without loading weights: `hwgrpo train --dry-run`."""
+"""What a run would do, worked out without loading weights: `hwgrpo train --dry-run`.
+
+What this machine lacks, a device, the data or a tokenizer, does not keep the rest from being worked out: it is told
+beside the plan. A mistake in the settings, in data that is there or in a reward function is an error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from transformers import AutoModelForCausalLM
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import planned_steps, prompts_per_update
-from hwgrpo.data.prompts import build_dataset
-from hwgrpo.models.loading import load_tokenizer, model_settings
-from hwgrpo.models.lora import rank_of, uses_lora
+from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update
+from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import attention_obstacle, load_tokenizer
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.training.checkpoints import Checkpoint
-from hwgrpo.training.choices import attention_of, choose_layout, micro_batch_tokens
+from hwgrpo.training.choices import choose_attention, choose_dtype, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
+from hwgrpo.training.memory import Memory, Work, estimate
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
+from hwgrpo.training.shapes import model_shape, planned_settings
 from hwgrpo.training.trial import try_rewards
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """Sizes that memory and work depend on."""
+class Plan:
+    """What a run would do, and why this machine cannot do it now."""
 
-    architecture: str
-    parameters: int
-    trainable: int
-    hidden: int
-    layers: int
-    vocab: int
+    text: str
+    obstacles: tuple[str, ...]
 
 
-def model_shape(config: Config) -> ModelShape:
-    """Read a model's sizes from its configuration alone; its weights are not touched.
+@dataclass(frozen=True)
+class _Data:
+    """The data as far as it could be opened."""
 
-    With LoRA the trainable parameters are those of rank-r adapters on the linear layers named.
-    """
-    settings = model_settings(config.model)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.model.trust_remote_code)
-    total = sum(p.numel() for p in model.parameters())
-    trainable = total
-    lora = config.model.lora
-    if uses_lora(lora):
-        rank = rank_of(lora)
-        head = model.get_output_embeddings()
-        everywhere = list(lora.target_modules) == ["all-linear"]
-        layers = [
-            module
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear)
-            and module is not head
-            and (everywhere or any(name == t or name.endswith(f".{t}") for t in lora.target_modules))
-        ]
-        trainable = sum(rank * (layer.in_features + layer.out_features) for layer in layers)
-    text = settings.get_text_config()
-    return ModelShape(
-        architecture=type(model).__name__,
-        parameters=total,
-        trainable=trainable,
-        hidden=text.hidden_size,
-        layers=text.num_hidden_layers,
-        vocab=text.vocab_size,
-    )
+    training: PromptDataset | None = None
+    validation: PromptDataset | None = None
+    tried: tuple[str, ...] = ("not tried: that needs the data",)
+    """What the reward functions gave for one row."""
 
 
-def state_bytes(config: Config, shape: ModelShape) -> dict[str, int]:
-    """Return the bytes per device that do not depend on the batch.
-
-    fp32 parameters, fp32 gradients and AdamW's two moments of the trainable ones, and the frozen reference where a KL
-    term needs a copy.
-    """
-    parts = {
-        "parameters (fp32)": 4 * shape.parameters,
-        "gradients (fp32)": 4 * shape.trainable,
-        "AdamW moments": 8 * shape.trainable,
-    }
-    if config.algorithm.kl.coef and not uses_lora(config.model.lora):
-        parts["reference model"] = 4 * shape.parameters
-    return parts
-
-
-def make_plan(config: Config, backend: Backend, world_size: int) -> str:
+def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: str | None = None) -> Plan:
     """Check what can be checked without loading the model, and describe the run.
 
-    Opens the data, the tokenizer and the model's configuration, and tries the reward functions on one row.
+    Opens the data, the tokenizer and the model's configuration, and tries the reward functions on one row. A hub model
+    whose shape ships is not looked up.
+
+    Args:
+        config: settings, checked but for whether the data is there.
+        backend: what the run is planned for.
+        world_size: processes of the run.
+        obstacle: why this machine does not have the backend's device; what the device would be asked is then assumed.
 
     Raises:
         ConfigError, DataError: naming what is wrong.
     """
     t = config.trainer
-    tokenizer = load_tokenizer(config.model)
+    obstacles = [obstacle] if obstacle else []
+    settings, shipped = planned_settings(config.model)
+    data = _open_data(config, settings, obstacles, from_hub=shipped is not None)
+    choose_kernels(config, backend)
+    check_router_loss(config.model.router_loss_coef, settings)
+    dtype, attention, device_type = _choices(config, backend, settings, here=obstacle is None)
+    layout = choose_layout(config, settings, attention)
+    checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
+    notes += compare_data(checkpoint, train=data.training, validation=data.validation)
+    shape = model_shape(config.model, settings)
+    # a device of another type than the host's has the same budget, whichever it is
+    budget = micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta"))
+    memory = estimate(
+        config,
+        shape,
+        Work(
+            dtype=dtype,
+            device_type=device_type,
+            prompts=t.prompts_per_step // world_size,
+            prompt_tokens=data.training.longest if data.training else config.data.max_prompt_tokens,
+            micro_batch_tokens=budget,
+        ),
+    )
+    assumed = "" if obstacle is None else "; not on this machine, so dtype and attention are assumed"
+    computes = f"{str(dtype).removeprefix('torch.')}, {attention} attention, {layout.name} layout"
+    lines = [
+        ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}{assumed}"),
+        ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
+        ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
+        *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),
+        *_item("data", _data_lines(config, data)),
+        *_item("rewards", data.tried),
+        *_item("schedule", _schedule(config, data.training, budget)),
+        *_item("memory", _memory_lines(memory)),
+        ("computes", computes),
+        *_item("output", _output_lines(config, data.training, checkpoint, notes)),
+    ]
+    return Plan("\n".join(f"{name:<11}{text}" for name, text in lines), tuple(obstacles))
+
+
+def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub: bool) -> _Data:
+    """Open the data and try the rewards on it; what is not here is added to the obstacles."""
+    missing = missing_data(config)
+    if missing:
+        obstacles += missing
+        return _Data()
+    try:
+        tokenizer = load_tokenizer(config.model)
+    except ConfigError as error:
+        if not from_hub:
+            raise
+        obstacles.append(str(error))
+        return _Data(tried=("not tried: that needs the tokenizer",))
     training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
     assert training is not None
     rewards = build_rewards(config, training, validation)
     tried = try_rewards(rewards, training, tokenizer)
-    check_length(config, training, validation)
-    choose_kernels(config, backend)
-    check_router_loss(config.model.router_loss_coef, model_settings(config.model))
-    device = Device(backend)
-    layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
-    checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
-    notes += compare_data(checkpoint, train=training, validation=validation)
-    shape = model_shape(config)
-    steps = planned_steps(config, len(training))
-    finished = already_finished(config, len(training))
-    updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
-    sequences = t.prompts_per_step * config.rollout.n
-    most = sequences * (training.longest + config.rollout.max_response_tokens)
-    memory = state_bytes(config, shape)
-    state = finished.splitlines() if finished else [f"{t.output_dir}, {_start(checkpoint)}", *notes]
-    lines = [
-        ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}"),
-        ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
-        ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
-        ("data", f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens"),
-        ("", f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens"),
-        ("validation", f"{validation.name}: {len(validation):,} prompts" if validation else "none"),
-        *_item("rewards", tried),
-        (
-            "schedule",
-            f"{steps} steps of {t.prompts_per_step} prompts x {config.rollout.n} samples, "
-            f"{_counted(updates, 'update', 'updates')} each",
-        ),
-        ("", f"at most {most:,} tokens a step, {micro_batch_tokens(config, device.torch_device):,} per micro-batch"),
-        ("memory", f"{_size(sum(memory.values()))} per device before activations and the key-value cache:"),
-        *_item("", [f"{_size(size)} {part}" for part, size in memory.items()]),
-        ("layout", layout.name),
-        *_item("output", state),
+    check_length(config, training, validation, settings=settings)
+    return _Data(training, validation, tuple(tried))
+
+
+def _choices(config: Config, backend: Backend, settings: Any, *, here: bool) -> tuple[torch.dtype, str, str]:
+    """Return compute dtype, attention implementation and torch's word for the device."""
+    if here:
+        device = Device(backend)
+        dtype = choose_dtype(config, device)
+        return dtype, choose_attention(config, backend, dtype, settings), backend.device_type
+    wanted, attention = config.model.dtype, config.model.attention
+    dtype = torch.bfloat16 if wanted == "auto" else getattr(torch, wanted)
+    if attention == "auto":
+        attention = "eager" if attention_obstacle(settings, "sdpa") else "sdpa"
+    return dtype, attention, backend.device_type
+
+
+def _data_lines(config: Config, data: _Data) -> list[str]:
+    training, validation = data.training, data.validation
+    if training is None:
+        return [f"{config.data.train}: not opened; validation {config.data.validation or 'none'}"]
+    return [
+        f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
+        f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens",
+        f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
     ]
-    return "\n".join(f"{name:<11}{text}" for name, text in lines)
+
+
+def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) -> list[str]:
+    t, r = config.trainer, config.rollout
+    updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
+    sequences = t.prompts_per_step * r.n
+    longest = training.longest if training else config.data.max_prompt_tokens
+    most = sequences * (longest + r.max_response_tokens)
+    each = f"{t.prompts_per_step} prompts x {r.n} samples, {_counted(updates, 'update', 'updates')} each"
+    tokens = f"at most {most:,} tokens a step, {micro_batch:,} per micro-batch"
+    if training is None and not t.max_steps:
+        return [f"{_counted(t.epochs, 'pass', 'passes')} over the data in steps of {each}", tokens]
+    steps = planned_steps(config, len(training) if training else 0)
+    passes = f", {steps * t.prompts_per_step / len(training):.2f} passes over the data" if training else ""
+    samples = f"{steps * t.prompts_per_step:,} prompts and {steps * sequences:,} samples{passes}"
+    return [f"{steps} steps of {each}", f"in all {samples}", tokens]
+
+
+def _memory_lines(memory: Memory) -> list[str]:
+    lines = [f"about {_size(memory.peak)} per device at the most:"]
+    parts = (("", memory.always), ("rollout: ", memory.rollout), ("update: ", memory.update))
+    return lines + [f"{_size(size)} {when}{part}" for when, components in parts for part, size in components.items()]
+
+
+def _output_lines(
+    config: Config, training: PromptDataset | None, checkpoint: Checkpoint | None, notes: Sequence[str]
+) -> list[str]:
+    if training is not None or config.trainer.max_steps:
+        finished = already_finished(config, len(training) if training else None)
+        if finished:
+            return finished.splitlines()
+    start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
+    return [f"{config.trainer.output_dir}, {start}", *notes]
 
 
 def _item(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return an item of the plan that may take several lines; only the first has its name."""
     return [(name if number == 0 else "", text) for number, text in enumerate(texts)]
-
-
-def _start(checkpoint: Checkpoint | None) -> str:
-    return f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
 
 
 def _size(count: int) -> str:

@@ -138,7 +138,7 @@ def test_every_shipped_recipe_loads():
     recipes = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
     assert recipes
     for recipe in recipes:
-        load_config(recipe)
+        load_config(recipe, data_may_be_missing=True)
 
 
 def test_batches_must_be_shared_out_among_the_ranks_and_single_means_one_rank():

@@ -2,10 +2,13 @@
 
 import importlib.util
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hwgrpo_backends import registry
 
 REPO = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("generate_launchers", REPO / "scripts" / "generate_launchers.py")
@@ -21,8 +24,29 @@ def test_the_launchers_in_scripts_are_what_the_generator_writes():
     assert there == TEXTS, "run `python scripts/generate_launchers.py`"
 
 
-def test_there_is_one_launcher_for_each_device_and_one_that_looks():
-    assert set(TEXTS) == {"run_tiny_sort.sh"} | {f"run_tiny_sort_{name}.sh" for name in ("cpu", "cuda", "rocm", "npu")}
+def test_every_recipe_has_one_launcher_for_each_device_and_one_that_looks():
+    recipes = {path.stem for path in (REPO / "configs").glob("*.yaml")}
+    assert set(TEXTS) == {
+        f"run_{recipe}{device}.sh" for recipe in recipes for device in ("", "_cpu", "_cuda", "_rocm", "_npu")
+    }
+    assert all(os.access(REPO / "scripts" / name, os.X_OK) for name in TEXTS)
+
+
+@pytest.mark.parametrize("recipe", sorted(generator.RECIPES))
+def test_the_launchers_of_a_recipe_are_valid_shell_and_name_its_data(recipe):
+    for name in (
+        name for name in TEXTS if name.startswith(f"run_{recipe}") and f"configs/{recipe}.yaml" in TEXTS[name]
+    ):
+        checked = subprocess.run(["bash", "-n", "-"], input=TEXTS[name], capture_output=True, text=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+        for task in re.findall(r"train: data/(\w+)/", (REPO / "configs" / f"{recipe}.yaml").read_text()):
+            assert f"# Reads data/{task} " in TEXTS[name]
+
+
+def test_no_launcher_sets_a_variable_that_is_a_backends():
+    names = {name for b in registry.load_all().backends.values() for name in {**b.env_train, **b.env_rollout}}
+    assert len(names) > 5
+    assert [file for file, text in TEXTS.items() for name in names if name in text] == []
 
 
 @pytest.fixture
@@ -34,17 +58,25 @@ def stubbed(tmp_path):
     for name, text in TEXTS.items():
         (repo / "scripts" / name).write_text(text)
     (repo / "scripts" / "setup.sh").write_text('echo setup "$@"; exit "${SETUP_STATUS:-0}"\n')
-    command = repo / ".venv" / "bin" / "hwgrpo"
-    command.write_text('#!/bin/sh\nprintf "<%s>" "$@"; echo " cann=$CANN"\n')
-    command.chmod(0o755)
+    stub(repo, "hwgrpo", 'printf "<%s>" "$@"; echo " cann=$CANN"')
     return repo
+
+
+def stub(repo, name, text):
+    """Put a command into .venv that runs lines of shell."""
+    command = repo / ".venv" / "bin" / name
+    command.write_text(f"#!/bin/sh\n{text}\n")
+    command.chmod(0o755)
+
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("ASCEND_HOME_PATH", "CANN")}
 
 
 def launch(repo, name, *arguments, **env):
     return subprocess.run(
         ["bash", repo / "scripts" / name, *arguments],
         cwd="/",
-        env={**os.environ, **env},
+        env={**ENVIRONMENT, **env},
         capture_output=True,
         text=True,
     )
@@ -53,7 +85,7 @@ def launch(repo, name, *arguments, **env):
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "rocm", "npu"])
 def test_a_launcher_sets_up_for_its_device_then_trains_with_the_callers_settings_last(stubbed, device):
     name = "run_tiny_sort.sh" if device == "auto" else f"run_tiny_sort_{device}.sh"
-    result = launch(stubbed, name, "rollout.n=16", "data.train=my file.jsonl")
+    result = launch(stubbed, name, "rollout.n=16", "data.train=my file.jsonl", ASCEND_HOME_PATH="/there")
     config = stubbed / "configs" / "tiny_sort.yaml"
     assert result.stdout.splitlines() == [
         "setup" if device == "auto" else f"setup --backend {device}",
@@ -76,3 +108,52 @@ def test_the_launchers_that_may_meet_an_npu_read_canns_variables(stubbed, device
     script = stubbed / "scripts" / name
     script.write_text(script.read_text().replace("/usr/local/Ascend/ascend-toolkit/set_env.sh", f'"{cann}"'))
     assert launch(stubbed, name).stdout.endswith("cann=found\n" if sourced else "cann=\n")
+
+
+REFUSED = r"""
+[ "$1" = detect ] || { echo "trains: $*"; exit 0; }
+[ "$*" = "detect --backend npu --probe" ] || exit 99
+printf '%s\n' '* cpu  works' '  npu  unusable' '' 'no backend (requested: npu): no libhccl.so. Fix: source it'
+exit 1
+"""
+
+
+def test_the_npu_launcher_stops_with_the_line_of_detect_where_there_is_no_cann(stubbed):
+    stub(stubbed, "hwgrpo", REFUSED)
+    result = launch(stubbed, "run_qwen3_8b_math_npu.sh")
+    assert result.returncode == 1
+    assert result.stderr == "no backend (requested: npu): no libhccl.so. Fix: source it\n"
+    assert result.stdout == "setup --backend npu\n"
+    with_cann = launch(stubbed, "run_qwen3_8b_math_npu.sh", ASCEND_HOME_PATH="/there")
+    assert (with_cann.returncode, "trains: train" in with_cann.stdout) == (0, True)
+
+
+def test_the_npu_launcher_trains_where_an_image_brings_cann_without_its_variables(stubbed):
+    stub(stubbed, "hwgrpo", '[ "$1" = detect ] || echo "trains: $*"')
+    result = launch(stubbed, "run_tiny_sort_npu.sh")
+    assert result.stdout.splitlines()[-1].startswith("trains: train ")
+    assert result.returncode == 0
+
+
+def test_words_for_torchrun_start_a_process_per_device(stubbed):
+    stub(stubbed, "torchrun", 'printf "<%s>" "$@"')
+    script = stubbed / "scripts" / "run_qwen2_5_7b_gsm8k_rocm.sh"
+    script.write_text(script.read_text().replace("torchrun=()\n", "torchrun=(--nproc-per-node 8)\n"))
+    result = launch(stubbed, script.name, "rollout.n=16")
+    config = stubbed / "configs" / "qwen2_5_7b_gsm8k.yaml"
+    words = f"<--nproc-per-node><8><-m><hwgrpo><train><{config}><backend.name=rocm><rollout.n=16>"
+    assert result.stdout.splitlines()[-1] == words
+
+
+@pytest.mark.parametrize("name, code", [("run_tiny_sort_cpu.sh", 0), ("run_qwen2_5_0_5b_gsm8k_cpu.sh", 1)])
+def test_a_launcher_plans_with_dry_run_as_a_further_word(stubbed, tmp_path, name, code):
+    """The real command behind the stubbed set-up; without data the plan is shown, and what is missing told."""
+    (stubbed / "configs").symlink_to(REPO / "configs")
+    path = os.pathsep.join(str(REPO / folder) for folder in (".", "backends", "kernels"))
+    stub(stubbed, "hwgrpo", f'PYTHONPATH="{path}" exec "{sys.executable}" -m hwgrpo "$@"')
+    small = ["model.path=builtin://tiny?task=sort&steps=2"] if "tiny" in name else []
+    result = launch(stubbed, name, *small, "--dry-run", HWGRPO_CACHE=str(tmp_path / "cache"), HF_HUB_OFFLINE="1")
+    assert result.returncode == code, result.stderr
+    assert "\nbackend    cpu, 1 process\n" in result.stdout
+    assert "\nmemory     about " in result.stdout
+    assert ("not ready here: data.train='data/gsm8k/train.parquet'" in result.stderr) == bool(code)

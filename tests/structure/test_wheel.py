@@ -38,8 +38,8 @@ def test_the_wheel_holds_every_module_of_the_three_packages_and_nothing_else_of_
 
 def test_the_wheel_holds_the_recipes(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    recipes = [path.relative_to(REPO / "configs").as_posix() for path in (REPO / "configs").rglob("*.yaml")]
-    assert "tiny_sort.yaml" in recipes
+    recipes = [path.relative_to(REPO / "configs").as_posix() for path in (REPO / "configs").rglob("*.*")]
+    assert {"tiny_sort.yaml", "models/Qwen3-8B.json"} <= set(recipes)
     assert {f"hwgrpo/recipes/{recipe}" for recipe in recipes} <= names
 
 

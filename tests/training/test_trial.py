@@ -51,7 +51,7 @@ def planned(tmp_path: Path):
         (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         named = ", ".join(f.replace("@", f"{tmp_path}/rewards.py:") for f in functions)
         words = (f"data.train={tmp_path}/train.jsonl", f"reward.functions=[{named}]")
-        shown = make_plan(runs.small(tmp_path / "run", *words), BACKEND, 1)
+        shown = make_plan(runs.small(tmp_path / "run", *words), BACKEND, 1).text
         assert not (tmp_path / "run").exists()
         return shown.partition("rewards")[2].partition("schedule")[0]
 
@@ -117,6 +117,6 @@ def test_a_failure_that_the_settings_pass_over_is_told_and_no_error(planned, nam
 
 
 def test_a_broken_reward_is_found_before_the_models_shape_is_read(planned, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "model_shape", lambda _: pytest.fail("the model was touched"))
+    monkeypatch.setattr(plan, "model_shape", lambda *_: pytest.fail("the model was touched"))
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         planned("'@raises'")

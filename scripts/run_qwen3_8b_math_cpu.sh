@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Train Qwen3-8B on MATH with GRPO on the CPU; sets up .venv first when needed.
+#   bash scripts/run_qwen3_8b_math_cpu.sh                                      as it is
+#   bash scripts/run_qwen3_8b_math_cpu.sh trainer.max_steps=50 rollout.n=16    with other settings
+# Reads data/math in the folder where it is called; `hwgrpo data math` makes that.
+# Written by scripts/generate_launchers.py from one template; lasting changes belong there.
+set -euo pipefail
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# ---- yours to adjust; settings on the command line come last and win ----
+config="$repo/configs/qwen3_8b_math.yaml"
+settings=(
+    backend.name=cpu
+)
+# For several devices: words for torchrun, as (--nproc-per-node 8); over 4 hosts, on the first of them,
+# (--nnodes 4 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 8).
+torchrun=()
+# --------------------------------------------------------------------------
+
+bash "$repo/scripts/setup.sh" --backend cpu
+if [ ${#torchrun[@]} -gt 0 ]; then
+    exec "$repo/.venv/bin/torchrun" "${torchrun[@]}" -m hwgrpo train "$config" "${settings[@]}" "$@"
+fi
+exec "$repo/.venv/bin/hwgrpo" train "$config" "${settings[@]}" "$@"

@@ -1,0 +1,154 @@
+"""The memory of a plan against what tensors really take: state, keys and values, activations."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hwgrpo.config import Config, load_config
+from hwgrpo.training.memory import Work, activation_bytes, cache_bytes, estimate
+from hwgrpo.training.optimizer import build_optimizer
+from hwgrpo.training.shapes import model_shape
+
+MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
+WORK = Work(dtype=torch.float32, device_type="cpu", prompts=8, prompt_tokens=20, micro_batch_tokens=64)
+
+
+def planned(*overrides: str) -> Config:
+    words = ("model.path=unused", "data.train=task://sort", "reward.functions=[exact_match]", *overrides)
+    return load_config(None, words)
+
+
+def small(name: str, tmp_path: Path, layers: int = 2):
+    """Return the configuration of a shipped shape, cut down to a size that runs at once."""
+    shape = json.loads((MODELS / f"{name}.json").read_text())
+    shape |= {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": layers, "vocab_size": 128}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "eos_token_id": 1, "bos_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "pad_token_id": None}))
+    return AutoConfig.from_pretrained(tmp_path)
+
+
+def test_state_that_is_always_there_is_what_an_optimizer_step_leaves_behind(tmp_path):
+    settings = small("Mistral-7B", tmp_path)
+    model = AutoModelForCausalLM.from_config(settings).float()
+    optimizer = build_optimizer(model, planned().optim)
+    model(torch.ones(1, 3, dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    held = {
+        "parameters (fp32)": sum(p.nbytes for p in model.parameters()),
+        "gradients (fp32)": sum(p.grad.nbytes for p in model.parameters() if p.grad is not None),
+        "AdamW moments": sum(s[key].nbytes for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")),
+    }
+    config = planned()
+    assert estimate(config, model_shape(config.model, settings), WORK).always == held
+
+
+def test_a_reference_and_a_copy_that_samples_are_counted_where_there_is_one(tmp_path):
+    settings = small("Qwen3-8B", tmp_path)
+
+    def parts(*overrides: str, dtype: torch.dtype = torch.float32) -> set[str]:
+        config = planned(*overrides)
+        work = Work(dtype=dtype, device_type="cpu", prompts=8, prompt_tokens=20, micro_batch_tokens=64)
+        memory = estimate(config, model_shape(config.model, settings), work)
+        return set(memory.always) | set(memory.update)
+
+    state = {"parameters (fp32)", "gradients (fp32)", "AdamW moments", "a chunk of logits"}
+    state |= {"activations of 64 tokens, about"}
+    head = {"gradient of the LM head (fp32)"}
+    assert parts() == state | head
+    assert parts("algorithm.kl.coef=0.1") == state | head | {"reference model"}
+    assert parts("algorithm.kl.coef=0.1", "model.lora.rank=4") == state
+    assert parts(dtype=torch.bfloat16) == state | head | {"copy that samples", "weights as cast"}
+    assert parts("rollout.dtype=float32", dtype=torch.bfloat16) == state | head | {"weights as cast"}
+
+
+def test_adapters_train_little_and_come_on_top_of_the_model(tmp_path):
+    settings = small("Qwen2-7B", tmp_path)
+    config = planned("model.lora.rank=4")
+    shape = model_shape(config.model, settings)
+    adapters = 2 * 4 * (2 * (128 + 128) + 2 * (128 + 64) + 3 * (128 + 352))
+    assert shape.trainable == adapters
+    always = estimate(config, shape, WORK).always
+    assert always["parameters (fp32)"] == 4 * (shape.parameters + adapters)
+    assert always["AdamW moments"] == 8 * adapters
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", "DeepSeek-LLM-7B", "GLM-4-9B"])
+def test_the_key_value_cache_is_as_large_as_that_of_transformers(name, tmp_path):
+    settings = small(name, tmp_path)
+    model = AutoModelForCausalLM.from_config(settings).float()
+    cache = model(torch.ones(3, 7, dtype=torch.long), use_cache=True).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    shape = model_shape(planned().model, settings)
+    assert held == cache_bytes(shape, prompts=0, sequences=3, prompt_tokens=5, response_tokens=7, itemsize=4)
+
+
+def test_a_prompt_is_held_once_for_its_group_and_no_more_sequences_than_are_decoded_together(tmp_path):
+    shape = model_shape(planned().model, small("Qwen3-8B", tmp_path))
+    per_token = 2 * 4 * shape.layers * shape.kv_heads * shape.head_dim
+    whole = planned("rollout.n=4", "rollout.max_response_tokens=10")
+    [(name, size)] = estimate(whole, shape, WORK).rollout.items()
+    assert name == "key-value cache of 32 sequences"
+    assert size == per_token * (8 * 20 + 32 * 10)
+    cut = planned("rollout.n=4", "rollout.max_response_tokens=10", "rollout.max_sequences=8")
+    assert list(estimate(cut, shape, WORK).rollout.values()) == [per_token * (2 * 20 + 8 * 10)]
+
+
+def test_the_chunk_of_logits_is_bounded_and_never_longer_than_the_micro_batch(tmp_path):
+    config = planned()
+    shape = model_shape(config.model, small("Qwen3-8B", tmp_path))
+    assert estimate(config, shape, WORK).update["a chunk of logits"] == 64 * 128 * 4
+    pinned = planned("kernels.chunk_rows=16")
+    assert estimate(pinned, shape, WORK).update["a chunk of logits"] == 16 * 128 * 4
+
+
+def test_rollout_and_update_take_turns_so_the_peak_holds_the_larger_one(tmp_path):
+    config = planned("rollout.max_response_tokens=4000")
+    memory = estimate(config, model_shape(config.model, small("Qwen3-8B", tmp_path)), WORK)
+    rollout, update = sum(memory.rollout.values()), sum(memory.update.values())
+    assert rollout > update
+    assert memory.peak == sum(memory.always.values()) + rollout
+
+
+def saved_for_backward(settings, dtype: torch.dtype, recomputed: bool, tokens: int) -> int:
+    """Return the bytes of activations that the layers of a model keep after a forward pass."""
+    model = AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa").float().train()
+    if recomputed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    weights = {tuple(p.shape) for p in model.parameters() if p.ndim == 2}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        # weights, and what autocast made of them, are counted elsewhere
+        if tuple(tensor.shape) not in weights and tuple(tensor.shape)[::-1] not in weights:
+            kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    ids = torch.ones(1, tokens, dtype=torch.long)
+    cast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), cast:
+        model.model(input_ids=ids, use_cache=False)
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(t.untyped_storage().nbytes() for pointer, t in kept.items() if pointer not in parameters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name, extra",
+    [("DeepSeek-LLM-7B", 1.01), ("Qwen2.5-7B", 1.01), ("Mistral-7B", 1.01), ("Qwen3-8B", 1.25), ("GLM-4-9B", 1.3)],
+)
+def test_activations_are_those_that_autograd_keeps_but_for_norms_that_a_family_adds(name, extra, dtype, tmp_path):
+    """Of two depths the difference: what a model keeps beside its layers cancels out."""
+    kept = [saved_for_backward(small(name, tmp_path, layers), dtype, False, 96) for layers in (2, 4)]
+    shapes = [model_shape(planned().model, small(name, tmp_path, layers)) for layers in (2, 4)]
+    told = [activation_bytes(shape, 96, dtype, recomputed=False) for shape in shapes]
+    assert 1 <= (kept[1] - kept[0]) / (told[1] - told[0]) <= extra
+
+
+def test_with_gradient_checkpointing_each_further_layer_keeps_its_input(tmp_path):
+    kept = [saved_for_backward(small("Qwen3-8B", tmp_path, n), torch.bfloat16, True, 96) for n in (2, 4)]
+    shapes = [model_shape(planned().model, small("Qwen3-8B", tmp_path, n)) for n in (2, 4)]
+    told = [activation_bytes(shape, 96, torch.bfloat16, recomputed=True) for shape in shapes]
+    assert kept[1] - kept[0] == told[1] - told[0] == 2 * 96 * 4 * 128

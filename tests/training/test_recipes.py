@@ -1,0 +1,153 @@
+"""Every recipe that ships is loaded, checked and planned on every backend, without a hub, data or a device."""
+
+import json
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hwgrpo_backends import registry
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hwgrpo.config import load_config
+from hwgrpo.config.validate import check_world_size
+from hwgrpo.training.plan import make_plan
+from hwgrpo.training.shapes import HUB_NAMES, planned_settings, shipped_shapes
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+OF_THE_HUB = [name for name in RECIPES if name != "tiny_sort"]
+PUBLISHED = {
+    "DeepSeek-LLM-7B": 6_910_365_696,
+    "GLM-4-9B": 9_400_279_040,
+    "Mistral-7B": 7_248_023_552,
+    "Qwen2-7B": 7_615_616_512,
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-3B": 3_085_938_688,
+    "Qwen2.5-7B": 7_615_616_512,
+    "Qwen3-32B": 32_762_123_264,
+    "Qwen3-4B": 4_022_468_096,
+    "Qwen3-8B": 8_190_735_360,
+}
+"""Parameters as the models' pages say."""
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch):
+    def refuse(self, address):
+        raise AssertionError(f"something connects to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def test_every_shape_has_the_parameters_that_its_model_is_published_with():
+    assert {path.stem for path in (CONFIGS / "models").glob("*.json")} == set(PUBLISHED)
+    for name, published in PUBLISHED.items():
+        settings = AutoConfig.from_pretrained(CONFIGS / "models" / f"{name}.json")
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(settings)
+        assert sum(p.numel() for p in model.parameters()) == pytest.approx(published, rel=0.01), name
+        assert type(model).__name__ == settings.architectures[0]
+
+
+def test_every_key_of_a_shape_is_one_that_transformers_knows():
+    for path in (CONFIGS / "models").glob("*.json"):
+        written = json.loads(path.read_text())
+        default = AutoConfig.for_model(written["model_type"])
+        known = set(default.to_dict()) | {
+            HUB_NAMES,
+            "rope_theta",
+            "partial_rotary_factor",
+        }  # the last two: rope_parameters
+        assert set(written) <= known, path.name
+
+
+def test_a_hub_name_belongs_to_one_shape():
+    named = [name for path in (CONFIGS / "models").glob("*.json") for name in json.loads(path.read_text())[HUB_NAMES]]
+    assert len(named) == len(set(named)) == len(shipped_shapes())
+
+
+def test_a_local_folder_is_read_and_not_a_shape_that_ships(tmp_path, monkeypatch):
+    folder = tmp_path / "Qwen" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 3}))
+    monkeypatch.chdir(tmp_path)
+    words = ["model.path=Qwen/Qwen3-8B", "data.train=task://sort", "reward.functions=[exact_match]"]
+    settings, shipped = planned_settings(load_config(None, words).model)
+    assert (settings.num_hidden_layers, shipped) == (3, None)
+
+
+@pytest.mark.parametrize("backend", registry.BUILTIN)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_is_planned_on_every_backend(recipe, backend, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [f"backend.name={backend}"]
+    if recipe == "tiny_sort":  # its model is made here: two steps of warm-up are enough to look at it
+        words.append("model.path=builtin://tiny?task=sort&steps=2")
+    config = load_config(recipe, words, data_may_be_missing=True)
+    check_world_size(config, 8)
+    family = registry.get(backend)
+    plan = make_plan(config, family, 8, obstacle=None if family.is_host else "no such device here")
+    missing = ["data.train", "data.validation"] if recipe in OF_THE_HUB else []
+    assert [line.partition("=")[0] for line in plan.obstacles if line.startswith("data.")] == missing
+    assert len(plan.obstacles) == len(missing) + (not family.is_host)
+    first = plan.text.splitlines()[0]
+    assert first.startswith(f"backend    {backend}, 8 processes")
+    assert ("not on this machine" in first) is not family.is_host
+    t, r = config.trainer, config.rollout
+    for part in (
+        f"{t.max_steps} steps of {t.prompts_per_step} prompts x {r.n} samples",
+        f"in all {t.max_steps * t.prompts_per_step:,} prompts and {t.max_steps * t.prompts_per_step * r.n:,} samples",
+        "parameters (fp32)",
+        "gradients (fp32)",
+        "AdamW moments",
+        "rollout: key-value cache of",
+        "update: activations of",
+        "update: a chunk of logits",
+        "float32, sdpa attention" if family.is_host else "bfloat16, sdpa attention",
+    ):
+        assert part in plan.text
+    if recipe in OF_THE_HUB:
+        [shape] = re.findall(r"shape from models/(\S+)\.json, not from the hub", plan.text)
+        [parameters] = re.findall(r"([\d,]+) parameters, ", plan.text)
+        assert int(parameters.replace(",", "")) == pytest.approx(PUBLISHED[shape], rel=0.01)
+
+
+@pytest.mark.parametrize("recipe", OF_THE_HUB)
+def test_the_memory_that_a_recipe_names_is_what_is_planned_and_its_longest_sequence_fits(recipe):
+    config = load_config(recipe, data_may_be_missing=True)
+    plan = make_plan(config, registry.get("npu"), 1, obstacle="not here")  # hw: any accelerator
+    [planned] = re.findall(r"about ([\d.]+) GiB per device", plan.text)
+    text = (CONFIGS / f"{recipe}.yaml").read_text()
+    [told] = re.findall(r"About (\d+) GiB on each device by `--dry-run`; never run on hardware", text)
+    assert int(told) == round(float(planned))
+    settings, _ = planned_settings(config.model)
+    assert config.data.max_prompt_tokens + config.rollout.max_response_tokens <= settings.max_position_embeddings
+
+
+@pytest.mark.parametrize("recipe", [name for name in OF_THE_HUB if "lora" in (CONFIGS / f"{name}.yaml").read_text()])
+def test_a_recipe_with_adapters_trains_all_parameters_when_its_comment_is_followed(recipe):
+    words = ["model.lora.rank=0", "optim.lr=1e-6"]
+    text = make_plan(load_config(recipe, words, data_may_be_missing=True), registry.get("cpu"), 1).text
+    [total, trainable] = re.findall(r"([\d,]+) parameters, ([\d,]+) trainable", text)[0]
+    assert total == trainable
+    told = re.findall(r"([\d]+) GiB(?:, as long as| on every device\.)", (CONFIGS / f"{recipe}.yaml").read_text())
+    assert all(int(size) == round(16 * int(total.replace(",", "")) / 2**30) for size in told)
+
+
+@pytest.mark.parametrize("recipe", OF_THE_HUB)
+def test_a_recipe_states_only_what_differs_from_the_defaults(recipe):
+    default = load_config(None, ["model.path=unused", "data.train=task://sort", "reward.functions=[exact_match]"])
+
+    def same(written: dict, section: object) -> list[str]:
+        found = []
+        for key, value in written.items():
+            inner = getattr(section, key)
+            found += same(value, inner) if isinstance(value, dict) and hasattr(inner, "__dataclass_fields__") else []
+            found += [key] if not isinstance(value, dict) and value == inner else []
+        return found
+
+    looked_for = {"n", "lr", "max_prompt_tokens", "max_response_tokens"}  # what a reader wants to see in any case
+    assert set(same(yaml.safe_load((CONFIGS / f"{recipe}.yaml").read_text()), default)) <= looked_for
