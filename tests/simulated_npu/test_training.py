@@ -13,8 +13,9 @@ import runs
 import simulated_npu
 from launch import ROOT
 
-STEPS = {1: 20, 2: 4}
+STEPS = {1: 20, 2: 3}
 WORDS = (
+    "model.path=builtin://tiny?task=sort&steps=150&batch=64",
     "model.dtype=float32",
     "trainer.tokens_per_micro_batch=4096",
     "trainer.prompts_per_step=32",
@@ -50,5 +51,5 @@ def test_the_recipe_trains_on_npus_as_on_the_cpu(tmp_path: Path, ranks: int):
         for name, value in theirs.items():
             tolerance = 2e-4 if name.startswith(ROUGH) else 1e-5
             assert ours[name] == pytest.approx(value, rel=tolerance, abs=tolerance), (theirs["step"], name)
-    norms = [line["actor/grad_norm"] for line in on_npu if "actor/grad_norm" in line]
-    assert min(norms) > 0.01, "nothing was learned, so nothing is tested"
+    rewards = [line["reward"] for line in on_npu if "reward" in line]
+    assert 0 < rewards[0] < rewards[-1], "nothing was learned, so nothing is tested"

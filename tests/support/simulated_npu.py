@@ -6,6 +6,7 @@ device runs where `environment` holds from the start.
 
 import hashlib
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -32,23 +33,22 @@ def packages() -> Path:
     Raises:
         RuntimeError: the compiler is missing or failed.
     """
-    compiler = os.environ.get("CXX", "g++")
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
     except OSError as error:
         raise RuntimeError(
-            f"the simulated NPU is made by a C++ compiler, and {compiler!r} is missing: {error}"
+            f"the simulated NPU is made by a C++ compiler, and {compiler[0]!r} is missing: {error}"
         ) from error
     key = hashlib.sha256(repr((version, torch.__version__, sys.version_info[:2], FLAGS)).encode())
-    for path in sorted(SOURCES.iterdir()):
-        if path.is_file():
-            key.update(path.name.encode() + path.read_bytes())
+    for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
+        key.update(path.name.encode() + path.read_bytes())
     folder = BUILT / key.hexdigest()[:16]
     if not folder.is_dir():
         BUILT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILT) as scratch:
             made = Path(scratch) / "site"
-            _make(made, compiler)
+            _make(made, compiler, Path(os.path.relpath(SOURCES, folder / "torch_npu")))
             try:
                 made.rename(folder)  # at once, so that nobody meets half of it
             except OSError:
@@ -57,17 +57,18 @@ def packages() -> Path:
     return folder
 
 
-def _make(folder: Path, compiler: str) -> None:
+def _make(folder: Path, compiler: list[str], sources: Path) -> None:
+    """Make the folder; `sources` leads to them from its package, where it will be."""
     package, record = folder / "torch_npu", folder / f"torch_npu-{VERSION}.dist-info"
     package.mkdir(parents=True)
     record.mkdir()
-    (package / "__init__.py").write_bytes((SOURCES / "torch_npu.py").read_bytes())
+    (package / "__init__.py").symlink_to(sources / "torch_npu.py")
     (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-npu\nVersion: {VERSION}\n")
     # as torch-npu has it: `import torch` imports the device
     (record / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
     torch_folder = Path(torch.__file__).parent
     included = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
-    command = [compiler, *FLAGS, *(f"-isystem{path}" for path in (*included, sysconfig.get_paths()["include"]))]
+    command = [*compiler, *FLAGS, *(f"-isystem{path}" for path in (*included, sysconfig.get_paths()["include"]))]
     command += [str(SOURCES / "module.cpp"), "-o", str(package / "_device.so"), f"-L{torch_folder / 'lib'}"]
     command += ["-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -72,7 +72,7 @@ def test_running_out_of_memory_raises_what_torch_raises_on_every_device():
     used = torch.npu.memory_allocated()
     torch_npu._device.set_capacity(used + 4000)
     try:
-        with pytest.raises(torch.OutOfMemoryError, match="NPU out of memory. Tried to allocate 4004 bytes"):
+        with pytest.raises(torch.OutOfMemoryError, match=r"NPU out of memory\. Tried to allocate 4004 bytes"):
             torch.zeros(1001, device="npu")
         torch.zeros(1000, device="npu")  # one block fits: nothing of the other was kept
         torch.zeros(1000, device="npu:1")  # and the other device is not full

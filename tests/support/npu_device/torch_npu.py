@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
 from torch_npu import _device
 
 NAME = "Ascend910B3"
