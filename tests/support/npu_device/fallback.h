@@ -88,7 +88,7 @@ class Call {
       const at::AutoDispatchBelowADInplaceOrView below;
       if (draws || !op_.hasTag(at::Tag::nondeterministic_seeded)) {
         op_.callBoxed(stack);
-      } else {  // without an argument for a generator, the kernel draws from the default one of the CPU
+      } else {  // no generator is given: the kernel draws from the default one of the CPU
         auto host = at::detail::getDefaultCPUGenerator();
         auto mine = twin_of(default_generator(device_->index()));
         const auto before = host.get_state();
@@ -145,10 +145,6 @@ class Call {
     if (value.isGenerator() && value.toGenerator().device().type() == kNpu) {
       draws = true;
       return twin_of(value.toGenerator());
-    }
-    if (value.isNone() && argument.type()->str() == "Generator?") {
-      draws = true;
-      return twin_of(default_generator(device_->index()));
     }
     return value;
   }
