@@ -17,6 +17,7 @@ gpu gpu
 lowering lowering
 structure structure setup
 distributed distributed
+simulated simulated_npu
 learning learning docs
 resume resume
 perf perf

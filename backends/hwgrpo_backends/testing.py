@@ -88,6 +88,12 @@ def _check_device(backend: Backend) -> str:
         # One rounding of the product to dtype; fp32 matmuls may use formats with 10 mantissa bits (TF32).
         assert error < 2 * max(torch.finfo(dtype).eps, 2**-11), f"matmul in {dtype}: relative error {error:.2g}"
 
+    pair = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    pair[0].weight = pair[1].weight
+    pair.to(device.torch_device)
+    # A plug-in tells torch by `_has_compatible_shallow_copy_type` that parameters can change their device in place.
+    assert pair[0].weight is pair[1].weight, "module.to(device) unties tied weights: an LM head leaves its embedding"
+
     state = device.rng_state()
     assert state.dtype == torch.uint8, f"rng_state is {state.dtype}"
     assert state.device.type == "cpu", f"rng_state is on {state.device}"

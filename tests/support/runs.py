@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hwgrpo_backends import Backend
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.config import Config, load_config
@@ -43,9 +44,9 @@ def small(output: Path, *overrides: str) -> Config:
     return load_config(None, [*SMALL, f"trainer.output_dir={output}", *overrides])
 
 
-def run(output: Path, *overrides: str) -> Status:
+def run(output: Path, *overrides: str, backend: Backend = BACKEND) -> Status:
     """Train to the end in this process."""
-    parts = build_run(small(output, *overrides), BACKEND, 0, 1)
+    parts = build_run(small(output, *overrides), backend, 0, 1)
     try:
         status = train(parts)
         finish(parts, status)

@@ -1,0 +1,25 @@
+"""These tests have an NPU that is simulated. README.md says what that proves."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import simulated_npu
+
+ON_DEVICE = Path(__file__).parent / "on_device"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave what needs the device in its own process to test_on_device.py, which starts one for each file."""
+    here = importlib.util.find_spec("torch_npu") is not None
+    return True if collection_path == ON_DEVICE and not here else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _model_cache_and_no_choice(tmp_path_factory: pytest.TempPathFactory):
+    """The built-in models are made once, and nothing but what is installed decides on the backend."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for name in simulated_npu.CHOICES:
+            patch.delenv(name, raising=False)
+        yield

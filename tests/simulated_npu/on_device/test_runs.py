@@ -1,0 +1,87 @@
+"""Whole small runs on the device: resumed, in bf16, without memory, and with mistakes planted that a CPU hides."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+import torch_npu
+from hwgrpo_backends.npu import BACKEND as NPU
+
+from hwgrpo.training.micro_batch import MicroBatch
+from hwgrpo.training.strategies.single import Single
+
+FULL = ("model.dtype=float32", "trainer.save_every=2", "trainer.validate_every=2", "trainer.max_steps=4")
+VARIANTS = {
+    "full": FULL,
+    "lora with dropout and KL": (*FULL, "model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01"),
+    "several updates in bf16": (*FULL[1:], "trainer.prompts_per_update=2", "trainer.epochs_per_batch=2"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_resumed_run_equals_the_uninterrupted_bitwise(tmp_path: Path, variant: str):
+    words = VARIANTS[variant]
+    assert runs.run(tmp_path / "whole", *words, backend=NPU) == "completed"
+    runs.run(tmp_path / "parts", *words, "trainer.max_steps=2", backend=NPU)
+    torch.manual_seed(99)  # nothing may be left over from the first part
+    runs.run(tmp_path / "parts", *words, backend=NPU)
+    whole, parts = runs.everything(tmp_path / "whole"), runs.everything(tmp_path / "parts")
+    assert [line["step"] for line in whole["metrics"] if "actor/grad_norm" in line] == [1, 2, 3, 4]
+    assert parts["metrics"] == whole["metrics"]
+    assert parts["weights"] == whole["weights"]
+
+
+def test_the_devices_own_dtype_is_bf16_and_learns_nearly_what_fp32_does(tmp_path: Path):
+    norms = {}
+    for dtype in ("auto", "bfloat16", "float32"):
+        runs.run(tmp_path / dtype, f"model.dtype={dtype}", "trainer.max_steps=1", backend=NPU)
+        norms[dtype] = [line["actor/grad_norm"] for line in runs.metrics(tmp_path / dtype) if "actor/grad_norm" in line]
+    assert norms["auto"] == norms["bfloat16"] != norms["float32"]
+    assert norms["bfloat16"] == pytest.approx(norms["float32"], rel=0.02)
+
+
+def a_cuda_call(patch: pytest.MonkeyPatch) -> None:
+    plain = Single.clip_gradients
+
+    def planted(self: Single, max_norm: float) -> torch.Tensor:
+        torch.cuda.synchronize()
+        return plain(self, max_norm)
+
+    patch.setattr(Single, "clip_gradients", planted)
+
+
+def a_tensor_left_on_the_cpu(patch: pytest.MonkeyPatch) -> None:
+    plain = MicroBatch.to
+
+    def planted(self: MicroBatch, device: torch.device) -> MicroBatch:
+        moved = plain(self, device)
+        return replace(moved, hidden_rows=self.hidden_rows, signals=self.signals)
+
+    patch.setattr(MicroBatch, "to", planted)
+
+
+MISTAKES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+    "a call of torch.cuda": (a_cuda_call, "CUDA"),
+    "a tensor left on the CPU": (a_tensor_left_on_the_cpu, "device"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_planted_mistake_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    plant, told = MISTAKES[name]
+    plant(monkeypatch)
+    with pytest.raises(Exception, match=told):
+        runs.run(tmp_path / "run", "model.dtype=float32", "trainer.max_steps=1", backend=NPU)
+
+
+def test_a_device_that_is_too_small_ends_the_run_out_of_memory(tmp_path: Path):
+    _, total = torch.npu.mem_get_info()
+    torch_npu._device.set_capacity(torch.npu.memory_allocated() + 2**16)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="NPU out of memory"):
+            runs.run(tmp_path / "run", "trainer.max_steps=1", backend=NPU)
+    finally:
+        torch_npu._device.set_capacity(total)

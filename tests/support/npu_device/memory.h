@@ -1,0 +1,145 @@
+// Memory of the simulated NPUs: host memory with a mark at each end, a capacity per device, and statistics.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+namespace npu {
+
+constexpr auto kNpu = c10::DeviceType::PrivateUse1;
+constexpr int kMostDevices = 8;
+inline thread_local c10::DeviceIndex current_device = 0;
+
+inline int64_t setting(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::atoll(text) : otherwise;
+}
+
+inline int device_count() {
+  static const int count = std::clamp<int>(setting("SIMULATED_NPU_DEVICES", 1), 0, kMostDevices);
+  return count;
+}
+
+inline c10::DeviceIndex checked(int64_t index) {
+  TORCH_CHECK(index >= 0 && index < device_count(), "invalid npu device ", index, ": there are ", device_count());
+  return static_cast<c10::DeviceIndex>(index);
+}
+
+inline c10::DeviceIndex index_of(c10::Device device) {
+  return device.has_index() ? checked(device.index()) : current_device;
+}
+
+// What stands before a block's bytes. The same mark stands after them.
+struct Header {
+  uint64_t mark;
+  size_t bytes;
+  c10::DeviceIndex device;
+};
+constexpr uint64_t kMark = 0x6e70752d6d656d6f;
+constexpr size_t kMargin = 64;
+static_assert(sizeof(Header) <= kMargin);
+
+struct Usage {
+  size_t used = 0, peak = 0, refused = 0;
+};
+
+struct Memory final : c10::DeviceAllocator {
+  std::mutex lock;
+  std::array<Usage, kMostDevices> usage;
+  std::atomic<size_t> capacity{static_cast<size_t>(setting("SIMULATED_NPU_MB", 4096)) << 20};
+
+  c10::DataPtr allocate(size_t bytes) override {
+    return allocate_on(bytes, current_device);
+  }
+
+  c10::DataPtr allocate_on(size_t bytes, c10::DeviceIndex device) {
+    if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(kNpu, device)};
+    reserve(bytes, device);
+    auto* base = static_cast<char*>(std::malloc(bytes + 2 * kMargin + kMargin));
+    TORCH_CHECK(base, "the host of the simulated NPU has no memory left");
+    auto* start = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(base) + 2 * kMargin) & ~(kMargin - 1));
+    std::memcpy(start - sizeof(void*), &base, sizeof base);
+    const Header header{kMark, bytes, device};
+    std::memcpy(start - kMargin, &header, sizeof header);
+    std::memset(start, 0xff, bytes);  // NaN, -1: nobody may count on what new memory holds
+    std::memcpy(start + bytes, &kMark, sizeof kMark);
+    return {start, start, &release, c10::Device(kNpu, device)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t = {0, 0}) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const std::lock_guard<std::mutex> guard(lock);
+    const Usage& of = usage[checked(device)];
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    for (auto* stat : {&stats.allocated_bytes[0], &stats.reserved_bytes[0], &stats.active_bytes[0]}) {
+      stat->current = of.used;
+      stat->peak = of.peak;
+    }
+    stats.num_ooms = of.refused;
+    return stats;
+  }
+
+  void resetPeakStats(c10::DeviceIndex device) override {
+    const std::lock_guard<std::mutex> guard(lock);
+    usage[checked(device)].peak = usage[device].used;
+  }
+
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    const std::lock_guard<std::mutex> guard(lock);
+    const size_t used = usage[checked(device)].used, total = capacity;
+    return {total - std::min(total, used), total};
+  }
+
+ private:
+  void reserve(size_t bytes, c10::DeviceIndex device) {
+    const std::lock_guard<std::mutex> guard(lock);
+    Usage& of = usage[device];
+    const size_t total = capacity;
+    if (of.used + bytes > total) {
+      ++of.refused;
+      TORCH_CHECK_WITH(
+          OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", bytes, " bytes (NPU ", int(device), "; ",
+          total, " bytes total capacity; ", of.used, " bytes already allocated; ", total - std::min(total, of.used),
+          " bytes free)");
+    }
+    of.used += bytes;
+    of.peak = std::max(of.peak, of.used);
+  }
+
+  static void release(void* data);
+};
+
+inline Memory memory;
+
+inline void Memory::release(void* data) {
+  if (!data) return;
+  auto* start = static_cast<char*>(data);
+  Header header;
+  std::memcpy(&header, start - kMargin, sizeof header);
+  if (header.mark != kMark || std::memcmp(start + header.bytes, &kMark, sizeof kMark) != 0) {
+    std::fprintf(stderr, "simulated NPU: memory beside a block was overwritten, or it is not the NPU's\n");
+    std::abort();
+  }
+  void* base;
+  std::memcpy(&base, start - sizeof base, sizeof base);
+  {
+    const std::lock_guard<std::mutex> guard(memory.lock);
+    memory.usage[header.device].used -= header.bytes;
+  }
+  std::free(base);
+}
+
+}  // namespace npu
