@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from hwgrpo_backends.backend import Backend, Purpose
 from hwgrpo_backends.facts import SELECTED_VARIABLE
 
 APPLIED_VARIABLE = "HWGRPO_ENV_APPLIED"
-"""Names that `apply` set, so that a child's other profile can tell them from the user's own."""
+"""What `apply` set, as a JSON object, so that a child's other profile can tell it from what the user set since."""
 
 
 class Setting(NamedTuple):
@@ -51,10 +52,17 @@ def apply(backend: Backend, purpose: Purpose, environ: MutableMapping[str, str] 
     ours = [setting for setting in settings if not setting.kept]
     for setting in ours:
         environ[setting.name] = setting.value
-    environ[APPLIED_VARIABLE] = ",".join(setting.name for setting in ours)
+    environ[APPLIED_VARIABLE] = json.dumps({setting.name: setting.value for setting in ours})
     environ[SELECTED_VARIABLE] = backend.name
     return settings
 
 
 def _applied(environ: Mapping[str, str]) -> set[str]:
-    return set(filter(None, environ.get(APPLIED_VARIABLE, "").split(",")))
+    """Return the names of variables that have the value which `apply` gave them."""
+    try:
+        applied = json.loads(environ.get(APPLIED_VARIABLE) or "{}")
+    except ValueError:  # not ours: then every value is the user's
+        return set()
+    if not isinstance(applied, dict):
+        return set()
+    return {name for name, value in applied.items() if environ.get(name) == value}

@@ -62,3 +62,19 @@ def test_applying_twice_is_applying_once():
     once = dict(environ)
     environment.apply(NPU, "train", environ)
     assert environ == once
+
+
+def test_a_value_that_the_user_changed_after_it_was_applied_is_the_users():
+    environ: dict[str, str] = {}
+    environment.apply(NPU, "train", environ)
+    environ["TASK_QUEUE_ENABLE"] = "0"
+    (setting,) = [each for each in environment.apply(NPU, "rollout", environ) if each.name == "TASK_QUEUE_ENABLE"]
+    assert (setting.value, setting.kept) == ("0", True)
+    assert environ["TASK_QUEUE_ENABLE"] == "0"
+
+
+@pytest.mark.parametrize("broken", ["TASK_QUEUE_ENABLE", "[1]", "{"])
+def test_a_record_that_is_not_ours_makes_every_value_the_users(broken):
+    environ = {"HWGRPO_ENV_APPLIED": broken, "TASK_QUEUE_ENABLE": "0"}
+    environment.apply(NPU, "train", environ)
+    assert environ["TASK_QUEUE_ENABLE"] == "0"
