@@ -53,7 +53,13 @@ def examine(subject: Subject) -> list[Finding]:
             name = check.__name__.strip("_").replace("_", " ")
             told = f"this check failed itself: {type(error).__name__}: {error}"
             findings.append(Finding(what=name, state="warn", found=told, fix="report it with hwgrpo doctor --github"))
-    return findings
+    return [finding for finding in findings if not _is_told_by_another(finding, findings)]
+
+
+def _is_told_by_another(finding: Finding, findings: list[Finding]) -> bool:
+    """Whether a warning of the decision is what a check has found, too, and said under a name of its own."""
+    is_warning = finding.what == "backend" and finding.state == "warn"
+    return is_warning and any(other is not finding and other.found in finding.found for other in findings)
 
 
 def python(subject: Subject) -> Iterable[Finding]:

@@ -116,6 +116,20 @@ def test_a_sound_host_has_nothing_to_repair(facts):
     assert [f for f in diagnosis(facts).findings if f.state != "ok"] == []
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        hosts.rocm(variables={"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}),
+        hosts.cpu(device_nodes=("nvidia0",), nvidia_driver="580.95"),
+    ],
+    ids=["two variables", "a GPU under a CPU build"],
+)
+def test_what_a_check_has_found_is_not_told_again_as_a_warning_of_the_decision(facts):
+    report = diagnosis(facts)
+    assert report.decision.warnings
+    assert len([f for f in report.findings if f.state != "ok"]) == 1
+
+
 def test_two_usable_accelerators_are_refused_and_both_are_named():
     facts = hosts.npu()
     backends = {**hosts.BUILTIN, "rocm": replace(hosts.BUILTIN["rocm"], probe=hosts.BUILTIN["npu"].probe)}
