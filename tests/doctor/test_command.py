@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_hosts import FakeHost
 from hwgrpo_backends import get
 
 from hwgrpo.doctor.hardware import proven_on
@@ -38,23 +39,14 @@ def sound():
     return doctor("--json", "--backend", "cpu", HF_TOKEN="hf_do_not_show_me")
 
 
-def broken_torch(folder, text):
-    (folder / "torch").mkdir()
-    (folder / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda = None\nhip = None\n")
-    (folder / "torch" / "__init__.py").write_text(text)
-    return folder
+@pytest.fixture
+def made_up(tmp_path):
+    return FakeHost(tmp_path)
 
 
 @pytest.fixture
-def damaged(tmp_path):
-    return broken_torch(tmp_path, "raise ImportError('libtorch.so: \\u4e0d\\u5b58\\u5728')\n")
-
-
-def distribution(folder, name, version, entry_points):
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(entry_points)
+def damaged(made_up):
+    return made_up.torch(text="raise ImportError('libtorch.so: \\u4e0d\\u5b58\\u5728')\n").site
 
 
 def lines_of(document, what):
@@ -112,30 +104,21 @@ def test_a_full_disk_is_told(damaged):
     assert result.stderr.count("\n") == 1
 
 
-def test_a_torch_that_kills_its_process_is_told(tmp_path):
-    folder = broken_torch(tmp_path, "import os\nos.kill(os.getpid(), 11)\n")
-    result = doctor("--json", path=[folder])
+def test_a_torch_that_kills_its_process_is_told(made_up):
+    made_up.torch(text="import os\nos.kill(os.getpid(), 11)\n")
+    result = doctor("--json", path=[made_up.site])
     assert result.returncode == 1
     [line] = lines_of(json.loads(result.stdout), "import torch")
     assert "SIGSEGV" in line["found"]
 
 
-def test_a_broken_vendor_plug_in_is_told_with_its_root_cause_and_the_way_around(tmp_path):
-    distribution(tmp_path, "torch-npu", "2.13.0", "[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
-    (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')\n")
-    # A torch that loads its plug-ins as the real one does, which takes seconds to import.
-    broken_torch(
-        tmp_path,
-        "import os\nfrom torch import version\n__version__ = version.__version__\n"
-        "if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD', '1') == '1':\n"
-        "    try:\n        import torch_npu\n"
-        "    except ImportError as error:\n        raise RuntimeError('Failed to load torch_npu') from error\n",
-    )
-    result = doctor("--json", path=[tmp_path])
+def test_a_broken_vendor_plug_in_is_told_with_its_root_cause_and_the_way_around(made_up):
+    made_up.torch().torch_npu("raise ImportError('libhccl.so: cannot open shared object file')")
+    result = doctor("--json", path=[made_up.site])
     assert result.returncode == 1
     document = json.loads(result.stdout)
     [line] = lines_of(document, "import torch")
-    assert "RuntimeError: Failed to load torch_npu <- ImportError: libhccl.so" in line["found"]
+    assert "RuntimeError: Failed to load the backend extension: torch_npu <- ImportError: libhccl.so" in line["found"]
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 makes `import torch` work" in line["fix"]
     assert lines_of(document, "CANN")[0]["state"] == "FAIL"
     assert lines_of(document, "entry points")[0]["found"] == "torch.backends: torch_npu (torch-npu)"
@@ -143,46 +126,16 @@ def test_a_broken_vendor_plug_in_is_told_with_its_root_cause_and_the_way_around(
     assert "uninstall torch-npu" in document["error"]
 
 
-FAKE_TORCH = """
-import types
-from torch import version
-__version__ = version.__version__
-class _devices:
-    is_available = staticmethod(lambda: {available})
-    device_count = staticmethod(lambda: 2)
-    get_device_name = staticmethod(lambda index: "{name}")
-    get_arch_list = staticmethod(lambda: ["{arch}"])
-    get_device_properties = staticmethod(lambda index: types.SimpleNamespace(gcnArchName="{arch}", major=9, minor=0))
-def get_device_module(kind):
-    if kind == "cuda":
-        return _devices
-    raise RuntimeError("no " + kind)
-"""
+def on(host, *arguments):
+    return doctor(*arguments, path=[host.site], FAKE_ROOT=str(host.root))
 
 
-def fake_host(tmp_path, nodes, toolkit, name, arch, available=True):
-    """Make a root folder with device nodes, and a torch that sees two devices; return the folder it lies in."""
-    (tmp_path / "dev").mkdir()
-    for node in nodes:
-        (tmp_path / "dev" / node).touch()
-    site = tmp_path / "site"
-    site.mkdir()
-    broken_torch(site, FAKE_TORCH.format(available=available, name=name, arch=arch))
-    kind, version = toolkit
-    (site / "torch" / "version.py").write_text(f"__version__ = '2.13.0'\ncuda = hip = None\n{kind} = '{version}'\n")
-    return site
+H100 = {"name": "NVIDIA H100", "arch": "sm_90", "count": 2}
 
 
-def nvidia_driver(tmp_path, version):
-    folder = tmp_path / "proc" / "driver" / "nvidia"
-    folder.mkdir(parents=True)
-    (folder / "version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Sep 23\n")
-
-
-def test_a_host_with_two_nvidia_gpus(tmp_path):
-    site = fake_host(tmp_path, ["nvidia0", "nvidia1"], ("cuda", "13.0"), "NVIDIA H100", "sm_90")
-    nvidia_driver(tmp_path, "580.95.05")
-    document = json.loads(doctor("--json", path=[site], FAKE_ROOT=str(tmp_path)).stdout)
+def test_a_host_with_two_nvidia_gpus(made_up):
+    made_up.nodes("nvidia0", "nvidia1").nvidia_driver("580.95.05").torch(("cuda", "13.0"), {"cuda": H100})
+    document = json.loads(on(made_up, "--json").stdout)
     assert document["selected"] == "cuda"
     assert "580.95.05 (torch's CUDA 13.0 needs 580 or newer" in lines_of(document, "NVIDIA driver")[0]["found"]
     assert lines_of(document, "NVIDIA nodes")[0]["found"] == "2: /dev/nvidia0, /dev/nvidia1"
@@ -192,44 +145,42 @@ def test_a_host_with_two_nvidia_gpus(tmp_path):
     assert set(document["failures"]) == {"kernels"}
 
 
-def test_a_host_whose_nvidia_driver_is_too_old(tmp_path):
-    site = fake_host(tmp_path, ["nvidia0"], ("cuda", "13.0"), "NVIDIA H100", "sm_90", available=False)
-    nvidia_driver(tmp_path, "550.54.15")
-    result = doctor(path=[site], FAKE_ROOT=str(tmp_path))
+def test_a_host_whose_nvidia_driver_is_too_old(made_up):
+    made_up.nodes("nvidia0").nvidia_driver("550.54.15").torch(("cuda", "13.0"), {"cuda": {}})
+    result = on(made_up)
     assert result.returncode == 1
     assert "FAIL  NVIDIA driver" in result.stdout
     assert "550.54.15 is too old: torch's CUDA 13.0 needs 580 or newer" in " ".join(result.stdout.split())
     assert "no backend (requested: auto)" in result.stdout
 
 
-def test_a_host_with_amd_gpus_which_torch_calls_cuda(tmp_path):
-    site = fake_host(tmp_path, ["kfd"], ("hip", "7.1"), "AMD Instinct MI300X", "gfx942")
-    document = json.loads(doctor("--json", path=[site], FAKE_ROOT=str(tmp_path)).stdout)
+def test_a_host_with_amd_gpus_which_torch_calls_cuda(made_up):
+    seen = {"cuda": {"name": "AMD Instinct MI300X", "arch": "gfx942", "count": 2}}
+    made_up.nodes("kfd").torch(("hip", "7.1"), seen)
+    document = json.loads(on(made_up, "--json").stdout)
     assert document["selected"] == "rocm"
     assert lines_of(document, "torch")[0]["found"] == "2.13.0, built for rocm 7.1"
     assert lines_of(document, "AMD nodes")[0]["found"] == "1: /dev/kfd"
 
 
-def test_a_container_whose_gpus_were_left_outside(tmp_path):
-    site = fake_host(tmp_path, [], ("cuda", "13.0"), "NVIDIA H100", "sm_90", available=False)
-    nvidia_driver(tmp_path, "580.95.05")
-    (tmp_path / ".dockerenv").touch()
-    document = json.loads(doctor("--json", "--backend", "cuda", path=[site], FAKE_ROOT=str(tmp_path)).stdout)
+def test_a_container_whose_gpus_were_left_outside(made_up):
+    made_up.file(".dockerenv").nvidia_driver("580.95.05").torch(("cuda", "13.0"), {"cuda": {}})
+    document = json.loads(on(made_up, "--json", "--backend", "cuda").stdout)
     [line] = lines_of(document, "NVIDIA nodes")
     assert (line["state"], "--gpus all" in line["fix"]) == ("FAIL", True)
     assert set(document["failures"]) == {"NVIDIA nodes", "backend"}
 
 
-def test_plug_ins_that_quarrel_over_a_name_do_not_end_the_diagnosis(damaged):
-    distribution(damaged, "acme", "1.0", "[hwgrpo.backends]\ncpu = acme:BACKEND\n")
+def test_plug_ins_that_quarrel_over_a_name_do_not_end_the_diagnosis(made_up, damaged):
+    made_up.distribution("acme", "1.0", "[hwgrpo.backends]\ncpu = acme:BACKEND\n")
     result = doctor("--json", path=[damaged])
     assert result.returncode == 1, result.stderr
     [line] = lines_of(json.loads(result.stdout), "plug-in (all)")
     assert "acme offers a backend named 'cpu'" in line["found"]
 
 
-def test_a_distribution_in_pieces_is_named_and_does_not_end_the_diagnosis(damaged):
-    distribution(damaged, "evil", "1.0", "")
+def test_a_distribution_in_pieces_is_named_and_does_not_end_the_diagnosis(made_up, damaged):
+    made_up.distribution("evil", "1.0")
     (damaged / "evil-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[torch.backends]\n")
     result = doctor("--json", path=[damaged])
     assert result.returncode == 1, result.stderr
@@ -238,8 +189,8 @@ def test_a_distribution_in_pieces_is_named_and_does_not_end_the_diagnosis(damage
     assert line["fix"] == "pip install --force-reinstall evil"
 
 
-def test_a_broken_backend_plug_in_is_a_line(damaged):
-    distribution(damaged, "chip", "1.0", "[hwgrpo.backends]\nchip = chip_plugin:BACKEND\n")
+def test_a_broken_backend_plug_in_is_a_line(made_up, damaged):
+    made_up.distribution("chip", "1.0", "[hwgrpo.backends]\nchip = chip_plugin:BACKEND\n")
     (damaged / "chip_plugin.py").write_text("raise ImportError('libchip.so')\n")
     [line] = lines_of(json.loads(doctor("--json", path=[damaged]).stdout), "plug-in chip")
     assert (line["state"], line["backends"]) == ("FAIL", ["chip"])
