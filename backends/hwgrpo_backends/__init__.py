@@ -6,6 +6,7 @@
 | `cpu`, `cuda`, `rocm`, `npu` | the built-in families, one file each |
 | `registry` | the known backends, those of other distributions included |
 | `facts`, `tier1` | what is known of a host: without torch, and from a child process that imports torch |
+| `child` | processes that answer in lines of JSON: what imports torch does so there |
 | `surroundings` | the container, WSL or scheduler's job a process runs inside of |
 | `decide` | `decide(facts, requested)`: the choice, a pure function |
 | `selection` | `choose(requested)`: gather, decide, or refuse |

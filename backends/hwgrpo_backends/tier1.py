@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,41 +62,13 @@ def _ask(targets: list[tuple[str, str]], environ: Mapping[str, str], timeout: fl
 
 
 def _run(targets: list[tuple[str, str]], environ: Mapping[str, str], timeout: float) -> dict[str, Any]:
+    from hwgrpo_backends import child  # starting processes takes more imports than all of tier 0
+
     # The question is whether the driver works, not whether NVML lists a card.
     env = {**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
-    # -P keeps this package's folder, whose modules have everyday names, off the child's sys.path.
-    command = [sys.executable, "-P", str(SCRIPT), json.dumps([[kind, plugin or None] for kind, plugin in targets])]
-    child = subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = child.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        _kill(child)
-        return _failed(f"TimeoutError: `import torch` and a look at its devices took more than {timeout:g} seconds")
-    except BaseException:
-        _kill(child)
-        raise
-    for line in reversed(out.splitlines()):
-        if line.startswith(MARKER):
-            return json.loads(line[len(MARKER) :])
-    code = child.returncode
-    end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-    last = err.strip().splitlines()[-1:] or ["nothing on stderr"]
-    return _failed(f"ChildProcessError: `import torch` ended its process with {end}: {last[0][:500]}")
-
-
-def _failed(error: str) -> dict[str, Any]:
-    return {"imported": False, "errors": [error]}
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    """End the child and whatever it started; do not wait for one that hangs inside a driver."""
-    os.killpg(child.pid, signal.SIGKILL)
-    try:
-        child.communicate(timeout=5)
-    except subprocess.TimeoutExpired:
-        for pipe in (child.stdout, child.stderr):
-            if pipe:
-                pipe.close()
+    question = [[kind, plugin or None] for kind, plugin in targets]
+    (answer,) = child.ask(SCRIPT, [question], timeout, env, marker=MARKER)
+    if answer.lines:
+        return answer.lines[-1]
+    trouble = answer.trouble or "it ended without a word"
+    return {"imported": False, "errors": [f"ChildProcessError: tried in a process of its own, {trouble}"]}

@@ -1,0 +1,105 @@
+"""Child processes that answer in lines of JSON, with a limit on their time: what imports torch does so there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+
+@dataclass
+class Answer:
+    """What a child said, and how it ended."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    trouble: str | None = None
+    """Why it did not end as it should have: a signal, an exit status, the time limit; None when it did."""
+
+
+def ask(
+    script: Path,
+    questions: Sequence[Any],
+    timeout: float,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    marker: str,
+) -> list[Answer]:
+    """Run `script` once per question, all at the same time, and return the answers in their order.
+
+    Args:
+        script: a file that reads its question as JSON from its first argument, and prints `marker` + JSON.
+        timeout: seconds for all of them together; what they said until then is kept.
+        marker: what a line of an answer begins with; a plug-in may print lines of its own.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        running = [_start(script, question, environ, Path(folder) / str(i)) for i, question in enumerate(questions)]
+        end = time.monotonic() + timeout
+        try:
+            return [_finish(*each, max(0.0, end - time.monotonic()), timeout, marker) for each in running]
+        finally:
+            for child, out, err in running:
+                _kill(child)
+                out.close()
+                err.close()
+
+
+def _start(
+    script: Path, question: Any, environ: Mapping[str, str], base: Path
+) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+    # Files, not pipes: a process left behind by a plug-in could keep a pipe open for ever.
+    out, err = base.with_suffix(".out").open("w+b"), base.with_suffix(".err").open("w+b")
+    # -P keeps the script's own folder, whose modules have everyday names, off the child's sys.path.
+    command = [sys.executable, "-P", str(script), json.dumps(question)]
+    child = subprocess.Popen(
+        command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+    )
+    return child, out, err
+
+
+def _finish(
+    child: subprocess.Popen[bytes], out: IO[bytes], err: IO[bytes], patience: float, limit: float, marker: str
+) -> Answer:
+    answer = Answer()
+    try:
+        code = child.wait(timeout=patience)
+    except subprocess.TimeoutExpired:
+        _kill(child)
+        answer.trouble = f"it took more than {limit:g} seconds"
+    else:
+        if code:
+            end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            answer.trouble = f"it ended with {end}: {_last_line(err)}"
+    out.seek(0)
+    for line in out.read().decode("utf-8", errors="replace").splitlines():
+        if line.startswith(marker):
+            try:
+                answer.lines.append(json.loads(line[len(marker) :]))
+            except ValueError:  # cut off in the middle by the time limit
+                continue
+    return answer
+
+
+def _last_line(err: IO[bytes]) -> str:
+    err.seek(0)
+    lines = err.read().decode("utf-8", errors="replace").strip().splitlines()
+    return lines[-1][:500] if lines else "nothing on stderr"
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End the child and whatever it started; do not wait for one that hangs inside a driver."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # it has ended, and left nothing behind
+        return
+    try:
+        child.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        return
