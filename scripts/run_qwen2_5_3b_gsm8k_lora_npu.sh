@@ -32,7 +32,9 @@ fi
 bash "$repo/scripts/setup.sh" --backend npu
 
 # Without those variables an image may still bring CANN's libraries: torch-npu itself is asked, and says what is wrong.
-if [ -z "${ASCEND_HOME_PATH:-}" ] && ! said=$("$repo/.venv/bin/hwgrpo" detect --backend npu --probe); then
+# A plan (--dry-run) needs no device.
+if [ -z "${ASCEND_HOME_PATH:-}" ] && [[ " $* " != *" --dry-run "* ]] &&
+    ! said=$("$repo/.venv/bin/hwgrpo" detect --backend npu --probe); then
     echo "${said##*$'\n'}" >&2
     exit 1
 fi

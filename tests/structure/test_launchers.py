@@ -126,6 +126,8 @@ def test_the_npu_launcher_stops_with_the_line_of_detect_where_there_is_no_cann(s
     assert result.stdout == "setup --backend npu\n"
     with_cann = launch(stubbed, "run_qwen3_8b_math_npu.sh", ASCEND_HOME_PATH="/there")
     assert (with_cann.returncode, "trains: train" in with_cann.stdout) == (0, True)
+    planned = launch(stubbed, "run_qwen3_8b_math_npu.sh", "rollout.n=16", "--dry-run")
+    assert (planned.returncode, "--dry-run\n" in planned.stdout) == (0, True), "a plan needs no CANN"
 
 
 def test_the_npu_launcher_trains_where_an_image_brings_cann_without_its_variables(stubbed):
