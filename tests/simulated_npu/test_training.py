@@ -13,7 +13,7 @@ import runs
 import simulated_npu
 from launch import ROOT
 
-STEPS = {1: 20, 2: 3}
+STEPS = {1: 20, 2: 20}
 WORDS = (
     "model.path=builtin://tiny?task=sort&steps=150&batch=64",
     "model.dtype=float32",
