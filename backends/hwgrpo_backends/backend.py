@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from hwgrpo_backends.facts import Facts
     from hwgrpo_backends.graphs import Recorder
+    from hwgrpo_backends.peaks import Chip
 
 State = Literal["ok", "unverified", "unusable"]
 Hardware = Literal["none", "hidden", "present"]
@@ -89,6 +90,8 @@ class Backend:
     """Device index -> chip architecture ("sm_90", "gfx942", "ascend910b1"); opens the device."""
     compute_dtypes: Callable[[int], tuple[torch.dtype, ...]]
     """Device index -> dtypes with real compute support, the default one first; opens the device."""
+    chips: tuple[Chip, ...] = ()
+    """What its chips do at most (`hwgrpo_backends.peaks`); none where a share of it would mean nothing."""
     record: Recorder | None = None
     """Records work as a device graph (`hwgrpo_backends.graphs`); None where that is not offered."""
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.peaks import NVIDIA
 from hwgrpo_backends.probing import judge, torch_obstacle
 
 if TYPE_CHECKING:
@@ -123,5 +124,6 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    chips=NVIDIA,
     record=record,
 )

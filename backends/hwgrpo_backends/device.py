@@ -16,6 +16,7 @@ import torch
 
 from hwgrpo_backends.backend import Backend, BackendError
 from hwgrpo_backends.graphs import Recorder
+from hwgrpo_backends.peaks import Peak, peak
 
 OUT_OF_MEMORY_TEXTS = (
     "out of memory",  # older vendor plug-ins raise RuntimeError
@@ -108,6 +109,12 @@ class Device:
     def compute_dtypes(self) -> tuple[torch.dtype, ...]:
         """The dtypes this device computes in, the default one first."""
         return self.backend.compute_dtypes(self.index)
+
+    def peak(self, dtype: torch.dtype) -> Peak | None:
+        """Return what this device does at most in `dtype`; None where that is not known."""
+        # torch rounds the operands of fp32 products where it is told that less than the highest precision will do
+        rounds = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+        return peak(self.backend.chips, self.arch, self.name, "tf32" if rounds else dtype)
 
     @property
     def recorder(self) -> Recorder | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.peaks import ASCEND
 from hwgrpo_backends.probing import Obstacle, judge, torch_obstacle
 
 if TYPE_CHECKING:
@@ -117,4 +118,5 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    chips=ASCEND,
 )

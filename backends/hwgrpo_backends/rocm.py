@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.peaks import AMD
 from hwgrpo_backends.probing import judge, torch_obstacle
 
 if TYPE_CHECKING:
@@ -102,5 +103,6 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    chips=AMD,
     record=record,
 )

@@ -139,6 +139,7 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
         f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 
+    peak = device.peak(policy.compute_dtype)
     datasets = {"train": training_data, "validation": validation_data}
     fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
 
@@ -184,6 +185,7 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
         save=save,
         record_kernels=lambda: _record_kernels(output, strategy.rank),
         memory=lambda: _memory_metrics(device),
+        peak=peak.flops if peak else None,
         tokenizer=tokenizer,
         lock=lock,
         start_step=start,

@@ -18,7 +18,7 @@ from hwgrpo.rollout.engine import Engine, Sampling
 from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
-from hwgrpo.training.metrics import sample_metrics
+from hwgrpo.training.metrics import sample_metrics, utilisation
 from hwgrpo.training.output import Claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import Reference
@@ -52,6 +52,8 @@ class Run:
     """Holds the run's folder; None on ranks other than the main one."""
     memory: Callable[[], dict[str, float]]
     """Reads the device's memory metrics; empty on devices that keep none."""
+    peak: float | None
+    """FLOP/s that a device reaches at most in the compute dtype; None where that is not known."""
     tokenizer: PreTrainedTokenizerBase
     """Saved with the final model."""
     start_step: int
@@ -115,6 +117,8 @@ def train_step(run: Run, step: int) -> None:
     values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
+    flops = run.strategy.sum([run.update.flops])[0]
+    speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(run.engine.metrics) | run.memory()
     for name, count in values.items():
         if name.startswith("reward_failures/") and count and name not in run.told:
