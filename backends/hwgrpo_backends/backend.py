@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -90,8 +91,13 @@ class Backend:
     """Device index -> chip architecture ("sm_90", "gfx942", "ascend910b1"); opens the device."""
     compute_dtypes: Callable[[int], tuple[torch.dtype, ...]]
     """Device index -> dtypes with real compute support, the default one first; opens the device."""
+    out_of_memory: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of a RuntimeError's text that means this family's memory is full -> who raises it. Errors that have
+    torch's own type for it need none."""
     chips: tuple[Chip, ...] = ()
     """What its chips do at most (`hwgrpo_backends.peaks`); none where a share of it would mean nothing."""
+    mark: Callable[[str], AbstractContextManager[None]] | None = None
+    """Names a range of the run for the vendor's profiler; None where there is none beside torch's."""
     record: Recorder | None = None
     """Records work as a device graph (`hwgrpo_backends.graphs`); None where that is not offered."""
 

@@ -12,6 +12,7 @@ from hwgrpo_backends.probing import judge, torch_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -28,6 +29,13 @@ COMMON = {
         value="PCI_BUS_ID",
         why="on hosts with different GPUs the default order is by speed: ordinals would not be those of nvidia-smi",
     ),
+}
+
+OUT_OF_MEMORY = {
+    r"CUDA (out of memory|(driver )?error: out of memory)": "the CUDA runtime or driver, outside torch's allocator",
+    r"CU(BLAS|BLASLT|DNN|SOLVER)_STATUS_ALLOC_FAILED": "a CUDA library that finds no room for its workspace",
+    r"Cuda failure (2 )?'out of memory'": "NCCL, for its buffers",
+    r"Triton Error \[CUDA\]: out of memory": "Triton, when it loads a kernel",
 }
 
 
@@ -102,6 +110,13 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.float16, torch.float32
 
 
+def mark(name: str) -> AbstractContextManager[None]:
+    """Name a range for Nsight."""
+    from hwgrpo_backends.markers import nvtx
+
+    return nvtx(name)
+
+
 def record(work: Callable[[], Any]) -> Recording:
     """Record work as a CUDA graph."""
     from hwgrpo_backends.graphs import CudaGraph
@@ -124,6 +139,8 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    out_of_memory=OUT_OF_MEMORY,
     chips=NVIDIA,
+    mark=mark,
     record=record,
 )

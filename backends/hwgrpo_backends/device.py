@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import importlib
 import platform
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hwgrpo_backends import cpu
 from hwgrpo_backends.backend import Backend, BackendError
 from hwgrpo_backends.graphs import Recorder
 from hwgrpo_backends.peaks import Peak, peak
-
-OUT_OF_MEMORY_TEXTS = (
-    "out of memory",  # older vendor plug-ins raise RuntimeError
-    "can't allocate memory",  # the CPU allocator does too
-    "ALLOC_FAILED",  # as do BLAS libraries that find no room for their workspace
-)
 
 
 @dataclass(frozen=True)
@@ -168,12 +165,15 @@ class Device:
         """Return a context in which work is submitted to `stream`."""
         return self._module.stream(stream)
 
-    def trace(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context that names a range of the run for the profiler."""
-        return torch.profiler.record_function(name)
+    @contextmanager
+    def trace(self, name: str) -> Iterator[None]:
+        """Name a range of the run for torch's profiler and for the vendor's."""
+        with torch.profiler.record_function(name), self.backend.mark(name) if self.backend.mark else nullcontext():
+            yield
 
     def is_oom(self, error: BaseException) -> bool:
         """Tell whether `error` means that this device, or the host, ran out of memory."""
         if isinstance(error, self.oom_error):
             return True
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
+        patterns = (*self.backend.out_of_memory, *cpu.OUT_OF_MEMORY)
+        return isinstance(error, RuntimeError) and any(re.search(pattern, str(error)) for pattern in patterns)

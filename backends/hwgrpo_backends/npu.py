@@ -9,6 +9,8 @@ from hwgrpo_backends.peaks import ASCEND
 from hwgrpo_backends.probing import Obstacle, judge, torch_obstacle
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
 
     from hwgrpo_backends.facts import Facts
@@ -44,6 +46,15 @@ ROLLOUT = {
     "HCCL_NPU_SOCKET_PORT_RANGE": EnvVar(
         value="auto", why="the engine and the trainer share an NPU and would both bind HCCL's default device port"
     ),
+}
+
+# Codes and their meaning: CANN's acl_base.h and rt_error_codes.h; EL0004 is in its list of driver errors.
+OUT_OF_MEMORY = {
+    r"NPU out of memory": "torch-npu's allocator; a plain RuntimeError in older versions",
+    r"error code(?: is|:) *(200000|207001|207018)\b": (
+        "ACL: ACL_ERROR_BAD_ALLOC, ACL_ERROR_RT_MEMORY_ALLOCATION, ACL_ERROR_RT_DEVICE_OOM"
+    ),
+    r"\bEL0004\b": "the driver: memory could not be allocated (HCCL's buffers, operators' workspace)",
 }
 
 
@@ -100,6 +111,13 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.float16, torch.float32
 
 
+def mark(name: str) -> AbstractContextManager[None]:
+    """Name a range for msprof."""
+    from hwgrpo_backends.markers import mstx
+
+    return mstx(name)
+
+
 BACKEND = Backend(
     name="npu",
     device_type="npu",
@@ -118,5 +136,7 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    out_of_memory=OUT_OF_MEMORY,
     chips=ASCEND,
+    mark=mark,
 )

@@ -11,6 +11,7 @@ from hwgrpo_backends.probing import judge, torch_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -26,6 +27,14 @@ COMMON = {
         why="without it the runtime takes scratch memory back between kernels, which stalls RCCL and GEMM kernels",
         until="the GPU's MEC firmware is 177 or newer (ROCm 6.4.3 and its driver)",
     ),
+}
+
+OUT_OF_MEMORY = {
+    r"HIP (out of memory|error: out of memory)": "the HIP runtime, outside torch's allocator",
+    r"hipErrorOutOfMemory": "the HIP runtime, by the name of its error",
+    r"HIP(BLAS|BLASLT|SOLVER)_STATUS_ALLOC_FAILED|rocblas_status_memory_error": "a ROCm library without workspace",
+    r"(HIP|Cuda) failure (2 )?'out of memory'": "RCCL, for its buffers",
+    r"Triton Error \[HIP\]: .*out of memory": "Triton, when it loads a kernel",
 }
 
 
@@ -78,6 +87,13 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.bfloat16, torch.float16, torch.float32
 
 
+def mark(name: str) -> AbstractContextManager[None]:
+    """Name a range for rocprof, through torch's names for CUDA."""
+    from hwgrpo_backends.markers import nvtx
+
+    return nvtx(name)
+
+
 def record(work: Callable[[], Any]) -> Recording:
     """Record work as a HIP graph."""
     from hwgrpo_backends.graphs import CudaGraph
@@ -103,6 +119,8 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    out_of_memory=OUT_OF_MEMORY,
     chips=AMD,
+    mark=mark,
     record=record,
 )

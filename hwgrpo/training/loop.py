@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hwgrpo_backends.device import Device
 from transformers import PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
@@ -19,6 +20,7 @@ from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewar
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.metrics import sample_metrics, utilisation
+from hwgrpo.training.out_of_memory import explained
 from hwgrpo.training.output import Claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import Reference
@@ -34,6 +36,7 @@ class Run:
     """The parts of a run, put together by `training.build`."""
 
     config: Config
+    device: Device
     strategy: Strategy
     prompts: PromptSource
     engine: Engine
@@ -68,9 +71,12 @@ def train(run: Run) -> Status:
 
     Returns:
         "interrupted" when a signal ended the run early; its last finished step is then in a checkpoint.
+
+    Raises:
+        RunError: it cannot go on: memory ran out, a gradient is not finite, a checkpoint cannot be written.
     """
     t = run.config.trainer
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, explained(run.config, run.device, lambda: run.watch.failed):
         if run.start_step == 0 and t.validate_at_start:
             validate_now(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):

@@ -69,8 +69,6 @@ def test_running_out_of_memory_is_recognised_and_other_errors_are_not(cpu):
         torch.empty(10**15, dtype=torch.uint8)
     assert cpu.is_oom(real.value)
     assert cpu.is_oom(torch.OutOfMemoryError("CUDA out of memory"))
-    assert cpu.is_oom(RuntimeError("NPU out of memory. Tried to allocate 2 GiB"))
-    assert cpu.is_oom(RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"))
     assert cpu.is_oom(MemoryError())
     assert not cpu.is_oom(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     assert not cpu.is_oom(ValueError("out of memory"))

@@ -1,5 +1,6 @@
 """Whole small runs on the device: resumed, in bf16, without memory, and with mistakes planted that a CPU hides."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 import torch_npu
 from hwgrpo_backends.npu import BACKEND as NPU
 
+from hwgrpo.errors import RunError
 from hwgrpo.training.micro_batch import MicroBatch
 from hwgrpo.training.strategies.single import Single
 
@@ -81,7 +83,12 @@ def test_a_device_that_is_too_small_ends_the_run_out_of_memory(tmp_path: Path):
     _, total = torch.npu.mem_get_info()
     torch_npu._device.set_capacity(torch.npu.memory_allocated() + 2**16)
     try:
-        with pytest.raises(torch.OutOfMemoryError, match="NPU out of memory"):
+        with pytest.raises(RunError, match="NPU out of memory") as caught:
             runs.run(tmp_path / "run", "trainer.max_steps=1", backend=NPU)
+        assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+        told = str(caught.value)
+        assert re.search(r"^out of memory while .*, on npu:0 \(Ascend910B3; .* in all, .* free, .* in this run's", told)
+        assert "lower " in told
+        assert "there is no checkpoint yet" in told
     finally:
         torch_npu._device.set_capacity(total)
