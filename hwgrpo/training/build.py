@@ -112,7 +112,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         total_updates=total_steps * (t.prompts_per_step // prompts_per_update(config)) * t.epochs_per_batch,
     )
     if checkpoint is not None:
-        restore(checkpoint, update, source, strategy, device)
+        notes += restore(checkpoint, update, source, strategy, device)
     else:
         seed_rank(device, config, strategy.rank)
     strategy.wrap(policy)

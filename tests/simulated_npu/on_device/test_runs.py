@@ -9,6 +9,7 @@ import pytest
 import runs
 import torch
 import torch_npu
+from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.npu import BACKEND as NPU
 
 from hwgrpo.errors import RunError
@@ -92,3 +93,13 @@ def test_a_device_that_is_too_small_ends_the_run_out_of_memory(tmp_path: Path):
         assert "there is no checkpoint yet" in told
     finally:
         torch_npu._device.set_capacity(total)
+
+
+def test_a_checkpoint_of_the_npu_goes_on_on_the_cpu_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ("model.dtype=float32", "trainer.save_every=1", "model.lora.rank=4", "model.lora.dropout=0.1")
+    words += ("observe.progress=plain", "trainer.validate_at_start=false")
+    for steps, backend, note in ((1, NPU, ""), (2, CPU, "is of npu, not of cpu"), (3, NPU, "is of cpu, not of npu")):
+        runs.run(tmp_path / "run", *words, f"trainer.max_steps={steps}", backend=backend)
+        told = capsys.readouterr().out
+        assert ("random state" in told) == bool(note)
+        assert note in told
