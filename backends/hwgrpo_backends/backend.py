@@ -83,6 +83,8 @@ class Backend:
     """Rollout engines in order of preference."""
     env_train: Mapping[str, EnvVar] = field(default_factory=dict)
     env_rollout: Mapping[str, EnvVar] = field(default_factory=dict)
+    env_deterministic: Mapping[str, EnvVar] = field(default_factory=dict)
+    """What training needs beside `env_train` so that a run repeats its numbers."""
     torch_build: str
     """Which build of torch, and what beside it, to install."""
     probe: Callable[[Facts], Verdict]
@@ -106,7 +108,14 @@ class Backend:
         """True when the device is the host processor itself, so that there is no accelerator to manage."""
         return self.device_type == "cpu"
 
-    def environment(self, purpose: Purpose) -> Mapping[str, EnvVar]:
-        """Return the variables for the training process or for the process of a rollout engine."""
+    def environment(self, purpose: Purpose, deterministic: bool = False) -> Mapping[str, EnvVar]:
+        """Return the variables for the training process or for the process of a rollout engine.
+
+        Args:
+            purpose: which of the two.
+            deterministic: whether training is to repeat its numbers; changes nothing for a rollout engine.
+        """
         assert purpose in ("train", "rollout"), purpose
-        return self.env_train if purpose == "train" else self.env_rollout
+        if purpose == "rollout":
+            return self.env_rollout
+        return {**self.env_train, **self.env_deterministic} if deterministic else self.env_train

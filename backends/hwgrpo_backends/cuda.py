@@ -30,6 +30,17 @@ COMMON = {
         why="on hosts with different GPUs the default order is by speed: ordinals would not be those of nvidia-smi",
     ),
 }
+DETERMINISTIC = {
+    "CUBLAS_WORKSPACE_CONFIG": EnvVar(
+        value=":4096:8",
+        why="cuBLAS may choose another workspace, and so another order of sums, each time; torch refuses to multiply "
+        "in deterministic mode without it",
+    ),
+    "FLASH_ATTENTION_DETERMINISTIC": EnvVar(
+        value="1",
+        why="the backward pass of flash-attn adds in the order in which blocks finish, if transformers lets it",
+    ),
+}
 
 OUT_OF_MEMORY = {
     r"CUDA (out of memory|(driver )?error: out of memory)": "the CUDA runtime or driver, outside torch's allocator",
@@ -135,6 +146,7 @@ BACKEND = Backend(
     rollout=("vllm", "local"),
     env_train=COMMON,
     env_rollout=COMMON,
+    env_deterministic=DETERMINISTIC,
     torch_build=INSTALL,
     probe=probe,
     arch=arch,

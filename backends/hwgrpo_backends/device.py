@@ -146,6 +146,13 @@ class Device:
         """Seed torch's generators, the host's and the device's."""
         torch.manual_seed(seed)
 
+    def set_deterministic(self, on: bool = True) -> None:
+        """Ask torch for kernels that repeat their numbers; one that has none then raises.
+
+        The variables of `Backend.env_deterministic` belong to it and must be there before torch is imported.
+        """
+        torch.use_deterministic_algorithms(on)
+
     def rng_state(self) -> torch.Tensor:
         """Return the state of this device's generator as a uint8 tensor on the host.
 

@@ -47,6 +47,13 @@ ROLLOUT = {
         value="auto", why="the engine and the trainer share an NPU and would both bind HCCL's default device port"
     ),
 }
+# torch-npu takes torch.use_deterministic_algorithms for its operators. Left out: LCCL_DETERMINISTIC and what ATB reads,
+# for libraries that are no part of this stack.
+DETERMINISTIC = {
+    "HCCL_DETERMINISTIC": EnvVar(
+        value="true", why="reductions of HCCL (all-reduce, reduce-scatter) otherwise add in the order of arrival"
+    ),
+}
 
 # Codes and their meaning: CANN's acl_base.h and rt_error_codes.h; EL0004 is in its list of driver errors.
 OUT_OF_MEMORY = {
@@ -132,6 +139,7 @@ BACKEND = Backend(
     rollout=("vllm_server", "local"),
     env_train=TRAIN,
     env_rollout=ROLLOUT,
+    env_deterministic=DETERMINISTIC,
     torch_build=INSTALL,
     probe=probe,
     arch=arch,

@@ -28,6 +28,13 @@ COMMON = {
         until="the GPU's MEC firmware is 177 or newer (ROCm 6.4.3 and its driver)",
     ),
 }
+# hipBLASLt and rocBLAS are not known to need a variable for it.
+DETERMINISTIC = {
+    "FLASH_ATTENTION_DETERMINISTIC": EnvVar(
+        value="1",
+        why="the backward pass of flash-attn adds in the order in which blocks finish, if transformers lets it",
+    ),
+}
 
 OUT_OF_MEMORY = {
     r"HIP (out of memory|error: out of memory)": "the HIP runtime, outside torch's allocator",
@@ -115,6 +122,7 @@ BACKEND = Backend(
     rollout=("vllm", "local"),
     env_train=COMMON,
     env_rollout=COMMON,
+    env_deterministic=DETERMINISTIC,
     torch_build=INSTALL,
     probe=probe,
     arch=arch,

@@ -209,7 +209,7 @@ def _describe(output: Path, config: Config, device: Device, total_steps: int) ->
         "transformers": transformers.__version__,
         "variables": {
             s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
-            for s in profile(device.backend, "train")
+            for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
         },
         "total_steps": total_steps,
     }

@@ -261,3 +261,15 @@ def test_every_built_in_backend_conforms(name, this_host):
 def test_the_conformance_suite_refuses(change, complaint, this_host):
     with pytest.raises(AssertionError, match=complaint):
         check_backend(dataclasses.replace(CPU, **change), this_host)
+
+
+def test_deterministic_mode_is_torchs_and_can_be_left(cpu):
+    assert not torch.are_deterministic_algorithms_enabled()
+    try:
+        cpu.set_deterministic()
+        assert torch.are_deterministic_algorithms_enabled()
+        with pytest.raises(RuntimeError, match="deterministic"):
+            torch.ones(4).put_(torch.tensor([0, 0]), torch.ones(2))
+    finally:
+        cpu.set_deterministic(False)
+    assert not torch.are_deterministic_algorithms_enabled()
