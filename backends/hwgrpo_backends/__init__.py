@@ -11,8 +11,10 @@
 | `decide` | `decide(facts, requested)`: the choice, a pure function |
 | `selection` | `choose(requested)`: gather, decide, or refuse |
 | `finding`, `vendor_findings` | what each family is checked for beyond that, for a diagnosis |
+| `peaks` | FLOP/s and bandwidth that chips reach at most, with sources |
 | `nvidia_driver` | which driver a CUDA build of torch needs |
 | `environment` | the variables a backend wants for training and for rollout |
+| `graphs`, `markers` | device graphs; ranges for vendors' profilers (they import torch) |
 | `device` | `Device`: the runtime calls of a trainer (imports torch) |
 | `testing` | `check_backend`: what a new backend must satisfy |
 """

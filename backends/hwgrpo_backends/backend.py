@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
     from hwgrpo_backends.facts import Facts
     from hwgrpo_backends.graphs import Recorder
+    from hwgrpo_backends.peaks import Chip
 
 State = Literal["ok", "unverified", "unusable"]
 Hardware = Literal["none", "hidden", "present"]
@@ -81,6 +83,8 @@ class Backend:
     """Rollout engines in order of preference."""
     env_train: Mapping[str, EnvVar] = field(default_factory=dict)
     env_rollout: Mapping[str, EnvVar] = field(default_factory=dict)
+    env_deterministic: Mapping[str, EnvVar] = field(default_factory=dict)
+    """What training needs beside `env_train` so that a run repeats its numbers."""
     torch_build: str
     """Which build of torch, and what beside it, to install."""
     probe: Callable[[Facts], Verdict]
@@ -89,6 +93,13 @@ class Backend:
     """Device index -> chip architecture ("sm_90", "gfx942", "ascend910b1"); opens the device."""
     compute_dtypes: Callable[[int], tuple[torch.dtype, ...]]
     """Device index -> dtypes with real compute support, the default one first; opens the device."""
+    out_of_memory: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of a RuntimeError's text that means this family's memory is full -> who raises it. Errors that have
+    torch's own type for it need none."""
+    chips: tuple[Chip, ...] = ()
+    """What its chips do at most (`hwgrpo_backends.peaks`); none where a share of it would mean nothing."""
+    mark: Callable[[str], AbstractContextManager[None]] | None = None
+    """Names a range of the run for the vendor's profiler; None where there is none beside torch's."""
     record: Recorder | None = None
     """Records work as a device graph (`hwgrpo_backends.graphs`); None where that is not offered."""
 
@@ -97,7 +108,14 @@ class Backend:
         """True when the device is the host processor itself, so that there is no accelerator to manage."""
         return self.device_type == "cpu"
 
-    def environment(self, purpose: Purpose) -> Mapping[str, EnvVar]:
-        """Return the variables for the training process or for the process of a rollout engine."""
+    def environment(self, purpose: Purpose, deterministic: bool = False) -> Mapping[str, EnvVar]:
+        """Return the variables for the training process or for the process of a rollout engine.
+
+        Args:
+            purpose: which of the two.
+            deterministic: whether training is to repeat its numbers; changes nothing for a rollout engine.
+        """
         assert purpose in ("train", "rollout"), purpose
-        return self.env_train if purpose == "train" else self.env_rollout
+        if purpose == "rollout":
+            return self.env_rollout
+        return {**self.env_train, **self.env_deterministic} if deterministic else self.env_train

@@ -40,6 +40,10 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.float32, torch.bfloat16
 
 
+OUT_OF_MEMORY = {
+    r"DefaultCPUAllocator: (can't|not enough memory)": "torch's allocator of host memory raises a plain RuntimeError",
+}
+
 BACKEND = Backend(
     name="cpu",
     device_type="cpu",
@@ -51,4 +55,5 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    out_of_memory=OUT_OF_MEMORY,
 )

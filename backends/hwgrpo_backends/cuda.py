@@ -7,10 +7,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.peaks import NVIDIA
 from hwgrpo_backends.probing import judge, torch_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -27,6 +29,24 @@ COMMON = {
         value="PCI_BUS_ID",
         why="on hosts with different GPUs the default order is by speed: ordinals would not be those of nvidia-smi",
     ),
+}
+DETERMINISTIC = {
+    "CUBLAS_WORKSPACE_CONFIG": EnvVar(
+        value=":4096:8",
+        why="cuBLAS may choose another workspace, and so another order of sums, each time; torch refuses to multiply "
+        "in deterministic mode without it",
+    ),
+    "FLASH_ATTENTION_DETERMINISTIC": EnvVar(
+        value="1",
+        why="the backward pass of flash-attn adds in the order in which blocks finish, if transformers lets it",
+    ),
+}
+
+OUT_OF_MEMORY = {
+    r"CUDA (out of memory|(driver )?error: out of memory)": "the CUDA runtime or driver, outside torch's allocator",
+    r"CU(BLAS|BLASLT|DNN|SOLVER)_STATUS_ALLOC_FAILED": "a CUDA library that finds no room for its workspace",
+    r"Cuda failure (2 )?'out of memory'": "NCCL, for its buffers",
+    r"Triton Error \[CUDA\]: out of memory": "Triton, when it loads a kernel",
 }
 
 
@@ -101,6 +121,13 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.float16, torch.float32
 
 
+def mark(name: str) -> AbstractContextManager[None]:
+    """Name a range for Nsight."""
+    from hwgrpo_backends.markers import nvtx
+
+    return nvtx(name)
+
+
 def record(work: Callable[[], Any]) -> Recording:
     """Record work as a CUDA graph."""
     from hwgrpo_backends.graphs import CudaGraph
@@ -119,9 +146,13 @@ BACKEND = Backend(
     rollout=("vllm", "local"),
     env_train=COMMON,
     env_rollout=COMMON,
+    env_deterministic=DETERMINISTIC,
     torch_build=INSTALL,
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    out_of_memory=OUT_OF_MEMORY,
+    chips=NVIDIA,
+    mark=mark,
     record=record,
 )

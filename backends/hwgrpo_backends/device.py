@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import importlib
 import platform
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hwgrpo_backends import cpu
 from hwgrpo_backends.backend import Backend, BackendError
 from hwgrpo_backends.graphs import Recorder
-
-OUT_OF_MEMORY_TEXTS = (
-    "out of memory",  # older vendor plug-ins raise RuntimeError
-    "can't allocate memory",  # the CPU allocator does too
-    "ALLOC_FAILED",  # as do BLAS libraries that find no room for their workspace
-)
+from hwgrpo_backends.peaks import Peak, peak
 
 
 @dataclass(frozen=True)
@@ -109,6 +107,12 @@ class Device:
         """The dtypes this device computes in, the default one first."""
         return self.backend.compute_dtypes(self.index)
 
+    def peak(self, dtype: torch.dtype) -> Peak | None:
+        """Return what this device does at most in `dtype`; None where that is not known."""
+        # torch rounds the operands of fp32 products where it is told that less than the highest precision will do
+        rounds = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+        return peak(self.backend.chips, self.arch, self.name, "tf32" if rounds else dtype)
+
     @property
     def recorder(self) -> Recorder | None:
         """What records work as a device graph, to be replayed whole; None where the backend has no such thing."""
@@ -142,6 +146,13 @@ class Device:
         """Seed torch's generators, the host's and the device's."""
         torch.manual_seed(seed)
 
+    def set_deterministic(self, on: bool = True) -> None:
+        """Ask torch for kernels that repeat their numbers; one that has none then raises.
+
+        The variables of `Backend.env_deterministic` belong to it and must be there before torch is imported.
+        """
+        torch.use_deterministic_algorithms(on)
+
     def rng_state(self) -> torch.Tensor:
         """Return the state of this device's generator as a uint8 tensor on the host.
 
@@ -161,12 +172,15 @@ class Device:
         """Return a context in which work is submitted to `stream`."""
         return self._module.stream(stream)
 
-    def trace(self, name: str) -> AbstractContextManager[Any]:
-        """Return a context that names a range of the run for the profiler."""
-        return torch.profiler.record_function(name)
+    @contextmanager
+    def trace(self, name: str) -> Iterator[None]:
+        """Name a range of the run for torch's profiler and for the vendor's."""
+        with torch.profiler.record_function(name), self.backend.mark(name) if self.backend.mark else nullcontext():
+            yield
 
     def is_oom(self, error: BaseException) -> bool:
         """Tell whether `error` means that this device, or the host, ran out of memory."""
         if isinstance(error, self.oom_error):
             return True
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
+        patterns = (*self.backend.out_of_memory, *cpu.OUT_OF_MEMORY)
+        return isinstance(error, RuntimeError) and any(re.search(pattern, str(error)) for pattern in patterns)

@@ -28,25 +28,35 @@ class Setting(NamedTuple):
     """True when the user had set it."""
 
 
-def profile(backend: Backend, purpose: Purpose, environ: Mapping[str, str] = os.environ) -> list[Setting]:
+def profile(
+    backend: Backend, purpose: Purpose, environ: Mapping[str, str] = os.environ, deterministic: bool = False
+) -> list[Setting]:
     """Return what `apply` would put in force for `purpose`, and what of the user's it would keep."""
     ours = _applied(environ)
     settings = []
-    for name, variable in backend.environment(purpose).items():
+    for name, variable in backend.environment(purpose, deterministic).items():
         kept = name in environ and name not in ours
         settings.append(Setting(name, environ[name] if kept else variable.value, variable.why, kept))
     return settings
 
 
-def apply(backend: Backend, purpose: Purpose, environ: MutableMapping[str, str] = os.environ) -> list[Setting]:
+def apply(
+    backend: Backend, purpose: Purpose, environ: MutableMapping[str, str] = os.environ, deterministic: bool = False
+) -> list[Setting]:
     """Put a profile in force and note the backend for child processes, which then inherit the decision.
 
     What another profile set before and this one does not want is taken out again.
 
+    Args:
+        backend: whose profile.
+        purpose: "train" or "rollout".
+        environ: changed in place.
+        deterministic: whether training is to repeat its numbers.
+
     Returns:
         the settings, as `profile` lists them.
     """
-    settings = profile(backend, purpose, environ)
+    settings = profile(backend, purpose, environ, deterministic)
     for name in _applied(environ) - {setting.name for setting in settings}:
         environ.pop(name, None)
     ours = [setting for setting in settings if not setting.kept]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.peaks import ASCEND
 from hwgrpo_backends.probing import Obstacle, judge, torch_obstacle
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
 
     from hwgrpo_backends.facts import Facts
@@ -43,6 +46,22 @@ ROLLOUT = {
     "HCCL_NPU_SOCKET_PORT_RANGE": EnvVar(
         value="auto", why="the engine and the trainer share an NPU and would both bind HCCL's default device port"
     ),
+}
+# torch-npu takes torch.use_deterministic_algorithms for its operators. Left out: LCCL_DETERMINISTIC and what ATB reads,
+# for libraries that are no part of this stack.
+DETERMINISTIC = {
+    "HCCL_DETERMINISTIC": EnvVar(
+        value="true", why="reductions of HCCL (all-reduce, reduce-scatter) otherwise add in the order of arrival"
+    ),
+}
+
+# Codes and their meaning: CANN's acl_base.h and rt_error_codes.h; EL0004 is in its list of driver errors.
+OUT_OF_MEMORY = {
+    r"NPU out of memory": "torch-npu's allocator; a plain RuntimeError in older versions",
+    r"error code(?: is|:) *(200000|207001|207018)\b": (
+        "ACL: ACL_ERROR_BAD_ALLOC, ACL_ERROR_RT_MEMORY_ALLOCATION, ACL_ERROR_RT_DEVICE_OOM"
+    ),
+    r"\bEL0004\b": "the driver: memory could not be allocated (HCCL's buffers, operators' workspace)",
 }
 
 
@@ -99,6 +118,13 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.float16, torch.float32
 
 
+def mark(name: str) -> AbstractContextManager[None]:
+    """Name a range for msprof."""
+    from hwgrpo_backends.markers import mstx
+
+    return mstx(name)
+
+
 BACKEND = Backend(
     name="npu",
     device_type="npu",
@@ -113,8 +139,12 @@ BACKEND = Backend(
     rollout=("vllm_server", "local"),
     env_train=TRAIN,
     env_rollout=ROLLOUT,
+    env_deterministic=DETERMINISTIC,
     torch_build=INSTALL,
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    out_of_memory=OUT_OF_MEMORY,
+    chips=ASCEND,
+    mark=mark,
 )

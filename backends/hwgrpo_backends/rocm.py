@@ -6,10 +6,12 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.peaks import AMD
 from hwgrpo_backends.probing import judge, torch_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -25,6 +27,21 @@ COMMON = {
         why="without it the runtime takes scratch memory back between kernels, which stalls RCCL and GEMM kernels",
         until="the GPU's MEC firmware is 177 or newer (ROCm 6.4.3 and its driver)",
     ),
+}
+# hipBLASLt and rocBLAS are not known to need a variable for it.
+DETERMINISTIC = {
+    "FLASH_ATTENTION_DETERMINISTIC": EnvVar(
+        value="1",
+        why="the backward pass of flash-attn adds in the order in which blocks finish, if transformers lets it",
+    ),
+}
+
+OUT_OF_MEMORY = {
+    r"HIP (out of memory|error: out of memory)": "the HIP runtime, outside torch's allocator",
+    r"hipErrorOutOfMemory": "the HIP runtime, by the name of its error",
+    r"HIP(BLAS|BLASLT|SOLVER)_STATUS_ALLOC_FAILED|rocblas_status_memory_error": "a ROCm library without workspace",
+    r"(HIP|Cuda) failure (2 )?'out of memory'": "RCCL, for its buffers",
+    r"Triton Error \[HIP\]: .*out of memory": "Triton, when it loads a kernel",
 }
 
 
@@ -77,6 +94,13 @@ def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
     return torch.bfloat16, torch.float16, torch.float32
 
 
+def mark(name: str) -> AbstractContextManager[None]:
+    """Name a range for rocprof, through torch's names for CUDA."""
+    from hwgrpo_backends.markers import nvtx
+
+    return nvtx(name)
+
+
 def record(work: Callable[[], Any]) -> Recording:
     """Record work as a HIP graph."""
     from hwgrpo_backends.graphs import CudaGraph
@@ -98,9 +122,13 @@ BACKEND = Backend(
     rollout=("vllm", "local"),
     env_train=COMMON,
     env_rollout=COMMON,
+    env_deterministic=DETERMINISTIC,
     torch_build=INSTALL,
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    out_of_memory=OUT_OF_MEMORY,
+    chips=AMD,
+    mark=mark,
     record=record,
 )

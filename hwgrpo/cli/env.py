@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="train",
         help="the process of the trainer or that of a rollout engine beside it",
     )
+    parser.add_argument(
+        "--deterministic", action="store_true", help="with what trainer.deterministic=true needs (for train)"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--shell", action="store_true", help='print shell lines: eval "$(hwgrpo env --shell)"')
     form.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA})")
@@ -40,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the variables; return the exit code."""
     backend = _backend(args.backend)
-    variables, removed, applied = wanted(backend, args.purpose, os.environ)
+    variables, removed, applied = wanted(backend, args.purpose, os.environ, args.deterministic)
     if args.shell:
         print("\n".join(shell_lines(variables, removed, applied)))
     elif args.json:
@@ -65,17 +68,20 @@ class Variable:
     """The user had set it, and that wins."""
 
 
-def wanted(backend: Backend, purpose: Purpose, environ: Mapping[str, str]) -> tuple[list[Variable], list[str], str]:
+def wanted(
+    backend: Backend, purpose: Purpose, environ: Mapping[str, str], deterministic: bool = False
+) -> tuple[list[Variable], list[str], str]:
     """Return a backend's variables, what another profile set that this one does not want, and the names set by us.
 
     Args:
         backend: whose profile.
         purpose: "train" or "rollout".
         environ: the environment it is held against; left as it is.
+        deterministic: whether training is to repeat its numbers.
     """
     after = dict(environ)
-    settings = apply(backend, purpose, after)
-    profile = backend.environment(purpose)
+    settings = apply(backend, purpose, after, deterministic)
+    profile = backend.environment(purpose, deterministic)
     variables = [
         Variable(s.name, s.value, profile[s.name].value, s.why, profile[s.name].until, s.kept) for s in settings
     ]

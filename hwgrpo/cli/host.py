@@ -67,7 +67,7 @@ def prepare_host(config: Config) -> Host:
     world_size, rank = _world()
     check_world_size(config, world_size)
     choice = choose(config.backend.name)
-    apply(choice.backend, "train")
+    apply(choice.backend, "train", deterministic=config.trainer.deterministic)
     return Host(
         backend=choice.backend,
         decision=choice.decision,

@@ -275,7 +275,8 @@ class TrainerConfig:
     save_final_model: bool = True
     """Write the trained model to output_dir/final in Hugging Face format."""
     deterministic: bool = False
-    """Ask torch for deterministic kernels (slower on accelerators)."""
+    """Ask torch and the backend's libraries for the same numbers in every run (slower on accelerators); an operation
+    that has no such kernel is an error. `hwgrpo env --deterministic` shows the variables."""
     threads: int = limited(0, at_least=0)
     """CPU threads per process; 0 leaves torch's default, shared out among the ranks of this host."""
 

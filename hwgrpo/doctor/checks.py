@@ -6,10 +6,11 @@ A check that itself goes wrong becomes a finding, too: whatever state a machine 
 from __future__ import annotations
 
 import codecs
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from hwgrpo_backends import Backend, Decision, Facts
+from hwgrpo_backends import Backend, Decision, Facts, peaks
 from hwgrpo_backends.finding import Finding
 from hwgrpo_backends.probing import hidden_by
 from hwgrpo_backends.vendor_findings import vendor_findings
@@ -161,6 +162,18 @@ def visibility(subject: Subject) -> Iterable[Finding]:
             yield Finding(what="visible devices", found=f"{given[0]}={facts.variables[given[0]]!r}", backends=(name,))
 
 
+def peak_rates(subject: Subject) -> Iterable[Finding]:
+    """What share of a chip's peak a report can show, by what torch sees of the chosen backend's devices."""
+    backend = subject.backends.get(subject.decision.selected or "")
+    seen = subject.facts.torch.devices.get(backend.device_type) if backend and subject.facts.torch else None
+    if backend is None or seen is None or backend.is_host:
+        return
+    archs = seen.archs or tuple(name.lower().replace(" ", "_") for name in seen.names)
+    for (arch, name), count in Counter(zip(archs, seen.names, strict=True)).items():
+        row = peaks.find(backend.chips, arch, name)
+        yield Finding(what="peak rate", found=f"{count} x {name}: {peaks.told(row)}", backends=(backend.name,))
+
+
 def versions(subject: Subject) -> Iterable[Finding]:
     return check_versions(subject.facts, __version__)
 
@@ -255,6 +268,6 @@ def _size(count: int) -> str:
 
 
 CHECKS: tuple[Callable[[Subject], Iterable[Finding]], ...] = (
-    surroundings, python, torch_installed, vendors, torch_imports, plug_ins, visibility, versions, compiler,
+    surroundings, python, torch_installed, vendors, torch_imports, plug_ins, visibility, peak_rates, versions, compiler,
     shared_memory, disk, text_encoding, hub, limits, backend,
 )  # fmt: skip

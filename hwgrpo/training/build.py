@@ -31,6 +31,7 @@ from hwgrpo.training.components import build_engine, build_rewards, check_length
 from hwgrpo.training.layout_check import proven_layout
 from hwgrpo.training.loop import Run
 from hwgrpo.training.optimizer import build_optimizer
+from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
@@ -52,16 +53,17 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
 
     Raises:
         ConfigError, DataError, CheckpointError: naming what is wrong and what to do.
+        RunError: the model does not fit into memory.
     """
-    with ExitStack() as undo:
-        run = _build(config, backend, local_rank, local_world_size, undo)
+    device = prepare_process(config, backend, local_rank, local_world_size)
+    with explained(config, device, lambda: LOADING), ExitStack() as undo:
+        run = _build(config, device, undo)
         undo.pop_all()
     return run
 
 
-def _build(config: Config, backend: Backend, local_rank: int, local_world_size: int, undo: ExitStack) -> Run:
+def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     t = config.trainer
-    device = prepare_process(config, backend, local_rank, local_world_size)
     locate(
         config.model.path
     )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
@@ -110,7 +112,7 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
         total_updates=total_steps * (t.prompts_per_step // prompts_per_update(config)) * t.epochs_per_batch,
     )
     if checkpoint is not None:
-        restore(checkpoint, update, source, strategy, device)
+        notes += restore(checkpoint, update, source, strategy, device)
     else:
         seed_rank(device, config, strategy.rank)
     strategy.wrap(policy)
@@ -134,11 +136,12 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
                 f"{data.filtered} dropped, {data.truncated} cut, {len(data)} kept"
             )
     observer.note(
-        f"{device.name} ({backend.name}, {str(policy.compute_dtype).removeprefix('torch.')}), "
+        f"{device.name} ({device.backend.name}, {str(policy.compute_dtype).removeprefix('torch.')}), "
         f"{sum(p.numel() for p in policy.parameters() if p.requires_grad):,} trainable parameters, "
         f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 
+    peak = device.peak(policy.compute_dtype)
     datasets = {"train": training_data, "validation": validation_data}
     fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
 
@@ -171,6 +174,7 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
 
     return Run(
         config=config,
+        device=device,
         strategy=strategy,
         prompts=source,
         engine=engine,
@@ -180,10 +184,11 @@ def _build(config: Config, backend: Backend, local_rank: int, local_world_size: 
         reference=reference,
         validation=validation_data,
         observer=observer,
-        watch=Stopwatch(device.synchronize),
+        watch=Stopwatch(device.synchronize, trace=device.trace),
         save=save,
         record_kernels=lambda: _record_kernels(output, strategy.rank),
         memory=lambda: _memory_metrics(device),
+        peak=peak.flops if peak else None,
         tokenizer=tokenizer,
         lock=lock,
         start_step=start,
@@ -204,7 +209,7 @@ def _describe(output: Path, config: Config, device: Device, total_steps: int) ->
         "transformers": transformers.__version__,
         "variables": {
             s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
-            for s in profile(device.backend, "train")
+            for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
         },
         "total_steps": total_steps,
     }

@@ -41,7 +41,7 @@ def prepare_process(config: Config, backend: Backend, local_rank: int, local_wor
     if threads or local_world_size > 1:
         torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local_world_size))
     seed_everything(device, config.trainer.seed)
-    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    device.set_deterministic(config.trainer.deterministic)
     choose_kernels(config, backend)
     return device
 

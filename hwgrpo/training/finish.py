@@ -9,6 +9,7 @@ from pathlib import Path
 from hwgrpo.models.loading import save_model
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training.loop import Run, Status
+from hwgrpo.training.out_of_memory import SAVING, explained
 
 
 def finish(run: Run, status: Status) -> None:
@@ -20,14 +21,22 @@ def finish(run: Run, status: Status) -> None:
     output = Path(run.config.trainer.output_dir)
     paths: dict[str, Path] = {}
     if run.strategy.rank == 0:
-        if status == "completed" and run.config.trainer.save_final_model:
-            paths["model"] = _save(run, output / "final", merge=True)
-            if uses_lora(run.config.model.lora):
-                paths["adapter"] = _save(run, output / "final-adapter", merge=False)
+        with explained(run.config, run.device, lambda: SAVING):
+            paths |= _save_models(run, status, output)
         if (output / "checkpoints").is_dir():
             paths["checkpoint"] = output / "checkpoints"
     run.observer.finish(status, **paths)
     run.strategy.barrier()
+
+
+def _save_models(run: Run, status: Status, output: Path) -> dict[str, Path]:
+    """Save what a completed run was to leave, and return the folders."""
+    paths: dict[str, Path] = {}
+    if status == "completed" and run.config.trainer.save_final_model:
+        paths["model"] = _save(run, output / "final", merge=True)
+        if uses_lora(run.config.model.lora):
+            paths["adapter"] = _save(run, output / "final-adapter", merge=False)
+    return paths
 
 
 def _save(run: Run, folder: Path, *, merge: bool) -> Path:

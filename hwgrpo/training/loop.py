@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hwgrpo_backends.device import Device
 from transformers import PreTrainedTokenizerBase
 
 from hwgrpo.config import Config
@@ -18,7 +19,8 @@ from hwgrpo.rollout.engine import Engine, Sampling
 from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
-from hwgrpo.training.metrics import sample_metrics
+from hwgrpo.training.metrics import sample_metrics, utilisation
+from hwgrpo.training.out_of_memory import explained
 from hwgrpo.training.output import Claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import Reference
@@ -34,6 +36,7 @@ class Run:
     """The parts of a run, put together by `training.build`."""
 
     config: Config
+    device: Device
     strategy: Strategy
     prompts: PromptSource
     engine: Engine
@@ -52,6 +55,8 @@ class Run:
     """Holds the run's folder; None on ranks other than the main one."""
     memory: Callable[[], dict[str, float]]
     """Reads the device's memory metrics; empty on devices that keep none."""
+    peak: float | None
+    """FLOP/s that a device reaches at most in the compute dtype; None where that is not known."""
     tokenizer: PreTrainedTokenizerBase
     """Saved with the final model."""
     start_step: int
@@ -66,9 +71,12 @@ def train(run: Run) -> Status:
 
     Returns:
         "interrupted" when a signal ended the run early; its last finished step is then in a checkpoint.
+
+    Raises:
+        RunError: it cannot go on: memory ran out, a gradient is not finite, a checkpoint cannot be written.
     """
     t = run.config.trainer
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, explained(run.config, run.device, lambda: run.watch.failed):
         if run.start_step == 0 and t.validate_at_start:
             validate_now(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
@@ -115,6 +123,8 @@ def train_step(run: Run, step: int) -> None:
     values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
+    flops = run.strategy.sum([run.update.flops])[0]
+    speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(run.engine.metrics) | run.memory()
     for name, count in values.items():
         if name.startswith("reward_failures/") and count and name not in run.told:

@@ -73,6 +73,20 @@ def sample_metrics(
     return values
 
 
+def utilisation(flops: float, seconds: float, peak: float | None, world_size: int) -> dict[str, float]:
+    """Return what share of the chips' peak the update's model FLOPs were, or nothing where either is not known.
+
+    Args:
+        flops: of all ranks.
+        seconds: that the update took.
+        peak: FLOP/s of one rank's device in the compute dtype.
+        world_size: ranks.
+    """
+    if peak is None or not flops:
+        return {}
+    return {"perf/mfu/actor": flops / max(seconds, 1e-9) / (peak * world_size)}
+
+
 def _group_std(total: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """[groups with two or more samples] unbiased standard deviations."""
     return torch.tensor(

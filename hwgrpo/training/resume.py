@@ -129,25 +129,35 @@ def already_finished(config: Config, prompts: int | None = None) -> str | None:
 
 def restore(
     checkpoint: checkpoints.Checkpoint, update: PolicyUpdate, source: PromptSource, strategy: Strategy, device: Device
-) -> None:
-    """Put parameters, optimizer, data position and random state back as they were after the checkpoint's step."""
+) -> list[str]:
+    """Put parameters, optimizer, data position and random state back as they were after the checkpoint's step.
+
+    Returns:
+        Notes on what could not be put back as it was.
+    """
     checkpoints.restore(checkpoint, update.policy.model, update.optimizer)
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])
     update.updates_done = state["updates_done"]
     saved = checkpoints.load_rng(checkpoint, strategy.rank)
     if saved is not None:
-        rng.restore(saved, device)
-    else:  # written by fewer ranks: a stream of its own, not the start of another rank's
-        seed_rank(device, update.config, strategy.rank, checkpoint.step)
+        note = rng.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
+        return [note] if note else []
+    # written by fewer ranks: a stream of its own, not the start of another rank's
+    seed_rank(device, update.config, strategy.rank, checkpoint.step)
+    return []
 
 
 def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
     """Give each rank its own random numbers (for dropout), once the model is made alike on all of them."""
     if rank or step:
-        generator = torch.Generator().manual_seed(config.trainer.seed)
-        offsets = torch.randint(2**40, (2,), generator=generator).tolist()
-        seed_everything(device, config.trainer.seed + rank * offsets[0] + step * offsets[1])
+        seed_everything(device, _rank_seed(config, rank, step))
+
+
+def _rank_seed(config: Config, rank: int, step: int) -> int:
+    generator = torch.Generator().manual_seed(config.trainer.seed)
+    offsets = torch.randint(2**40, (2,), generator=generator).tolist()
+    return config.trainer.seed + rank * offsets[0] + step * offsets[1]
 
 
 def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,24 +22,44 @@ def capture(device: Device) -> dict[str, torch.Tensor]:
     return {
         "torch": torch.get_rng_state(),
         "device": device.rng_state().cpu(),
+        "family": _bytes(device.backend.name),
         "python": _bytes(random.getstate()),
         "numpy": _bytes([kind, np.asarray(keys).tolist(), position, has_gauss, gauss]),
     }
 
 
-def restore(state: Mapping[str, torch.Tensor], device: Device) -> None:
-    """Put every generator into a state that `capture` returned."""
+def restore(state: Mapping[str, torch.Tensor], device: Device, seed: int) -> str | None:
+    """Put every generator into a state that `capture` returned.
+
+    The generators of two device families have nothing in common: on another family than the one the state is from, the
+    device's generator starts from `seed` instead.
+
+    Returns:
+        A note where that was so, else None.
+    """
+    # Written before families were recorded: states of another length are of another family.
+    family = _value(state["family"]) if "family" in state else None
+    same = state["device"].numel() == device.rng_state().numel() if family is None else family == device.backend.name
+    if not same:
+        device.manual_seed(seed)  # the host's generator, too, whose state is restored below
     torch.set_rng_state(state["torch"])
-    device.set_rng_state(state["device"])
+    if same:
+        device.set_rng_state(state["device"])
     version, internal, gauss = _value(state["python"])
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = _value(state["numpy"])
     np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
+    if same:
+        return None
+    return (
+        f"the checkpoint's random state is of {family or 'another device family'}, not of {device.backend.name}: its "
+        f"generator starts anew from seed {seed}, so dropout draws other numbers than it would have there"
+    )
 
 
 def _bytes(value: object) -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def _value(tensor: torch.Tensor) -> list:
+def _value(tensor: torch.Tensor) -> Any:
     return json.loads(bytes(tensor.tolist()))

@@ -16,6 +16,7 @@ from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.errors import RunError
 from hwgrpo.training.batch import split_updates, token_signals
 from hwgrpo.training.choices import micro_batch_tokens
+from hwgrpo.training.flops import training_work
 from hwgrpo.training.layouts import Layout, Rows, cut
 from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.optimizer import learning_rate
@@ -72,8 +73,11 @@ class PolicyUpdate:
     layout: Layout
     total_updates: int
     updates_done: int = 0
+    flops: float = 0.0
+    """FLOPs that this rank's part of the last step's updates needed; 0 where they cannot be counted."""
 
     def __post_init__(self) -> None:
+        self._work = training_work(self.policy)
         self.loss_fn: PolicyLoss = build_loss(loss_spec(self.config))
 
     @property
@@ -144,6 +148,7 @@ class PolicyUpdate:
             trainer_logprobs = torch.zeros(len(batch.tokens))
         totals: dict[str, float] = {}
         norms: list[float] = []
+        self.flops = 0.0
         for epoch in range(t.epochs_per_batch):
             for sequences in updates:
                 fresh = trainer_logprobs if epoch == 0 and batch.old_logprobs is None else None
@@ -203,6 +208,7 @@ class PolicyUpdate:
         self.policy.train()
         for i, part in enumerate(parts):
             micro = lay_out(batch, part, signals, self.layout)
+            self.flops += self._work.of(micro) if self._work else 0.0
             share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
             with self.strategy.accumulate(last=i == len(parts) - 1):
                 out = self.strategy.module(

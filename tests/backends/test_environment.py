@@ -10,7 +10,7 @@ NPU = registry.get("npu")
 @pytest.mark.parametrize("purpose", ["train", "rollout"])
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 def test_every_variable_says_why(backend, purpose):
-    for name, variable in backend.environment(purpose).items():
+    for name, variable in backend.environment(purpose, deterministic=True).items():
         assert name.isupper()
         assert len(variable.why) > 20
 
@@ -78,3 +78,28 @@ def test_a_record_that_is_not_ours_makes_every_value_the_users(broken):
     environ = {"HWGRPO_ENV_APPLIED": broken, "TASK_QUEUE_ENABLE": "0"}
     environment.apply(NPU, "train", environ)
     assert environ["TASK_QUEUE_ENABLE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [
+        ("cuda", "CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+        ("cuda", "FLASH_ATTENTION_DETERMINISTIC", "1"),
+        ("rocm", "FLASH_ATTENTION_DETERMINISTIC", "1"),
+        ("npu", "HCCL_DETERMINISTIC", "true"),
+    ],
+)
+def test_what_repeats_the_numbers_is_set_for_training_alone_and_taken_out_again(name, variable, value):
+    backend, environ = registry.get(name), {}
+    environment.apply(backend, "train", environ)
+    assert variable not in environ
+    environment.apply(backend, "train", environ, deterministic=True)
+    assert environ[variable] == value
+    assert environ.keys() >= backend.env_train.keys()
+    environment.apply(backend, "train", environ)
+    assert variable not in environ
+    environment.apply(backend, "rollout", environ, deterministic=True)
+    assert variable not in environ
+    kept = {variable: "mine"}
+    environment.apply(backend, "train", kept, deterministic=True)
+    assert kept[variable] == "mine"

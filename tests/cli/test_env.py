@@ -22,6 +22,7 @@ BACKEND = dataclasses.replace(
         "ACME_QUEUE": EnvVar(value="2", why="acme's queue is slow without it", until="acme 9"),
         "ACME_TEXT": EnvVar(value=AWKWARD, why="a reason of\\nexport INJECTED=1\\ntwo lines"),
     },
+    env_deterministic={"ACME_ORDER": EnvVar(value="fixed", why="acme adds in any order it likes")},
     env_rollout={"ACME_QUEUE": EnvVar(value="1", why="acme's engine takes no more than one")},
 )
 """
@@ -171,3 +172,23 @@ def test_train_sets_the_variables_before_torch_is_imported_and_the_runs_folder_t
         "ACME_TEXT": {"value": "it's $HOME; `id`\n#\"'", "set by": "hwgrpo"},
     }
     assert seen["ACME_TEXT"] == recorded["ACME_TEXT"]["value"]
+
+
+def test_what_repeats_the_numbers_is_set_when_asked_for_and_only_then(hwgrpo, acme, tmp_path):
+    note = tmp_path / "note.json"
+    words = (
+        *("train", "tiny_sort", "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=2&batch=8&digits=3"),
+        *("data.train=task://sort?digits=3", "rollout.n=2", "trainer.prompts_per_step=2", "trainer.max_steps=1"),
+        *("data.validation_max_rows=2", "trainer.output_dir=out", "backend.name=acme", "observe.loggers=[jsonl]"),
+    )
+    done = hwgrpo(*words, "trainer.deterministic=true", PYTHONPATH=acme, NOTE=str(note))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(note.read_text())["ACME_ORDER"] == "fixed"
+    recorded = json.loads((tmp_path / "out" / "environment.json").read_text())["variables"]
+    assert recorded["ACME_ORDER"] == {"value": "fixed", "set by": "hwgrpo"}
+
+    shown = hwgrpo("env", "--backend", "acme", "--deterministic", "--shell", PYTHONPATH=acme).stdout
+    assert "export ACME_ORDER='fixed'" in shown
+    assert "ACME_ORDER" not in hwgrpo("env", "--backend", "acme", PYTHONPATH=acme).stdout
+    rollout = hwgrpo("env", "--backend", "acme", "--for", "rollout", "--deterministic", PYTHONPATH=acme).stdout
+    assert "ACME_ORDER" not in rollout, "an engine is not asked for it"

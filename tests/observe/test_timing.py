@@ -1,5 +1,8 @@
 """Seconds per stage, counted on a clock that the tests move."""
 
+import weakref
+from contextlib import contextmanager, suppress
+
 import pytest
 
 from hwgrpo.observe.timing import Stopwatch
@@ -61,3 +64,50 @@ def test_a_stage_that_raises_is_counted_and_its_error_passes():
     with pytest.raises(KeyError):
         failing_stage()
     assert watch.take() == {"timing_s/gen": 1.0}
+
+
+def test_each_stage_is_a_range_for_a_profiler():
+    said = []
+
+    @contextmanager
+    def trace(name):
+        said.append(f"open {name}")
+        yield
+        said.append(f"close {name}")
+
+    watch = Stopwatch(lambda: said.append("synchronize"), trace=trace)
+    with watch("gen"):
+        said.append("work")
+    assert said == ["synchronize", "open gen", "work", "synchronize", "close gen"]
+
+
+def test_the_innermost_stage_that_failed_is_told():
+    watch = Stopwatch()
+    assert watch.failed is None
+    with suppress(ZeroDivisionError), watch("step"):
+        with watch("gen"):
+            pass
+        with watch("reward"):
+            raise ZeroDivisionError
+    assert watch.failed == "reward"
+    with pytest.raises(ZeroDivisionError), watch("step"):
+        raise ZeroDivisionError
+    assert watch.failed == "step"
+
+
+def test_a_stage_that_failed_keeps_nothing_alive():
+    class Model:
+        pass
+
+    def work(watch):
+        model = Model()
+        seen.append(weakref.ref(model))
+        with watch("gen"):
+            raise ZeroDivisionError
+        return model
+
+    seen = []
+    watch = Stopwatch()
+    with suppress(ZeroDivisionError):
+        work(watch)
+    assert seen[0]() is None

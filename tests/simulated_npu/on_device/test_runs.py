@@ -1,5 +1,6 @@
 """Whole small runs on the device: resumed, in bf16, without memory, and with mistakes planted that a CPU hides."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,10 @@ import pytest
 import runs
 import torch
 import torch_npu
+from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.npu import BACKEND as NPU
 
+from hwgrpo.errors import RunError
 from hwgrpo.training.micro_batch import MicroBatch
 from hwgrpo.training.strategies.single import Single
 
@@ -81,7 +84,22 @@ def test_a_device_that_is_too_small_ends_the_run_out_of_memory(tmp_path: Path):
     _, total = torch.npu.mem_get_info()
     torch_npu._device.set_capacity(torch.npu.memory_allocated() + 2**16)
     try:
-        with pytest.raises(torch.OutOfMemoryError, match="NPU out of memory"):
+        with pytest.raises(RunError, match="NPU out of memory") as caught:
             runs.run(tmp_path / "run", "trainer.max_steps=1", backend=NPU)
+        assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+        told = str(caught.value)
+        assert re.search(r"^out of memory while .*, on npu:0 \(Ascend910B3; .* in all, .* free, .* in this run's", told)
+        assert "lower " in told
+        assert "there is no checkpoint yet" in told
     finally:
         torch_npu._device.set_capacity(total)
+
+
+def test_a_checkpoint_of_the_npu_goes_on_on_the_cpu_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ("model.dtype=float32", "trainer.save_every=1", "model.lora.rank=4", "model.lora.dropout=0.1")
+    words += ("observe.progress=plain", "trainer.validate_at_start=false")
+    for steps, backend, note in ((1, NPU, ""), (2, CPU, "is of npu, not of cpu"), (3, NPU, "is of cpu, not of npu")):
+        runs.run(tmp_path / "run", *words, f"trainer.max_steps={steps}", backend=backend)
+        told = capsys.readouterr().out
+        assert ("random state" in told) == bool(note)
+        assert note in told

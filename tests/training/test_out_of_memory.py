@@ -1,0 +1,91 @@
+"""A full memory ends a run with one message, and what was saved before stays."""
+
+import pytest
+import torch
+from runs import SMALL, metrics, run, small
+from tiny import settings
+
+import hwgrpo.training.build as build
+from hwgrpo.cli.main import main
+from hwgrpo.errors import RunError
+from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.training.update import PolicyUpdate
+
+SHORT = ("trainer.max_steps=3", "trainer.save_every=1", "trainer.validate_at_start=false")
+
+
+def too_much(*_, **__):
+    return torch.empty(10**15, dtype=torch.uint8)
+
+
+def in_call(number, whole):
+    """Let calls pass to `whole`, except for one that asks for more memory than there is."""
+    calls = []
+
+    def call(self, *args, **kwargs):
+        calls.append(1)
+        return too_much() if len(calls) == number else whole(self, *args, **kwargs)
+
+    return call
+
+
+def test_the_command_says_what_was_done_how_full_it_is_and_what_to_lower(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(PolicyUpdate, "accumulate_gradients", too_much)
+    (tmp_path / "empty.yaml").write_text("{}\n")
+    words = [*SMALL, *SHORT, f"trainer.output_dir={tmp_path / 'run'}", "backend.name=cpu"]
+    assert main(["train", str(tmp_path / "empty.yaml"), *words]) == 1
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    first, lower, after = told[told.index("hwgrpo: error:") :].splitlines()
+    assert first.startswith("hwgrpo: error: out of memory while updating the policy, on cpu (")
+    assert "GiB of host memory at the most): [enforce fail" in first or "MiB of host memory at the most)" in first
+    assert "DefaultCPUAllocator: can't allocate memory" in first
+    assert "lower trainer.tokens_per_micro_batch (now 4096), which changes no numbers but the speed; " in lower
+    assert "model.gradient_checkpointing=true" in lower
+    assert "model.lora.rank=16" in lower
+    assert after.strip() == "Started again, the run begins anew, for there is no checkpoint yet."
+
+
+def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monkeypatch):
+    run(tmp_path / "whole", *SHORT)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "generate", in_call(3, LocalEngine.generate))
+        with pytest.raises(RunError, match="out of memory while generating, on cpu") as caught:
+            run(tmp_path / "cut", *SHORT)
+    told = str(caught.value)
+    assert "lower rollout.max_sequences (now 1024)" in told
+    assert "tokens_per_micro_batch" not in told, "rollout does not depend on it"
+    assert told.endswith("Started again, the run goes on after step 2.")
+    assert run(tmp_path / "cut", *SHORT) == "completed"
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+def test_a_model_that_does_not_fit_is_told_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "load_policy", too_much)
+    with pytest.raises(RunError, match=r"out of memory while putting the model together.*\n.*model\.lora\.rank=16"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "run" / ".lock").exists()
+    assert not list((tmp_path / "run").glob("*.yaml")), "a first start that fails leaves nothing"
+
+
+def test_a_final_model_that_cannot_be_saved_for_memory_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("hwgrpo.training.finish.save_model", too_much)
+    with pytest.raises(RunError, match=r"while saving the final model(?s:.*)goes on after step 3"):
+        run(tmp_path / "run", *SHORT)
+
+
+def test_other_errors_pass_as_they_are(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(PolicyUpdate, "accumulate_gradients", broken)
+    with pytest.raises(RuntimeError, match=r"^mat1 and mat2") as caught:
+        run(tmp_path / "run", *SHORT)
+    assert not isinstance(caught.value, RunError)
+
+
+def test_every_setting_it_names_exists():
+    words = ("model.gradient_checkpointing=true", "model.lora.rank=16", "algorithm.kl.coef=0")
+    numbers = ("trainer.tokens_per_micro_batch=64", "rollout.max_sequences=8", "rollout.max_response_tokens=8")
+    assert settings(*words, *numbers).model.lora.rank == 16
+    assert small("unused", *words).model.gradient_checkpointing
