@@ -1,7 +1,11 @@
-"""Whether a function computes an op. A vendor calls `check_kernel(implementation, device)`, on a host with the device."""
+"""Whether a function computes an op: `check_kernel(implementation, device)`, for vendors, on a host with the device.
+
+`python -m hwgrpo_kernels.testing DEVICE` checks every implementation that can run there.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,3 +113,28 @@ def _unavoidable(inputs: dict[str, Any], value: Tensor) -> float:
     smallest = kind.smallest_normal * kind.eps
     grads = sum(float(inputs[name].norm()) for name in ("grad_logprob", "grad_kl") if name in inputs)
     return 32 * torch.finfo(torch.float64).eps * grads + smallest * value.numel() ** 0.5
+
+
+def main(words: list[str]) -> int:
+    """Check every implementation that can run on a device, as `python -m hwgrpo_kernels.testing DEVICE`."""
+    if len(words) != 1:
+        print("usage: python -m hwgrpo_kernels.testing DEVICE   (a torch device, as cpu)", file=sys.stderr)
+        return 2
+    device, failed = words[0], 0
+    for op in default_registry.ops():
+        for implementation in default_registry.implementations(op.name):
+            key = Key(op.name, torch.device(device).type, torch.float32, shape_class(op.shapes[0].V))
+            name = f"{op.name}={implementation.name}"
+            if reason := implementation.reason_against(key):
+                print(f"SKIP  {name}: {reason}")
+                continue
+            try:
+                print(f"PASS  {name}: {'; '.join(check_kernel(implementation, device))}")
+            except Exception as error:  # the next ones are checked all the same
+                failed += 1
+                print(f"FAIL  {name}: {type(error).__name__}: {error}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
