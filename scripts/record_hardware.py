@@ -111,7 +111,9 @@ def tiny_sort(run: Run, options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         words = ["tiny_sort", f"backend.name={run.backend}", *options.set]
         figures, passed = _train(run, "tiny_sort", words, Path(folder) / "run")
-        run.what[-1]["outcome"] = "passed" if passed and figures["after"] > figures["before"] else "failed"
+        run.what[-1]["outcome"] = (
+            "passed" if passed and figures.get("after", 0) > figures.get("before", 0) else "failed"
+        )
 
 
 def shaped(run: Run, options: argparse.Namespace) -> None:
