@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything a visit to a machine with an NVIDIA or AMD GPU should bring home, in one go: facts, tests, sanitizer, speed.
+# Everything a visit to a machine with an NVIDIA or AMD GPU should bring home, in one go: facts, tests, record, sanitizer, speed.
 #   bash scripts/gpu_visit.sh OUT                  every step; logs and results go to the folder OUT
 #   bash scripts/gpu_visit.sh OUT facts bench-A    these steps, to stay below a limit per command
 #   bash scripts/gpu_visit.sh --list               the steps
@@ -9,14 +9,15 @@
 #   SHAPES="A B C"  shapes of `hwgrpo bench kernels`, each a step bench-SHAPE; the ops' fp64 check and peers included
 #   REPEAT=5        its rounds
 #   LIMIT=540       seconds a step may take
+#   COMMIT=SHA      what this is a copy of, where it is not a git checkout; the step record names it in its file
 set -uo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 read -ra shapes <<<"${SHAPES:-A B C}"
-steps=(facts kernels tests sanitizer "${shapes[@]/#/bench-}")
+steps=(facts kernels tests record sanitizer "${shapes[@]/#/bench-}")
 case "${1:-}" in
     --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
-    "" | -*) sed -n '2,12p' "$0" | cut -c3- >&2; exit 2 ;;
+    "" | -*) sed -n '2,13p' "$0" | cut -c3- >&2; exit 2 ;;
 esac
 mkdir -p "$1" || exit 1
 out=$(cd "$1" && pwd)
@@ -51,6 +52,7 @@ run_step() {
         facts) facts ;;
         kernels) "$python" -m hwgrpo kernels ;;
         tests) pytest_in tests tests/gpu -k "not test_sanitizer" ;;
+        record) "$python" scripts/record_hardware.py --out "$out/hardware" ${COMMIT:+--commit "$COMMIT"} ;;
         sanitizer)
             # pytest would skip the tests without it, and end with 0
             command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 5; }

@@ -18,7 +18,7 @@ gpu gpu
 lowering lowering
 structure structure setup
 distributed distributed
-simulated simulated_npu
+simulated simulated_npu plugin
 learning learning docs
 resume resume
 perf perf

@@ -9,6 +9,7 @@
     library.py          torch.ops.hwgrpo.*: custom ops, fake kernels, gradients
     registry.py         which implementation runs: resolve, configure, choices, explain
     survey.py           the same for people: what each implementation would do, and why
+    testing.py          check_kernel: what a new implementation must satisfy
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
     reference.py        a second head, whose logits are streamed beside for the KL over the whole vocabulary
     rows_torch.py       the row ops in torch; matrices.py what they and the others ask of a matrix

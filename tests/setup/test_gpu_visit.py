@@ -39,7 +39,8 @@ def test_a_step_that_fails_or_takes_too_long_ends_no_other(visit):
     done, steps, out = visit(shapes="wrong slow A", LIMIT="2")
     codes = {step: int(code) for step, code, _, _ in steps}
     assert codes == {
-        "facts": 0, "kernels": 0, "tests": 3, "sanitizer": 0, "bench-wrong": 1, "bench-slow": 124, "bench-A": 0
+        "facts": 0, "kernels": 0, "tests": 3, "record": 0, "sanitizer": 0, "bench-wrong": 1, "bench-slow": 124,
+        "bench-A": 0,
     }  # fmt: skip
     assert done.returncode == 1
     for step, _, _, log in steps:
@@ -53,6 +54,12 @@ def test_steps_of_later_calls_are_added_and_each_call_answers_for_its_own(visit)
     done, steps, out = visit("bench-B")
     assert (done.returncode, [step[0] for step in steps]) == (0, ["tests", "bench-B"])
     assert f"--shape B --repeat 5 --json {out}/bench-B.json" in (out / "bench-B.log").read_text()
+
+
+def test_the_visit_writes_a_record_that_names_the_commit_of_a_copy(visit):
+    done, _, out = visit("record", COMMIT="12ab")
+    assert done.returncode == 0
+    assert f"record_hardware.py --out {out}/hardware --commit 12ab\n" in (out / "record.log").read_text()
 
 
 def test_a_missing_sanitizer_is_no_success(visit, tmp_path):

@@ -43,6 +43,13 @@ def test_the_wheel_holds_the_recipes(wheel):
     assert {f"hwgrpo/recipes/{recipe}" for recipe in recipes} <= names
 
 
+def test_the_wheel_holds_the_records_of_hardware(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    records = [path.name for path in (REPO / "benchmarks/results/hardware").glob("*.json")]
+    assert records
+    assert {f"hwgrpo/hardware/{record}" for record in records} <= names
+
+
 def test_the_installed_wheel_runs_away_from_the_repository(wheel, tmp_path):
     target = tmp_path / "installed"
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, wheel], check=True)

@@ -1,15 +1,14 @@
-"""Whether a function computes an op: its outputs against the definition in fp64 on the same inputs."""
+"""What tests hold ops to, generated from their declarations; the comparison itself is a vendor's, too."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from hwgrpo_kernels import Key, Op, default_registry
+from hwgrpo_kernels import Key, default_registry
 from hwgrpo_kernels.op import shape_class
-from torch import Tensor
+from hwgrpo_kernels.testing import DTYPES, as_outputs, assert_agrees, cases, in_fp64
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+__all__ = ["DTYPES", "as_outputs", "assert_agrees", "in_fp64", "runnable"]
 
 
 def runnable(device_type: str) -> Iterator[Any]:
@@ -19,53 +18,6 @@ def runnable(device_type: str) -> Iterator[Any]:
             for dtype in DTYPES:
                 key = Key(op.name, device_type, dtype, shape_class(op.shapes[0].V))
                 if implementation.reason_against(key) is None:
-                    for case in op.cases:
-                        for shape in op.shapes if dtype == torch.float32 else op.shapes[:1]:
-                            tag = f"{op.name}-{implementation.name}-{str(dtype)[6:]}-{case}-{'x'.join(map(str, shape))}"
-                            yield pytest.param(op, implementation, dtype, case, shape, id=tag)
-
-
-def in_fp64(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs with copies of their floating tensors in fp64."""
-
-    def wide(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value.to(torch.float64, copy=True)  # an `out` of fp64 must not be shared
-        return value
-
-    return {name: wide(value) for name, value in inputs.items()}
-
-
-def as_outputs(op: Op, result: Any) -> dict[str, Tensor]:
-    """Return what an implementation returned, by name."""
-    outputs = (result,) if isinstance(result, Tensor) else tuple(result)
-    assert len(outputs) == len(op.outputs)
-    return dict(zip(op.outputs, outputs))
-
-
-def assert_agrees(op: Op, function: Callable[..., Any], inputs: dict[str, Any], dtype: torch.dtype) -> None:
-    """Call `function` and hold its outputs to the tolerances the op declares for `dtype`."""
-    truth = as_outputs(op, op.definition(**in_fp64(inputs)))
-    for name, value in as_outputs(op, function(**inputs)).items():
-        true = truth[name]
-        assert value.shape == true.shape, name
-        if name == "out":
-            assert value.dtype == dtype
-            error = (value.double() - true).norm()
-            allowed = op.tolerance[dtype].backward * true.norm() + _unavoidable(inputs, value)
-            assert error <= allowed, f"{name}: {error:.2e} of {true.norm():.2e}"
-            continue
-        assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        finite = true.isfinite() & (true > torch.finfo(torch.float32).min)
-        assert torch.equal(value.isfinite() & (value > torch.finfo(torch.float32).min), finite), name
-        assert torch.equal(value[~finite].sign().double(), true[~finite].sign()), f"{name}: inf, -inf or nan"
-        error = ((value - true).abs() / (1 + true.abs()))[finite]
-        assert (error <= op.tolerance[dtype].forward).all(), f"{name}: {error.max():.2e}"
-
-
-def _unavoidable(inputs: dict[str, Any], value: Tensor) -> float:
-    """What no implementation is to blame for: 1 - p cancels in the definition, and fp16 has few small numbers."""
-    kind = torch.finfo(value.dtype)
-    smallest = kind.smallest_normal * kind.eps
-    grads = sum(float(inputs[name].norm()) for name in ("grad_logprob", "grad_kl") if name in inputs)
-    return 32 * torch.finfo(torch.float64).eps * grads + smallest * value.numel() ** 0.5
+                    for case, shape in cases(op, dtype):
+                        tag = f"{op.name}-{implementation.name}-{str(dtype)[6:]}-{case}-{'x'.join(map(str, shape))}"
+                        yield pytest.param(op, implementation, dtype, case, shape, id=tag)

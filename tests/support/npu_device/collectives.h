@@ -1,4 +1,4 @@
-// HCCL's place: collectives on NPU tensors, carried by gloo on the same memory and finished when the call returns.
+// In place of a vendor's library (HCCL): collectives on the device's tensors, carried by gloo on the same memory and finished when the call returns.
 #pragma once
 
 #include "fallback.h"
@@ -27,12 +27,12 @@ struct Done final : c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-class Hccl final : public c10d::Backend {
+class Collectives final : public c10d::Backend {
  public:
-  explicit Hccl(c10::intrusive_ptr<c10d::Backend> gloo)
-      : c10d::Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)) {}
+  Collectives(c10::intrusive_ptr<c10d::Backend> gloo, std::string name)
+      : c10d::Backend(gloo->getRank(), gloo->getSize()), gloo_(std::move(gloo)), name_(std::move(name)) {}
 
-  const std::string getBackendName() const override { return "hccl"; }
+  const std::string getBackendName() const override { return name_; }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     auto hosts = host(tensors);
@@ -80,13 +80,14 @@ class Hccl final : public c10d::Backend {
 
  private:
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  std::string name_;
 
-  static at::Tensor host(const at::Tensor& tensor) {
-    TORCH_CHECK(tensor.device().type() == kNpu, "hccl takes npu tensors, not one on ", tensor.device());
+  at::Tensor host(const at::Tensor& tensor) const {
+    TORCH_CHECK(tensor.device().type() == kNpu, name_, " takes ", kind(), " tensors, not one on ", tensor.device());
     return host_view(tensor);
   }
 
-  static Tensors host(const Tensors& tensors) {
+  Tensors host(const Tensors& tensors) const {
     Tensors hosts;
     for (const auto& tensor : tensors) hosts.push_back(host(tensor));
     return hosts;

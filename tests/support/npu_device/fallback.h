@@ -78,7 +78,7 @@ class Call {
     const auto first = stack->size() - arguments.size();
     bool draws = false;
     for (size_t i = 0; i < arguments.size(); ++i) find_device((*stack)[first + i]);
-    TORCH_CHECK(device_, name_, ": no argument says which npu it is for");
+    TORCH_CHECK(device_, name_, ": no argument says which ", kind(), " it is for");
     for (size_t i = 0; i < arguments.size(); ++i) {
       auto& value = (*stack)[first + i];
       const auto* alias = arguments[i].alias_info();
@@ -152,7 +152,7 @@ class Call {
   at::Tensor to_host(const at::Tensor& tensor, const c10::Argument& argument, bool writes) {
     if (!tensor.defined()) return tensor;
     if (tensor.device() == *device_) {
-      TORCH_CHECK(tensor.has_storage(), name_, ": the simulated NPU has dense tensors only");
+      TORCH_CHECK(tensor.has_storage(), name_, ": the simulated device has dense tensors only");
       auto host = views_.of(tensor);
       if (writes) written_.emplace_back(tensor, host);
       return host;

@@ -1,15 +1,19 @@
-// Memory of the simulated NPUs: host memory with a mark at each end, a capacity per device, and statistics.
+// Memory of the simulated devices: host memory with a mark at each end, a capacity per device, and statistics.
+// What kind of device it is ("npu") torch has been told before this is loaded; nothing here names one.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceType.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <string>
 
 namespace npu {
 
@@ -17,18 +21,29 @@ constexpr auto kNpu = c10::DeviceType::PrivateUse1;
 constexpr int kMostDevices = 8;
 inline thread_local c10::DeviceIndex current_device = 0;
 
+inline std::string kind() {
+  return c10::get_privateuse1_backend();
+}
+
+inline std::string upper_kind() {
+  std::string name = kind();
+  for (char& letter : name) letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  return name;
+}
+
+// Reads SIMULATED_NPU_<name>, where the device is an npu.
 inline int64_t setting(const char* name, int64_t otherwise) {
-  const char* text = std::getenv(name);
+  const char* text = std::getenv(("SIMULATED_" + upper_kind() + "_" + name).c_str());
   return text && *text ? std::atoll(text) : otherwise;
 }
 
 inline int device_count() {
-  static const int count = std::clamp<int>(setting("SIMULATED_NPU_DEVICES", 1), 0, kMostDevices);
+  static const int count = std::clamp<int>(setting("DEVICES", 1), 0, kMostDevices);
   return count;
 }
 
 inline c10::DeviceIndex checked(int64_t index) {
-  TORCH_CHECK(index >= 0 && index < device_count(), "invalid npu device ", index, ": there are ", device_count());
+  TORCH_CHECK(index >= 0 && index < device_count(), "invalid ", kind(), " device ", index, ": there are ", device_count());
   return static_cast<c10::DeviceIndex>(index);
 }
 
@@ -53,7 +68,7 @@ struct Usage {
 struct Memory final : c10::DeviceAllocator {
   std::mutex lock;
   std::array<Usage, kMostDevices> usage;
-  std::atomic<size_t> capacity{static_cast<size_t>(setting("SIMULATED_NPU_MB", 4096)) << 20};
+  std::atomic<size_t> capacity{static_cast<size_t>(setting("MB", 4096)) << 20};
 
   c10::DataPtr allocate(size_t bytes) override {
     return allocate_on(bytes, current_device);
@@ -63,7 +78,7 @@ struct Memory final : c10::DeviceAllocator {
     if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(kNpu, device)};
     reserve(bytes, device);
     auto* base = static_cast<char*>(std::malloc(bytes + 2 * kMargin + kMargin));
-    TORCH_CHECK(base, "the host of the simulated NPU has no memory left");
+    TORCH_CHECK(base, "the host of the simulated device has no memory left");
     auto* start = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(base) + 2 * kMargin) & ~(kMargin - 1));
     std::memcpy(start - sizeof(void*), &base, sizeof base);
     const Header header{kMark, bytes, device};
@@ -111,8 +126,8 @@ struct Memory final : c10::DeviceAllocator {
     if (of.used + bytes > total) {
       ++of.refused;
       TORCH_CHECK_WITH(
-          OutOfMemoryError, false, "NPU out of memory. Tried to allocate ", bytes, " bytes (NPU ", int(device), "; ",
-          total, " bytes total capacity; ", of.used, " bytes already allocated; ", total - std::min(total, of.used),
+          OutOfMemoryError, false, upper_kind(), " out of memory. Tried to allocate ", bytes, " bytes (device ", int(device),
+          "; ", total, " bytes total capacity; ", of.used, " bytes already allocated; ", total - std::min(total, of.used),
           " bytes free)");
     }
     of.used += bytes;
@@ -130,7 +145,7 @@ inline void Memory::release(void* data) {
   Header header;
   std::memcpy(&header, start - kMargin, sizeof header);
   if (header.mark != kMark || std::memcmp(start + header.bytes, &kMark, sizeof kMark) != 0) {
-    std::fprintf(stderr, "simulated NPU: memory beside a block was overwritten, or it is not the NPU's\n");
+    std::fprintf(stderr, "simulated device: memory beside a block was overwritten, or it is not the device's\n");
     std::abort();
   }
   void* base;

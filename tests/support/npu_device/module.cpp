@@ -1,4 +1,4 @@
-// The Python module of the simulated NPU, and the one file that is compiled.
+// The Python module of a simulated device, and the one file that is compiled.
 #include "collectives.h"
 #include "kernels.h"
 
@@ -26,7 +26,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const std::lock_guard<std::mutex> guard(npu::calls_lock);
     return npu::calls;
   });
-  m.def("hccl", [](c10::intrusive_ptr<c10d::Backend> gloo) {
-    return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<npu::Hccl>(std::move(gloo)));
+  m.def("collectives", [](c10::intrusive_ptr<c10d::Backend> gloo, std::string name) {
+    auto made = c10::make_intrusive<npu::Collectives>(std::move(gloo), std::move(name));
+    return c10::intrusive_ptr<c10d::Backend>(std::move(made));
   });
 }

@@ -1,0 +1,92 @@
+"""scripts/record_hardware.py writes down what it ran, how that ended and on what; and nothing that nobody can find."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hwgrpo.doctor import hardware
+
+REPO = Path(__file__).parents[2]
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+SHAPE = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 500,
+    "tie_word_embeddings": True, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+@pytest.fixture
+def record(tmp_path: Path):
+    """Runs the script in a copy of this repository that is no git checkout; returns its result and the records."""
+    copy = tmp_path / "copy"
+    (copy / "scripts").mkdir(parents=True)
+    shutil.copy(REPO / "scripts/record_hardware.py", copy / "scripts")
+    for name in ("hwgrpo", "backends", "kernels", "configs"):
+        (copy / name).symlink_to(REPO / name)
+    (tmp_path / "Small.json").write_text(json.dumps(SHAPE))
+
+    def run(*words: str):
+        command = [sys.executable, str(copy / "scripts/record_hardware.py"), "--backend", "cpu"]
+        command += ["--shape", str(tmp_path / "Small.json"), "--out", str(tmp_path / "out"), *words]
+        environ = {**os.environ, "HWGRPO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        return done, [json.loads(file.read_text()) for file in (tmp_path / "out").glob("*.json")]
+
+    run.copy = copy  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def test_a_run_is_written_down_with_its_outcome_and_figures(record):
+    done, [document] = record("--parts", "doctor,shaped", "--commit", COMMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hardware.problems(document) == []
+    assert (document["backend"], document["commit"], document["devices"]) == ("cpu", COMMIT, 1)
+    assert document["versions"]["torch"]
+    doctor, shaped = document["what"]
+    assert (doctor["name"], doctor["outcome"], doctor["figures"]["fail"]) == ("doctor --run", "passed", 0)
+    assert doctor["figures"]["pass"] > 5
+    assert (shaped["name"], shaped["outcome"], shaped["figures"]["steps"]) == ("Small-shaped", "passed", 5)
+    assert shaped["command"].startswith("hwgrpo train tiny_sort backend.name=cpu model.path=FOLDER/model ")
+    assert shaped["figures"]["last_grad_norm"] > 0
+
+
+def test_a_part_that_fails_is_written_down_as_failed(record):
+    done, [document] = record("--parts", "tiny_sort", "--commit", COMMIT, "--set", "optim.lr=-1")
+    assert done.returncode == 1
+    assert [(each["name"], each["outcome"]) for each in document["what"]] == [("tiny_sort", "failed")]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ((), "give the commit it is a copy of"),
+        (("--commit", "main"), "give the commit it is a copy of"),
+        (("--commit", COMMIT, "--parts", "doctor,speed"), "speed is not one of doctor, kernels, tiny_sort, shaped"),
+        (("--commit", COMMIT, "--backend", "cuda"), "hwgrpo detect --backend cuda --probe` says why"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused_with_the_remedy(record, words, told):
+    done, documents = record(*words)
+    assert (done.returncode, documents) == (2, [])
+    assert told in done.stderr
+
+
+def test_a_checkout_with_changes_is_refused(record):
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, "-C", str(record.copy), *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    git("add", "scripts")
+    git("commit", "-q", "-m", "all")
+    with (record.copy / "scripts/record_hardware.py").open("a") as file:
+        file.write("# changed\n")
+    done, documents = record("--parts", "doctor")
+    assert (done.returncode, documents) == (2, [])
+    assert "files differ from commit" in done.stderr
+    assert "scripts/record_hardware.py" in done.stderr

@@ -1,0 +1,136 @@
+"""Simulated devices for other processes: a torch plug-in, compiled once for all of them, and what processes find it by.
+
+torch can name only one device of this kind per process, and names it when it is imported; so every test that needs the
+device runs where `environment` holds from the start.
+"""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from launch import ROOT, torchrun
+
+SOURCES = Path(__file__).parent / "npu_device"
+BUILT = ROOT / "build" / "simulated_device"  # git ignores build/
+VERSION = torch.__version__.split("+")[0]
+FLAGS = (
+    *("-std=c++20", "-O0", "-fPIC", "-shared", "-w", "-DTORCH_EXTENSION_NAME=_device"),
+    *("-DUSE_DISTRIBUTED", "-DUSE_C10D", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
+)
+CHOICES = ("HWGRPO_BACKEND", "HWGRPO_BACKEND_SELECTED", "ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+"""Variables that would choose for a test; they are taken out."""
+
+
+def packages(plugin: str) -> Path:
+    """Return the folder with a torch plug-in and its record, as pip would install them; compile it first.
+
+    Args:
+        plugin: "torch_npu" or another package that `npu_device/` has the Python half of.
+
+    Raises:
+        RuntimeError: the compiler is missing or failed.
+    """
+    compiled = _compiled()
+
+    def make(folder: Path) -> None:
+        package, record = folder / plugin, folder / f"{plugin}-{VERSION}.dist-info"
+        package.mkdir(parents=True)
+        record.mkdir()
+        there = compiled.parent / plugin / plugin  # links are relative to where the package will be
+        for name, source in (
+            ("__init__.py", SOURCES / f"{plugin}.py"),
+            ("device_module.py", SOURCES / "device_module.py"),
+            ("_device.so", compiled),
+        ):
+            (package / name).symlink_to(os.path.relpath(source, there))
+        (record / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {plugin.replace('_', '-')}\nVersion: {VERSION}\n"
+        )
+        # as torch-npu has it: `import torch` imports the device
+        (record / "entry_points.txt").write_text(f"[torch.backends]\n{plugin} = {plugin}:_autoload\n")
+
+    return _made_once(compiled.parent / plugin, make)
+
+
+def _compiled() -> Path:
+    """Return the compiled half, the same for every device: its name is told when it is loaded."""
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    try:
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
+    except OSError as error:
+        raise RuntimeError(
+            f"simulated devices are made by a C++ compiler, and {compiler[0]!r} is missing: {error}"
+        ) from error
+    key = hashlib.sha256(repr((version, torch.__version__, sys.version_info[:2], FLAGS)).encode())
+    for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
+        key.update(path.name.encode() + path.read_bytes())
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        torch_folder = Path(torch.__file__).parent
+        included = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
+        command = [*compiler, *FLAGS, *(f"-isystem{path}" for path in (*included, sysconfig.get_paths()["include"]))]
+        command += [str(SOURCES / "module.cpp"), "-o", str(folder / "_device.so"), f"-L{torch_folder / 'lib'}"]
+        command += ["-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+
+    return _made_once(BUILT / key.hexdigest()[:16], make) / "_device.so"
+
+
+def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Return a folder, made elsewhere first and put in its place at once, so that nobody meets half of it."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            made = Path(scratch) / "made"
+            make(made)
+            try:
+                made.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process was first
+                    raise
+    return folder
+
+
+def environment(folders: Sequence[Path], **settings: str) -> dict[str, str]:
+    """Return the variables of a process that finds the project, then `folders` with packages, and nothing that chooses.
+
+    Args:
+        settings: more of them, such as SIMULATED_NPU_DEVICES (1 when left out) and SIMULATED_NPU_MB (4096).
+    """
+    paths = [*(ROOT / folder for folder in (".", "backends", "kernels", "tests/support")), *folders]
+    kept = {name: value for name, value in os.environ.items() if name not in CHOICES}
+    return {**kept, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1", **settings}
+
+
+def train(
+    *words: str, folders: Sequence[Path] = (), ranks: int = 1, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `hwgrpo train WORDS` to its end as a user would, by torchrun where there are several ranks.
+
+    Args:
+        words: recipe and settings.
+        folders: with packages, that of the device among them.
+        ranks: processes.
+        settings: more environment variables.
+    """
+    words = ("-m", "hwgrpo", "train", *words)
+    if ranks > 1:
+        return torchrun(ranks, *words, packages=folders, **settings)
+    return subprocess.run(
+        [sys.executable, *words],
+        env=environment(folders, **settings),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
