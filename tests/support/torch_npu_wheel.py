@@ -50,7 +50,7 @@ class Wheel:
         schemas = self.schemas.get(use.name)
         if schemas is None:
             return f"there is no operator {use.name}"
-        if any(_takes(torch._C.parse_schema(f"npu::{schema}"), use) for schema in schemas):
+        if any(takes(torch._C.parse_schema(f"npu::{schema}"), use) for schema in schemas):
             return None
         given = f"{use.positional} by position and {', '.join(use.keywords) or 'none'} by keyword"
         return f"{use.name} does not take {given}: {'; '.join(schemas)}"
@@ -62,7 +62,9 @@ class Wheel:
         parameters = _parameters(found)
         if use.positional is None or parameters is None:
             return None
-        return None if _fits(parameters, use) else f"torch.npu.{use.name}({ast.unparse(parameters)}) is called otherwise"
+        if _fits(parameters, use):
+            return None
+        return f"torch.npu.{use.name}({ast.unparse(parameters)}) is called otherwise"
 
     def _definition(self, module: str, name: str) -> ast.AST | None:
         """Return the node that binds `name` in a file of the package, where that is imported from elsewhere in it."""
@@ -115,7 +117,8 @@ def _statements(tree: ast.Module):
             waiting = [*ast.iter_child_nodes(node), *waiting]
 
 
-def _takes(schema: torch._C.FunctionSchema, use: Use) -> bool:
+def takes(schema: torch._C.FunctionSchema, use: Use) -> bool:
+    """Whether an operator of this schema can be called so."""
     by_position = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     if use.positional is not None and use.positional > len(by_position):
         return False

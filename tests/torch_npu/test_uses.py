@@ -53,6 +53,10 @@ def test_a_name_that_is_computed_is_refused_with_its_place():
         uses_of("for name in names:\n    getattr(torch.ops.npu, name)(x)", "planted.py")
 
 
+def test_asking_whether_a_computed_name_is_there_is_no_use():
+    assert found("for name in names:\n    hasattr(torch.ops.npu, name)") == []
+
+
 def test_what_is_not_torch_npus_is_no_use():
     assert found("torch.ops.aten.mm(x, y)\nmodule = load()\nmodule.synchronize()\ntorch.cuda.synchronize()") == []
 
