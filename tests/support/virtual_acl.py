@@ -5,13 +5,13 @@ Both packages are loaded by `import torch`, through the entry points they bring,
 """
 
 import hashlib
+import os
 import shlex
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from os import environ, path
 
 import cann_libraries
 import torch
@@ -30,15 +30,16 @@ def packages() -> Path:
     Raises:
         RuntimeError: the compiler is missing or failed.
     """
-    compiler = shlex.split(environ.get("CXX") or "c++")
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
     source = SOURCES / "host_compute.cpp"
-    key = repr((compiler, torch.__version__, sys.version_info[:2], FLAGS, source.read_text()))
+    modules = sorted(file.name for file in (SOURCES / "virtual_ascend").glob("*.py"))
+    key = repr((compiler, torch.__version__, sys.version_info[:2], FLAGS, source.read_text(), modules))
     folder = BUILT / hashlib.sha256(key.encode()).hexdigest()[:16]
     if not folder.is_dir():
         BUILT.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=BUILT) as scratch:
             made = Path(scratch) / "site"
-            _make(made, compiler, source, Path(path.relpath(SOURCES, folder / "virtual_ascend")))
+            _make(made, compiler, source, Path(os.path.relpath(SOURCES, folder / "virtual_ascend")))
             try:
                 made.rename(folder)  # at once, so that nobody meets half of it
             except OSError:
@@ -51,14 +52,23 @@ def _make(folder: Path, compiler: list[str], source: Path, sources: Path) -> Non
     package, record = folder / "virtual_ascend", folder / "virtual_ascend-1.dist-info"
     package.mkdir(parents=True)
     record.mkdir()
-    (package / "__init__.py").symlink_to(sources / "virtual_ascend.py")
+    for file in (SOURCES / "virtual_ascend").glob("*.py"):
+        (package / file.name).symlink_to(sources / "virtual_ascend" / file.name)
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: virtual-ascend\nVersion: 1\n")
     (record / "entry_points.txt").write_text("[torch.backends]\nvirtual_ascend = virtual_ascend:_autoload\n")
     torchs = Path(torch.__file__).parent
     included = (torchs / "include", torchs / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
     flags = [each.replace("=_device", "=_host") for each in FLAGS]
     command = [*compiler, *flags, *(f"-isystem{each}" for each in included), str(source)]
-    command += ["-o", str(package / "_host.so"), f"-L{torchs / 'lib'}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
+    command += [
+        "-o",
+        str(package / "_host.so"),
+        f"-L{torchs / 'lib'}",
+        "-ltorch_python",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

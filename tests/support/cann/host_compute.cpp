@@ -2,6 +2,7 @@
 //
 // An operator is given over by name, after torch-npu registered it. Memory and views stay torch-npu's.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/CPUFallback.h>
@@ -52,11 +53,22 @@ void on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto count = op.schema().arguments().size();
   check_devices(name, *stack, count);
   ++calls[name];
+  bool given = false;
   for (size_t i = stack->size() - count; i < stack->size(); ++i) {
     auto& value = (*stack)[i];
+    given = given || value.isGenerator();
     if (value.isGenerator() && value.toGenerator().device().type() == kNpu) value = twin_of(value.toGenerator());
   }
+  if (given || !op.hasTag(at::Tag::nondeterministic_seeded)) {
+    at::native::cpu_fallback(op, stack);
+    return;
+  }
+  // The kernel draws from the host's default generator: for this call it goes on where the device's is.
+  auto host = at::detail::getDefaultCPUGenerator();
+  const auto before = host.get_state();
+  host.set_state(twin_of(at::globalContext().defaultGenerator(c10::Device(kNpu, 0))).get_state());
   at::native::cpu_fallback(op, stack);
+  host.set_state(before);
 }
 
 at::Tensor host_view(const at::Tensor& tensor) {
