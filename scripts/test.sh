@@ -15,6 +15,7 @@ families families
 interpreter interpreter
 compile compile
 gpu gpu
+torch_npu torch_npu
 lowering lowering
 structure structure setup
 distributed distributed

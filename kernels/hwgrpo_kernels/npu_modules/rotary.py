@@ -1,0 +1,104 @@
+"""Rotary positions by `npu_rotary_mul(x, cos, sin, rotary_mode="half")` on queries and keys.
+
+transformers rotates by a function `apply_rotary_pos_emb` of each model's file, which the forward of every attention
+layer looks up among that file's globals. Replacing it there would change every model of the process. So the one layer
+gets a forward of its own: the same byte code over a copy of those globals in which that one name is ours. The copy is
+made when a module is applied; names that somebody replaces in the file afterwards are not seen through it.
+
+Taken for layers that rotate halves of whole heads: x * cos + (-x2, x1) * sin. Interleaved pairs (Cohere) and partial
+rotation (GLM-4) are told by their results and left.
+
+Source: torch-npu's document of torch_npu.npu_rotary_mul, CANN's aclnnRotaryPositionEmbedding. Never run on hardware.
+"""
+
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .applied import mark
+from .trial import apart, tolerance
+
+NAME, OP = "rotary", "npu_rotary_mul"
+FUNCTION = "apply_rotary_pos_emb"
+MOST, LARGEST_HEAD = 999, 894
+"""Rows or heads, and numbers of a head, that the op takes."""
+
+
+def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the sub-modules of a model whose forward calls something that is named after rotation."""
+    for name, module in model.named_modules():
+        code = getattr(_innermost(type(module).forward), "__code__", None)
+        if code is not None and any("apply_rotary" in each for each in code.co_names):
+            yield name, module
+
+
+def reason_against(module: nn.Module) -> str | None:
+    """Return why a layer's forward cannot be given another function, or None."""
+    forward = type(module).forward
+    if not isinstance(forward, FunctionType) or _innermost(forward) is not forward:
+        return "its forward is wrapped by another function"
+    if FUNCTION not in forward.__code__.co_names or not callable(forward.__globals__.get(FUNCTION)):
+        return f"its forward does not rotate by a function {FUNCTION} of its file"
+    return None
+
+
+def _innermost(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def plain_of(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the function by which a layer rotates."""
+    return type(module).forward.__globals__[FUNCTION]  # type: ignore[attr-defined]
+
+
+def forward_with(module: nn.Module, rotate: Callable[..., tuple[Tensor, Tensor]]) -> FunctionType:
+    """Return a layer's forward with another function in the place of `apply_rotary_pos_emb`."""
+    plain: Any = type(module).forward
+    names = {**plain.__globals__, FUNCTION: rotate}
+    forward = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
+    forward.__kwdefaults__ = plain.__kwdefaults__
+    forward.__annotations__ = plain.__annotations__
+    mark(forward, NAME)
+    return forward
+
+
+def reason_by_values(
+    plain: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dim: int
+) -> str | None:
+    """Return why a layer rotates otherwise than the op, told from its results, or None."""
+    if cos.shape[-1] != q.shape[-1] or cos.dim() != q.dim() - 1:
+        return f"it rotates {cos.shape[-1]} of the {q.shape[-1]} numbers of a head"
+    for x, rotated in zip((q, k), plain, strict=True):
+        first, second = x.float().chunk(2, dim=-1)
+        halves = x.float() * cos.float().unsqueeze(dim) + torch.cat([-second, first], -1) * sin.float().unsqueeze(dim)
+        if not apart(rotated, halves) <= tolerance(x, rotated):
+            return "it does not rotate halves of a head (it may rotate interleaved pairs)"
+    return None
+
+
+def rotation_by_op(plain: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return what stands in for a model's `apply_rotary_pos_emb`; more rows or heads than the op takes go to `plain`.
+
+    Args of what is returned:
+        q: [B, heads, L, D].
+        k: [B, key-value heads, L, D].
+        cos, sin: [B or 1, L, D].
+        unsqueeze_dim: the dimension of heads.
+
+    It returns both rotated, in the dtype that torch promotes them and `cos` to.
+    """
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        if max(q.shape[0], q.shape[unsqueeze_dim]) > MOST or q.shape[-1] > LARGEST_HEAD:
+            return plain(q, k, cos, sin, unsqueeze_dim)
+        dtype = torch.promote_types(q.dtype, cos.dtype)
+        cos, sin = cos.unsqueeze(unsqueeze_dim).to(dtype), sin.unsqueeze(unsqueeze_dim).to(dtype)
+        rotated_q = torch.ops.npu.npu_rotary_mul(q.to(dtype), cos, sin, rotary_mode="half")
+        return rotated_q, torch.ops.npu.npu_rotary_mul(k.to(dtype), cos, sin, rotary_mode="half")
+
+    return rotate

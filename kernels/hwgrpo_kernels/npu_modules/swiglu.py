@@ -1,0 +1,61 @@
+"""The gate of an MLP by `npu_swiglu(cat([gate, up]), dim=-1)`, which is silu(gate) * up in one read and one write.
+
+Taken for MLPs whose forward is down(silu(gate(x)) * up(x)), with two projections or with one that makes both halves,
+the gate first. What else a forward does would be lost, so its byte code may name nothing beyond these parts.
+
+Source: torch-npu's document of torch_npu.npu_swiglu, CANN's aclnnSwiGlu. Never run on hardware.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .applied import mark
+
+NAME, OP = "swiglu", "npu_swiglu"
+
+TWO = {"gate_proj", "up_proj", "act_fn", "down_proj"}
+ONE = {"gate_up_proj", "chunk", "activation_fn", "down_proj"}
+"""What the byte code of the two kinds of forward names."""
+
+
+def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the sub-modules of a model that have a gate and a projection down, with their names."""
+    for name, module in model.named_modules():
+        if hasattr(module, "down_proj") and (hasattr(module, "gate_proj") or hasattr(module, "gate_up_proj")):
+            yield name, module
+
+
+def reason_against(module: Any) -> str | None:
+    """Return why an MLP cannot be this op, or None."""
+    parts = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+    if not all(isinstance(getattr(module, part), nn.Module) for part in parts if hasattr(module, part)):
+        return "its projections are bare parameters"
+    gate = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+    if not isinstance(gate, nn.SiLU) and type(gate).__name__ != "SiLUActivation":
+        return f"its gate is {type(gate).__name__}, not SiLU"
+    code = type(module).forward.__code__
+    if code.co_argcount != 2 or code.co_kwonlyargcount or set(code.co_names) not in (TWO, ONE):
+        return "its forward does more than gate, up and down"
+    return None
+
+
+def forward_two(self: Any, x: Tensor) -> Tensor:
+    """Return [..., H] of [..., H] through `gate_proj`, `up_proj` and `down_proj`."""
+    return self.down_proj(torch.ops.npu.npu_swiglu(torch.cat([self.gate_proj(x), self.up_proj(x)], dim=-1), dim=-1))
+
+
+def forward_one(self: Any, hidden_states: Tensor) -> Tensor:
+    """Return [..., H] of [..., H] through `gate_up_proj`, whose first half is the gate, and `down_proj`."""
+    return self.down_proj(torch.ops.npu.npu_swiglu(self.gate_up_proj(hidden_states), dim=-1))
+
+
+def forward_of(module: nn.Module) -> Any:
+    """Return the forward that fits an MLP's projections."""
+    return forward_one if hasattr(module, "gate_up_proj") else forward_two
+
+
+mark(forward_two, NAME)  # type: ignore[arg-type]
+mark(forward_one, NAME)  # type: ignore[arg-type]

@@ -1,0 +1,296 @@
+"""Fused modules in tiny models, with torch-npu's ops computed on the host as its documents define them."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import npu_reference_ops
+import pytest
+import torch
+import transformers
+from hwgrpo_kernels.npu_modules import MODULES, apply, attention, is_fused
+from hwgrpo_kernels.npu_modules.trial import TOLERANCE
+from npu_module_cases import EVERY, FAMILIES, SHAPE, assert_close, batch, losses_and_gradients, tiny
+
+
+@pytest.fixture(autouse=True)
+def _ops() -> Iterator[None]:
+    with npu_reference_ops.registered():
+        yield
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_taken_is_what_the_family_computes(family: str):
+    applied = apply(tiny(family))
+    assert {name for name, of in applied.taken.items() if of} == FAMILIES[family][2], applied.line()
+    left = {name for name, of in applied.left.items() if of}
+    assert left == EVERY - FAMILIES[family][2], applied.line()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+def test_loss_and_every_gradient_are_those_of_the_plain_model(family: str, padding: str):
+    model = tiny(family)
+    logprobs, gradients = losses_and_gradients(model, batch(padding))
+    applied = apply(model)
+    npu_reference_ops.calls.clear()
+    fused_logprobs, fused_gradients = losses_and_gradients(model, batch(padding))
+    ops = {module: f"npu_{module}" for module in MODULES} | {"rotary": "npu_rotary_mul", "attention": attention.OP}
+    assert set(npu_reference_ops.calls) == {ops[name] for name, of in applied.taken.items() if of}
+    assert_close(fused_logprobs, logprobs, 1e-5)
+    for name, expected in gradients.items():
+        assert_close(fused_gradients[name], expected, 1e-5, name)
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral", "glm4"])
+def test_one_module_alone_changes_no_number(family: str, module: str):
+    if module not in FAMILIES[family][2]:
+        assert not apply(tiny(family), [module]).taken[module]
+        return
+    model = tiny(family)
+    logprobs, gradients = losses_and_gradients(model, batch("right"))
+    assert apply(model, [module]).taken[module]
+    fused_logprobs, fused_gradients = losses_and_gradients(model, batch("right"))
+    assert_close(fused_logprobs, logprobs, 1e-5)
+    for name, expected in gradients.items():
+        assert_close(fused_gradients[name], expected, 1e-5, name)
+
+
+def test_bf16_stays_within_a_few_units_in_the_last_place():
+    model = tiny("qwen3").bfloat16()
+    logprobs, _ = losses_and_gradients(model, batch("right"))
+    applied = apply(model)
+    assert all(applied.taken.values()), applied.line()
+    fused, _ = losses_and_gradients(model, batch("right"))
+    exact, _ = losses_and_gradients(tiny("qwen3").bfloat16().float(), batch("right"))
+    assert 0 < (fused - exact).abs().max() <= 1.5 * (logprobs - exact).abs().max()
+
+
+def test_under_autocast_values_are_as_exact_as_the_plain_ones():
+    model = tiny("qwen3")
+    exact, exact_gradients = losses_and_gradients(model, batch("right"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain, plain_gradients = losses_and_gradients(model, batch("right"))
+    applied = apply(model, dtype=torch.bfloat16)
+    assert all(applied.taken.values()), applied.line()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fused, fused_gradients = losses_and_gradients(model, batch("right"))
+    assert 0 < (fused - exact).abs().max() <= 2 * (plain - exact).abs().max()
+    for name, expected in exact_gradients.items():
+        ours, theirs = ((each[name] - expected).norm() for each in (fused_gradients, plain_gradients))
+        assert 0 < ours <= 2 * theirs, name
+
+
+@pytest.mark.parametrize("family", ["qwen3", "glm4", "mistral"])
+def test_undo_puts_everything_back(family: str):
+    model = tiny(family)
+    settings = (model.config.to_dict(), model.config._attn_implementation, model.model.config._attn_implementation)
+    keys, attributes = list(model.state_dict()), [sorted(vars(each)) for each in model.modules()]
+    hooks = [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()]
+    before = losses_and_gradients(model, batch("left"))
+    applied = apply(model)
+    assert model.config._attn_implementation == attention.IMPLEMENTATION
+    assert list(model.state_dict()) == keys
+    applied.undo()
+    assert (
+        model.config.to_dict(),
+        model.config._attn_implementation,
+        model.model.config._attn_implementation,
+    ) == settings
+    assert [sorted(vars(each)) for each in model.modules()] == attributes
+    assert [(len(each._forward_hooks), len(each._forward_pre_hooks)) for each in model.modules()] == hooks
+    npu_reference_ops.calls.clear()
+    after = losses_and_gradients(model, batch("left"))
+    assert not npu_reference_ops.calls
+    assert torch.equal(after[0], before[0])
+    assert all(torch.equal(after[1][name], each) for name, each in before[1].items())
+    applied.undo()
+
+
+def test_another_model_of_the_same_classes_is_not_touched():
+    other = tiny("qwen3")
+    before = losses_and_gradients(other, batch("right"))
+    apply(tiny("qwen3"))
+    npu_reference_ops.calls.clear()
+    after = losses_and_gradients(other, batch("right"))
+    assert not npu_reference_ops.calls
+    assert torch.equal(after[0], before[0])
+    assert not any(is_fused(each) for each in other.modules())
+
+
+def test_a_second_time_takes_nothing_and_its_undo_leaves_the_first():
+    model = tiny("qwen3")
+    first = apply(model)
+    second = apply(model)
+    assert not any(second.taken.values())
+    assert {reason for of in second.left.values() for reason in of.values()} == {"it is taken already"}
+    second.undo()
+    assert all(first.taken.values())
+    npu_reference_ops.calls.clear()
+    losses_and_gradients(model, batch())
+    assert len(npu_reference_ops.calls) == 4
+
+
+def test_a_forward_that_somebody_else_replaced_is_left_and_one_replaced_since_stops_undo():
+    model = tiny("llama")
+    norm = model.model.norm
+    norm.forward = type(norm).forward.__get__(norm)
+    applied = apply(model, ["rms_norm"])
+    assert applied.left["rms_norm"] == {"model.norm": "its forward is replaced already"}
+    first = model.get_submodule(applied.taken["rms_norm"][-1])
+    first.forward = norm.forward
+    with pytest.raises(ValueError, match="replaced again"):
+        applied.undo()
+
+
+def test_modes_gradients_and_random_numbers_are_as_before():
+    model = tiny("qwen3").train()
+    model.model.layers[0].eval()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    modes = [each.training for each in model.modules()]
+    state = torch.random.get_rng_state()
+    apply(model)
+    assert [each.training for each in model.modules()] == modes
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(each.grad is None for each in model.parameters())
+    assert not model.model.embed_tokens.weight.requires_grad
+
+
+def test_a_deep_copy_runs_on_its_own_weights():
+    model = tiny("qwen3")
+    apply(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    expected, _ = losses_and_gradients(tiny("qwen3"), batch())
+    found, _ = losses_and_gradients(twin, batch())
+    assert_close(found, expected, 1e-5)
+
+
+def test_a_saved_model_loads_plain(tmp_path):
+    model = tiny("qwen3")
+    apply(model)
+    model.save_pretrained(tmp_path)
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config._attn_implementation == "sdpa"
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    assert_close(losses_and_gradients(loaded, batch())[0], losses_and_gradients(tiny("qwen3"), batch())[0], 1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_greedy_sampling_with_a_cache_gives_the_same_tokens(length: int):
+    model = tiny("mistral")
+    inputs = batch("left")
+    inputs = {name: each[:, -8:] for name, each in inputs.items()}
+    settings = {"max_new_tokens": length + 4, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(**inputs, **settings)
+    apply(model)
+    assert torch.equal(model.generate(**inputs, **settings), expected)
+
+
+def test_the_first_call_in_inference_mode_does_not_spoil_training():
+    attention._triangle.cache_clear()
+    model = tiny("llama")
+    apply(model, ["attention"])
+    attention._triangle.cache_clear()
+    with torch.inference_mode():
+        model(**batch())
+    losses_and_gradients(model, batch())
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    model = tiny("qwen3").train()
+    expected = losses_and_gradients(model, batch())
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    apply(model)
+    found = losses_and_gradients(model, batch())
+    for name, each in expected[1].items():
+        assert_close(found[1][name], each, 1e-5, name)
+
+
+def test_more_rows_than_the_op_takes_rotate_as_before():
+    model = tiny("llama")
+    inputs = {"input_ids": torch.arange(3000).view(1000, 3) % SHAPE["vocab_size"]}
+    expected, _ = losses_and_gradients(model, inputs)
+    apply(model, ["rotary"])
+    npu_reference_ops.calls.clear()
+    found, _ = losses_and_gradients(model, inputs)
+    assert not npu_reference_ops.calls
+    assert torch.equal(found, expected)
+
+
+def test_without_the_ops_nothing_is_taken_and_the_reason_says_so():
+    model = tiny("qwen3")
+    for name in npu_reference_ops.OPS:
+        vars(torch.ops.npu).pop(name, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.ops, "npu", torch._ops._OpNamespace("hwgrpo_no_such_namespace"))
+        applied = apply(model)
+    assert not any(applied.taken.values())
+    assert applied.left["rms_norm"] == {"": "this torch-npu has no npu_rms_norm, or is not imported"}
+    assert "rms_norm: none (this torch-npu has no npu_rms_norm" in applied.line()
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match=r"'rmsnorm' is no fused module.*Did you mean 'rms_norm'"):
+        apply(tiny("qwen2"), ["rmsnorm"])
+
+
+REASONS = [
+    ("gemma", "rms_norm", "it multiplies by 1 + weight"),
+    ("gemma", "swiglu", "its gate is GELUTanh, not SiLU"),
+    ("glm4", "rotary", "it rotates 4 of the 8 numbers of a head"),
+    ("cohere", "rotary", "it does not rotate halves of a head (it may rotate interleaved pairs)"),
+    ("cohere", "rms_norm", "the model has no such module"),
+    ("llama with gelu", "swiglu", "its gate is GELUActivation, not SiLU"),
+]
+
+
+@pytest.mark.parametrize("family,module,reason", REASONS)
+def test_what_is_left_says_why(family: str, module: str, reason: str):
+    applied = apply(tiny(family))
+    assert set(applied.left[module].values()) == {reason}
+
+
+def test_soft_capped_attention_is_left():
+    config = transformers.Gemma2Config(**SHAPE)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    applied = apply(model, ["attention"])
+    assert applied.left["attention"] == {"": "the model soft-caps attention scores (attn_logit_softcapping)"}
+    assert model.config._attn_implementation == "eager"
+
+
+def test_attention_refuses_what_it_has_no_word_for():
+    q = torch.randn(1, 2, 3, 8)
+    layer = torch.nn.Module()
+    with pytest.raises(ValueError, match="has no softcap, which Module asks for"):
+        attention.fusion_attention(layer, q, q, q, None, softcap=30.0)
+    with pytest.raises(ValueError, match="has no dropout"):
+        attention.fusion_attention(layer, q, q, q, None, dropout=0.1)
+
+
+def test_lora_adapters_are_trained_through_fused_modules():
+    from peft import LoraConfig, get_peft_model
+
+    model: Any = get_peft_model(tiny("qwen3"), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    logprobs, gradients = losses_and_gradients(model, batch("right"))
+    applied = apply(model)
+    assert all(applied.taken.values()), applied.line()
+    fused_logprobs, fused_gradients = losses_and_gradients(model, batch("right"))
+    assert_close(fused_logprobs, logprobs, 1e-5)
+    assert gradients
+    for name, expected in gradients.items():
+        assert_close(fused_gradients[name], expected, 1e-5, name)
+    merged = copy.deepcopy(model).merge_and_unload()
+    plain = tiny("qwen3")
+    plain.load_state_dict(merged.state_dict())
+    assert any(is_fused(each) for each in merged.modules())
+    assert_close(plain(**batch()).logits, model(**batch()).logits, 1e-4)
+    assert_close(merged(**batch()).logits, model(**batch()).logits, 1e-4)
+
+
+def test_the_tolerances_are_a_few_units_in_the_last_place():
+    for dtype, tolerance in TOLERANCE.items():
+        assert tolerance <= (8 if dtype != torch.float32 else 1000) * torch.finfo(dtype).eps

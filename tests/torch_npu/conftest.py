@@ -1,0 +1,15 @@
+"""Tests against the real torch-npu. README.md says what they prove."""
+
+import os
+from pathlib import Path
+
+import pytest
+from torch_npu_process import LAYER
+
+LAYERS = ("no_device", "on_device")
+"""Folders whose tests run in a process of their own, which the files beside them start."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    name = collection_path.name
+    return True if name in LAYERS and collection_path.is_dir() and os.environ.get(LAYER) != name else None

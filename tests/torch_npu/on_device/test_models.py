@@ -1,0 +1,63 @@
+"""Whole calls on the virtual NPU against the CPU: a model of transformers, our optimizer, scoring by the fused head."""
+
+import copy
+
+import pytest
+import torch
+import virtual_ascend
+from hwgrpo_kernels import Key, default_registry, npu_scoring
+from hwgrpo_kernels.op import Shape
+from op_agreement import assert_agrees
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIG = Qwen2Config(vocab_size=256, num_key_value_heads=2, max_position_embeddings=128, **SIZES)
+
+
+def qwen2(attention: str) -> tuple[Qwen2ForCausalLM, Qwen2ForCausalLM]:
+    """Return the same model on the CPU and on the NPU."""
+    model = Qwen2ForCausalLM(CONFIG)
+    model.set_attn_implementation(attention)
+    return model, copy.deepcopy(model).to("npu")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_loss_gradients_and_generation_equal_the_cpus(attention: str):
+    here, there = qwen2(attention)
+    ids = torch.randint(0, 256, (2, 32))
+    losses = [model(ids.to(model.device), labels=ids.to(model.device)).loss for model in (here, there)]
+    for loss in losses:
+        loss.backward()
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
+    for (name, mine), right in zip(there.named_parameters(), here.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), right.grad, rtol=1e-4, atol=1e-6, msg=name)
+    prompts = {"max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(there.generate(ids[:, :8].npu(), **prompts).cpu(), here.generate(ids[:, :8], **prompts))
+
+
+def test_adamw_in_bf16_learns_what_the_cpu_learns():
+    here, there = (model.to(torch.bfloat16) for model in qwen2("sdpa"))
+    ids = torch.randint(0, 256, (2, 32))
+    losses = {"cpu": [], "npu": []}
+    for model in (here, there):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(5):
+            loss = model(ids.to(model.device), labels=ids.to(model.device)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[model.device.type].append(loss.item())
+    assert losses["npu"] == pytest.approx(losses["cpu"], rel=0.02)
+    assert losses["npu"][-1] < losses["npu"][0] - 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scoring_by_the_fused_head_equals_the_definition(dtype: torch.dtype):
+    assert npu_scoring.reason_against(Key("linear_logprob", "npu", dtype, 517)) is None
+    [op] = [each for each in default_registry.ops() if each.name == "linear_logprob"]
+    inputs = op.inputs(Shape(40, 70, 517), dtype, "npu", "scaled")
+    assert npu_scoring.declines(**inputs) is None
+    before = virtual_ascend.calls[npu_scoring.OP]
+    assert_agrees(op, npu_scoring.linear_logprob, inputs, dtype)
+    assert virtual_ascend.calls[npu_scoring.OP] > before
