@@ -37,7 +37,6 @@ def run(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def tests_of(path: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run the tests in a folder of tests/torch_npu, or in a file of one, in a process that has its device."""
-    layer = path.name if path.is_dir() else path.parent.name
-    return run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(path), env={**env, LAYER: layer})
+def tests_of(folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the tests in a folder of tests/torch_npu in a process that has its device."""
+    return run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder), env={**env, LAYER: folder.name})

@@ -59,12 +59,17 @@ class _File:
         self.ops = set(OPS)
         self.bound_ops: dict[str, str] = {}
         """A name -> the operator it is bound to."""
+        self.dicts: dict[str, set[str]] = {}
+        """A name -> the keys of all dicts that are written out for it; calls unpack them as keywords."""
         for node in ast.walk(tree):
             for target, value in _bindings(node):
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     self.constants[target] = value.value
                 elif any(_is_call_of(branch, "torch.get_device_module") for branch in _branches(value)):
                     self.modules.add(target)
+                elif isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
+                    keys = {key.value for key in value.keys if isinstance(key, ast.Constant)}
+                    self.dicts.setdefault(target, set()).update(map(str, keys))
                 elif ast.unparse(value) in OPS:
                     self.ops.add(target)
         for node in ast.walk(tree):
@@ -83,9 +88,9 @@ class _File:
                 if call is None and id(node) in inner and not isinstance(node, ast.Name):
                     continue  # torch.ops.npu.NAME.default: its end is the use
                 if call is not None or not isinstance(node, ast.Name):
-                    yield Use("op", op, where, *_arguments(call))
+                    yield Use("op", op, where, *self.arguments(call))
             elif name := self.attribute(node, self.is_module):
-                yield Use("name", name, where, *_arguments(call))
+                yield Use("name", name, where, *self.arguments(call))
 
     def op_of(self, node: ast.expr) -> str | None:
         if isinstance(node, ast.Name):
@@ -115,6 +120,22 @@ class _File:
             )
         return None
 
+    def arguments(self, call: ast.Call | None) -> tuple[int | None, tuple[str, ...]]:
+        """Return how many arguments a call gives by position, and the names of the others."""
+        if call is None:
+            return None, ()
+        open_ended = any(isinstance(argument, ast.Starred) for argument in call.args)
+        keywords: list[str] = []
+        for keyword in call.keywords:
+            unpacked = self.dicts.get(ast.unparse(keyword.value))
+            if keyword.arg is not None:
+                keywords.append(keyword.arg)
+            elif unpacked is not None:
+                keywords += sorted(unpacked)
+            else:
+                open_ended = True
+        return None if open_ended else len(call.args), tuple(keywords)
+
 
 def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, ast.Assign):
@@ -130,12 +151,3 @@ def _branches(value: ast.expr) -> tuple[ast.expr, ...]:
 
 def _is_call_of(node: ast.expr, function: str) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func) == function
-
-
-def _arguments(call: ast.Call | None) -> tuple[int | None, tuple[str, ...]]:
-    if call is None:
-        return None, ()
-    starred = any(isinstance(argument, ast.Starred) for argument in call.args)
-    open_ended = starred or any(keyword.arg is None for keyword in call.keywords)
-    keywords = tuple(keyword.arg for keyword in call.keywords if keyword.arg)
-    return None if open_ended else len(call.args), keywords

@@ -1,4 +1,4 @@
-"""The real torch-npu on a virtual NPU: the tests of on_device/, a process for each file."""
+"""The real torch-npu on a virtual NPU: the tests of on_device/."""
 
 from pathlib import Path
 
@@ -7,12 +7,10 @@ import torch_npu_process
 import virtual_acl
 
 pytestmark = pytest.mark.slow
-FILES = sorted((Path(__file__).parent / "on_device").glob("test_*.py"))
 
 
-@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-def test_the_tests_pass_in_a_process_that_has_the_device(file: Path):
-    done = torch_npu_process.tests_of(file, virtual_acl.environment())
+def test_the_tests_pass_in_a_process_that_has_the_device():
+    done = torch_npu_process.tests_of(Path(__file__).parent / "on_device", virtual_acl.environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout
 

@@ -48,6 +48,11 @@ def test_arguments_that_cannot_be_counted_are_not_counted():
     assert found("torch.ops.npu.npu_swiglu(x, **more)") == [("op", "npu_swiglu", None, ())]
 
 
+def test_keywords_in_a_dict_that_is_written_out_are_counted_whichever_branch_writes_it():
+    source = "if a:\n    m = {'dim': 1}\nelse:\n    m = {'axis': 1}\ntorch.ops.npu.npu_swiglu(x, **m)"
+    assert found(source) == [("op", "npu_swiglu", 1, ("axis", "dim"))]
+
+
 def test_a_name_that_is_computed_is_refused_with_its_place():
     with pytest.raises(ValueError, match=r"planted.py:2: getattr\(torch.ops.npu, name\) asks for a name that is"):
         uses_of("for name in names:\n    getattr(torch.ops.npu, name)(x)", "planted.py")
@@ -61,9 +66,13 @@ def test_what_is_not_torch_npus_is_no_use():
     assert found("torch.ops.aten.mm(x, y)\nmodule = load()\nmodule.synchronize()\ntorch.cuda.synchronize()") == []
 
 
-def test_our_sources_use_the_fused_head_and_the_calls_a_trainer_makes():
+def test_our_sources_use_fused_operators_and_the_calls_a_trainer_makes():
     uses = uses_in()
     assert any(use.kind == "op" and use.name == FUSED and use.positional == 6 for use in uses)
+    ops = {use.name: use.keywords for use in uses if use.kind == "op"}
+    assert "epsilon" in ops["npu_rms_norm"]
+    assert {"atten_mask", "sparse_mode", "scale", "keep_prob"} <= set(ops["npu_fusion_attention"])
+    assert {"npu_rotary_mul", "npu_swiglu"} <= ops.keys()
     trainer = {"set_device", "synchronize", "empty_cache", "mem_get_info", "get_rng_state", "set_rng_state", "Stream"}
     assert trainer <= {use.name for use in uses if use.kind == "name"}
     assert all(isinstance(use, Use) and ":" in use.where for use in uses)

@@ -47,21 +47,26 @@ def test_every_use_in_our_sources_binds():
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("file", "right", "wrong"),
     [
-        ("targets, 0, vocab, False", "targets, 0, vocab, return_logit=False"),
-        ("targets, 0, vocab, False", "targets, 0, vocab, False, False"),
-        ('OP = "npu_fused_linear_online_max_sum"', 'OP = "npu_fused_linear_online_maxsum"'),
-        ("npu.get_device_name()", "npu.get_device_names()"),
-        ("npu.is_available()", "npu.is_available(0)"),
+        ("npu_scoring.py", "targets, 0, vocab, False", "targets, 0, vocab, return_logit=False"),
+        ("npu_scoring.py", "targets, 0, vocab, False", "targets, 0, vocab, False, False"),
+        ("npu_scoring.py", 'OP = "npu_fused_linear_online_max_sum"', 'OP = "npu_fused_linear_online_maxsum"'),
+        ("npu_scoring.py", "npu.get_device_name()", "npu.get_device_names()"),
+        ("npu_scoring.py", "npu.is_available()", "npu.is_available(0)"),
+        ("npu_modules/rms_norm.py", "epsilon=epsilon(self)", "eps=epsilon(self)"),
+        ("npu_modules/rotary.py", 'rotary_mode="half"', 'mode="half"'),
+        ("npu_modules/swiglu.py", "dim=-1), dim=-1", "dim=-1), axis=-1"),
+        ("npu_modules/attention.py", "scale=query", "scale_value=query"),
+        ("npu_modules/attention.py", '"sparse_mode": 3', '"sparse": 3'),
     ],
 )
-def test_a_wrong_call_in_a_copy_of_our_module_does_not_bind(tmp_path, right, wrong):
-    source = (KERNELS / "npu_scoring.py").read_text()
+def test_a_wrong_call_in_a_copy_of_our_module_does_not_bind(tmp_path, file, right, wrong):
+    source = (KERNELS / file).read_text()
     assert right in source
-    (tmp_path / "npu_scoring.py").write_text(source.replace(right, wrong))
+    (tmp_path / "copy.py").write_text(source.replace(right, wrong))
     assert any(problem(use) for use in uses_in([tmp_path]))
-    (tmp_path / "npu_scoring.py").write_text(source)
+    (tmp_path / "copy.py").write_text(source)
     assert not any(problem(use) for use in uses_in([tmp_path]))
 
 

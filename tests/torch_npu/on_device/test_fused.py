@@ -127,3 +127,26 @@ def test_what_the_kernels_do_not_compute_is_refused(options: dict[str, Any], sai
     q = torch.randn(B, N, S, D, device="npu")
     with pytest.raises(AssertionError, match=said):
         fused("BNSD", **options)(q, q, q)
+
+
+META = {
+    "npu_rms_norm": lambda x, y, q, m: (x, y[0, 0]),
+    "npu_rms_norm_backward": lambda x, y, q, m: (x, x, y[0, 0], m[0, :, :S, :1]),
+    "npu_rotary_mul": lambda x, y, q, m: (q, q[:1, :1], q[:1, :1]),
+    "npu_swiglu": lambda x, y, q, m: (x,),
+    "npu_swiglu_backward": lambda x, y, q, m: (x[..., : H // 2], x),
+    "npu_fusion_attention": lambda x, y, q, m: (q, q, q, N, "BNSD"),
+}
+
+
+@pytest.mark.parametrize("op", META)
+def test_kernels_give_the_shapes_and_dtypes_that_torch_npus_meta_kernels_give(op: str):
+    def results(device: str) -> list[Any]:
+        x, y = (torch.randn(B, S, H, dtype=torch.bfloat16, device=device) for _ in range(2))
+        q = torch.randn(B, N, S, D, dtype=torch.bfloat16, device=device)
+        given = META[op](x, y, q, torch.rand(1, B, S, 8, device=device))
+        found = getattr(torch.ops.npu, op)(*given)
+        found = found if isinstance(found, tuple) else (found,)
+        return [(tuple(each.shape), each.dtype) if isinstance(each, Tensor) else type(each) for each in found]
+
+    assert results("npu") == results("meta")

@@ -35,6 +35,17 @@ def test_loss_gradients_and_generation_equal_the_cpus(attention: str):
     assert torch.equal(there.generate(ids[:, :8].npu(), **prompts).cpu(), here.generate(ids[:, :8], **prompts))
 
 
+@pytest.mark.parametrize("mask", [None, "causal", "bool", "added"])
+def test_attention_of_torch_equals_the_cpus_with_every_kind_of_mask(mask: str | None):
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    visible = torch.ones(6, 6, dtype=torch.bool).tril() ^ torch.eye(6, dtype=torch.bool).roll(-1, 0)
+    given = {"bool": visible, "added": torch.zeros(6, 6).masked_fill(~visible, -1e9)}.get(mask or "")
+    attend = torch.nn.functional.scaled_dot_product_attention
+    here = attend(q, k, v, given, is_causal=mask == "causal")
+    there = attend(q.npu(), k.npu(), v.npu(), None if given is None else given.npu(), is_causal=mask == "causal")
+    torch.testing.assert_close(there.cpu(), here)
+
+
 def test_adamw_in_bf16_learns_what_the_cpu_learns():
     here, there = (model.to(torch.bfloat16) for model in qwen2("sdpa"))
     ids = torch.randint(0, 256, (2, 32))

@@ -30,6 +30,8 @@ def _attention(
 ) -> Tensor:
     """scaled_dot_product_attention by torch's own formula: torch-npu goes to CANN from inside it, past every name."""
     options = {"scale": scale, "enable_gqa": enable_gqa}
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the formula adds its mask
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, float("-inf"))
     return torch.ops.aten._scaled_dot_product_attention_math(
         query, key, value, attn_mask, dropout_p, is_causal, **options
     )[0]

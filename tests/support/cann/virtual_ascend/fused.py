@@ -16,11 +16,11 @@ def npu_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tenso
 
 @kernel
 def npu_rms_norm_backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and gamma from what the forward kept; d rstd/dx = -rstd^3 x / H."""
+    """Return the gradients of x and, in fp32, of gamma from what the forward kept; d rstd/dx = -rstd^3 x / H."""
     upstream, normed = dy.float(), x.float() * rstd
     inner = upstream * gamma.float()
     dx = rstd * (inner - normed * (inner * normed).mean(-1, keepdim=True))
-    return dx.to(x.dtype), (upstream * normed).flatten(0, -2).sum(0).to(gamma.dtype)
+    return dx.to(x.dtype), (upstream * normed).flatten(0, -2).sum(0)
 
 
 def _turned(x: Tensor, mode: str) -> Tensor:
