@@ -106,6 +106,18 @@ def test_a_prompt_computed_once_and_padding_count_once_and_not_at_all():
     )
 
 
+def test_a_step_counts_its_own_updates_and_no_earlier_ones():
+    batch = ragged_batch()
+    once, twice = updater(tiny_qwen3()), updater(tiny_qwen3(), "trainer.epochs_per_batch=2")
+    once(batch)
+    first = once.flops
+    once(batch)
+    twice(batch)
+    assert first > 0
+    assert once.flops == first
+    assert twice.flops == 2 * first
+
+
 def test_a_sliding_window_bounds_what_a_token_sees():
     model = tiny_qwen3()
     policy = updater(model).policy
