@@ -1,6 +1,6 @@
 """Write scripts/run_<recipe>[_<device>].sh, a launcher per recipe and device, from one template.
 
-`python scripts/generate_launchers.py` writes them all; `--backend NAME --words "Name's accelerators"` those of a backend
+`python scripts/generate_launchers.py` writes them all; `--backend NAME --words "its devices"` those of a backend
 that a plug-in brings. A launcher names no variable of any device: `hwgrpo train` sets those of its backend itself
 (`hwgrpo env` shows them).
 """
