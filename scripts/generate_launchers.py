@@ -1,10 +1,13 @@
 """Write scripts/run_<recipe>[_<device>].sh, a launcher per recipe and device, from one template.
 
-`python scripts/generate_launchers.py` writes them all. A launcher names no variable of any device: `hwgrpo train` sets
-those of its backend itself (`hwgrpo env` shows them).
+`python scripts/generate_launchers.py` writes them all; `--backend NAME --words "its devices"` those of a backend
+that a plug-in brings. A launcher names no variable of any device: `hwgrpo train` sets those of its backend itself
+(`hwgrpo env` shows them).
 """
 
+import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 RECIPES = {
@@ -83,12 +86,16 @@ fi
 DATA = "# Reads data/{task} in the folder where it is called; `hwgrpo data {task}` makes that.\n"
 
 
-def launchers() -> dict[str, str]:
-    """Return every launcher's text by file name."""
+def launchers(devices: Mapping[str, str] = DEVICES) -> dict[str, str]:
+    """Return every launcher's text by file name.
+
+    Args:
+        devices: backend -> what it is in words. For one that is not in `DEVICES` set-up installs what fits the host.
+    """
     texts = {}
     for recipe, recipe_words in RECIPES.items():
         task = next((word for word in ("gsm8k", "math") if word in recipe.split("_")), None)
-        for device, device_words in DEVICES.items():
+        for device, device_words in devices.items():
             file = f"run_{recipe}.sh" if device == "auto" else f"run_{recipe}_{device}.sh"
             texts[file] = TEMPLATE.format(
                 recipe=recipe,
@@ -99,14 +106,21 @@ def launchers() -> dict[str, str]:
                 file=file,
                 cann=CANN if device in ("auto", "npu") else "",
                 stop=STOP_WITHOUT_CANN if device == "npu" else "",
-                setup_args="" if device == "auto" else f" --backend {device}",
+                setup_args=f" --backend {device}" if device in DEVICES and device != "auto" else "",
             )
     return texts
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the launchers of all recipes.")
+    parser.add_argument("--backend", metavar="NAME", help="only those of this backend, which a plug-in brings")
+    parser.add_argument("--words", metavar="TEXT", help="what it is, as in: train ... with GRPO on TEXT")
+    options = parser.parse_args()
+    if options.backend in DEVICES:
+        parser.error(f"--backend {options.backend}: its launchers are written without options")
+    devices = {options.backend: options.words or f"{options.backend} devices"} if options.backend else DEVICES
     folder = Path(__file__).resolve().parent
-    for file, text in launchers().items():
+    for file, text in launchers(devices).items():
         (folder / file).write_text(text)
         (folder / file).chmod(0o755)
     return 0

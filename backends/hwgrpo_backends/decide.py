@@ -12,9 +12,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 from hwgrpo_backends import registry
-from hwgrpo_backends.backend import Backend, Verdict
+from hwgrpo_backends.backend import Backend, Hardware, State, Verdict
 from hwgrpo_backends.facts import REQUEST_VARIABLE, SELECTED_VARIABLE, Facts
 
 AUTO = "auto"
@@ -85,9 +86,20 @@ def decide(
 
 def _probe(backend: Backend, facts: Facts) -> Verdict:
     try:
-        return backend.probe(facts)
-    except Exception as error:  # one vendor's mistake must not take the other backends away
-        return Verdict(state="unusable", reason=f"its probe raised {type(error).__name__}: {error}")
+        verdict = backend.probe(facts)
+    except (Exception, SystemExit) as error:  # one vendor's mistake must not take the other backends away
+        return _mistaken(f"its probe raised {type(error).__name__}: {error}")
+    if not isinstance(verdict, Verdict):
+        return _mistaken(f"its probe returned a {type(verdict).__name__}, not a Verdict")
+    texts = isinstance(verdict.reason, str) and isinstance(verdict.fix, str)
+    known = verdict.state in get_args(State) and verdict.hardware in get_args(Hardware) and texts
+    if not known or type(verdict.devices) is not int or (verdict.devices > 0) != verdict.usable:
+        return _mistaken(f"its probe returned nonsense: {verdict}")
+    return verdict
+
+
+def _mistaken(reason: str) -> Verdict:
+    return Verdict(state="unusable", reason=reason, fix="repair or uninstall the distribution that brings it")
 
 
 def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict]) -> tuple[str | None, str | None]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hwgrpo_backends.backend import Backend, BackendError
+from hwgrpo_backends.backend import Backend, BackendError, EnvVar
 
 GROUP = "hwgrpo.backends"
 BUILTIN = ("cpu", "cuda", "npu", "rocm")
+RESERVED = (*BUILTIN, "auto")
 
 logger = logging.getLogger(__name__)
 
@@ -26,19 +28,15 @@ class Loaded(NamedTuple):
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every backend, sorted; loads none of them.
-
-    Raises:
-        BackendError: two distributions offer the same name.
-    """
-    return tuple(sorted((*BUILTIN, *_plugins(tuple(sys.path)))))
+    """Return the name of every backend, sorted; loads none of them."""
+    return tuple(sorted({*BUILTIN, *_offers(tuple(sys.path)).by_name}))
 
 
 def get(name: str) -> Backend:
     """Return the backend called `name`.
 
     Raises:
-        BackendError: it does not exist or, being a plug-in, fails to load.
+        BackendError: it does not exist or, being a plug-in, cannot be used.
     """
     loaded = load_all()
     if name in loaded.problems:
@@ -49,49 +47,126 @@ def get(name: str) -> Backend:
 
 
 def load_all() -> Loaded:
-    """Load every backend. A plug-in that fails is logged with its traceback, once, and kept as a problem.
-
-    Raises:
-        BackendError: two distributions offer the same name.
-    """
+    """Load every backend. A plug-in that fails is logged with its traceback, once, and kept as a problem."""
     return _load_all(tuple(sys.path))
 
 
 @cache
 def _load_all(path: tuple[str, ...]) -> Loaded:
     backends = {name: importlib.import_module(f"hwgrpo_backends.{name}").BACKEND for name in BUILTIN}
-    problems: dict[str, str] = {}
-    for name, entry in sorted(_plugins(path).items()):
+    offers = _offers(path)
+    problems = dict(offers.taken)
+    for name, entries in sorted(offers.by_name.items()):
+        problem = None
+        if len(entries) > 1:
+            both = " and ".join(f"{_origin(entry)} ({entry.value})" for entry in entries)
+            problems[name] = f"{both} both offer a backend named {name!r}: uninstall one of them"
+            continue
+        [entry] = entries
         try:
             backend = entry.load()
-        except Exception as error:
-            problems[name] = f"plug-in {entry.value} ({_origin(entry)}) does not load: {type(error).__name__}: {error}"
-            logger.warning("backend %r: %s", name, problems[name], exc_info=True)
-            continue
-        if isinstance(backend, Backend) and backend.name == name:
-            backends[name] = backend
-            continue
-        found = f"a Backend named {backend.name!r}" if isinstance(backend, Backend) else f"a {type(backend).__name__}"
-        problems[name] = f"plug-in {entry.value} ({_origin(entry)}) is {found}, not a Backend named {name!r}"
-        logger.warning("backend %r: %s", name, problems[name])
+            problem = _misfit(backend, name)
+        except (Exception, SystemExit) as error:  # one vendor's mistake must not take the other backends away
+            problem = f"does not load: {type(error).__name__}: {error}"
+            logger.warning("backend %r: plug-in %s %s", name, entry.value, problem, exc_info=True)
+        else:
+            if problem is None:
+                backends[name] = _answering_for_itself(backend)
+                continue
+        problems[name] = f"plug-in {entry.value} ({_origin(entry)}) {problem}"
+    for name, problem in problems.items():
+        if "does not load" not in problem:  # that was logged with its traceback
+            logger.warning("backend %r: %s", name, problem)
     return Loaded(backends, problems)
 
 
+class _Offers(NamedTuple):
+    """Entry points of `GROUP`: those of each name, and why others cannot have the name that they ask for."""
+
+    by_name: Mapping[str, tuple[importlib.metadata.EntryPoint, ...]]
+    taken: Mapping[str, str]
+
+
 @cache
-def _plugins(path: tuple[str, ...]) -> dict[str, importlib.metadata.EntryPoint]:
-    found: dict[str, importlib.metadata.EntryPoint] = {}
+def _offers(path: tuple[str, ...]) -> _Offers:
+    by_name: dict[str, tuple[importlib.metadata.EntryPoint, ...]] = {}
+    taken = {}
     for entry in importlib.metadata.entry_points(group=GROUP):
-        if entry.name in BUILTIN:
-            raise BackendError(f"{_origin(entry)} offers a backend named {entry.name!r}, which is built in: rename it")
-        other = found.get(entry.name)
-        if other and (other.value, _origin(other)) != (entry.value, _origin(entry)):
-            raise BackendError(
-                f"{_origin(other)} ({other.value}) and {_origin(entry)} ({entry.value}) both offer a backend named "
-                f"{entry.name!r}: uninstall one of them"
-            )
-        found[entry.name] = entry
-    return found
+        if entry.name in RESERVED:
+            what = "is built in" if entry.name in BUILTIN else "means: choose for me"
+            problem = f"{_origin(entry)} ({entry.value}) offers a backend named {entry.name!r}, which {what}: rename it"
+            taken[f"{entry.name} ({_origin(entry)})"] = problem
+            continue
+        known = by_name.get(entry.name, ())
+        # A distribution that is found twice, installed and as a checkout, offers the same thing.
+        if all((other.value, _origin(other)) != (entry.value, _origin(entry)) for other in known):
+            by_name[entry.name] = (*known, entry)
+    return _Offers(by_name, taken)
+
+
+def _misfit(backend: Any, name: str) -> str | None:
+    """Return why what an entry point leads to is not the backend `name`, or None."""
+    if not isinstance(backend, Backend):
+        return f"is a {type(backend).__name__}, not a Backend named {name!r}"
+    if backend.name != name:
+        return f"is a Backend named {backend.name!r}, not a Backend named {name!r}"
+    for field, what, fits in FIELDS:
+        if not fits(value := getattr(backend, field)):
+            return f"has {field}={value!r}, which is not {what}"
+    return None
+
+
+def _answering_for_itself(backend: Backend) -> Backend:
+    """Return a plug-in's backend whose functions name it when they fail, wherever they are called."""
+
+    def arch(index: int) -> str:
+        return ask("arch", backend.arch, index, "a word", lambda found: isinstance(found, str) and found != "")
+
+    def compute_dtypes(index: int) -> Any:
+        def fits(found: Any) -> bool:
+            import torch
+
+            return isinstance(found, tuple) and found != () and all(isinstance(each, torch.dtype) for each in found)
+
+        return ask("compute_dtypes", backend.compute_dtypes, index, "a tuple of dtypes", fits)
+
+    def ask(name: str, function: Callable[[int], Any], index: int, what: str, fits: Callable[[Any], bool]) -> Any:
+        try:
+            found = function(index)
+        except Exception as error:
+            told = f"its {name}({index}) raised {type(error).__name__}: {error}"
+            raise BackendError(f"backend {backend.name!r} cannot be used: {told}") from error
+        if not fits(found):
+            raise BackendError(f"backend {backend.name!r} cannot be used: its {name}({index}) is {found!r}, not {what}")
+        return found
+
+    return dataclasses.replace(backend, arch=arch, compute_dtypes=compute_dtypes)
 
 
 def _origin(entry: importlib.metadata.EntryPoint) -> str:
     return entry.dist.name if entry.dist else "unknown distribution"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, tuple) and all(map(_is_text, value))
+
+
+def _is_profile(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not all(map(_is_text, value)):
+        return False
+    return all(isinstance(each, EnvVar) and isinstance(each.value, str) for each in value.values())
+
+
+FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    *((name, "a text", _is_text) for name in ("device_type", "comm", "torch_build")),
+    *((name, "a text or None", lambda value: value is None or _is_text(value)) for name in ("plugin", "visible_env")),
+    *((name, "a tuple of texts", _is_texts) for name in ("conflicts", "device_nodes", "packages")),
+    *((name, "a tuple of texts", _is_texts) for name in ("kernels", "attention", "rollout")),
+    *((name, "a mapping of names to EnvVar", _is_profile) for name in ("env_train", "env_rollout")),
+    *((name, "a function", callable) for name in ("probe", "arch", "compute_dtypes")),
+)
+"""Field of a plug-in's backend, what it has to be, and whether it is: others stumble over one that is not."""

@@ -6,6 +6,7 @@
 | `head.py` | from hidden states to logits: factor, soft-cap, padded vocabulary |
 | `router.py` | the load-balancing loss of mixtures of experts |
 | `branched_attention.py` | attention in rows that hold a prompt once and several responses |
+| `moving.py` | a model on its device, tied parameters still tied |
 | `lora.py` | low-rank adapters, new or trained further |
 | `builtin.py` | `builtin://` addresses and their cache |
 | `tiny.py` | the built-in model, its character tokenizer, its warm start |

@@ -19,6 +19,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.head import causal_lm
 from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
 from hwgrpo.models.lora import apply_lora, uses_lora
+from hwgrpo.models.moving import move_to
 from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import ENGINES
@@ -78,7 +79,7 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     if uses_lora(config.model.lora):
         model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
-    model.to(device.torch_device)
+    move_to(model, device.torch_device)
     logits = config.kernels.logits_dtype
     options = HeadOptions(
         temperature=config.rollout.temperature,

@@ -110,9 +110,14 @@ class Implementation:
         if self.device_types is not None and not self.is_for(key.device_type):
             return f"needs {' or '.join(sorted(self.device_types))}, have {key.device_type}"
         for module in self.requires:
-            if importlib.util.find_spec(module) is None:
+            if not _is_installed(module):
                 return f"needs module {module!r}, which is not installed"
-        return self.supports(key) if self.supports is not None else None
+        try:
+            return self.supports(key) if self.supports is not None else None
+        except Exception as error:
+            if self.origin == BUILT_IN:
+                raise
+            return f"its `supports` raised {type(error).__name__}: {error}"  # somebody else's: the others go on
 
     def function(self) -> Callable[..., Any]:
         """Import and return the callable."""
@@ -120,3 +125,10 @@ class Implementation:
             module, _, attribute = self.load.partition(":")
             return getattr(importlib.import_module(module), attribute)
         return self.load()
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would be in
+        return False

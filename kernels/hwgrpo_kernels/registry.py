@@ -242,9 +242,10 @@ class KernelRegistry:
         try:
             brought = point.load()
             for each in [brought] if isinstance(brought, Implementation) else brought:
+                _check_implementation(each)
                 self.register(replace(each, origin=f"plug-in {point.name}"))
                 names.append(f"{each.op}={each.name}")
-        except Exception as error:  # somebody else's package: shown in explain(), never the end of a run
+        except (Exception, SystemExit) as error:  # somebody else's package: shown in explain(), never the end of a run
             return Plugin(point.name, point.value, tuple(names), f"{type(error).__name__}: {error}")
         return Plugin(point.name, point.value, tuple(names))
 
@@ -335,6 +336,18 @@ def _try(implementation: Implementation, key: Key) -> tuple[str | None, Callable
         return None, implementation.function()
     except ImportError as error:  # installed but broken: the next implementation can still do the work
         return f"failed to load: {error}", None
+    except Exception as error:
+        if implementation.origin == BUILT_IN:
+            raise
+        return f"failed to load: {type(error).__name__}: {error}", None
+
+
+def _check_implementation(value: Any) -> None:
+    """Raise TypeError for what a plug-in offers in place of an implementation, and others would stumble over."""
+    if not isinstance(value, Implementation):
+        raise TypeError(f"it offers a {type(value).__name__}, not an Implementation")
+    if not (isinstance(value.op, str) and isinstance(value.name, str) and isinstance(value.rank, int)):
+        raise TypeError(f"op, name and rank must be two texts and a number, as in {value!r} they are not")
 
 
 def _call_or_leave(

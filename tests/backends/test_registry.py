@@ -1,5 +1,6 @@
 """Backends of other distributions: found without loading, shown when broken, never in the way of the others."""
 
+import ast
 import logging
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hwgrpo_backends import registry
+from hwgrpo_backends import cuda, registry
 from hwgrpo_backends.backend import BackendError
 
 GOOD = """
@@ -72,19 +73,69 @@ def test_a_plug_in_that_is_not_the_backend_it_says_is_a_problem(tmp_path, monkey
     assert reason in registry.load_all().problems["chip"]
 
 
-def test_two_plug_ins_of_one_name_are_an_error_naming_both(tmp_path, monkeypatch):
+def test_two_plug_ins_of_one_name_are_a_problem_naming_both(tmp_path, monkeypatch):
     offer(tmp_path, "chip-six", "chip", GOOD.format(name="chip"))
     offer(tmp_path, "chip-seven", "chip", GOOD.format(name="chip"))
     monkeypatch.syspath_prepend(tmp_path)
+    assert registry.names() == ("chip", "cpu", "cuda", "npu", "rocm")
+    assert set(registry.load_all().backends) == set(registry.BUILTIN)
     with pytest.raises(BackendError, match=r"chip-six.*chip-seven|chip-seven.*chip-six"):
-        registry.names()
+        registry.get("chip")
 
 
-def test_a_plug_in_may_not_take_a_built_in_name(tmp_path, monkeypatch):
-    offer(tmp_path, "chip-eight", "cuda", GOOD.format(name="cuda"))
+@pytest.mark.parametrize(
+    "distribution, name, why", [("chip-eight", "cuda", "is built in"), ("chip-nine", "auto", "means: choose for me")]
+)
+def test_a_plug_in_may_not_take_a_name_that_has_a_meaning(tmp_path, monkeypatch, distribution, name, why):
+    offer(tmp_path, distribution, name, GOOD.format(name=name))
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BackendError, match=r"chip-eight.*'cuda', which is built in"):
-        registry.load_all()
+    loaded = registry.load_all()
+    assert set(loaded.backends) == set(registry.BUILTIN)
+    assert loaded.backends["cuda"] is cuda.BACKEND
+    [(key, problem)] = loaded.problems.items()
+    assert key == f"{name} ({distribution})"
+    assert f"offers a backend named {name!r}, which {why}: rename it" in problem
+
+
+@pytest.mark.parametrize(
+    "field, value, what",
+    [
+        ("device_nodes", "'chip*'", "a tuple of texts"),
+        ("kernels", "None", "a tuple of texts"),
+        ("packages", "(1,)", "a tuple of texts"),
+        ("comm", "''", "a text"),
+        ("visible_env", "('A', 'B')", "a text or None"),
+        ("env_train", "{'CHIP': '1'}", "a mapping of names to EnvVar"),
+        ("probe", "None", "a function"),
+    ],
+)
+def test_a_backend_with_a_field_that_others_stumble_over_is_a_problem(tmp_path, monkeypatch, field, value, what):
+    text = f"{GOOD.format(name='chip')}BACKEND = dataclasses.replace(BACKEND, {field}={value})\n"
+    offer(tmp_path, f"chip-{field}", "chip", text)
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = registry.load_all()
+    assert "chip" not in loaded.backends
+    assert f"has {field}={ast.literal_eval(value)!r}, which is not {what}" in loaded.problems["chip"]
+
+
+@pytest.mark.parametrize(
+    "field, body, told",
+    [
+        ("arch", "1 / 0", r"its arch\(3\) raised ZeroDivisionError"),
+        ("arch", "None", r"its arch\(3\) is None, not a word"),
+        ("compute_dtypes", "open('/no/driver')", r"its compute_dtypes\(3\) raised FileNotFoundError"),
+        ("compute_dtypes", "('float32',)", r"its compute_dtypes\(3\) is .* not a tuple of dtypes"),
+        ("compute_dtypes", "()", r"its compute_dtypes\(3\) is \(\), not a tuple of dtypes"),
+    ],
+)
+def test_a_function_that_fails_when_it_is_called_is_told_by_the_backends_name(
+    tmp_path, monkeypatch, field, body, told, request
+):
+    text = f"{GOOD.format(name='chip')}BACKEND = dataclasses.replace(BACKEND, {field}=lambda index: {body})\n"
+    offer(tmp_path, f"chip-{abs(hash(request.node.name))}", "chip", text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BackendError, match=rf"backend 'chip' cannot be used: {told}"):
+        getattr(registry.get("chip"), field)(3)
 
 
 def test_a_name_that_nobody_offers_is_an_error_listing_the_names():

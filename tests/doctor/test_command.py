@@ -175,8 +175,8 @@ def test_plug_ins_that_quarrel_over_a_name_do_not_end_the_diagnosis(made_up, dam
     made_up.distribution("acme", "1.0", "[hwgrpo.backends]\ncpu = acme:BACKEND\n")
     result = doctor("--json", path=[damaged])
     assert result.returncode == 1, result.stderr
-    [line] = lines_of(json.loads(result.stdout), "plug-in (all)")
-    assert "acme offers a backend named 'cpu'" in line["found"]
+    [line] = lines_of(json.loads(result.stdout), "plug-in cpu (acme)")
+    assert "acme (acme:BACKEND) offers a backend named 'cpu', which is built in: rename it" in line["found"]
 
 
 def test_a_distribution_in_pieces_is_named_and_does_not_end_the_diagnosis(made_up, damaged):

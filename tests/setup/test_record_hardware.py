@@ -56,9 +56,12 @@ def test_a_run_is_written_down_with_its_outcome_and_figures(record):
 
 
 def test_a_part_that_fails_is_written_down_as_failed(record):
-    done, [document] = record("--parts", "tiny_sort", "--commit", COMMIT, "--set", "optim.lr=-1")
+    done, [document] = record("--parts", "tiny_sort,shaped", "--commit", COMMIT, "--set", "optim.lr=-1")
     assert done.returncode == 1
-    assert [(each["name"], each["outcome"]) for each in document["what"]] == [("tiny_sort", "failed")]
+    assert [(each["name"], each["outcome"]) for each in document["what"]] == [
+        ("tiny_sort", "failed"),
+        ("Small-shaped", "failed"),
+    ]
 
 
 @pytest.mark.parametrize(

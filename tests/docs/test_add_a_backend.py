@@ -1,0 +1,76 @@
+"""The page for vendors shows the plug-in that is tested, and its commands do what it says on a host with the device."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import acme
+import pytest
+import simulated_device
+
+REPO = Path(__file__).parents[2]
+PAGE = REPO / "docs" / "add-a-backend.md"
+FILES = {"toml": ["pyproject.toml"], "python": ["hwgrpo_acme/__init__.py", "hwgrpo_acme/kernels.py"]}
+
+
+def blocks(language: str) -> list[str]:
+    text = PAGE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("language", FILES)
+def test_the_files_of_the_page_are_those_of_the_tested_plug_in(language: str):
+    assert blocks(language) == [(acme.SOURCE / name).read_text() for name in FILES[language]]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory):
+    """Return a function that runs a block on a host with the device, whose plug-in is not installed yet."""
+    folder, tools = tmp_path_factory.mktemp("vendor"), tmp_path_factory.mktemp("bin")
+    shutil.copytree(acme.SOURCE, folder / "hwgrpo-acme", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "scripts").mkdir()
+    shutil.copy(REPO / "scripts" / "generate_launchers.py", folder / "scripts")
+    site = folder / "site"
+    for name, words in (
+        ("hwgrpo", '-m hwgrpo "$@"'),
+        ("python", '"$@"'),
+        ("pip", f'-m pip "$@" --quiet --no-index --target "{site}"'),
+    ):
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}\n')
+        (tools / name).chmod(0o755)
+    environ = simulated_device.environment([site, acme.device()], HWGRPO_CACHE=str(folder / "cache"), TERM="dumb")
+    environ["PATH"] = f"{tools}{os.pathsep}{environ['PATH']}"
+
+    def run(block: str) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block], cwd=folder, env=environ, text=True, capture_output=True
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    run.folder = folder  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def test_every_command_of_the_page_runs_and_says_what_the_page_says(shell):
+    install, backend, kernels, way, launchers = blocks("bash")
+    said = shell(install)
+    assert "* acme  works     1 x Acme One" in said
+    assert "acme (hwgrpo_acme.kernels:IMPLEMENTATIONS): row_stats=acme" in said
+    assert "ACME_SUBMIT_THREADS" in said
+    assert shell(backend).splitlines() == ["data", "probe", "device: Acme One (acme_one)"]
+    assert "float32: 44 calls agree with the definition" in shell(kernels)
+    said = shell(way)
+    assert re.search(r"PASS +acme:0 +kernel row_stats=acme", said)
+    assert "completed: 3 of 3 steps" in said
+    shell(launchers)
+    written = sorted(file.name for file in (shell.folder / "scripts").glob("*.sh"))
+    assert "run_tiny_sort_acme.sh" in written
+    assert all(name.endswith("_acme.sh") for name in written)
+    text = (shell.folder / "scripts/run_tiny_sort_acme.sh").read_text()
+    assert "with GRPO on Acme accelerators;" in text
+    assert "backend.name=acme\n" in text
+    assert 'bash "$repo/scripts/setup.sh"\n' in text
