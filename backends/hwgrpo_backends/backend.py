@@ -79,6 +79,10 @@ class Backend:
     """Kernel implementations in order of preference; the last one is "torch"."""
     attention: tuple[str, ...]
     """Attention implementations (transformers' names) in order of preference."""
+    attention_archs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of those that are for some chips only: which `arch` they are for."""
+    modules: tuple[str, ...] = ()
+    """Fused modules, in hwgrpo_kernels' words, that take the place of a model's own where they compute the same."""
     rollout: tuple[str, ...]
     """Rollout engines in order of preference."""
     env_train: Mapping[str, EnvVar] = field(default_factory=dict)

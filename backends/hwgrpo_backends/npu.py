@@ -134,7 +134,9 @@ BACKEND = Backend(
     packages=("torch-npu", "triton-ascend", "vllm-ascend"),
     comm="hccl",
     kernels=("triton", "torch"),
-    attention=("flash_attention_2", "sdpa", "eager"),
+    # flash_attention_2 is transformers' own way to the same operator; FlashAttention itself has no NPU build
+    attention=("npu_fusion_attention", "flash_attention_2", "sdpa", "eager"),
+    modules=("rms_norm", "rotary", "swiglu"),
     # vllm-ascend pins another torch than the trainer's: it always runs in an environment and a process of its own.
     rollout=("vllm_server", "local"),
     env_train=TRAIN,

@@ -118,7 +118,8 @@ BACKEND = Backend(
     device_nodes=("kfd",),
     comm="nccl",  # RCCL answers to this name
     kernels=("triton", "torch"),
-    attention=("flash_attention_2", "sdpa", "eager"),
+    # AITER's comes from the hub; ROCm's flash-attn package (Composable Kernel, or AITER's Triton) is flash_attention_2
+    attention=("kernels-community/aiter-flash-attn", "flash_attention_2", "sdpa", "eager"),
     rollout=("vllm", "local"),
     env_train=COMMON,
     env_rollout=COMMON,

@@ -139,5 +139,5 @@ def model_facts(config: Config, policy: PolicyModel, device: Device) -> dict[str
         "parameters": sum(p.numel() for p in policy.parameters()),
         "trainable": sum(p.numel() for p in policy.parameters() if p.requires_grad),
         "dtype": str(policy.compute_dtype).removeprefix("torch."),
-        "attention": attention_of(config, device),
+        "attention": attention_of(config, device).name,
     }

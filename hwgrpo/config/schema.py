@@ -22,6 +22,12 @@ def _backend_choices() -> tuple[str, ...]:
     return ("auto", *names())
 
 
+def _attention_names() -> tuple[str, ...]:
+    from hwgrpo_backends.registry import load_all
+
+    return tuple(dict.fromkeys(name for backend in load_all().backends.values() for name in backend.attention))
+
+
 @dataclass
 class LoraConfig:
     rank: int = limited(0, at_least=0)
@@ -50,8 +56,11 @@ class ModelConfig:
     """Run Python code that comes with a hub model."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Compute dtype; auto takes the backend's. Trainable parameters are fp32 masters in any case."""
-    attention: str = choice("auto", ("auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3"))
+    attention: str = choice("auto", lambda: ("auto", *_attention_names()))
     """Attention implementation; auto takes the backend's first usable preference."""
+    fused_modules: list[str] = field(default_factory=lambda: ["auto"])
+    """Modules replaced by the device's fused ones where those compute the same, which is tried: names (`rms_norm`,
+    `rotary`, `swiglu`), `auto` (all that the backend has) or `none`."""
     layout: str = choice("auto", lambda: ("auto", *training.LAYOUTS.names()))
     """How a micro-batch is laid out: `grouped` (a prompt once, its responses behind it), `padded` (one response per
     row, by length) or `packed` (sequences one behind the other); auto: grouped where the model's attention allows.

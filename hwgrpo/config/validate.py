@@ -121,9 +121,24 @@ def _check_names(config: Config) -> None:
         if ".py" not in function.name and function.name not in REWARDS:
             names = [*REWARDS.names(), "path/to/file.py:function"]
             raise choice_error(f"reward.functions.{i}.name", function.name, names)
+    _check_fused_modules(list(config.model.fused_modules))
     betas = config.optim.betas
     if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
         raise ConfigError(f"optim.betas={betas} must be two numbers, each 0 <= x < 1, e.g. [0.9, 0.999]")
+
+
+def _check_fused_modules(modules: list[str]) -> None:
+    from hwgrpo_backends.registry import load_all
+
+    known = dict.fromkeys(module for backend in load_all().backends.values() for module in backend.modules)
+    for module in modules:
+        if module not in (*known, "auto", "none"):
+            raise choice_error("model.fused_modules", module, ("auto", "none", *known))
+    if not modules or (len(modules) > 1 and {"auto", "none"} & set(modules)):
+        raise ConfigError(
+            f"model.fused_modules={modules} must be [auto], [none], or some of: {', '.join(known)}; "
+            "leave it out for auto"
+        )
 
 
 def check_resume(config: Config) -> None:

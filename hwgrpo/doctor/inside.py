@@ -1,6 +1,7 @@
 """Runs as a script in a child process: what torch, the kernels and transformers say of one backend.
 
-Its question: {"backend": name, "devices": whether there are some to ask, "path": folders of this project's packages}.
+Its question: {"backend": name, "devices": whether there are some to ask, "arch": of the first one where it is known,
+"path": folders of this project's packages}.
 Every exception is an answer, too.
 """
 
@@ -34,22 +35,14 @@ def kernels(name: str, devices: bool) -> dict[str, Any]:
     return {"dtype": str(dtype).removeprefix("torch."), "vocab": VOCAB, "ops": ops, "plugins": plugins}
 
 
-def attention(name: str) -> list[dict[str, Any]]:
+def attention(name: str, arch: str | None) -> list[dict[str, Any]]:
     """Return the attention implementations the backend prefers, best first, and why one cannot be used."""
     from hwgrpo_backends import get
 
-    def reason(implementation: str) -> str | None:
-        if implementation in ("sdpa", "eager"):
-            return None
-        import transformers.utils  # takes a second
+    from hwgrpo.models.attention import reason_against
 
-        question = {"flash_attention_2": "is_flash_attn_2_available", "flash_attention_3": "is_flash_attn_3_available"}
-        if implementation not in question:
-            return "transformers is not asked about it yet"
-        is_available = getattr(transformers.utils, question[implementation])
-        return None if is_available() else "its package is not installed, or does not support this device"
-
-    return [{"name": each, "reason": reason(each)} for each in get(name).attention]
+    backend = get(name)
+    return [{"name": each, "reason": reason_against(each, backend, arch, None)} for each in backend.attention]
 
 
 def main(question: dict[str, Any]) -> None:
@@ -57,7 +50,7 @@ def main(question: dict[str, Any]) -> None:
     sys.path[:0] = [folder for folder in question["path"] if folder not in sys.path]
     parts = {
         "kernels": lambda: kernels(question["backend"], question["devices"]),
-        "attention": lambda: attention(question["backend"]),
+        "attention": lambda: attention(question["backend"], question["arch"]),
     }
     for part, find in parts.items():
         try:

@@ -110,7 +110,11 @@ def diagnose(
     if run:
         limits = {} if limit is None else {"limit": limit}
         trials = tuple(run_trials(chosen, devices, environ=environ, **limits)) if chosen and works else ()
-    return assemble(subject, look_inside(chosen, devices, environ) if chosen and works else {}, trials)
+    inside: Mapping[str, Any] = {}
+    if chosen and facts.torch and facts.torch.imported:
+        device = facts.torch.devices.get(chosen.device_type)
+        inside = look_inside(chosen, devices, environ, arch=device.archs[0] if device and device.archs else None)
+    return assemble(subject, inside, trials)
 
 
 def assemble(subject: Subject, inside: Mapping[str, Any], trials: tuple[Trial, ...] | None = None) -> Report:

@@ -5,6 +5,7 @@
 | `loading.py` | from settings to model and tokenizer; the final model in Hugging Face format |
 | `head.py` | from hidden states to logits: factor, soft-cap, padded vocabulary |
 | `router.py` | the load-balancing loss of mixtures of experts |
+| `attention.py` | which attention implementations can run here, and why the others cannot |
 | `branched_attention.py` | attention in rows that hold a prompt once and several responses |
 | `moving.py` | a model on its device, tied parameters still tied |
 | `lora.py` | low-rank adapters, new or trained further |

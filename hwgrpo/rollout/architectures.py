@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from hwgrpo_kernels import fused_modules
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
@@ -75,7 +76,7 @@ def obstacle(model: Any, length: int) -> str | None:
         kind = type(module)
         if module._forward_hooks or module._forward_pre_hooks:
             return f"a forward hook is registered on {name or 'the model'}"
-        if "forward" in vars(module):
+        if "forward" in vars(module) and not fused_modules.is_fused(module):
             return f"the forward of {name or 'the model'} was replaced"
         if adapters.is_adapted(module):
             reason = adapters.obstacle(module)

@@ -26,8 +26,9 @@ from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training import STRATEGIES, checkpoints, rng
-from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy
+from hwgrpo.training.choices import AttentionChoice, attention_of, choose_layout, choose_strategy
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
+from hwgrpo.training.fused import Fused, choose_modules, fuse
 from hwgrpo.training.layout_check import proven_layout
 from hwgrpo.training.loop import Run
 from hwgrpo.training.optimizer import build_optimizer
@@ -78,7 +79,10 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
     rewards = build_rewards(config, training_data, validation_data)
     check_length(config, training_data, validation_data)
-    layout = choose_layout(config, model_settings(config.model), attention_of(config, device))
+    attention = attention_of(config, device)
+    notes.append(attention.line)
+    choose_modules(config, backend)
+    layout = choose_layout(config, model_settings(config.model), attention.name)
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
     if start >= planned:
@@ -89,6 +93,10 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     if lock is not None:
         undo.callback(lock.close)
     policy = load_policy(config, device, tokenizer)
+    fused = fuse(config, backend, policy, attention)
+    notes += filter(None, (fused.line,))
+    if attention.is_fused:  # the trial may have left it
+        layout = choose_layout(config, policy.base.config, policy.base.config._attn_implementation)
     layout, obstacle = proven_layout(config, policy, layout)
     if obstacle:
         notes.append(obstacle)
@@ -125,7 +133,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         for folder in checkpoints.begin_after(output / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {folder}")
         if start < total_steps or start == 0:
-            _describe(output, config, device, total_steps)
+            _describe(output, config, device, total_steps, attention, fused)
     observer.resume_from(start)
     for note in (*notes, *engine.notes):
         observer.note(note)
@@ -196,7 +204,9 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     )
 
 
-def _describe(output: Path, config: Config, device: Device, total_steps: int) -> None:
+def _describe(
+    output: Path, config: Config, device: Device, total_steps: int, attention: AttentionChoice, fused: Fused
+) -> None:
     """Write what the run is: its settings, and the machine, versions and variables it runs on."""
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
@@ -211,6 +221,8 @@ def _describe(output: Path, config: Config, device: Device, total_steps: int) ->
             s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
             for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
         },
+        "attention": {"taken": attention.name, "passed_over": dict(attention.passed_over)},
+        "fused_modules": fused.record,
         "total_steps": total_steps,
     }
     (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")

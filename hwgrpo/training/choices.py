@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.attention import TAKES_MASKS, is_fused, reason_against
 from hwgrpo.models.loading import attention_obstacle, model_settings
 from hwgrpo.training import LAYOUTS
 from hwgrpo.training.layouts import BRANCHED, Layout
@@ -20,8 +21,27 @@ from hwgrpo.training.layouts import BRANCHED, Layout
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 4096, 16384
 """Tokens per micro-batch. Activations of more stay in no CPU's caches: 16384 take 1.1 to 1.4 times as long."""
 
-MASKED_ATTENTION = ("sdpa", "eager")
-"""Implementations that take any mask."""
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """The attention implementation taken, and why the backend's preferences before it were not."""
+
+    name: str
+    """Transformers' name."""
+    is_fused: bool = False
+    """It is a fused module of the device, put into the model once that is there; until then `loaded_as` computes."""
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def loaded_as(self) -> str:
+        """What the model is loaded with."""
+        return "sdpa" if self.is_fused else self.name
+
+    @property
+    def line(self) -> str:
+        """One line for people: `attention sdpa (flash_attention_2: its package is not installed)`."""
+        notes = "; ".join(f"{name}: {reason}" for name, reason in self.passed_over)
+        return f"attention {self.name}" + (f" ({notes})" if notes else "")
 
 
 def choose_strategy(config: Config) -> str:
@@ -50,31 +70,54 @@ def choose_dtype(config: Config, device: Device) -> torch.dtype:
     return wanted
 
 
-def choose_attention(config: Config, backend: Backend, dtype: torch.dtype, model_config: Any) -> str:
-    """Return transformers' name of the attention implementation: the backend's first that is right for the model.
+def choose_attention(
+    config: Config, backend: Backend, dtype: torch.dtype, model_config: Any, arch: str | None = None
+) -> AttentionChoice:
+    """Return the attention implementation: the backend's first that runs here and is right for the model.
+
+    Args:
+        config: the run's settings.
+        backend: the chosen device family.
+        dtype: compute dtype.
+        model_config: the transformers configuration of the model.
+        arch: of the device; None where there is none to ask.
 
     Raises:
         ConfigError: the one asked for cannot run here, or would not compute what the model defines.
     """
 
-    def obstacle(name: str) -> str | None:
-        return attention_obstacle(model_config, name) or _obstacle(name, dtype, config.model.layout)
-
     wanted = config.model.attention
+
+    def obstacle(name: str) -> str | None:
+        fused = is_fused(name, backend)
+        if name not in TAKES_MASKS and config.model.layout not in ("auto", "padded"):
+            return f"the {config.model.layout} layout needs an attention that takes a mask"
+        return attention_obstacle(model_config, "sdpa" if fused else name) or reason_against(
+            name, backend, arch, dtype, asked=name == wanted
+        )
+
     if wanted == "auto":
-        return next((name for name in backend.attention if obstacle(name) is None), "eager")
+        passed_over = []
+        for name in backend.attention:
+            reason = obstacle(name)
+            if reason is None:
+                return AttentionChoice(name, is_fused(name, backend), tuple(passed_over))
+            passed_over.append((name, reason))
+        return AttentionChoice("eager", passed_over=tuple(passed_over))
     reason = obstacle(wanted)
     if reason:
         raise ConfigError(
             f"model.attention={wanted!r}: {reason}; use model.attention="
             f"{'eager' if attention_obstacle(model_config, 'sdpa') else 'sdpa'}"
         )
-    return wanted
+    return AttentionChoice(wanted, is_fused(wanted, backend))
 
 
-def attention_of(config: Config, device: Device) -> str:
+def attention_of(config: Config, device: Device) -> AttentionChoice:
     """Return the attention implementation for the model and the compute dtype that the run has on this device."""
-    return choose_attention(config, device.backend, choose_dtype(config, device), model_settings(config.model))
+    return choose_attention(
+        config, device.backend, choose_dtype(config, device), model_settings(config.model), device.arch
+    )
 
 
 def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
@@ -97,7 +140,7 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     window = has_window(config, model_config)
     wanted = config.model.layout
     if wanted == "auto":
-        possible = not states and (attention == "sdpa" or (attention in MASKED_ATTENTION and not window))
+        possible = not states and (attention == "sdpa" or (attention in TAKES_MASKS and not window))
         wanted = "grouped" if possible else "padded"
     if wanted == "grouped" and attention != "sdpa":
         wanted = "grouped_masked"
@@ -136,16 +179,3 @@ def _layers_beyond_attention(text: Any) -> list[str]:
     """Return the kinds of layers in which a token meets the ones before it by more than masked attention."""
     kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     return sorted(kinds) or (["no attention"] if getattr(text, "is_attention_free", False) else [])
-
-
-def _obstacle(attention: str, dtype: torch.dtype, layout: str) -> str | None:
-    if attention in MASKED_ATTENTION:
-        return None
-    if layout not in ("auto", "padded"):
-        return f"the {layout} layout needs an attention that takes a mask"
-    available = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
-    if attention not in available:
-        return f"{attention} is not built in yet"
-    if not available[attention]():
-        return "its package is not installed or does not support this device"
-    return None if dtype in (torch.bfloat16, torch.float16) else f"it computes in 16 bits only, not in {dtype}"

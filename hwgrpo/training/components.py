@@ -70,7 +70,7 @@ def choose_kernels(config: Config, backend: Backend) -> None:
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
     dtype = choose_dtype(config, device)
-    model: Any = load_model(config.model, attention=attention_of(config, device))
+    model: Any = load_model(config.model, attention=attention_of(config, device).loaded_as)
     check_vocabulary(model, tokenizer)
     check_router_loss(config.model.router_loss_coef, model.config)
     if config.model.gradient_checkpointing:

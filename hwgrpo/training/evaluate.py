@@ -18,7 +18,9 @@ from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine, Sampling
 from hwgrpo.training import checkpoints
+from hwgrpo.training.choices import attention_of
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
+from hwgrpo.training.fused import fuse
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import PromptBatch
 
@@ -136,6 +138,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     rewards = build_rewards(config, dataset)
     check_length(config, dataset)
     policy = load_policy(config, device, tokenizer)
+    fuse(config, device.backend, policy, attention_of(config, device))
     if saved is not None:
         checkpoints.restore_weights(saved, policy.model)
     engine = build_engine(config, policy, tokenizer, device)

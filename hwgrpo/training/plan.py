@@ -24,6 +24,7 @@ from hwgrpo.models.router import check_router_loss
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import choose_attention, choose_dtype, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
+from hwgrpo.training.fused import choose_modules
 from hwgrpo.training.memory import Memory, Work, estimate
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
 from hwgrpo.training.shapes import model_shape, planned_settings
@@ -127,10 +128,11 @@ def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub:
 
 def _choices(config: Config, backend: Backend, settings: Any, *, here: bool) -> tuple[torch.dtype, str, str]:
     """Return compute dtype, attention implementation and torch's word for the device."""
+    choose_modules(config, backend)
     if here:
         device = Device(backend)
         dtype = choose_dtype(config, device)
-        return dtype, choose_attention(config, backend, dtype, settings), backend.device_type
+        return dtype, choose_attention(config, backend, dtype, settings, device.arch).name, backend.device_type
     wanted, attention = config.model.dtype, config.model.attention
     dtype = torch.bfloat16 if wanted == "auto" else getattr(torch, wanted)
     if attention == "auto":

@@ -19,6 +19,7 @@
                         tiles.py their block sizes per architecture, ascend_tiles.py those for Ascend,
                         triton_support.py where they can run
     npu_scoring.py      linear_logprob through torch-npu's fused head, for scoring
+    fused_modules.py    fused modules in a transformers model, by device; npu_modules/ those of torch-npu
 
 Needs torch alone (and Triton for its kernels). `HWGRPO_KERNELS=row_stats=torch,...` pins implementations; the
 entry-point group `hwgrpo.kernels` (value: an `Implementation` or several) adds some.

@@ -1,6 +1,7 @@
 """What our sources ask of torch-npu is in its wheels: read from the files in them, which needs neither torch-npu's
 libraries nor an NPU. Wheels are 44 MB each and kept under build/."""
 
+import npu_reference_ops
 import pytest
 import torch_npu_wheel
 from hwgrpo_kernels import npu_scoring
@@ -67,3 +68,8 @@ def test_a_use_that_fits_is_let_through(wheel, use):
 def test_the_fused_head_has_the_schema_our_tests_call_it_by(wheel, version):
     known = [] if version in LACKING[npu_scoring.OP][0] else [SCHEMA]
     assert wheel.schemas.get(npu_scoring.OP, []) == known
+
+
+@pytest.mark.parametrize("op", npu_reference_ops.SCHEMAS)
+def test_the_fused_modules_ops_have_the_schemas_our_tests_call_them_by(wheel, op):
+    assert wheel.schemas[op] == [npu_reference_ops.SCHEMAS[op]]

@@ -1,0 +1,73 @@
+"""Attention implementations: whether one can run on a backend here, and why not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from hwgrpo_backends import Backend
+
+TAKES_MASKS = ("sdpa", "eager")
+"""Implementations that take any mask, and run everywhere."""
+
+FLASH = {"flash_attention_2": "is_flash_attn_2_available", "flash_attention_3": "is_flash_attn_3_available"}
+"""Implementations of packages, and transformers' question about each."""
+
+
+def is_fused(name: str, backend: Backend) -> bool:
+    """Whether an implementation is a fused module of the backend's device."""
+    return bool(backend.modules) and name == _fused_modules().attention(backend.device_type)
+
+
+def reason_against(
+    name: str, backend: Backend, arch: str | None, dtype: torch.dtype | None, *, asked: bool = False
+) -> str | None:
+    """Return why an implementation cannot run, or None.
+
+    Args:
+        name: transformers' name of it, or a repository of the hub that holds one.
+        backend: the device family.
+        arch: of the device; None where it is not known.
+        dtype: what the run computes in; None leaves that out.
+        asked: the user named it, and did not leave the choice to us.
+    """
+    if name in TAKES_MASKS:
+        return None
+    if is_fused(name, backend):
+        return _reason_against_fused(backend)
+    archs = backend.attention_archs.get(name)
+    if archs and arch not in archs:
+        return f"it is for {' and '.join(archs)}, and this is {arch or 'a device that is not known'}"
+    reason = _package_obstacle(name, backend, asked)
+    if reason is not None or dtype is None:
+        return reason
+    bits = dtype.itemsize * 8
+    return None if bits == 16 else f"it computes in 16 bits only, not in {dtype}"
+
+
+def _fused_modules() -> Any:
+    from hwgrpo_kernels import fused_modules  # a whole torch, which a diagnosis may not find
+
+    return fused_modules
+
+
+def _reason_against_fused(backend: Backend) -> str | None:
+    return _fused_modules().reason_against(backend.device_type, _fused_modules().ATTENTION_MODULE)
+
+
+def _package_obstacle(name: str, backend: Backend, asked: bool) -> str | None:
+    import transformers.utils  # takes a second
+
+    if "/" in name:
+        if not transformers.utils.is_kernels_available():
+            return "it is a kernel of the hub, and the package kernels that fetches it is not installed"
+        return None if asked else f"it is code of the hub, fetched only where model.attention={name} asks for it"
+    if name not in FLASH:
+        return f"the backend {backend.name} does not have it"
+    if getattr(transformers.utils, FLASH[name])():
+        return None
+    # Where a device's fused attention is offered, transformers builds its flash_attention_2 on the same operator.
+    if name == "flash_attention_2" and backend.modules:
+        return _reason_against_fused(backend)
+    return "its package is not installed or does not support this device"

@@ -1,0 +1,69 @@
+"""Fused modules of a run: which are wanted, what became of them, and what the run says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hwgrpo_backends import Backend
+from hwgrpo_kernels import fused_modules
+
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.choices import AttentionChoice
+from hwgrpo.training.policy import PolicyModel
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What became of the fused modules."""
+
+    record: dict[str, Any] = field(default_factory=dict)
+    """{"taken": {module: names}, "left": {module: {name: why}}}; empty where none was wanted."""
+    line: str = ""
+    """The same for people; empty where none was wanted."""
+
+
+def choose_modules(config: Config, backend: Backend) -> tuple[str, ...]:
+    """Return the fused modules to try: those named, or all that the backend lists.
+
+    Raises:
+        ConfigError: one is named that the backend does not have.
+    """
+    wanted = tuple(config.model.fused_modules)
+    if wanted == ("auto",):
+        return backend.modules
+    if wanted == ("none",):
+        return ()
+    for module in wanted:
+        if module not in backend.modules:
+            has = ", ".join(backend.modules) or "none"
+            raise ConfigError(
+                f"model.fused_modules={list(wanted)}: the backend {backend.name} has no fused {module} (but: {has}); "
+                "use model.fused_modules=[auto], which takes what there is"
+            )
+    return wanted
+
+
+def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: AttentionChoice) -> Fused:
+    """Put the fused modules into a policy on its device, before a strategy wraps it.
+
+    Raises:
+        ConfigError: one was asked for by name and is taken nowhere.
+    """
+    modules = choose_modules(config, backend)
+    if attention.is_fused:
+        modules = (*modules, fused_modules.ATTENTION_MODULE)
+    if not modules:
+        return Fused()
+    applied = fused_modules.apply(policy.model, modules, policy.compute_dtype)
+    asked = {module: "model.fused_modules" for module in modules if module in config.model.fused_modules}
+    if attention.is_fused and config.model.attention == attention.name:
+        asked[fused_modules.ATTENTION_MODULE] = "model.attention"
+    for module, key in asked.items():
+        if not applied.taken[module]:
+            value = list(config.model.fused_modules) if key == "model.fused_modules" else attention.name
+            why = "; ".join(dict.fromkeys(applied.left[module].values()))
+            remedy = "[auto]" if key == "model.fused_modules" else "auto"
+            raise ConfigError(f"{key}={value!r}: {module} is taken nowhere: {why}; use {key}={remedy}")
+    return Fused(applied.as_json(), applied.line())

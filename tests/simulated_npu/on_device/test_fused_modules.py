@@ -1,0 +1,109 @@
+"""Whole small runs with torch-npu's fused modules, whose ops the host computes as their documents define them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import npu_reference_ops
+import pytest
+import runs
+from hwgrpo_backends.npu import BACKEND as NPU
+
+from hwgrpo.errors import ConfigError
+
+WORDS = ("model.dtype=float32", "trainer.max_steps=3")
+SHOWN = "observe.progress=plain"
+TAKEN = {"rms_norm": 5, "rotary": 1, "swiglu": 1, "attention": 1}
+
+
+def losses(folder: Path) -> list[tuple[float, float]]:
+    lines = [line for line in runs.metrics(folder) if "actor/grad_norm" in line]
+    return [(line["actor/pg_loss"], line["actor/grad_norm"]) for line in lines]
+
+
+def environment(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "environment.json").read_text())
+
+
+@pytest.mark.parametrize("more", [(), ("model.lora.rank=4",)], ids=["full", "lora"])
+def test_a_run_takes_every_module_and_has_the_losses_of_the_cpu(tmp_path: Path, more: tuple[str, ...], capsys):
+    runs.run(tmp_path / "cpu", *WORDS, *more)
+    with npu_reference_ops.registered():
+        runs.run(tmp_path / "npu", *WORDS, *more, SHOWN, backend=NPU)
+        assert set(npu_reference_ops.calls) == set(npu_reference_ops.OPS)
+        assert min(npu_reference_ops.calls.values()) > 20, "the trial alone called them"
+    taken = environment(tmp_path / "npu")["fused_modules"]["taken"]
+    assert {name: len(of) for name, of in taken.items()} == TAKEN
+    assert environment(tmp_path / "npu")["attention"]["taken"] == "npu_fusion_attention"
+    ours, theirs = losses(tmp_path / "npu"), losses(tmp_path / "cpu")
+    assert len(ours) == len(theirs) == 3
+    for (loss, norm), (expected, expected_norm) in zip(ours, theirs, strict=True):
+        assert loss == pytest.approx(expected, abs=1e-5, rel=1e-5)
+        assert norm == pytest.approx(expected_norm, abs=1e-5, rel=2e-4)
+    shown = "".join(capsys.readouterr())
+    assert "fused modules: rms_norm: 5, rotary: 1, swiglu: 1, attention: 1" in shown
+    assert "attention npu_fusion_attention" in shown
+
+
+def test_the_final_model_and_the_checkpoints_are_those_of_a_plain_run(tmp_path: Path):
+    words = (*WORDS, "trainer.save_every=3")
+    runs.run(tmp_path / "plain", *words, "model.fused_modules=[none]", backend=NPU)
+    with npu_reference_ops.registered():
+        runs.run(tmp_path / "fused", *words, backend=NPU)
+    plain, fused = (
+        {path.relative_to(folder) for path in folder.rglob("*") if {"final", "checkpoints"} & set(path.parts)}
+        for folder in (tmp_path / "plain", tmp_path / "fused")
+    )
+    assert plain == fused != set()
+    configs = [json.loads((tmp_path / each / "final" / "config.json").read_text()) for each in ("plain", "fused")]
+    assert configs[0] == configs[1]
+    # a run without the ops goes on from the checkpoint of one with them
+    runs.run(tmp_path / "fused", *WORDS[:1], "trainer.max_steps=4", backend=NPU)
+    assert len(losses(tmp_path / "fused")) == 4
+
+
+def test_without_the_ops_auto_takes_none_and_says_why(tmp_path: Path, capsys):
+    assert runs.run(tmp_path / "run", *WORDS[:1], "trainer.max_steps=1", SHOWN, backend=NPU) == "completed"
+    reason = "this torch-npu has no npu_rms_norm, or is not imported"
+    told = environment(tmp_path / "run")
+    assert not any(told["fused_modules"]["taken"].values())
+    assert told["fused_modules"]["left"]["rms_norm"] == {"": reason}
+    assert told["attention"] == {
+        "taken": "sdpa",
+        "passed_over": dict.fromkeys(
+            ("npu_fusion_attention", "flash_attention_2"),
+            "this torch-npu has no npu_fusion_attention, or is not imported",
+        ),
+    }
+    shown = "".join(capsys.readouterr())
+    assert f"fused modules: rms_norm: none ({reason})" in shown
+    assert "attention sdpa (npu_fusion_attention: this torch-npu has no" in shown
+
+
+@pytest.mark.parametrize(
+    "words,says",
+    [
+        (
+            "model.fused_modules=[swiglu]",
+            r"model.fused_modules=\['swiglu'\]: swiglu is taken nowhere: this torch-npu has",
+        ),
+        ("model.attention=npu_fusion_attention", "model.attention='npu_fusion_attention': this torch-npu has no"),
+    ],
+)
+def test_what_is_asked_for_by_name_and_cannot_be_had_ends_the_run(tmp_path: Path, words: str, says: str):
+    with pytest.raises(ConfigError, match=says):
+        runs.run(tmp_path / "run", *WORDS, words, backend=NPU)
+
+
+def test_one_module_named_is_the_only_one_taken(tmp_path: Path):
+    words = (*WORDS[:1], "trainer.max_steps=1", "model.fused_modules=[swiglu]", "model.attention=sdpa")
+    with npu_reference_ops.registered():
+        runs.run(tmp_path / "run", *words, backend=NPU)
+        assert set(npu_reference_ops.calls) == {"npu_swiglu"}
+
+
+def test_bf16_takes_every_module(tmp_path: Path):
+    with npu_reference_ops.registered():
+        runs.run(tmp_path / "run", "model.dtype=bfloat16", "trainer.max_steps=1", backend=NPU)
+    taken = environment(tmp_path / "run")["fused_modules"]["taken"]
+    assert {name: len(of) for name, of in taken.items()} == TAKEN

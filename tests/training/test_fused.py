@@ -1,0 +1,64 @@
+"""The setting `model.fused_modules`: what it may name, and what it means on each backend."""
+
+from pathlib import Path
+
+import hwgrpo_backends
+import pytest
+import runs
+import torch
+from hwgrpo_kernels import fused_modules, npu_modules
+from tiny import settings
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.fused import choose_modules
+
+
+@pytest.mark.parametrize(
+    "backend,words,modules",
+    [
+        ("cpu", (), ()),
+        ("cuda", (), ()),
+        ("npu", (), ("rms_norm", "rotary", "swiglu")),
+        ("npu", ("model.fused_modules=[none]",), ()),
+        ("npu", ("model.fused_modules=[swiglu,rotary]",), ("swiglu", "rotary")),
+    ],
+)
+def test_auto_is_what_the_backend_lists(backend: str, words: tuple[str, ...], modules: tuple[str, ...]):
+    assert choose_modules(settings(*words), hwgrpo_backends.get(backend)) == modules
+
+
+def test_a_module_named_on_a_backend_without_it_ends_the_run_before_the_model_is_loaded(tmp_path: Path):
+    says = (
+        r"model.fused_modules=\['rms_norm'\]: the backend cpu has no fused rms_norm \(but: none\); "
+        r"use model.fused_modules=\[auto\]"
+    )
+    with pytest.raises(ConfigError, match=says):
+        runs.run(tmp_path / "run", "model.fused_modules=[rms_norm]")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", ["[]", "[auto,swiglu]", "[none,swiglu]", "[auto,none]"])
+def test_auto_and_none_stand_alone(words: str):
+    with pytest.raises(ConfigError, match=r"must be \[auto\], \[none\], or some of: rms_norm, rotary, swiglu"):
+        settings(f"model.fused_modules={words}")
+
+
+def test_an_unknown_module_is_named_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"model.fused_modules='rmsnorm' is not known.*Did you mean 'rms_norm'"):
+        settings("model.fused_modules=[rmsnorm]")
+
+
+def test_what_backends_list_is_what_the_kernels_have():
+    for backend in hwgrpo_backends.load_all().backends.values():
+        named = [name for name in backend.attention if name == fused_modules.attention(backend.device_type)]
+        if backend.modules:
+            assert (*backend.modules, fused_modules.ATTENTION_MODULE) == npu_modules.MODULES
+            assert named == list(backend.attention[:1])
+        else:
+            assert fused_modules.attention(backend.device_type) is None
+
+
+def test_a_device_without_fused_modules_is_refused_with_its_name():
+    with pytest.raises(ValueError, match=r"modules=\['swiglu'\]: the model is on cpu, which has no fused modules"):
+        fused_modules.apply(torch.nn.Linear(2, 2), ["swiglu"])
+    assert fused_modules.reason_against("cpu", "swiglu") == "cpu has no fused modules"
