@@ -57,12 +57,11 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
     offers = _offers(path)
     problems = dict(offers.taken)
     for name, entries in sorted(offers.by_name.items()):
-        problem = None
-        if len(entries) > 1:
+        entry, *others = entries
+        if others:
             both = " and ".join(f"{_origin(entry)} ({entry.value})" for entry in entries)
             problems[name] = f"{both} both offer a backend named {name!r}: uninstall one of them"
             continue
-        [entry] = entries
         try:
             backend = entry.load()
             problem = _misfit(backend, name)
