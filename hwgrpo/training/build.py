@@ -81,7 +81,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     check_length(config, training_data, validation_data)
     attention = attention_of(config, device)
     notes.append(attention.line)
-    choose_modules(config, backend)
+    choose_modules(config, device.backend)
     layout = choose_layout(config, model_settings(config.model), attention.name)
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
@@ -93,7 +93,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     if lock is not None:
         undo.callback(lock.close)
     policy = load_policy(config, device, tokenizer)
-    fused = fuse(config, backend, policy, attention)
+    fused = fuse(config, device.backend, policy, attention)
     notes += filter(None, (fused.line,))
     if attention.is_fused:  # the trial may have left it
         layout = choose_layout(config, policy.base.config, policy.base.config._attn_implementation)
