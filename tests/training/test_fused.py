@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import hwgrpo_backends
+import npu_module_cases
+import npu_reference_ops
 import pytest
 import runs
 import torch
@@ -10,6 +12,7 @@ from hwgrpo_kernels import fused_modules, npu_modules
 from tiny import settings
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.rollout.architectures import obstacle
 from hwgrpo.training.fused import choose_modules
 
 
@@ -62,3 +65,11 @@ def test_a_device_without_fused_modules_is_refused_with_its_name():
     with pytest.raises(ValueError, match=r"modules=\['swiglu'\]: the model is on cpu, which has no fused modules"):
         fused_modules.apply(torch.nn.Linear(2, 2), ["swiglu"])
     assert fused_modules.reason_against("cpu", "swiglu") == "cpu has no fused modules"
+
+
+def test_fused_modules_do_not_keep_the_lean_step_away():
+    model = npu_module_cases.tiny("qwen3")
+    with npu_reference_ops.registered():
+        applied = npu_modules.apply(model)
+        assert all(applied.taken.values()), applied.line()
+    assert obstacle(model, 20) is None
