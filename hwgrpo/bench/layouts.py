@@ -48,7 +48,7 @@ def possible_layout(update: PolicyUpdate, device: Device, name: str) -> tuple[La
     """
     LAYOUTS.check(name, "layout")
     config = replace(update.config, model=replace(update.config.model, layout=name))
-    attention = attention_of(update.config, device).name
+    attention = attention_of(update.config, device).loaded_as
     try:
         layout, told = proven_layout(config, update.policy, choose_layout(config, update.policy.base.config, attention))
     except ConfigError as error:

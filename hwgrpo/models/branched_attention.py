@@ -1,14 +1,17 @@
 """Attention in rows that hold a prompt once and then several responses to it: the branches.
 
 A dense mask over such a row computes every score between two responses, and throws it away. Here the prompt attends to
-itself, and each response, as a sequence of its own, to the prompt's keys followed by its own; both by whatever
-`scaled_dot_product_attention` has for the device. A layer with a sliding window gets its own masks. All this is
-registered with transformers under `NAME`; a forward without `branches` gets transformers' `sdpa`.
+itself, and each response, as a sequence of its own, to the prompt's keys followed by its own. Both are computed by the
+attention that the model has, which takes masks as transformers' `sdpa` does: that one, or a device's fused one. A layer
+with a sliding window gets its own masks. All this is registered with transformers under `NAME`, or a name that begins
+with it; a forward without `branches` gets the model's own attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 NAME = "sdpa_branched"
+"""Over `sdpa`; over another attention its name follows."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +85,33 @@ class Branches:
 
 
 def use_in(model: PreTrainedModel) -> None:
-    """Make a model's attention the one of this module, if it is not yet.
+    """Make a model's attention the one of this module over the one it has, if it is not yet.
 
     Raises:
         ValueError: the architecture does not let its attention be replaced.
     """
-    if model.config._attn_implementation == NAME:
+    own = model.config._attn_implementation
+    if own.startswith(NAME):
         return
+    name = _over(own)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it would warn of what is raised below
     try:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(name)
     finally:
         logging.set_verbosity(verbosity)
-    if model.config._attn_implementation != NAME:
+    if model.config._attn_implementation != name:
         raise ValueError(f"{type(model).__name__} does not let its attention be replaced")
+
+
+def _over(own: str) -> str:
+    """Return the name of branched attention over a model's own, registered with transformers."""
+    if own == "sdpa" or own not in AttentionInterface().valid_keys():  # "eager" is a function of each architecture
+        return NAME
+    name = f"{NAME}_{own}"
+    AttentionInterface.register(name, partial(branched_attention, attend=AttentionInterface()[own]))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name
 
 
 def branched_attention(
@@ -106,6 +122,7 @@ def branched_attention(
     attention_mask: torch.Tensor | None,
     *,
     branches: Branches | None = None,
+    attend: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend as `branches` says; the signature is that of transformers' attention functions.
@@ -116,8 +133,9 @@ def branched_attention(
         key: [B, key-value heads, L, D].
         value: [B, key-value heads, L, D'].
         attention_mask: read where there are no branches.
-        branches: None: plain `sdpa`.
-        options: of transformers' `sdpa` (dropout, scaling, sliding_window, ...).
+        branches: None: `attend` alone.
+        attend: computes with the arguments, masks and results of transformers' `sdpa`.
+        options: of `attend` (dropout, scaling, sliding_window, ...).
 
     Returns:
         [B, L, heads, D'], and no weights.
@@ -126,20 +144,18 @@ def branched_attention(
         ValueError: the layer has a sliding window and does not tell it.
     """
     if branches is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return attend(module, query, key, value, attention_mask, **options)
     key_heads, group = key.shape[1], query.shape[1] // key.shape[1]
     window = _window(module, options.get("sliding_window"))
     prompt_mask, response_mask = branches.masks(window, query.dtype, group)
     options["is_causal"] = prompt_mask is None
     prompt = slice(branches.prompt_width)
-    of_prompts, _ = sdpa_attention_forward(
-        module, query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], prompt_mask, **options
-    )
+    of_prompts, _ = attend(module, query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], prompt_mask, **options)
     options["is_causal"] = False
     # Query heads that share a key-value head are further queries of it: no key and no value is repeated for them.
     own = _own(query, branches).unflatten(2, (key_heads, group)).flatten(3, 4).flatten(0, 1)
     keys, values = (_after_prompt(tensor[:, :, prompt], _own(tensor, branches)) for tensor in (key, value))
-    of_responses, _ = sdpa_attention_forward(_UNGROUPED, own, keys, values, response_mask, **options)
+    of_responses, _ = attend(_UNGROUPED, own, keys, values, response_mask, **options)
     of_responses = of_responses.unflatten(1, (group, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     outputs = torch.cat([of_prompts.flatten(0, 1), of_responses.flatten(0, 1)])
     return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None

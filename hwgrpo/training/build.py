@@ -82,7 +82,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     attention = attention_of(config, device)
     notes.append(attention.line)
     choose_modules(config, device.backend)
-    layout = choose_layout(config, model_settings(config.model), attention.name)
+    layout = choose_layout(config, model_settings(config.model), attention.loaded_as)
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
     if start >= planned:
@@ -95,8 +95,6 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     policy = load_policy(config, device, tokenizer)
     fused = fuse(config, device.backend, policy, attention)
     notes += filter(None, (fused.line,))
-    if attention.is_fused:  # the trial may have left it
-        layout = choose_layout(config, policy.base.config, policy.base.config._attn_implementation)
     layout, obstacle = proven_layout(config, policy, layout)
     if obstacle:
         notes.append(obstacle)

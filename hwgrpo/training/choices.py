@@ -90,7 +90,7 @@ def choose_attention(
 
     def obstacle(name: str) -> str | None:
         fused = is_fused(name, backend)
-        if name not in TAKES_MASKS and config.model.layout not in ("auto", "padded"):
+        if name not in TAKES_MASKS and not fused and config.model.layout not in ("auto", "padded"):
             return f"the {config.model.layout} layout needs an attention that takes a mask"
         return attention_obstacle(model_config, "sdpa" if fused else name) or reason_against(
             name, backend, arch, dtype, asked=name == wanted
@@ -128,7 +128,8 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     Args:
         config: the run's settings.
         model_config: the transformers configuration of the model.
-        attention: transformers' name of the attention implementation.
+        attention: what the model is loaded with, as transformers names it; a device's fused attention, which takes what
+            sdpa takes, comes later.
 
     Raises:
         ConfigError: the one asked for puts several sequences into a row, and the model's layers look at more than its

@@ -19,10 +19,11 @@ from hwgrpo.config import Config
 from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.attention import is_fused
 from hwgrpo.models.loading import attention_obstacle, load_tokenizer
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.training.checkpoints import Checkpoint
-from hwgrpo.training.choices import choose_attention, choose_dtype, choose_layout, micro_batch_tokens
+from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
 from hwgrpo.training.fused import choose_modules
 from hwgrpo.training.memory import Memory, Work, estimate
@@ -71,7 +72,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
     choose_kernels(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)
     dtype, attention, device_type = _choices(config, backend, settings, here=obstacle is None)
-    layout = choose_layout(config, settings, attention)
+    layout = choose_layout(config, settings, attention.loaded_as)
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     notes += compare_data(checkpoint, train=data.training, validation=data.validation)
     shape = model_shape(config.model, settings)
@@ -89,7 +90,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
         ),
     )
     assumed = "" if obstacle is None else "; not on this machine, so dtype and attention are assumed"
-    computes = f"{str(dtype).removeprefix('torch.')}, {attention} attention, {layout.name} layout"
+    computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     lines = [
         ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}{assumed}"),
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
@@ -126,18 +127,20 @@ def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub:
     return _Data(training, validation, tuple(tried))
 
 
-def _choices(config: Config, backend: Backend, settings: Any, *, here: bool) -> tuple[torch.dtype, str, str]:
+def _choices(
+    config: Config, backend: Backend, settings: Any, *, here: bool
+) -> tuple[torch.dtype, AttentionChoice, str]:
     """Return compute dtype, attention implementation and torch's word for the device."""
     choose_modules(config, backend)
     if here:
         device = Device(backend)
         dtype = choose_dtype(config, device)
-        return dtype, choose_attention(config, backend, dtype, settings, device.arch).name, backend.device_type
+        return dtype, choose_attention(config, backend, dtype, settings, device.arch), backend.device_type
     wanted, attention = config.model.dtype, config.model.attention
     dtype = torch.bfloat16 if wanted == "auto" else getattr(torch, wanted)
     if attention == "auto":
         attention = "eager" if attention_obstacle(settings, "sdpa") else "sdpa"
-    return dtype, attention, backend.device_type
+    return dtype, AttentionChoice(attention, is_fused(attention, backend)), backend.device_type
 
 
 def _data_lines(config: Config, data: _Data) -> list[str]:

@@ -26,7 +26,7 @@ from hwgrpo_kernels.tiles import table_key
 from transformers import Qwen3Config
 
 from hwgrpo.doctor.show import show
-from hwgrpo.training import choices, rng
+from hwgrpo.training import rng
 from hwgrpo.training.choices import choose_attention, choose_dtype
 
 BUILTIN = {name: registry.get(name) for name in registry.BUILTIN}
@@ -216,10 +216,10 @@ def test_training_computes_in_bf16_with_the_first_attention_that_is_installed(ho
     config = SimpleNamespace(model=SimpleNamespace(dtype="auto", attention="auto", layout="auto"))
     assert choose_dtype(config, Device(ROCM)) is torch.bfloat16
     assert ROCM.attention[-2:] == ("sdpa", "eager")
-    assert choose_attention(config, ROCM, torch.bfloat16, Qwen3Config()) == "sdpa"
-    monkeypatch.setattr(choices, "is_flash_attn_2_available", lambda: True)
+    assert choose_attention(config, ROCM, torch.bfloat16, Qwen3Config()).name == "sdpa"
+    monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: True)
     config.model.layout = "padded"
-    taken = choose_attention(config, ROCM, torch.bfloat16, Qwen3Config())
+    taken = choose_attention(config, ROCM, torch.bfloat16, Qwen3Config()).name
     assert taken in ROCM.attention[: ROCM.attention.index("sdpa")]
 
 

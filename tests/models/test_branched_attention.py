@@ -5,8 +5,10 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import npu_reference_ops
 import pytest
 import torch
+from hwgrpo_kernels.npu_modules.attention import IMPLEMENTATION, fusion_attention, replace_in
 from tiny import ragged_batch, tiny_llama, tiny_qwen3
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -24,10 +26,19 @@ ROWS = {
 }
 
 
+ATTENDS = {
+    "sdpa": (sdpa_attention_forward, torch.float64, VALUE_SIZE, 1e-12),
+    "a fused one": (fusion_attention, torch.float32, SIZE, 1e-5),
+}
+"""What attends, in which dtype, with values of which size, and how close it is to sdpa."""
+
+
+@pytest.mark.parametrize("attend", ATTENDS.values(), ids=ATTENDS)
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("window", [None, 2, 5, 100])
 @pytest.mark.parametrize("empty", [False, True])
-def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty, window):
+def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty, window, attend):
+    attend, dtype, value_size, close = attend
     batch = ragged_batch(prompts=3, n=3, empty=empty)
     nothing = TokenSignals({}, {})
     micro, masked = (lay_out(batch, rows, nothing, layout) for layout in (BRANCHED, GROUPED_MASKED))
@@ -43,23 +54,24 @@ def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty, window)
     generator = torch.Generator().manual_seed(0)
     shape = micro.input_ids.shape
     query, key, value = inputs = [
-        torch.randn(shape[0], heads, shape[1], size, generator=generator, dtype=torch.float64, requires_grad=True)
-        for heads, size in ((HEADS, SIZE), (KEY_HEADS, SIZE), (KEY_HEADS, VALUE_SIZE))
+        torch.randn(shape[0], heads, shape[1], size, generator=generator, dtype=dtype, requires_grad=True)
+        for heads, size in ((HEADS, SIZE), (KEY_HEADS, SIZE), (KEY_HEADS, value_size))
     ]
-    weight = torch.randn(shape.numel(), HEADS, VALUE_SIZE, generator=generator, dtype=torch.float64)
+    weight = torch.randn(shape.numel(), HEADS, value_size, generator=generator, dtype=dtype)
     weight[~_tokens(batch, rows, shape)] = 0  # what a padded position returns is nobody's business
-    found = branched_attention(
-        module, query, key, value, None, branches=micro.branches, scaling=0.3, sliding_window=window
-    )[0]
+    with npu_reference_ops.registered():
+        found = branched_attention(
+            module, query, key, value, None, branches=micro.branches, attend=attend, scaling=0.3, sliding_window=window
+        )[0]
     expected = sdpa_attention_forward(MODULE, query, key, value, mask, scaling=0.3)[0]
     results = []
     for output in (found, expected):
         total = (output.flatten(0, 1) * weight).sum()
         results.append((output.flatten(0, 1)[weight.abs().sum((1, 2)) > 0], torch.autograd.grad(total, inputs)))
-    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=close)
     for ours, theirs in zip(results[0][1], results[1][1], strict=True):
         assert theirs.abs().max() > 0.1
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=close)
 
 
 def _tokens(batch, rows, shape) -> torch.Tensor:
@@ -118,6 +130,21 @@ def test_a_model_with_it_computes_and_saves_as_before(make, tmp_path):
     assert NAME not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(again(input_ids=ids, attention_mask=mask).logits, before)
+
+
+def test_it_is_built_on_the_attention_that_the_model_has():
+    model = tiny_qwen3().eval()
+    ids = torch.arange(12).view(2, 6)
+    before = model(input_ids=ids).logits
+    undo = replace_in(model)
+    use_in(model)
+    assert model.config._attn_implementation == f"{NAME}_{IMPLEMENTATION}"
+    use_in(model)
+    with npu_reference_ops.registered():
+        torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=1e-5)
+        assert npu_reference_ops.calls["npu_fusion_attention"] == model.config.num_hidden_layers
+    undo()
+    assert torch.equal(model(input_ids=ids).logits, before)
 
 
 def test_an_architecture_that_does_not_let_its_attention_be_replaced_is_named():

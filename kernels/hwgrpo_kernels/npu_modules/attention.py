@@ -16,9 +16,8 @@ A query that no key is visible to (padding on the left, in sampling) sees all of
 and what the op makes of a row without keys, which later layers would multiply by 0, is not documented.
 
 Layouts: `padded` rows have no mask and run causal, the op's best case. `packed` and `grouped_masked` rows have a dense
-mask. `grouped` rows with branches attend by `sdpa` through branched attention and never come here; on an NPU torch-npu
-computes that by the same operator where the mask allows. A form for variable lengths (TND) is not used: no layout
-hands over lengths instead of a mask.
+mask. A `grouped` row makes two calls: prompts, causal, and responses, over their prompt's keys and their own, with a
+mask. A form for variable lengths (TND) is not used: no layout hands over lengths instead of a mask.
 
 Source: torch-npu's document of torch_npu.npu_fusion_attention, CANN's aclnnFlashAttentionScore. Never run on hardware.
 """

@@ -41,6 +41,7 @@ def test_a_run_takes_every_module_and_has_the_losses_of_the_cpu(tmp_path: Path, 
         assert loss == pytest.approx(expected, abs=1e-5, rel=1e-5)
         assert norm == pytest.approx(expected_norm, abs=1e-5, rel=2e-4)
     shown = "".join(capsys.readouterr())
+    assert "layout padded" not in shown, "grouped rows are built on the fused attention"
     assert "fused modules: rms_norm: 5, rotary: 1, swiglu: 1, attention: 1" in shown
     assert "attention npu_fusion_attention" in shown
 
