@@ -9,11 +9,11 @@ otherwise than torch-npu calls it.
 import ctypes
 import hashlib
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 from launch import ROOT
+from made_once import made_once
 
 SOURCES = Path(__file__).parent / "cann"
 BUILT = ROOT / "build" / "cann"  # git ignores build/
@@ -35,17 +35,7 @@ def made(wheel: Path, source: str) -> Path:
     file = SOURCES / source
     key = repr((wheel.name, torch.__version__, file.read_text(), Path(__file__).read_text(), _run("cc", "--version")))
     folder = BUILT / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    if not folder.is_dir():
-        BUILT.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILT) as scratch:
-            there = Path(scratch) / "lib"
-            _make(there, wheel / "torch_npu", file)
-            try:
-                there.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # else another process was faster
-                    raise
-    return folder
+    return made_once(folder, lambda there: _make(there, wheel / "torch_npu", file))
 
 
 def asked_for(package: Path) -> tuple[set[str], set[str]]:

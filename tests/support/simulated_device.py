@@ -6,24 +6,19 @@ device runs where `environment` holds from the start.
 
 import hashlib
 import os
-import shlex
 import subprocess
 import sys
-import sysconfig
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from launch import ROOT, torchrun
+from made_once import made_once
+from torch_extension import FLAGS, compile_extension, compiler_version
 
 SOURCES = Path(__file__).parent / "npu_device"
 BUILT = ROOT / "build" / "simulated_device"  # git ignores build/
 VERSION = torch.__version__.split("+")[0]
-FLAGS = (
-    *("-std=c++20", "-O0", "-fPIC", "-shared", "-w", "-DTORCH_EXTENSION_NAME=_device"),
-    *("-DUSE_DISTRIBUTED", "-DUSE_C10D", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
-)
 CHOICES = ("HWGRPO_BACKEND", "HWGRPO_BACKEND_SELECTED", "ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 """Variables that would choose for a test; they are taken out."""
 
@@ -56,49 +51,20 @@ def packages(plugin: str) -> Path:
         # as torch-npu has it: `import torch` imports the device
         (record / "entry_points.txt").write_text(f"[torch.backends]\n{plugin} = {plugin}:_autoload\n")
 
-    return _made_once(compiled.parent / plugin, make)
+    return made_once(compiled.parent / plugin, make)
 
 
 def _compiled() -> Path:
     """Return the compiled half, the same for every device: its name is told when it is loaded."""
-    compiler = shlex.split(os.environ.get("CXX") or "c++")
-    try:
-        version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
-    except OSError as error:
-        raise RuntimeError(
-            f"simulated devices are made by a C++ compiler, and {compiler[0]!r} is missing: {error}"
-        ) from error
-    key = hashlib.sha256(repr((version, torch.__version__, sys.version_info[:2], FLAGS)).encode())
+    key = hashlib.sha256(repr((compiler_version(), torch.__version__, sys.version_info[:2], FLAGS)).encode())
     for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
         key.update(path.name.encode() + path.read_bytes())
 
     def make(folder: Path) -> None:
         folder.mkdir()
-        torch_folder = Path(torch.__file__).parent
-        included = (torch_folder / "include", torch_folder / "include/torch/csrc/api/include")
-        command = [*compiler, *FLAGS, *(f"-isystem{path}" for path in (*included, sysconfig.get_paths()["include"]))]
-        command += [str(SOURCES / "module.cpp"), "-o", str(folder / "_device.so"), f"-L{torch_folder / 'lib'}"]
-        command += ["-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+        compile_extension(SOURCES / "module.cpp", folder / "_device.so")
 
-    return _made_once(BUILT / key.hexdigest()[:16], make) / "_device.so"
-
-
-def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return a folder, made elsewhere first and put in its place at once, so that nobody meets half of it."""
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch) / "made"
-            make(made)
-            try:
-                made.rename(folder)
-            except OSError:
-                if not folder.is_dir():  # another process was first
-                    raise
-    return folder
+    return made_once(BUILT / key.hexdigest()[:16], make) / "_device.so"
 
 
 def environment(folders: Sequence[Path], **settings: str) -> dict[str, str]:

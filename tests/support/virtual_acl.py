@@ -6,11 +6,7 @@ Both packages are loaded by `import torch`, through the entry points they bring,
 
 import hashlib
 import os
-import shlex
-import subprocess
 import sys
-import sysconfig
-import tempfile
 from pathlib import Path
 
 import cann_libraries
@@ -18,7 +14,8 @@ import torch
 import torch_npu_process
 import torch_npu_wheel
 from launch import ROOT
-from simulated_npu import FLAGS
+from made_once import made_once
+from torch_extension import FLAGS, compile_extension, compiler_version
 
 SOURCES = Path(__file__).parent / "cann"
 BUILT = ROOT / "build" / "virtual_acl"  # git ignores build/
@@ -30,53 +27,23 @@ def packages() -> Path:
     Raises:
         RuntimeError: the compiler is missing or failed.
     """
-    compiler = shlex.split(os.environ.get("CXX") or "c++")
     source = SOURCES / "host_compute.cpp"
     modules = sorted(file.name for file in (SOURCES / "virtual_ascend").glob("*.py"))
-    key = repr((compiler, torch.__version__, sys.version_info[:2], FLAGS, source.read_text(), modules))
+    key = repr((compiler_version(), torch.__version__, sys.version_info[:2], FLAGS, source.read_text(), modules))
     folder = BUILT / hashlib.sha256(key.encode()).hexdigest()[:16]
-    if not folder.is_dir():
-        BUILT.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILT) as scratch:
-            made = Path(scratch) / "site"
-            _make(made, compiler, source, Path(os.path.relpath(SOURCES, folder / "virtual_ascend")))
-            try:
-                made.rename(folder)  # at once, so that nobody meets half of it
-            except OSError:
-                if not folder.is_dir():  # another process was first
-                    raise
-    return folder
+    there = Path(os.path.relpath(SOURCES, folder / "virtual_ascend"))  # links are relative to where the package will be
 
+    def make(made: Path) -> None:
+        package, record = made / "virtual_ascend", made / "virtual_ascend-1.dist-info"
+        package.mkdir(parents=True)
+        record.mkdir()
+        for name in modules:
+            (package / name).symlink_to(there / "virtual_ascend" / name)
+        (record / "METADATA").write_text("Metadata-Version: 2.1\nName: virtual-ascend\nVersion: 1\n")
+        (record / "entry_points.txt").write_text("[torch.backends]\nvirtual_ascend = virtual_ascend:_autoload\n")
+        compile_extension(source, package / "_host.so")
 
-def _make(folder: Path, compiler: list[str], source: Path, sources: Path) -> None:
-    package, record = folder / "virtual_ascend", folder / "virtual_ascend-1.dist-info"
-    package.mkdir(parents=True)
-    record.mkdir()
-    for file in (SOURCES / "virtual_ascend").glob("*.py"):
-        (package / file.name).symlink_to(sources / "virtual_ascend" / file.name)
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: virtual-ascend\nVersion: 1\n")
-    (record / "entry_points.txt").write_text("[torch.backends]\nvirtual_ascend = virtual_ascend:_autoload\n")
-    torchs = Path(torch.__file__).parent
-    included = (torchs / "include", torchs / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
-    flags = [each.replace("=_device", "=_host") for each in FLAGS]
-    command = [*compiler, *flags, *(f"-isystem{each}" for each in included), str(source)]
-    command += [
-        "-o",
-        str(package / "_host.so"),
-        f"-L{torchs / 'lib'}",
-        "-ltorch_python",
-        "-ltorch",
-        "-ltorch_cpu",
-        "-lc10",
-    ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise RuntimeError(
-            f"the virtual NPU computes by what a C++ compiler makes, and {compiler[0]!r} is missing: {error}"
-        ) from error
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return made_once(folder, make)
 
 
 def environment(**settings: str) -> dict[str, str]:

@@ -4,11 +4,11 @@ import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from launch import ROOT
+from made_once import made_once
 
 FETCHED = ROOT / "build" / "fetched"  # git ignores build/
 
@@ -23,11 +23,8 @@ def fetched(name: str, packages: Sequence[str]) -> Path:
     texts = [path.read_text() for path in (pins, pins.with_name("common.txt"))]
     digest = hashlib.sha256(repr((sys.version_info[:2], sorted(packages), texts)).encode()).hexdigest()[:12]
     folder = FETCHED / f"{name}-{digest}"
-    if folder.is_dir():
-        return folder
-    FETCHED.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FETCHED) as temporary:
-        there = Path(temporary) / name
+
+    def install(there: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--no-deps", "--quiet", "--target", str(there)]
         done = subprocess.run(
             [*command, "-c", str(pins), *packages],
@@ -42,9 +39,5 @@ def fetched(name: str, packages: Sequence[str]) -> Path:
                 "that has them (PIP_INDEX_URL, PIP_FIND_LINKS), or leave slow tests out with -m 'not slow'. pip said:\n"
                 + done.stderr[-2000:]
             )
-        try:
-            there.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster
-                raise
-    return folder
+
+    return made_once(folder, install)
