@@ -81,6 +81,19 @@ def test_without_the_ops_auto_takes_none_and_says_why(tmp_path: Path, capsys):
     assert "attention sdpa (npu_fusion_attention: this torch-npu has no" in shown
 
 
+def test_attention_that_its_trial_left_is_not_recorded_as_taken(tmp_path: Path, monkeypatch, capsys):
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("EZ9999: inner error")
+
+    monkeypatch.setitem(npu_reference_ops.OPS, "npu_fusion_attention", fails)
+    with npu_reference_ops.registered():
+        runs.run(tmp_path / "run", *WORDS[:1], "trainer.max_steps=1", SHOWN, backend=NPU)
+    reason = "it fails (RuntimeError: EZ9999: inner error)"
+    told = environment(tmp_path / "run")
+    assert told["attention"] == {"taken": "sdpa", "passed_over": {"npu_fusion_attention": reason}}
+    assert f"attention sdpa (npu_fusion_attention: {reason})" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     "words,says",
     [
