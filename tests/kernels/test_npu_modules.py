@@ -234,6 +234,18 @@ def test_without_the_ops_nothing_is_taken_and_the_reason_says_so():
     assert "rms_norm: none (this torch-npu has no npu_rms_norm" in applied.line()
 
 
+def test_a_trial_without_memory_raises_and_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("NPU out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch.ops.npu, "npu_swiglu", full)  # tried after norms and rotations were taken
+    model = tiny("qwen3")
+    with pytest.raises(torch.OutOfMemoryError):
+        apply(model)
+    assert not any(is_fused(each) for each in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"'rmsnorm' is no fused module.*Did you mean 'rms_norm'"):
         apply(tiny("qwen2"), ["rmsnorm"])
