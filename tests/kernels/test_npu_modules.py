@@ -8,7 +8,7 @@ import npu_reference_ops
 import pytest
 import torch
 import transformers
-from hwgrpo_kernels.npu_modules import MODULES, apply, attention, is_fused
+from hwgrpo_kernels.npu_modules import MODULES, apply, attention, is_fused, rotary
 from hwgrpo_kernels.npu_modules.trial import TOLERANCE
 from npu_module_cases import EVERY, FAMILIES, SHAPE, assert_close, batch, losses_and_gradients, tiny
 
@@ -282,6 +282,29 @@ def test_attention_refuses_what_it_has_no_word_for():
         attention.fusion_attention(layer, q, q, q, None, softcap=30.0)
     with pytest.raises(ValueError, match="has no dropout"):
         attention.fusion_attention(layer, q, q, q, None, dropout=0.1)
+
+
+def test_a_query_that_sees_no_key_sees_all_of_them():
+    q, k, v = torch.randn(3, 1, 2, 3, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
+    mask[:, :, 0] = False
+    found, _ = attention.fusion_attention(torch.nn.Module(), q, k, v, mask)
+    mask[:, :, 0] = True
+    expected, _ = attention.plain_attention(torch.nn.Module(), q, k, v, mask)
+    assert_close(found, expected, 1e-5)
+
+
+def test_heads_larger_than_the_op_takes_rotate_as_before():
+    q = torch.randn(1, 1, 2, 896)
+    plain = rotary.plain_of(tiny("llama").model.layers[0].self_attn)
+    rotate, angles = rotary.rotation_by_op(plain), torch.randn(1, 2, q.shape[-1])
+    assert torch.equal(rotate(q, q, angles, angles)[0], plain(q, q, angles, angles)[0])
+    assert not npu_reference_ops.calls
+
+
+def test_attention_with_dropout_is_left():
+    applied = apply(tiny("llama", attention_dropout=0.1))
+    assert applied.left["attention"] == {"": "the model has attention dropout"}
 
 
 def test_lora_adapters_are_trained_through_fused_modules():
