@@ -26,7 +26,7 @@ from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training import STRATEGIES, checkpoints, rng
-from hwgrpo.training.choices import AttentionChoice, attention_of, choose_layout, choose_strategy
+from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
 from hwgrpo.training.fused import Fused, choose_modules, fuse
 from hwgrpo.training.layout_check import proven_layout
@@ -80,7 +80,6 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     rewards = build_rewards(config, training_data, validation_data)
     check_length(config, training_data, validation_data)
     attention = attention_of(config, device)
-    notes.append(attention.line)
     choose_modules(config, device.backend)
     layout = choose_layout(config, model_settings(config.model), attention.loaded_as)
     start = checkpoint.step if checkpoint else 0
@@ -94,7 +93,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         undo.callback(lock.close)
     policy = load_policy(config, device, tokenizer)
     fused = fuse(config, device.backend, policy, attention)
-    notes += filter(None, (fused.line,))
+    notes += filter(None, (fused.attention.line, fused.line))
     layout, obstacle = proven_layout(config, policy, layout)
     if obstacle:
         notes.append(obstacle)
@@ -131,7 +130,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         for folder in checkpoints.begin_after(output / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {folder}")
         if start < total_steps or start == 0:
-            _describe(output, config, device, total_steps, attention, fused)
+            _describe(output, config, device, total_steps, fused)
     observer.resume_from(start)
     for note in (*notes, *engine.notes):
         observer.note(note)
@@ -202,9 +201,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     )
 
 
-def _describe(
-    output: Path, config: Config, device: Device, total_steps: int, attention: AttentionChoice, fused: Fused
-) -> None:
+def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused) -> None:
     """Write what the run is: its settings, and the machine, versions and variables it runs on."""
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
@@ -219,7 +216,7 @@ def _describe(
             s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
             for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
         },
-        "attention": {"taken": attention.name, "passed_over": dict(attention.passed_over)},
+        "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.passed_over)},
         "fused_modules": fused.record,
         "total_steps": total_steps,
     }

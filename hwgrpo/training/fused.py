@@ -18,6 +18,8 @@ from hwgrpo.training.policy import PolicyModel
 class Fused:
     """What became of the fused modules."""
 
+    attention: AttentionChoice
+    """What computes attention now: the choice, but for a fused one that its trial left."""
     record: dict[str, Any] = field(default_factory=dict)
     """{"taken": {module: names}, "left": {module: {name: why}}}; empty where none was wanted."""
     line: str = ""
@@ -55,7 +57,7 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
     if attention.is_fused:
         modules = (*modules, fused_modules.ATTENTION_MODULE)
     if not modules:
-        return Fused()
+        return Fused(attention)
     applied = fused_modules.apply(policy.model, modules, policy.compute_dtype)
     asked = {module: "model.fused_modules" for module in modules if module in config.model.fused_modules}
     if attention.is_fused and config.model.attention == attention.name:
@@ -63,7 +65,12 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
     for module, key in asked.items():
         if not applied.taken[module]:
             value = list(config.model.fused_modules) if key == "model.fused_modules" else attention.name
-            why = "; ".join(dict.fromkeys(applied.left[module].values()))
             remedy = "[auto]" if key == "model.fused_modules" else "auto"
-            raise ConfigError(f"{key}={value!r}: {module} is taken nowhere: {why}; use {key}={remedy}")
-    return Fused(applied.as_json(), applied.line())
+            raise ConfigError(
+                f"{key}={value!r}: {module} is taken nowhere: {applied.why_left(module)}; use {key}={remedy}"
+            )
+    if attention.is_fused and not applied.taken[fused_modules.ATTENTION_MODULE]:
+        why = applied.why_left(fused_modules.ATTENTION_MODULE)
+        passed_over = (*attention.passed_over, (attention.name, why))
+        attention = AttentionChoice(attention.loaded_as, passed_over=passed_over)
+    return Fused(attention, applied.as_json(), applied.line())

@@ -8,7 +8,7 @@ import npu_reference_ops
 import pytest
 import torch
 import transformers
-from hwgrpo_kernels.npu_modules import MODULES, apply, attention, is_fused
+from hwgrpo_kernels.npu_modules import MODULES, apply, attention, is_fused, rotary
 from hwgrpo_kernels.npu_modules.trial import TOLERANCE
 from npu_module_cases import EVERY, FAMILIES, SHAPE, assert_close, batch, losses_and_gradients, tiny
 
@@ -234,6 +234,18 @@ def test_without_the_ops_nothing_is_taken_and_the_reason_says_so():
     assert "rms_norm: none (this torch-npu has no npu_rms_norm" in applied.line()
 
 
+def test_a_trial_without_memory_raises_and_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("NPU out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(torch.ops.npu, "npu_swiglu", full)  # tried after norms and rotations were taken
+    model = tiny("qwen3")
+    with pytest.raises(torch.OutOfMemoryError):
+        apply(model)
+    assert not any(is_fused(each) for each in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+
+
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=r"'rmsnorm' is no fused module.*Did you mean 'rms_norm'"):
         apply(tiny("qwen2"), ["rmsnorm"])
@@ -270,6 +282,29 @@ def test_attention_refuses_what_it_has_no_word_for():
         attention.fusion_attention(layer, q, q, q, None, softcap=30.0)
     with pytest.raises(ValueError, match="has no dropout"):
         attention.fusion_attention(layer, q, q, q, None, dropout=0.1)
+
+
+def test_a_query_that_sees_no_key_sees_all_of_them():
+    q, k, v = torch.randn(3, 1, 2, 3, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
+    mask[:, :, 0] = False
+    found, _ = attention.fusion_attention(torch.nn.Module(), q, k, v, mask)
+    mask[:, :, 0] = True
+    expected, _ = attention.plain_attention(torch.nn.Module(), q, k, v, mask)
+    assert_close(found, expected, 1e-5)
+
+
+def test_heads_larger_than_the_op_takes_rotate_as_before():
+    q = torch.randn(1, 1, 2, 896)
+    plain = rotary.plain_of(tiny("llama").model.layers[0].self_attn)
+    rotate, angles = rotary.rotation_by_op(plain), torch.randn(1, 2, q.shape[-1])
+    assert torch.equal(rotate(q, q, angles, angles)[0], plain(q, q, angles, angles)[0])
+    assert not npu_reference_ops.calls
+
+
+def test_attention_with_dropout_is_left():
+    applied = apply(tiny("llama", attention_dropout=0.1))
+    assert applied.left["attention"] == {"": "the model has attention dropout"}
 
 
 def test_lora_adapters_are_trained_through_fused_modules():

@@ -46,6 +46,10 @@ class Applied:
             parts.append(f"{module}: {count or 'none'}" + (f" ({'not: ' if count else ''}{why})" if why else ""))
         return "fused modules: " + ", ".join(parts)
 
+    def why_left(self, module: str) -> str:
+        """Return the reasons for which a fused module was left, each once."""
+        return "; ".join(dict.fromkeys(self.left[module].values()))
+
     def as_json(self) -> dict[str, Any]:
         """Return what was taken and left as plain values."""
         return {"taken": {name: list(of) for name, of in self.taken.items()}, "left": self.left}

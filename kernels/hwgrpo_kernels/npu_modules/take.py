@@ -44,6 +44,7 @@ def apply(model: nn.Module, modules: Sequence[str] = MODULES, dtype: torch.dtype
 
     Raises:
         ValueError: there is no fused module of a name given.
+        torch.OutOfMemoryError: there is no room for the trials. After whatever is raised the model is as it was.
     """
     for module in modules:
         if module not in MODULES:
@@ -60,8 +61,12 @@ def apply(model: nn.Module, modules: Sequence[str] = MODULES, dtype: torch.dtype
             applied.left[module][""] = reason
     if wanted:
         device = next(model.parameters()).device
-        with trial_mode(model, device.type, dtype):
-            _take(model, wanted, applied)
+        try:
+            with trial_mode(model, device.type, dtype):
+                _take(model, wanted, applied)
+        except BaseException:
+            applied.undo()
+            raise
     return applied
 
 

@@ -33,12 +33,17 @@ def difference(
 
     Returns:
         A reason for people: other dtype or shape, what was raised, or the relative difference.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room for the trial, which says nothing of the fused way.
     """
     given = [each.detach() if isinstance(each, Tensor) else each for each in inputs]
     parameters = [each for each in parameters if each.requires_grad]
     try:
         expected, wanted = _run(plain, given, differentiated, parameters)
         found, gradients = _run(fused, given, differentiated, parameters)
+    except torch.OutOfMemoryError:
+        raise
     except FAILURES as error:
         return f"it fails ({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''})"
     allowed = tolerance(*given, *expected)

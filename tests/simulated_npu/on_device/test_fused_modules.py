@@ -1,15 +1,20 @@
 """Whole small runs with torch-npu's fused modules, whose ops the host computes as their documents define them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import npu_reference_ops
 import pytest
 import runs
+import torch
 from hwgrpo_backends.npu import BACKEND as NPU
+from hwgrpo_kernels.fused_modules import is_fused
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.training.build import build_run
+from hwgrpo.training.loop import Run
 
 WORDS = ("model.dtype=float32", "trainer.max_steps=3")
 SHOWN = "observe.progress=plain"
@@ -81,6 +86,50 @@ def test_without_the_ops_auto_takes_none_and_says_why(tmp_path: Path, capsys):
     assert "attention sdpa (npu_fusion_attention: this torch-npu has no" in shown
 
 
+@pytest.fixture
+def failing_attention(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The reason that the trial of attention gives."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("EZ9999: inner error")
+
+    monkeypatch.setitem(npu_reference_ops.OPS, "npu_fusion_attention", fails)
+    return "it fails (RuntimeError: EZ9999: inner error)"
+
+
+def test_attention_asked_for_by_name_and_left_by_its_trial_ends_the_run(tmp_path: Path, failing_attention: str):
+    says = re.escape(f"model.attention='npu_fusion_attention': attention is taken nowhere: {failing_attention}")
+    with npu_reference_ops.registered(), pytest.raises(ConfigError, match=says):
+        runs.run(tmp_path / "run", *WORDS, "model.attention=npu_fusion_attention", backend=NPU)
+
+
+def built(folder: Path, *words: str) -> Run:
+    """Return the parts of a run that is not started."""
+    with npu_reference_ops.registered():
+        parts = build_run(runs.small(folder, *WORDS, *words), NPU, 0, 1)
+    parts.observer.close()
+    parts.engine.close()
+    assert parts.lock is not None
+    parts.lock.close()
+    return parts
+
+
+def test_the_reference_scores_by_the_modules_that_train(tmp_path: Path):
+    parts = built(tmp_path / "run", "algorithm.kl.coef=0.01")
+    assert parts.reference is not None
+    for policy in (parts.update.policy, parts.reference.policy):
+        assert sum(is_fused(each) for each in policy.modules()) == sum(TAKEN.values()) - 1
+        assert policy.base.config._attn_implementation == "sdpa_branched_npu_fusion_attention"
+
+
+def test_attention_that_its_trial_left_is_not_recorded_as_taken(tmp_path: Path, failing_attention: str, capsys):
+    with npu_reference_ops.registered():
+        runs.run(tmp_path / "run", *WORDS[:1], "trainer.max_steps=1", SHOWN, backend=NPU)
+    told = environment(tmp_path / "run")
+    assert told["attention"] == {"taken": "sdpa", "passed_over": {"npu_fusion_attention": failing_attention}}
+    assert f"attention sdpa (npu_fusion_attention: {failing_attention})" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     "words,says",
     [
@@ -108,3 +157,17 @@ def test_bf16_takes_every_module(tmp_path: Path):
         runs.run(tmp_path / "run", "model.dtype=bfloat16", "trainer.max_steps=1", backend=NPU)
     taken = environment(tmp_path / "run")["fused_modules"]["taken"]
     assert {name: len(of) for name, of in taken.items()} == TAKEN
+
+
+def test_the_trial_computes_in_the_dtype_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    plain = npu_reference_ops.OPS["npu_swiglu"]
+
+    def no_bf16(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        if x.dtype == torch.bfloat16:
+            raise RuntimeError("no bf16 here")
+        return plain(x, dim)
+
+    monkeypatch.setitem(npu_reference_ops.OPS, "npu_swiglu", no_bf16)
+    with npu_reference_ops.registered():
+        runs.run(tmp_path / "run", "model.dtype=bfloat16", "trainer.max_steps=1", backend=NPU)
+    assert environment(tmp_path / "run")["fused_modules"]["taken"]["swiglu"] == []
