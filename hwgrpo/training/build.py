@@ -28,7 +28,7 @@ from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training import STRATEGIES, checkpoints, rng
 from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
-from hwgrpo.training.fused import Fused, choose_modules, fuse
+from hwgrpo.training.fused import Fused, check_ranks_agree, choose_modules, fuse
 from hwgrpo.training.layout_check import proven_layout
 from hwgrpo.training.loop import Run
 from hwgrpo.training.optimizer import build_optimizer
@@ -93,6 +93,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         undo.callback(lock.close)
     policy = load_policy(config, device, tokenizer)
     fused = fuse(config, device.backend, policy, attention)
+    check_ranks_agree(fused, strategy)
     notes += filter(None, (fused.attention.line, fused.line))
     layout, obstacle = proven_layout(config, policy, layout)
     if obstacle:

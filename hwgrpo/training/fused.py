@@ -9,9 +9,10 @@ from hwgrpo_backends import Backend
 from hwgrpo_kernels import fused_modules
 
 from hwgrpo.config import Config
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training.choices import AttentionChoice
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,20 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
         passed_over = (*attention.passed_over, (attention.name, why))
         attention = AttentionChoice(attention.loaded_as, passed_over=passed_over)
     return Fused(attention, applied.as_json(), applied.line())
+
+
+def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:
+    """Compare what every rank has taken: each tries on its own device, and one that is ill may find otherwise.
+
+    Raises:
+        RunError: they differ.
+    """
+    taken = [record.get("taken", {}) for record in strategy.gather_objects(fused.record)]
+    for rank, theirs in enumerate(taken):
+        for module, names in theirs.items():
+            if names != taken[0][module]:
+                raise RunError(
+                    f"rank {rank} has taken the fused module {module} in {len(names)} places and rank 0 in "
+                    f"{len(taken[0][module])}: their devices do not compute alike (hwgrpo doctor --run tries them); "
+                    "model.fused_modules=[none] and model.attention=sdpa leave them out"
+                )

@@ -1,6 +1,8 @@
 """The setting `model.fused_modules`: what it may name, and what it means on each backend."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import hwgrpo_backends
 import npu_module_cases
@@ -11,9 +13,10 @@ import torch
 from hwgrpo_kernels import fused_modules, npu_modules
 from tiny import settings
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.architectures import obstacle
-from hwgrpo.training.fused import choose_modules
+from hwgrpo.training.choices import AttentionChoice
+from hwgrpo.training.fused import Fused, check_ranks_agree, choose_modules
 
 
 @pytest.mark.parametrize(
@@ -73,3 +76,15 @@ def test_fused_modules_do_not_keep_the_lean_step_away():
         applied = npu_modules.apply(model)
         assert all(applied.taken.values()), applied.line()
     assert obstacle(model, 20) is None
+
+
+def test_ranks_that_took_different_modules_end_the_run():
+    def strategy(*records: dict[str, Any]) -> Any:
+        return SimpleNamespace(gather_objects=lambda mine: list(records))
+
+    attention = AttentionChoice("sdpa")
+    mine, less = {"taken": {"swiglu": ("a", "b")}}, {"taken": {"swiglu": ("a",)}}
+    check_ranks_agree(Fused(attention), strategy({}, {}))
+    check_ranks_agree(Fused(attention, mine), strategy(mine, mine))
+    with pytest.raises(RunError, match=r"rank 1 has taken the fused module swiglu in 1 places and rank 0 in 2"):
+        check_ranks_agree(Fused(attention, mine), strategy(mine, less, mine))
