@@ -43,6 +43,8 @@ def torch_obstacle(facts: Facts) -> Obstacle | None:
         if not torch.without_plugins:
             return f"`import torch` fails: {cause}", "reinstall torch: bash scripts/setup.sh"
         broken = broken_plugins(facts)
+        if not broken:  # what asks for plug-ins fails before it knows of any
+            return f"`import torch` fails: {cause}", plugin_fix(facts, broken)
         detail = next((torch.plugins[name][-1] for name in broken if torch.plugins.get(name)), cause)
         return f"`import torch` fails because of the plug-in {', '.join(broken)}: {detail}", plugin_fix(facts, broken)
     for name in IMPORTED_BY_OTHERS:
@@ -60,6 +62,8 @@ def broken_plugins(facts: Facts) -> list[str]:
 def plugin_fix(facts: Facts, plugins: Iterable[str]) -> str:
     """Return what to do about plug-ins of torch that do not import, by the names of their modules."""
     plugins = list(plugins)
+    if facts.unreadable and not plugins:
+        return f"pip install --force-reinstall {' '.join(facts.unreadable)}"
     owners = dict(entry.removesuffix(")").split(" (", 1) for entry in facts.entry_points.get("torch.backends", ()))
     packages = " ".join(owners.get(name, name).replace("_", "-") for name in plugins)
     repair = "repair it"

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from hwgrpo_backends import entry_points
 from hwgrpo_backends.backend import Backend, BackendError, EnvVar
+from hwgrpo_backends.entry_points import owner
 
 GROUP = "hwgrpo.backends"
 BUILTIN = ("cpu", "cuda", "npu", "rocm")
@@ -59,7 +61,7 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
     for name, entries in sorted(offers.by_name.items()):
         entry, *others = entries
         if others:
-            both = " and ".join(f"{_origin(entry)} ({entry.value})" for entry in entries)
+            both = " and ".join(f"{owner(entry)} ({entry.value})" for entry in entries)
             problems[name] = f"{both} both offer a backend named {name!r}: uninstall one of them"
             continue
         try:
@@ -72,7 +74,7 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
             if problem is None:
                 backends[name] = _answering_for_itself(backend)
                 continue
-        problems[name] = f"plug-in {entry.value} ({_origin(entry)}) {problem}"
+        problems[name] = f"plug-in {entry.value} ({owner(entry)}) {problem}"
     for name, problem in problems.items():
         if "does not load" not in problem:  # that was logged with its traceback
             logger.warning("backend %r: %s", name, problem)
@@ -90,15 +92,15 @@ class _Offers(NamedTuple):
 def _offers(path: tuple[str, ...]) -> _Offers:
     by_name: dict[str, tuple[importlib.metadata.EntryPoint, ...]] = {}
     taken = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in entry_points.find(path, (GROUP,)).entries:
         if entry.name in RESERVED:
             what = "is built in" if entry.name in BUILTIN else "means: choose for me"
-            problem = f"{_origin(entry)} ({entry.value}) offers a backend named {entry.name!r}, which {what}: rename it"
-            taken[f"{entry.name} ({_origin(entry)})"] = problem
+            problem = f"{owner(entry)} ({entry.value}) offers a backend named {entry.name!r}, which {what}: rename it"
+            taken[f"{entry.name} ({owner(entry)})"] = problem
             continue
         known = by_name.get(entry.name, ())
         # A distribution that is found twice, installed and as a checkout, offers the same thing.
-        if all((other.value, _origin(other)) != (entry.value, _origin(entry)) for other in known):
+        if all((other.value, owner(other)) != (entry.value, owner(entry)) for other in known):
             by_name[entry.name] = (*known, entry)
     return _Offers(by_name, taken)
 
@@ -140,10 +142,6 @@ def _answering_for_itself(backend: Backend) -> Backend:
         return found
 
     return dataclasses.replace(backend, arch=arch, compute_dtypes=compute_dtypes)
-
-
-def _origin(entry: importlib.metadata.EntryPoint) -> str:
-    return entry.dist.name if entry.dist else "unknown distribution"
 
 
 def _is_text(value: Any) -> bool:

@@ -117,7 +117,7 @@ def torch_imports(subject: Subject) -> Iterable[Finding]:
             fix = plugin_fix(subject.facts, broken)
             if set(broken) & set(IMPORTED_BY_OTHERS):
                 fix += f" ({AUTOLOAD}=0 does not help: transformers imports it all the same)"
-            else:
+            elif broken:
                 fix += f"; until then {AUTOLOAD}=0 makes `import torch` work, without that device"
         else:
             fix = f"bash scripts/setup.sh installs torch again ({AUTOLOAD}=0 does not help)"

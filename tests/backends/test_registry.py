@@ -41,6 +41,25 @@ def test_a_plug_in_is_listed_and_loaded(tmp_path, monkeypatch):
     assert registry.get("chip1").name == "chip1"
 
 
+@pytest.mark.parametrize("damage", [b"\xff", b"[hwgrpo.backends]\nchip\n", b"[other]\nchip\n"])
+def test_a_list_of_entry_points_that_cannot_be_read_hides_nothing_else(tmp_path, monkeypatch, damage):
+    offer(tmp_path, "chip-one", "chip1", GOOD.format(name="chip1"))
+    offer(tmp_path, "evil", "evil", "")
+    (tmp_path / "evil-1.0.dist-info" / "entry_points.txt").write_bytes(damage)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.names() == ("chip1", "cpu", "cuda", "npu", "rocm")
+    assert registry.load_all().problems == {}
+
+
+def test_of_a_distribution_that_is_there_twice_the_first_counts(tmp_path, monkeypatch):
+    offer(tmp_path / "old", "chip-one", "chip1", "", value="nowhere:BACKEND")
+    offer(tmp_path / "new", "chip-one", "chip1", GOOD.format(name="chip1"))
+    monkeypatch.syspath_prepend(tmp_path / "old")
+    monkeypatch.syspath_prepend(tmp_path / "new")
+    assert registry.load_all().problems == {}
+    assert registry.get("chip1").name == "chip1"
+
+
 def test_listing_names_loads_no_plug_in(tmp_path, monkeypatch):
     offer(tmp_path, "chip-two", "chip2", "raise SystemExit('loaded')")
     monkeypatch.syspath_prepend(tmp_path)
