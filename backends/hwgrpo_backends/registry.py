@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from hwgrpo_backends import entry_points
 from hwgrpo_backends.backend import Backend, BackendError, EnvVar
 from hwgrpo_backends.entry_points import owner
+from hwgrpo_backends.peaks import Chip
 
 GROUP = "hwgrpo.backends"
 BUILTIN = ("cpu", "cuda", "npu", "rocm")
@@ -158,12 +160,29 @@ def _is_profile(value: Any) -> bool:
     return all(isinstance(each, EnvVar) and isinstance(each.value, str) for each in value.values())
 
 
+def _is_lists(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is_text(name) and _is_texts(each) for name, each in value.items())
+
+
+def _is_patterns(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not all(_is_text(each) for pair in value.items() for each in pair):
+        return False
+    try:
+        return all(re.compile(pattern) for pattern in value)
+    except re.error:
+        return False
+
+
 FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     *((name, "a text", _is_text) for name in ("device_type", "comm", "torch_build")),
     *((name, "a text or None", lambda value: value is None or _is_text(value)) for name in ("plugin", "visible_env")),
     *((name, "a tuple of texts", _is_texts) for name in ("conflicts", "device_nodes", "packages")),
-    *((name, "a tuple of texts", _is_texts) for name in ("kernels", "attention", "rollout")),
-    *((name, "a mapping of names to EnvVar", _is_profile) for name in ("env_train", "env_rollout")),
+    *((name, "a tuple of texts", _is_texts) for name in ("kernels", "attention", "modules", "rollout")),
+    ("attention_archs", "a mapping of texts to tuples of texts", _is_lists),
+    *((n, "a mapping of names to EnvVar", _is_profile) for n in ("env_train", "env_rollout", "env_deterministic")),
+    ("out_of_memory", "a mapping of patterns to texts", _is_patterns),
+    ("chips", "a tuple of Chip", lambda value: isinstance(value, tuple) and all(isinstance(c, Chip) for c in value)),
     *((name, "a function", callable) for name in ("probe", "arch", "compute_dtypes")),
+    *((name, "a function or None", lambda value: value is None or callable(value)) for name in ("mark", "record")),
 )
 """Field of a plug-in's backend, what it has to be, and whether it is: others stumble over one that is not."""

@@ -126,11 +126,19 @@ def test_a_plug_in_may_not_take_a_name_that_has_a_meaning(tmp_path, monkeypatch,
         ("visible_env", "('A', 'B')", "a text or None"),
         ("env_train", "{'CHIP': '1'}", "a mapping of names to EnvVar"),
         ("probe", "None", "a function"),
+        ("env_deterministic", "{'CHIP': 3}", "a mapping of names to EnvVar"),
+        ("attention_archs", "{'sdpa': 'chip_one'}", "a mapping of texts to tuples of texts"),
+        ("modules", "'rms_norm'", "a tuple of texts"),
+        ("out_of_memory", "('full',)", "a mapping of patterns to texts"),
+        ("out_of_memory", "{'full (': 'the driver'}", "a mapping of patterns to texts"),
+        ("chips", "(989.0,)", "a tuple of Chip"),
+        ("mark", "'range'", "a function or None"),
+        ("record", "True", "a function or None"),
     ],
 )
 def test_a_backend_with_a_field_that_others_stumble_over_is_a_problem(tmp_path, monkeypatch, field, value, what):
     text = f"{GOOD.format(name='chip')}BACKEND = dataclasses.replace(BACKEND, {field}={value})\n"
-    offer(tmp_path, f"chip-{field}", "chip", text)
+    offer(tmp_path, f"chip-{field}-{len(value)}", "chip", text)  # a module of its own each time
     monkeypatch.syspath_prepend(tmp_path)
     loaded = registry.load_all()
     assert "chip" not in loaded.backends
