@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo_backends import surroundings
+from hwgrpo_backends import entry_points, surroundings
 from hwgrpo_backends.surroundings import search
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def gather_tier0(
     packages = {*PACKAGES, *(package for backend in backends for package in backend.packages)}
     watched = {*VARIABLES, *(v for b in backends for v in (b.visible_env, *b.conflicts) if v)}
     version, build, toolkit = _torch_on(path)
-    points, unreadable = _entry_points(path)
+    points, unreadable = entry_points.find(path, ENTRY_POINT_GROUPS)
     return Facts(
         system=sys.platform,
         machine=platform.machine(),
@@ -175,13 +175,13 @@ def gather_tier0(
         torch_version=version,
         torch_build=build,
         torch_toolkit=toolkit,
-        torch_plugins=tuple(sorted({name for name, _ in points["torch.backends"]})),
+        torch_plugins=tuple(sorted({point.name for point in points if point.group == "torch.backends"})),
         entry_points={
-            group: tuple(sorted({f"{name} ({owner})" for name, owner in found}))
-            for group, found in points.items()
-            if found
+            group: tuple(sorted({f"{p.name} ({entry_points.owner(p)})" for p in points if p.group == group}))
+            for group in ENTRY_POINT_GROUPS
+            if any(point.group == group for point in points)
         },
-        unreadable=tuple(sorted(unreadable)),
+        unreadable=unreadable,
         variables={name: environ[name] for name in sorted(watched) if name in environ},
         container=surroundings.container(root, environ),
         wsl=surroundings.is_wsl(root),
@@ -227,24 +227,6 @@ def _kfd_gpus(nodes: Path) -> int | None:
 def _version(name: str, path: list[str]) -> str | None:
     first = next(iter(importlib.metadata.distributions(name=name, path=path)), None)
     return first.version if first else None
-
-
-def _entry_points(path: list[str]) -> tuple[dict[str, set[tuple[str, str]]], set[str]]:
-    """Return group -> {(name, distribution)} for the groups that matter, and the distributions that cannot be read."""
-    unreadable: set[str] = set()
-    found: dict[str, set[tuple[str, str]]] = {group: set() for group in ENTRY_POINT_GROUPS}
-    for distribution in importlib.metadata.distributions(path=path):
-        try:
-            text = distribution.read_text("entry_points.txt") or ""
-        except UnicodeDecodeError:
-            unreadable.add(distribution.name)
-            continue
-        if not any(group in text for group in ENTRY_POINT_GROUPS):  # parsing those of every distribution takes longer
-            continue
-        for entry in distribution.entry_points:
-            if entry.group in found:
-                found[entry.group].add((entry.name, distribution.name or "unknown distribution"))
-    return found, unreadable
 
 
 def _torch_on(path: list[str]) -> tuple[str | None, str | None, str | None]:

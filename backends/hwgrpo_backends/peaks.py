@@ -148,8 +148,9 @@ NVIDIA = (
          source="NVIDIA H20 data sheet"),
     Chip(arch="sm_100", name=r"\bGB200$", flops=_rates(half=2500, tf32=1250, fp32=80), bandwidth=8000e9,
          source="NVIDIA GB200 NVL72 data sheet, per GPU; its tensor rates are with sparsity, halved here"),
-    Chip(arch="sm_100", name=r"\bB200$", flops=_rates(half=2250, tf32=1125, fp32=75), bandwidth=8000e9,
-         source="NVIDIA HGX B200 data sheet, per GPU; its tensor rates are with sparsity, halved here"),
+    Chip(arch="sm_100", name=r"\bB200$", flops=_rates(half=2250, tf32=1100), bandwidth=None,
+         source="NVIDIA HGX B200 data sheet, per GPU; its tensor rates are with sparsity, halved here; its editions "
+         "disagree on fp32 and on the bandwidth"),
     Chip(arch="sm_120", name=r"RTX 5090$", flops=_rates(half=209.5, tf32=104.8, fp32=104.8), bandwidth=1792e9,
          source="NVIDIA RTX Blackwell GPU architecture white paper"),
 )  # fmt: skip

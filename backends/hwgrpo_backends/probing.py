@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hwgrpo_backends.backend import Hardware, State, Verdict
 from hwgrpo_backends.facts import Facts
 
@@ -40,19 +42,36 @@ def torch_obstacle(facts: Facts) -> Obstacle | None:
         cause = torch.errors[-1] if torch.errors else "no message"
         if not torch.without_plugins:
             return f"`import torch` fails: {cause}", "reinstall torch: bash scripts/setup.sh"
-        broken = [name for name, errors in torch.plugins.items() if errors] or list(facts.torch_plugins)
+        broken = broken_plugins(facts)
+        if not broken:  # what asks for plug-ins fails before it knows of any
+            return f"`import torch` fails: {cause}", plugin_fix(facts, broken)
         detail = next((torch.plugins[name][-1] for name in broken if torch.plugins.get(name)), cause)
-        return f"`import torch` fails because of the plug-in {', '.join(broken)}: {detail}", _plugin_fix(broken)
+        return f"`import torch` fails because of the plug-in {', '.join(broken)}: {detail}", plugin_fix(facts, broken)
     for name in IMPORTED_BY_OTHERS:
         if errors := torch.plugins.get(name):
-            return f"{name} is installed but does not import: {errors[-1]}", _plugin_fix([name])
+            return f"{name} is installed but does not import: {errors[-1]}", plugin_fix(facts, [name])
     return None
 
 
-def _plugin_fix(plugins: list[str]) -> str:
-    packages = " ".join(name.replace("_", "-") for name in plugins)
-    repair = "source the set_env.sh of CANN, or " if "torch_npu" in plugins else "repair it, or "
-    return f"{repair}pip uninstall {packages} where its device is not meant to be used"
+def broken_plugins(facts: Facts) -> list[str]:
+    """Return the plug-ins that may be why `import torch` fails: those that fail on their own, else all there are."""
+    tried = facts.torch.plugins if facts.torch else {}
+    return [name for name, errors in tried.items() if errors] or list(facts.torch_plugins)
+
+
+def plugin_fix(facts: Facts, plugins: Iterable[str]) -> str:
+    """Return what to do about plug-ins of torch that do not import, by the names of their modules."""
+    plugins = list(plugins)
+    if facts.unreadable and not plugins:
+        return f"pip install --force-reinstall {' '.join(facts.unreadable)}"
+    owners = dict(entry.removesuffix(")").split(" (", 1) for entry in facts.entry_points.get("torch.backends", ()))
+    packages = " ".join(owners.get(name, name).replace("_", "-") for name in plugins)
+    repair = "repair it"
+    if "torch_npu" in plugins:
+        repair = f"source {facts.cann_script or 'the set_env.sh of CANN'}"
+        if "ASCEND_HOME_PATH" in facts.variables:  # that has been done
+            repair = "see that the Ascend driver, CANN and torch-npu match"
+    return f"{repair}, or pip uninstall {packages} where its device is not meant to be used"
 
 
 def judge(

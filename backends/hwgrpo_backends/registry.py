@@ -6,12 +6,16 @@ import dataclasses
 import importlib
 import importlib.metadata
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from hwgrpo_backends import entry_points
 from hwgrpo_backends.backend import Backend, BackendError, EnvVar
+from hwgrpo_backends.entry_points import owner
+from hwgrpo_backends.peaks import Chip
 
 GROUP = "hwgrpo.backends"
 BUILTIN = ("cpu", "cuda", "npu", "rocm")
@@ -59,7 +63,7 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
     for name, entries in sorted(offers.by_name.items()):
         entry, *others = entries
         if others:
-            both = " and ".join(f"{_origin(entry)} ({entry.value})" for entry in entries)
+            both = " and ".join(f"{owner(entry)} ({entry.value})" for entry in entries)
             problems[name] = f"{both} both offer a backend named {name!r}: uninstall one of them"
             continue
         try:
@@ -72,7 +76,7 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
             if problem is None:
                 backends[name] = _answering_for_itself(backend)
                 continue
-        problems[name] = f"plug-in {entry.value} ({_origin(entry)}) {problem}"
+        problems[name] = f"plug-in {entry.value} ({owner(entry)}) {problem}"
     for name, problem in problems.items():
         if "does not load" not in problem:  # that was logged with its traceback
             logger.warning("backend %r: %s", name, problem)
@@ -90,15 +94,15 @@ class _Offers(NamedTuple):
 def _offers(path: tuple[str, ...]) -> _Offers:
     by_name: dict[str, tuple[importlib.metadata.EntryPoint, ...]] = {}
     taken = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in entry_points.find(path, (GROUP,)).entries:
         if entry.name in RESERVED:
             what = "is built in" if entry.name in BUILTIN else "means: choose for me"
-            problem = f"{_origin(entry)} ({entry.value}) offers a backend named {entry.name!r}, which {what}: rename it"
-            taken[f"{entry.name} ({_origin(entry)})"] = problem
+            problem = f"{owner(entry)} ({entry.value}) offers a backend named {entry.name!r}, which {what}: rename it"
+            taken[f"{entry.name} ({owner(entry)})"] = problem
             continue
         known = by_name.get(entry.name, ())
         # A distribution that is found twice, installed and as a checkout, offers the same thing.
-        if all((other.value, _origin(other)) != (entry.value, _origin(entry)) for other in known):
+        if all((other.value, owner(other)) != (entry.value, owner(entry)) for other in known):
             by_name[entry.name] = (*known, entry)
     return _Offers(by_name, taken)
 
@@ -142,10 +146,6 @@ def _answering_for_itself(backend: Backend) -> Backend:
     return dataclasses.replace(backend, arch=arch, compute_dtypes=compute_dtypes)
 
 
-def _origin(entry: importlib.metadata.EntryPoint) -> str:
-    return entry.dist.name if entry.dist else "unknown distribution"
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
@@ -160,12 +160,29 @@ def _is_profile(value: Any) -> bool:
     return all(isinstance(each, EnvVar) and isinstance(each.value, str) for each in value.values())
 
 
+def _is_lists(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_is_text(name) and _is_texts(each) for name, each in value.items())
+
+
+def _is_patterns(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not all(_is_text(each) for pair in value.items() for each in pair):
+        return False
+    try:
+        return all(re.compile(pattern) for pattern in value)
+    except re.error:
+        return False
+
+
 FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     *((name, "a text", _is_text) for name in ("device_type", "comm", "torch_build")),
     *((name, "a text or None", lambda value: value is None or _is_text(value)) for name in ("plugin", "visible_env")),
     *((name, "a tuple of texts", _is_texts) for name in ("conflicts", "device_nodes", "packages")),
-    *((name, "a tuple of texts", _is_texts) for name in ("kernels", "attention", "rollout")),
-    *((name, "a mapping of names to EnvVar", _is_profile) for name in ("env_train", "env_rollout")),
+    *((name, "a tuple of texts", _is_texts) for name in ("kernels", "attention", "modules", "rollout")),
+    ("attention_archs", "a mapping of texts to tuples of texts", _is_lists),
+    *((n, "a mapping of names to EnvVar", _is_profile) for n in ("env_train", "env_rollout", "env_deterministic")),
+    ("out_of_memory", "a mapping of patterns to texts", _is_patterns),
+    ("chips", "a tuple of Chip", lambda value: isinstance(value, tuple) and all(isinstance(c, Chip) for c in value)),
     *((name, "a function", callable) for name in ("probe", "arch", "compute_dtypes")),
+    *((name, "a function or None", lambda value: value is None or callable(value)) for name in ("mark", "record")),
 )
 """Field of a plug-in's backend, what it has to be, and whether it is: others stumble over one that is not."""

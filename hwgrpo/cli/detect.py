@@ -10,6 +10,8 @@ from hwgrpo_backends.decide import AUTO, Decision, decide
 from hwgrpo_backends.facts import Facts, gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
+from hwgrpo.columns import fold, terminal_columns
+
 HELP = "say which backend this machine runs on, and why not the others"
 SCHEMA = "hwgrpo.detect/1"
 CHOSEN, REFUSED, USAGE = 0, 1, 2
@@ -36,7 +38,10 @@ def run(args: argparse.Namespace) -> int:
     if args.backend != AUTO and args.backend not in decision.verdicts:
         print(f"hwgrpo detect: {decision.error}", file=sys.stderr)
         return USAGE
-    print(json.dumps(report(decision, facts), indent=2) if args.json else table(decision, args.probe))
+    shown = (
+        json.dumps(report(decision, facts), indent=2) if args.json else table(decision, args.probe, terminal_columns())
+    )
+    print(shown)
     return REFUSED if decision.selected is None else CHOSEN
 
 
@@ -60,22 +65,32 @@ WORDS = {"ok": "works", "unverified": "found", "unusable": "unusable"}
 """What a verdict is called where a person reads it; JSON has the verdict itself."""
 
 
-def table(decision: Decision, probed: bool) -> str:
-    """Return the decision as aligned text: one line per backend, its fix below it, then what was decided."""
+def table(decision: Decision, probed: bool, columns: int | None = None) -> str:
+    """Return the decision as aligned text: one line per backend, its fix below it, then what was decided.
+
+    Args:
+        columns: where longer lines are folded; None for nowhere.
+    """
     width = max(map(len, decision.verdicts))
+    indent = " " * (2 + width + 2 + 8 + 2)
+    room = None if columns is None else columns - len(indent)
     lines = []
     for name, verdict in decision.verdicts.items():
         mark = "*" if name == decision.selected else " "
-        lines.append(f"{mark} {name:<{width}}  {WORDS[verdict.state]:<8}  {verdict.reason}")
-        if verdict.fix:
-            lines.append(f"  {'':<{width}}  {'':<8}  fix: {verdict.fix}")
+        first, *rest = fold(verdict.reason, room)
+        lines.append(f"{mark} {name:<{width}}  {WORDS[verdict.state]:<8}  {first}")
+        below = [*rest, *fold(f"fix: {verdict.fix}", room, "     ")] if verdict.fix else rest
+        lines += [indent + line for line in below]
     lines.append("")
-    lines += [f"warning: {warning}" for warning in decision.warnings]
+    for warning in decision.warnings:
+        lines += fold(f"warning: {warning}", columns, "  ")
     if decision.selected is None:
-        lines.append(f"no backend (requested: {decision.requested}): {decision.error}")
+        lines += fold(f"no backend (requested: {decision.requested}): {decision.error}", columns, "  ")
         return "\n".join(lines)
     origin = "inherited from the launcher" if decision.inherited else f"requested: {decision.requested}"
-    lines.append(f"backend: {decision.selected} ({origin})")
+    lines += fold(f"backend: {decision.selected} ({origin})", columns)
     if not probed and not decision.inherited:
-        lines.append("found: it is there, by files and packages alone; --probe imports torch and tries it")
+        lines += fold(
+            "found: it is there, by files and packages alone; --probe imports torch and tries it", columns, "  "
+        )
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from hwgrpo_backends.decide import AUTO, decide
 from hwgrpo_backends.environment import APPLIED_VARIABLE, apply
 from hwgrpo_backends.facts import gather_tier0
 
+from hwgrpo.columns import fold, terminal_columns
 from hwgrpo.errors import choice_error
 
 HELP = "print the environment variables a backend wants, each with its reason; for a shell with --shell"
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print(json.dumps(report(backend.name, args.purpose, variables, removed), indent=2))
     else:
-        print(table(backend.name, args.purpose, variables, removed))
+        print(table(backend.name, args.purpose, variables, removed, terminal_columns()))
     return 0
 
 
@@ -116,12 +117,15 @@ def report(backend: str, purpose: str, variables: Sequence[Variable], removed: S
     }
 
 
-def table(backend: str, purpose: str, variables: Sequence[Variable], removed: Sequence[str]) -> str:
-    """Return the variables as text: one per line, the reason below it."""
+def table(
+    backend: str, purpose: str, variables: Sequence[Variable], removed: Sequence[str], columns: int | None = None
+) -> str:
+    """Return the variables as text: one per line, the reason below it, folded where it is longer than `columns`."""
+    room = None if columns is None else columns - 4
     lines = []
     for v in variables:
         lines.append(f"{v.name}={_quoted(v.value)}{f'  (yours, kept; wanted {_quoted(v.wanted)})' if v.kept else ''}")
-        lines.append(f"    {v.why}{_until(v)}")
+        lines += [f"    {line}" for line in fold(f"{v.why}{_until(v)}", room)]
     lines += [f"{name} is taken out: another profile set it" for name in removed]
     return "\n".join(lines) or f"{backend} wants no variables set for {purpose}"
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hwgrpo_backends import Backend, Decision, Facts, peaks
 from hwgrpo_backends.finding import Finding
-from hwgrpo_backends.probing import hidden_by
+from hwgrpo_backends.probing import IMPORTED_BY_OTHERS, broken_plugins, hidden_by, plugin_fix
 from hwgrpo_backends.vendor_findings import vendor_findings
 
 from hwgrpo import __version__
@@ -113,14 +113,18 @@ def torch_imports(subject: Subject) -> Iterable[Finding]:
     else:
         told = " <- ".join(torch.errors) or "no message"
         if torch.without_plugins:
-            names = ", ".join(subject.facts.torch_plugins) or "a plug-in"
-            fix = f"repair or uninstall {names}; until then {AUTOLOAD}=0 makes `import torch` work, without that device"
+            broken = broken_plugins(subject.facts)
+            fix = plugin_fix(subject.facts, broken)
+            if set(broken) & set(IMPORTED_BY_OTHERS):
+                fix += f" ({AUTOLOAD}=0 does not help: transformers imports it all the same)"
+            elif broken:
+                fix += f"; until then {AUTOLOAD}=0 makes `import torch` work, without that device"
         else:
             fix = f"bash scripts/setup.sh installs torch again ({AUTOLOAD}=0 does not help)"
         yield Finding(what="import torch", state="FAIL", found=told, fix=fix)
     for name, errors in torch.plugins.items():
         if errors and (torch.imported or errors[-1] not in torch.errors):
-            fix = f"repair it, or pip uninstall {name.replace('_', '-')} where its device is not meant to be used"
+            fix = plugin_fix(subject.facts, [name])
             yield Finding(what=f"import {name}", state="FAIL", found=" <- ".join(errors), fix=fix)
         elif not errors:
             yield Finding(what=f"import {name}", found="works")

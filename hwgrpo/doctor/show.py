@@ -5,13 +5,12 @@ Written without a library for tables: it must work where the environment is in p
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from hwgrpo_backends.finding import Finding
 
 from hwgrpo import __version__
+from hwgrpo.columns import fold
 from hwgrpo.doctor.report import Report
 
 COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "PASS": "32", "SKIP": "33", "dim": "2", "bold": "1", "": ""}
@@ -155,12 +154,3 @@ def _table(rows: Sequence[tuple[str, ...]], width: int, paint: Paint) -> list[st
             paint(line.rstrip(), row[-1]) for line in (f"{start}  {first}", *(" " * indent + line for line in rest))
         ]
     return lines
-
-
-def fold(text: Any, width: int, indent: str = "") -> list[str]:
-    """Return a text as lines; the ones after the first begin with `indent`. Long words (paths) stay whole."""
-    flat = " ".join(str(text).split())
-    wrapped: Iterable[str] = textwrap.wrap(
-        flat, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return list(wrapped) or [""]

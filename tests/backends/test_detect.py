@@ -1,11 +1,16 @@
 """`hwgrpo detect` in a process of its own: output, JSON schema and exit status."""
 
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +60,35 @@ def test_the_table_says_what_was_chosen_and_why_the_others_were_not():
     assert "* cpu" in result.stdout
     assert "backend: cpu (requested: cpu)" in result.stdout
     assert all(name in result.stdout for name in ("cuda", "rocm", "npu"))
+
+
+@pytest.mark.parametrize(
+    "command", [("detect", "--backend", "npu"), ("env", "--backend", "rocm")], ids=["detect", "env"]
+)
+def test_what_a_terminal_has_no_room_for_goes_below_and_a_pipe_gets_whole_lines(command):
+    run = [sys.executable, "-m", "hwgrpo", *command]
+    folders = os.pathsep.join(str(ROOT / part) for part in (".", "backends", "kernels"))
+    environ = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"PYTHONPATH": folders}
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    with subprocess.Popen(run, env=environ, stdout=theirs) as process:
+        os.close(theirs)
+        shown = _all_of(ours)
+    os.close(ours)
+    piped = subprocess.run(run, env=environ, capture_output=True, text=True, check=False)
+    assert process.returncode == piped.returncode
+    assert max(map(len, shown.splitlines())) <= 80 < max(map(len, piped.stdout.splitlines()))
+    assert shown.split() == piped.stdout.split()
+
+
+def _all_of(terminal):
+    parts = []
+    try:
+        while part := os.read(terminal, 65536):
+            parts.append(part)
+    except OSError:  # what Linux says when the other end is closed
+        pass
+    return b"".join(parts).decode()
 
 
 def test_a_backend_that_cannot_work_is_refused_with_status_1():

@@ -41,6 +41,25 @@ def test_a_plug_in_is_listed_and_loaded(tmp_path, monkeypatch):
     assert registry.get("chip1").name == "chip1"
 
 
+@pytest.mark.parametrize("damage", [b"\xff", b"[hwgrpo.backends]\nchip\n", b"[other]\nchip\n"])
+def test_a_list_of_entry_points_that_cannot_be_read_hides_nothing_else(tmp_path, monkeypatch, damage):
+    offer(tmp_path, "chip-one", "chip1", GOOD.format(name="chip1"))
+    offer(tmp_path, "evil", "evil", "")
+    (tmp_path / "evil-1.0.dist-info" / "entry_points.txt").write_bytes(damage)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.names() == ("chip1", "cpu", "cuda", "npu", "rocm")
+    assert registry.load_all().problems == {}
+
+
+def test_of_a_distribution_that_is_there_twice_the_first_counts(tmp_path, monkeypatch):
+    offer(tmp_path / "old", "chip-one", "chip1", "", value="nowhere:BACKEND")
+    offer(tmp_path / "new", "chip-one", "chip1", GOOD.format(name="chip1"))
+    monkeypatch.syspath_prepend(tmp_path / "old")
+    monkeypatch.syspath_prepend(tmp_path / "new")
+    assert registry.load_all().problems == {}
+    assert registry.get("chip1").name == "chip1"
+
+
 def test_listing_names_loads_no_plug_in(tmp_path, monkeypatch):
     offer(tmp_path, "chip-two", "chip2", "raise SystemExit('loaded')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -107,11 +126,19 @@ def test_a_plug_in_may_not_take_a_name_that_has_a_meaning(tmp_path, monkeypatch,
         ("visible_env", "('A', 'B')", "a text or None"),
         ("env_train", "{'CHIP': '1'}", "a mapping of names to EnvVar"),
         ("probe", "None", "a function"),
+        ("env_deterministic", "{'CHIP': 3}", "a mapping of names to EnvVar"),
+        ("attention_archs", "{'sdpa': 'chip_one'}", "a mapping of texts to tuples of texts"),
+        ("modules", "'rms_norm'", "a tuple of texts"),
+        ("out_of_memory", "('full',)", "a mapping of patterns to texts"),
+        ("out_of_memory", "{'full (': 'the driver'}", "a mapping of patterns to texts"),
+        ("chips", "(989.0,)", "a tuple of Chip"),
+        ("mark", "'range'", "a function or None"),
+        ("record", "True", "a function or None"),
     ],
 )
 def test_a_backend_with_a_field_that_others_stumble_over_is_a_problem(tmp_path, monkeypatch, field, value, what):
     text = f"{GOOD.format(name='chip')}BACKEND = dataclasses.replace(BACKEND, {field}={value})\n"
-    offer(tmp_path, f"chip-{field}", "chip", text)
+    offer(tmp_path, f"chip-{field}-{len(value)}", "chip", text)  # a module of its own each time
     monkeypatch.syspath_prepend(tmp_path)
     loaded = registry.load_all()
     assert "chip" not in loaded.backends

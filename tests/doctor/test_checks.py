@@ -71,7 +71,19 @@ HOSTS = {
         ("FAIL", "CANN", ["installed, but its environment is not sourced",
                           "source /usr/local/Ascend/ascend-toolkit/set_env.sh"]),
         ("FAIL", "import torch", ["Failed to load the backend extension: torch_npu <- ImportError: libhccl.so",
-                                  "TORCH_DEVICE_BACKEND_AUTOLOAD=0 makes `import torch` work"])], True),
+                                  "fix: source /usr/local/Ascend/ascend-toolkit/set_env.sh, or pip uninstall torch-npu",
+                                  "TORCH_DEVICE_BACKEND_AUTOLOAD=0 does not help"])], True),
+    "Ascend, CANN sourced and torch-npu made for another": (hosts.npu(tier1=hosts.BROKEN_PLUGIN), None, [
+        ("FAIL", "import torch", ["fix: see that the Ascend driver, CANN and torch-npu match, or pip uninstall"])],
+        True),
+    "torch-npu without its loading": (
+        hosts.npu(tier1=dataclasses.replace(hosts.BROKEN_PLUGIN, imported=True, errors=()), home=None), None, [
+            ("FAIL", "import torch_npu", [NO_CANN, "fix: source /usr/local/Ascend/ascend-toolkit/set_env.sh"])], True),
+    "another plug-in of torch is broken": (hosts.cpu(
+        torch=TorchFacts(imported=False, without_plugins=True, errors=("RuntimeError: chip",), version="2.13.0"),
+        torch_plugins=("chip",), entry_points={"torch.backends": ("chip (torch_chip)",)}), None, [
+        ("FAIL", "import torch", ["fix: repair it, or pip uninstall torch-chip",
+                                  "AUTOLOAD=0 makes `import torch` work"])], True),
     "torch-npu without CANN, no NPU": (
         hosts.npu(tier1=hosts.BROKEN_PLUGIN, home=None, nodes=(), cann_script=None), None, [
             ("FAIL", "CANN", ["no ASCEND_HOME_PATH", "pip uninstall torch-npu"]),
@@ -98,7 +110,11 @@ HOSTS = {
 
 
 def holds(finding, state, what, words):
-    return finding.state == state and finding.what == what and all(w in f"{finding.found} {finding.fix}" for w in words)
+    return (
+        finding.state == state
+        and finding.what == what
+        and all(w in f"{finding.found} fix: {finding.fix}" for w in words)
+    )
 
 
 @pytest.mark.parametrize("name", HOSTS)

@@ -112,14 +112,15 @@ def test_a_torch_that_kills_its_process_is_told(made_up):
     assert "SIGSEGV" in line["found"]
 
 
-def test_a_broken_vendor_plug_in_is_told_with_its_root_cause_and_the_way_around(made_up):
+def test_a_broken_vendor_plug_in_is_told_with_its_root_cause_and_what_helps(made_up):
     made_up.torch().torch_npu("raise ImportError('libhccl.so: cannot open shared object file')")
     result = doctor("--json", path=[made_up.site])
     assert result.returncode == 1
     document = json.loads(result.stdout)
     [line] = lines_of(document, "import torch")
     assert "RuntimeError: Failed to load the backend extension: torch_npu <- ImportError: libhccl.so" in line["found"]
-    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 makes `import torch` work" in line["fix"]
+    assert line["fix"].startswith("source the set_env.sh of CANN, or pip uninstall torch-npu ")
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 does not help" in line["fix"]
     assert lines_of(document, "CANN")[0]["state"] == "FAIL"
     assert lines_of(document, "entry points")[0]["found"] == "torch.backends: torch_npu (torch-npu)"
     assert document["selected"] is None
@@ -179,14 +180,19 @@ def test_plug_ins_that_quarrel_over_a_name_do_not_end_the_diagnosis(made_up, dam
     assert "acme (acme:BACKEND) offers a backend named 'cpu', which is built in: rename it" in line["found"]
 
 
-def test_a_distribution_in_pieces_is_named_and_does_not_end_the_diagnosis(made_up, damaged):
-    made_up.distribution("evil", "1.0")
-    (damaged / "evil-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[torch.backends]\n")
-    result = doctor("--json", path=[damaged])
+@pytest.mark.parametrize("damage", [b"\xff\xfe[torch.backends]\n", b"[hwgrpo.backends]\nacme\n", b"[other]\nx\n"])
+def test_a_distribution_in_pieces_is_named_and_does_not_end_the_diagnosis(made_up, damage):
+    # this torch asks for its plug-ins as the real one does
+    made_up.torch().distribution("evil", "1.0")
+    (made_up.site / "evil-1.0.dist-info" / "entry_points.txt").write_bytes(damage)
+    result = doctor("--json", path=[made_up.site])
     assert result.returncode == 1, result.stderr
-    [line] = lines_of(json.loads(result.stdout), "entry points")
+    document = json.loads(result.stdout)
+    [line] = lines_of(document, "entry points")
     assert line["found"].startswith("evil's entry_points.txt is damaged")
     assert line["fix"] == "pip install --force-reinstall evil"
+    assert lines_of(document, "import torch")[0]["fix"] == line["fix"]
+    assert document["error"].endswith(f"Fix: {line['fix']}")
 
 
 def test_a_broken_backend_plug_in_is_a_line(made_up, damaged):

@@ -7,10 +7,11 @@ import hosts
 import pytest
 from hosts import BUILTIN, diagnosis
 
+from hwgrpo.columns import fold
 from hwgrpo.doctor import hardware
 from hwgrpo.doctor.engines import rollout_engines
 from hwgrpo.doctor.run import Trial
-from hwgrpo.doctor.show import colored, fold, show
+from hwgrpo.doctor.show import colored, show
 
 VERDICTS = [
     {"name": "torch", "state": "chosen", "reason": "the first of the preferred that can run", "origin": "built in"},
@@ -89,6 +90,7 @@ def test_the_document_is_json_and_has_all_parts():
 def test_texts_are_folded_and_long_words_stay_whole():
     assert fold("a b\nc", 40) == ["a b c"]
     assert fold("x" * 50, 20) == ["x" * 50]
+    assert fold("a b " * 50, None) == [("a b " * 50).strip()]
     assert fold("", 40) == [""]
     assert fold("fix: one two three four", 20, "     ") == ["fix: one two three", "     four"]
 
