@@ -7,7 +7,7 @@
 | `registry` | the known backends, those of other distributions included |
 | `facts`, `tier1` | what is known of a host: without torch, and from a child process that imports torch |
 | `child` | processes that answer in lines of JSON: what imports torch does so there |
-| `entry_points` | what other distributions offer, and which of them cannot be read |
+| `distributions`, `entry_points` | what is installed, what it offers, and which of it cannot be read |
 | `surroundings` | the container, WSL or scheduler's job a process runs inside of |
 | `decide` | `decide(facts, requested)`: the choice, a pure function |
 | `selection` | `choose(requested)`: gather, decide, or refuse |

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import platform
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends import entry_points, surroundings
+from hwgrpo_backends.distributions import versions
 from hwgrpo_backends.surroundings import search
 
 if TYPE_CHECKING:
@@ -171,13 +171,13 @@ def gather_tier0(
         cann_version=_cann_version(root, environ.get("ASCEND_HOME_PATH")),
         cann_script=_cann_script(root),
         npu_driver=search(root / ASCEND / "driver/version.info", r"(?im)^version=(\S+)"),
-        distributions={name: found for name in sorted(packages) if (found := _version(name, path))},
+        distributions=versions(path, sorted(packages)),
         torch_version=version,
         torch_build=build,
         torch_toolkit=toolkit,
         torch_plugins=tuple(sorted({point.name for point in points if point.group == "torch.backends"})),
         entry_points={
-            group: tuple(sorted({f"{p.name} ({entry_points.owner(p)})" for p in points if p.group == group}))
+            group: tuple(sorted({f"{p.name} ({p.owner})" for p in points if p.group == group}))
             for group in ENTRY_POINT_GROUPS
             if any(point.group == group for point in points)
         },
@@ -224,11 +224,6 @@ def _kfd_gpus(nodes: Path) -> int | None:
     return sum(file.read_text().strip() != "0" for file in readable) if readable else None
 
 
-def _version(name: str, path: list[str]) -> str | None:
-    first = next(iter(importlib.metadata.distributions(name=name, path=path)), None)
-    return first.version if first else None
-
-
 def _torch_on(path: list[str]) -> tuple[str | None, str | None, str | None]:
     """Return version, build and toolkit of the torch that `import torch` would find, reading its version file as text.
 
@@ -246,6 +241,6 @@ def _torch_on(path: list[str]) -> tuple[str | None, str | None, str | None]:
             }
             build = "rocm" if "hip" in says else "cuda" if "cuda" in says else "xpu" if "xpu" in says else "cpu"
             return says.get("__version__", "unknown"), build, says.get("hip") or says.get("cuda")
-    version = _version("torch", path)
+    version = versions(path, ["torch"]).get("torch")
     tag = re.match(r"[^+]*\+(cpu|cu|rocm|xpu)", version or "")
     return version, {"cu": "cuda"}.get(tag[1], tag[1]) if tag else None, None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.metadata
 import logging
 import re
 import sys
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hwgrpo_backends import entry_points
 from hwgrpo_backends.backend import Backend, BackendError, EnvVar
-from hwgrpo_backends.entry_points import owner
+from hwgrpo_backends.entry_points import EntryPoint
 from hwgrpo_backends.peaks import Chip
 
 GROUP = "hwgrpo.backends"
@@ -63,7 +62,7 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
     for name, entries in sorted(offers.by_name.items()):
         entry, *others = entries
         if others:
-            both = " and ".join(f"{owner(entry)} ({entry.value})" for entry in entries)
+            both = " and ".join(f"{entry.owner} ({entry.value})" for entry in entries)
             problems[name] = f"{both} both offer a backend named {name!r}: uninstall one of them"
             continue
         try:
@@ -76,7 +75,7 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
             if problem is None:
                 backends[name] = _answering_for_itself(backend)
                 continue
-        problems[name] = f"plug-in {entry.value} ({owner(entry)}) {problem}"
+        problems[name] = f"plug-in {entry.value} ({entry.owner}) {problem}"
     for name, problem in problems.items():
         if "does not load" not in problem:  # that was logged with its traceback
             logger.warning("backend %r: %s", name, problem)
@@ -86,23 +85,23 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
 class _Offers(NamedTuple):
     """Entry points of `GROUP`: those of each name, and why others cannot have the name that they ask for."""
 
-    by_name: Mapping[str, tuple[importlib.metadata.EntryPoint, ...]]
+    by_name: Mapping[str, tuple[EntryPoint, ...]]
     taken: Mapping[str, str]
 
 
 @cache
 def _offers(path: tuple[str, ...]) -> _Offers:
-    by_name: dict[str, tuple[importlib.metadata.EntryPoint, ...]] = {}
+    by_name: dict[str, tuple[EntryPoint, ...]] = {}
     taken = {}
     for entry in entry_points.find(path, (GROUP,)).entries:
         if entry.name in RESERVED:
             what = "is built in" if entry.name in BUILTIN else "means: choose for me"
-            problem = f"{owner(entry)} ({entry.value}) offers a backend named {entry.name!r}, which {what}: rename it"
-            taken[f"{entry.name} ({owner(entry)})"] = problem
+            problem = f"{entry.owner} ({entry.value}) offers a backend named {entry.name!r}, which {what}: rename it"
+            taken[f"{entry.name} ({entry.owner})"] = problem
             continue
         known = by_name.get(entry.name, ())
         # A distribution that is found twice, installed and as a checkout, offers the same thing.
-        if all((other.value, owner(other)) != (entry.value, owner(entry)) for other in known):
+        if all((other.value, other.owner) != (entry.value, entry.owner) for other in known):
             by_name[entry.name] = (*known, entry)
     return _Offers(by_name, taken)
 
