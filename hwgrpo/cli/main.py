@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"hwgrpo {hwgrpo.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    words = sys.argv[1:] if argv is None else argv
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:  # one command waits for no other's imports
         module = importlib.import_module(f"hwgrpo.cli.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP, epilog=EXIT_CODES)
         module.add_arguments(command)

@@ -90,7 +90,7 @@ def use_in(model: PreTrainedModel) -> None:
     Raises:
         ValueError: the architecture does not let its attention be replaced.
     """
-    own = model.config._attn_implementation
+    own = model.config._attn_implementation or "eager"
     if own.startswith(NAME):
         return
     name = _over(own)

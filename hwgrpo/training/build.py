@@ -26,7 +26,7 @@ from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training import STRATEGIES, checkpoints, rng
-from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy
+from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
 from hwgrpo.training.fused import Fused, check_ranks_agree, choose_modules, fuse
 from hwgrpo.training.layout_check import proven_layout
@@ -79,6 +79,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
     rewards = build_rewards(config, training_data, validation_data)
     check_length(config, training_data, validation_data)
+    notes += filter(None, (dtype_note(config, device),))
     attention = attention_of(config, device)
     choose_modules(config, device.backend)
     layout = choose_layout(config, model_settings(config.model), attention.loaded_as)

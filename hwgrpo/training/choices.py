@@ -70,6 +70,18 @@ def choose_dtype(config: Config, device: Device) -> torch.dtype:
     return wanted
 
 
+def dtype_note(config: Config, device: Device) -> str | None:
+    """Say what `auto` had to leave out: chips without bf16 compute in fp16, which is not trained in. Else None."""
+    first = device.compute_dtypes[0]
+    if config.model.dtype != "auto" or first != torch.float16:
+        return None
+    taken = str(choose_dtype(config, device)).removeprefix("torch.")
+    return (
+        f"model.dtype=auto is {taken}: {device.name} has no bfloat16, and float16, its fast dtype, would need loss "
+        "scaling, which is not built in"
+    )
+
+
 def choose_attention(
     config: Config, backend: Backend, dtype: torch.dtype, model_config: Any, arch: str | None = None
 ) -> AttentionChoice:

@@ -10,7 +10,7 @@ from hwgrpo_backends.device import Device
 from tiny import settings
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.choices import choose_dtype
+from hwgrpo.training.choices import choose_dtype, dtype_note
 
 CHIPS = {
     "V100": ("cuda", "Tesla V100-SXM2-32GB", (7, 0)),
@@ -55,9 +55,14 @@ def test_where_nothing_is_asked_for_such_a_chip_trains_in_fp32(device_of, chip):
     device = device_of(chip)
     assert torch.float16 in device.compute_dtypes, "which the trainer, without loss scaling, does not take"
     assert choose_dtype(settings(), device) is torch.float32
+    told = dtype_note(settings(), device)
+    assert told is not None
+    assert told.startswith(f"model.dtype=auto is float32: {CHIPS[chip][1]} has no bfloat16")
+    assert dtype_note(settings("model.dtype=float32"), device) is None
 
 
 @pytest.mark.parametrize("chip", WITH)
 def test_chips_that_have_it_train_in_bf16(device_of, chip):
+    assert dtype_note(settings(), device_of(chip)) is None
     assert choose_dtype(settings(), device_of(chip)) is torch.bfloat16
     assert choose_dtype(settings("model.dtype=bfloat16"), device_of(chip)) is torch.bfloat16
