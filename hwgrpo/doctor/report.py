@@ -184,8 +184,6 @@ def assemble(subject: Subject, inside: Mapping[str, Any], trials: tuple[Trial, .
 def _load_backends() -> tuple[Mapping[str, Backend], Mapping[str, str]]:
     try:
         return registry.load_all()
-    except (
-        Exception
-    ) as error:  # two plug-ins of one name, metadata in pieces: the built-in ones can still be told about
+    except Exception as error:  # metadata in pieces: the built-in ones can still be told about
         built_in = {name: importlib.import_module(f"hwgrpo_backends.{name}").BACKEND for name in registry.BUILTIN}
         return built_in, {"(all)": f"no plug-in could be loaded: {error}"}
