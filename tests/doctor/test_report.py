@@ -17,7 +17,7 @@ from hwgrpo.doctor.survey import Question
 def diagnosed(monkeypatch, tmp_path):
     """Diagnoses a host of facts before and after tier 1; returns the questions, in their order, and the report."""
 
-    def diagnose(before, after, requested="auto"):
+    def diagnose(before, after):
         steps = []
 
         @contextmanager
@@ -37,7 +37,7 @@ def diagnosed(monkeypatch, tmp_path):
         monkeypatch.setattr(report, "gather_tier1", tier1)
         monkeypatch.setattr(report, "looking_inside", looking_inside)
         monkeypatch.setattr(report, "look_inside", look_inside)
-        return steps, report.diagnose(requested, root=tmp_path, environ={})
+        return steps, report.diagnose("auto", root=tmp_path, environ={})
 
     return diagnose
 
@@ -67,9 +67,11 @@ def test_where_attention_depends_on_the_chip_it_is_asked_for_once_torch_has_told
     assert steps == ["tier 1", ("answered", Question("cuda", True, "sm_90"))]
 
 
-@pytest.mark.parametrize("requested", ["auto", "cpu"])
-def test_where_torch_does_not_import_no_answer_is_waited_for(diagnosed, requested):
-    steps, told = diagnosed(hosts.cpu(torch=None), hosts.cpu(torch=hosts.BROKEN_PLUGIN), requested)
+@pytest.mark.parametrize("variables", [{}, {"HWGRPO_BACKEND_SELECTED": "cpu"}])
+def test_where_torch_does_not_import_no_answer_is_waited_for(diagnosed, variables):
+    broken = hosts.cpu(torch=hosts.BROKEN_PLUGIN, variables=variables)
+    steps, told = diagnosed(replace(broken, torch=None), broken)
+    assert told.decision.selected == variables.get("HWGRPO_BACKEND_SELECTED")
     assert steps == [("begun", Question("cpu", True)), "tier 1"]
     assert told.inside == {}
 
