@@ -184,7 +184,10 @@ def main(words: list[str] | None = None) -> int:
         parser.error(f"no device to record: `hwgrpo detect --backend {options.backend} --probe` says why")
     run.backend, options.device_type = about["backend"], about["type"]
     code, said = run.python("-m", "hwgrpo", "doctor", "--json", "--backend", run.backend)
-    told = _last_json(said) or {}
+    told = _last_json(said)
+    if told is None or not {"candidates", "facts"} <= told.keys():
+        printed = said.strip()[-2000:] or "nothing"
+        parser.error(f"`hwgrpo doctor --json` printed no report (exit code {code}), but:\n{printed}")
     for part in parts:
         PARTS[part](run, options)
     record = {

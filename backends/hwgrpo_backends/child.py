@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -39,11 +40,32 @@ def ask(
         timeout: seconds for all of them together; what they said until then is kept.
         marker: what a line of an answer begins with; a plug-in may print lines of its own.
     """
+    with asking(script, questions, timeout, environ, marker=marker) as answers:
+        return answers()
+
+
+@contextmanager
+def asking(
+    script: Path,
+    questions: Sequence[Any],
+    timeout: float,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    marker: str,
+) -> Iterator[Callable[[], list[Answer]]]:
+    """Start the children of `ask`, and give the function that waits for their answers; the time counts from its call.
+
+    What still runs at the end of the block is ended, so an answer that is not needed after all costs no time.
+    """
     with tempfile.TemporaryDirectory() as folder:
         running = [_start(script, question, environ, Path(folder) / str(i)) for i, question in enumerate(questions)]
-        end = time.monotonic() + timeout
-        try:
+
+        def answers() -> list[Answer]:
+            end = time.monotonic() + timeout
             return [_finish(*each, max(0.0, end - time.monotonic()), timeout, marker) for each in running]
+
+        try:
+            yield answers
         finally:
             for child, out, err in running:
                 _kill(child)

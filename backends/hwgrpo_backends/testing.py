@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.facts import Facts, gather_tier0
+from hwgrpo_backends.peaks import Chip
 from hwgrpo_backends.tier1 import gather_tier1
 
 
@@ -41,11 +43,49 @@ def _check_data(backend: Backend) -> str:
     assert backend.comm, "comm is empty"
     assert backend.torch_build, "torch_build is empty"
     for purpose in ("train", "rollout"):
-        for name, variable in backend.environment(purpose).items():
-            assert isinstance(variable, EnvVar), f"{purpose} variable {name} is not an EnvVar"
-            assert variable.why, f"{purpose} variable {name} has no reason"
-            assert isinstance(variable.value, str), f"{purpose} variable {name} is not a string"
+        _check_variables(purpose, backend.environment(purpose))
+    _check_variables("deterministic train", backend.environment("train", deterministic=True))
+    for name, archs in backend.attention_archs.items():
+        assert name in backend.attention, f"attention_archs has {name!r}, which is not in attention"
+        _check_texts(f"attention_archs of {name!r}", archs)
+        assert archs, f"attention_archs of {name!r} is empty: no chip could use it"
+    _check_texts("modules", backend.modules)
+    for pattern, who in backend.out_of_memory.items():
+        matches = _compiled("out_of_memory", pattern)
+        assert not matches.search(""), f"out_of_memory pattern {pattern!r} fits every error"
+        assert who, f"out_of_memory pattern {pattern!r} does not say who raises it"
+    for chip in backend.chips:
+        _check_chip(chip)
     return "data"
+
+
+def _check_variables(purpose: str, variables: Mapping[str, EnvVar]) -> None:
+    for name, variable in variables.items():
+        assert isinstance(variable, EnvVar), f"{purpose} variable {name} is not an EnvVar"
+        assert variable.why, f"{purpose} variable {name} has no reason"
+        assert isinstance(variable.value, str), f"{purpose} variable {name} is not a string"
+
+
+def _check_texts(what: str, values: object) -> None:
+    fits = isinstance(values, tuple) and all(isinstance(each, str) and each for each in values)
+    assert fits, f"{what} is {values!r}, not a tuple of texts"
+
+
+def _check_chip(chip: Chip) -> None:
+    assert isinstance(chip, Chip), f"chips has a {type(chip).__name__}"
+    assert chip.arch, f"a chip has no arch: {chip}"
+    _compiled(f"name of the chip {chip.arch}", chip.name)
+    assert all(rate > 0 for rate in chip.flops.values()), f"chip {chip.name!r} has a rate that is not above 0"
+    assert chip.bandwidth is None or chip.bandwidth > 0, f"chip {chip.name!r} has a bandwidth that is not above 0"
+    assert chip.source, f"chip {chip.name!r} has no source"
+
+
+def _compiled(what: str, pattern: str) -> re.Pattern[str]:
+    assert isinstance(pattern, str), f"{what}: {pattern!r} is not a pattern"
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise AssertionError(f"{what}: the pattern {pattern!r} does not compile: {error}") from error
 
 
 def _check_probe(backend: Backend) -> str:

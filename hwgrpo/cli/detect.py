@@ -5,7 +5,6 @@ import json
 import sys
 
 from hwgrpo_backends import registry
-from hwgrpo_backends.backend import BackendError
 from hwgrpo_backends.decide import AUTO, Decision, decide
 from hwgrpo_backends.facts import Facts, gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
@@ -26,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the decision. Returns 0 when a backend was chosen, 1 when none was, 2 for an unknown name."""
-    try:
-        backends, problems = registry.load_all()
-    except BackendError as error:
-        print(f"hwgrpo detect: {error}", file=sys.stderr)
-        return REFUSED
+    backends, problems = registry.load_all()
     facts = gather_tier0(backends=backends.values())
     if args.probe:
         facts = gather_tier1(facts, backends=backends.values())

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     try:
         known = (AUTO, *registry.names())
-    except Exception:  # two plug-ins of one name, or metadata in pieces, which the report tells
+    except Exception:  # metadata in pieces, which the report tells
         known = (AUTO, *registry.BUILTIN)
     if args.backend not in known:
         raise choice_error("--backend", args.backend, known)

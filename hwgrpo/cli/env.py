@@ -15,7 +15,7 @@ from hwgrpo_backends.environment import APPLIED_VARIABLE, apply
 from hwgrpo_backends.facts import gather_tier0
 
 from hwgrpo.columns import fold, terminal_columns
-from hwgrpo.errors import choice_error
+from hwgrpo.errors import ConfigError, choice_error
 
 HELP = "print the environment variables a backend wants, each with its reason; for a shell with --shell"
 SCHEMA = "hwgrpo.env/1"
@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the variables; return the exit code."""
+    if args.deterministic and args.purpose == "rollout":
+        raise ConfigError("--deterministic does not go with --for rollout: deterministic settings are for training")
     backend = _backend(args.backend)
     variables, removed, applied = wanted(backend, args.purpose, os.environ, args.deterministic)
     if args.shell:

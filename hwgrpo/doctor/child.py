@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,17 @@ def ask(
     script: Path, questions: Sequence[Mapping[str, Any]], timeout: float, environ: Mapping[str, str] = os.environ
 ) -> list[Answer]:
     """Run `script` once per question, as `hwgrpo_backends.child.ask`; "path" is added to every question."""
+    with asking(script, questions, timeout, environ) as answers:
+        return answers()
+
+
+def asking(
+    script: Path, questions: Sequence[Mapping[str, Any]], timeout: float, environ: Mapping[str, str] = os.environ
+) -> AbstractContextManager[Callable[[], list[Answer]]]:
+    """Start the children of `ask`, as `hwgrpo_backends.child.asking`."""
     folders = _package_folders()
     questions = [{**question, "path": folders} for question in questions]
-    return child.ask(script, questions, timeout, environ, marker=MARKER)
+    return child.asking(script, questions, timeout, environ, marker=MARKER)
 
 
 def _package_folders() -> list[str]:

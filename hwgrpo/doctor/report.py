@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from hwgrpo.doctor.engines import Engine, rollout_engines
 from hwgrpo.doctor.hardware import proven_on
 from hwgrpo.doctor.host import HostFacts, gather_host
 from hwgrpo.doctor.run import Trial, run_trials
-from hwgrpo.doctor.survey import look_inside
+from hwgrpo.doctor.survey import Question, look_inside, looking_inside
 from hwgrpo.doctor.versions import Fit, fits, installed_versions
 from hwgrpo.rollout import ENGINES
 
@@ -99,9 +100,10 @@ def diagnose(
     """
     backends, problems = _load_backends()
     facts = gather_tier0(root, environ, backends.values())
-    if facts.torch_version is not None:
-        facts = gather_tier1(facts, environ, backends.values())
     decision = decide(facts, requested, backends, problems)
+    inside: Mapping[str, Any] = {}
+    if facts.torch_version is not None:
+        facts, decision, inside = _ask_torch(facts, decision, requested, environ, backends, problems)
     subject = Subject(facts, gather_host(root, environ), decision, backends, problems)
     chosen = backends.get(decision.selected or "")
     devices = decision.verdicts[chosen.name].devices if chosen else 0
@@ -110,11 +112,45 @@ def diagnose(
     if run:
         limits = {} if limit is None else {"limit": limit}
         trials = tuple(run_trials(chosen, devices, environ=environ, **limits)) if chosen and works else ()
-    inside: Mapping[str, Any] = {}
-    if chosen and facts.torch and facts.torch.imported:
-        device = facts.torch.devices.get(chosen.device_type)
-        inside = look_inside(chosen, devices, environ, arch=device.archs[0] if device and device.archs else None)
     return assemble(subject, inside, trials)
+
+
+def _ask_torch(
+    facts: Facts,
+    expected: Decision,
+    requested: str,
+    environ: Mapping[str, str],
+    backends: Mapping[str, Backend],
+    problems: Mapping[str, str],
+) -> tuple[Facts, Decision, Mapping[str, Any]]:
+    """Return the facts with tier 1, the decision on them, and what is inside of the backend it chooses.
+
+    Tier 1 and the survey import torch, which takes seconds, each in a child. So the backend that is `expected` from
+    tier 0 is surveyed at the same time, and another one only where torch changes the question.
+    """
+    guess = _question(expected, facts, backends)
+    if guess and backends[guess.backend].attention_archs:  # the chip matters, which nobody knows yet
+        guess = None
+    with looking_inside(guess, environ) if guess else nullcontext() as told:
+        facts = gather_tier1(facts, environ, backends.values())
+        decision = decide(facts, requested, backends, problems)
+        question = _question(decision, facts, backends) if facts.torch and facts.torch.imported else None
+        if question is None:
+            return facts, decision, {}
+        if told and question == guess:
+            return facts, decision, told()
+    return facts, decision, look_inside(question, environ)
+
+
+def _question(decision: Decision, facts: Facts, backends: Mapping[str, Backend]) -> Question | None:
+    """Return what is to be asked about the chosen backend; None where none was chosen."""
+    chosen = backends.get(decision.selected or "")
+    if chosen is None:
+        return None
+    device = facts.torch.devices.get(chosen.device_type) if facts.torch and chosen.attention_archs else None
+    return Question(
+        chosen.name, decision.verdicts[chosen.name].devices > 0, device.archs[0] if device and device.archs else None
+    )
 
 
 def assemble(subject: Subject, inside: Mapping[str, Any], trials: tuple[Trial, ...] | None = None) -> Report:
@@ -148,8 +184,6 @@ def assemble(subject: Subject, inside: Mapping[str, Any], trials: tuple[Trial, .
 def _load_backends() -> tuple[Mapping[str, Backend], Mapping[str, str]]:
     try:
         return registry.load_all()
-    except (
-        Exception
-    ) as error:  # two plug-ins of one name, metadata in pieces: the built-in ones can still be told about
+    except Exception as error:  # metadata in pieces: the built-in ones can still be told about
         built_in = {name: importlib.import_module(f"hwgrpo_backends.{name}").BACKEND for name in registry.BUILTIN}
         return built_in, {"(all)": f"no plug-in could be loaded: {error}"}

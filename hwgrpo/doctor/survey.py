@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from hwgrpo_backends import Backend
+from typing import Any, NamedTuple
 
 from hwgrpo.doctor import child
 
@@ -15,21 +14,40 @@ LIMIT = 120.0
 """Seconds; importing torch takes minutes on cold network file systems."""
 
 
-def look_inside(
-    backend: Backend, devices: int, environ: Mapping[str, str], limit: float = LIMIT, arch: str | None = None
-) -> dict[str, Any]:
+class Question(NamedTuple):
+    """What the child is asked: the same question has the same answer."""
+
+    backend: str
+    devices: bool
+    """Whether this process could use some of its devices."""
+    arch: str | None = None
+    """Of the first device, where torch tells it."""
+
+
+def look_inside(question: Question, environ: Mapping[str, str], limit: float = LIMIT) -> dict[str, Any]:
     """Return {"kernels": ..., "attention": ...}; a part that cannot be told is {"error": why}.
 
     Args:
-        backend: the chosen one.
-        devices: how many of its devices this process could use.
         environ: of the child.
-        arch: of the first device, where torch tells it.
+        limit: seconds it may take.
     """
-    question = {"backend": backend.name, "devices": devices > 0, "arch": arch}
-    (answer,) = child.ask(SCRIPT, [question], limit, environ)
-    parts: dict[str, Any] = {}
-    for line in answer.lines:
-        parts |= line
-    missing = {"error": answer.trouble or "nothing was said"}
-    return {part: parts.get(part, missing) for part in ("kernels", "attention")}
+    with looking_inside(question, environ, limit) as told:
+        return told()
+
+
+@contextmanager
+def looking_inside(
+    question: Question, environ: Mapping[str, str], limit: float = LIMIT
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Start the child of `look_inside`, and give the function that waits for what it tells."""
+
+    def told() -> dict[str, Any]:
+        (answer,) = answers()
+        parts: dict[str, Any] = {}
+        for line in answer.lines:
+            parts |= line
+        missing = {"error": answer.trouble or "nothing was said"}
+        return {part: parts.get(part, missing) for part in ("kernels", "attention")}
+
+    with child.asking(SCRIPT, [question._asdict()], limit, environ) as answers:
+        yield told

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any
 
 import torch
 
+from . import entry_points
 from .op import BUILT_IN, Implementation, Key, Op, shape_class
 
 PINS_VARIABLE = "HWGRPO_KERNELS"
@@ -58,7 +58,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plugin:
-    """An entry point of the group `hwgrpo.kernels`: what it brought, or the error it failed with."""
+    """An entry point of the group `hwgrpo.kernels`: what it brought, or the error it failed with.
+
+    A distribution whose list of entry points cannot be read is one that failed, by the distribution's name.
+    """
 
     name: str
     value: str
@@ -232,8 +235,9 @@ class KernelRegistry:
     def plugins(self) -> list[Plugin]:
         """Load the entry points of `hwgrpo.kernels` on first use; return what came of each."""
         if self._plugins is None:
-            self._plugins = []
-            for point in entry_points(group=ENTRY_POINT_GROUP):
+            points, damaged = entry_points.find(ENTRY_POINT_GROUP)
+            self._plugins = [Plugin(name, "entry_points.txt", error=error) for name, error in damaged.items()]
+            for point in points:
                 self._plugins.append(self._load_plugin(point))
         return self._plugins
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hwgrpo_backends import registry
-from hwgrpo_backends.backend import BackendError, Verdict
+from hwgrpo_backends.backend import BackendError, EnvVar, Verdict
 from hwgrpo_backends.device import Device, Memory
+from hwgrpo_backends.peaks import Chip
 from hwgrpo_backends.testing import check_backend
 from recorder import ReplayedOnCpu
 
@@ -245,6 +246,22 @@ def test_every_built_in_backend_conforms(name, this_host):
         assert "not checked" not in report[2]
 
 
+CHIP = Chip(arch="a1", name="A1", flops={"float32": 1e12}, bandwidth=None, source="its data sheet")
+
+
+def test_the_conformance_suite_takes_all_data_that_a_backend_can_have(this_host):
+    told = EnvVar(value="1", why="numbers repeat")
+    full = dataclasses.replace(
+        CPU,
+        env_deterministic={"ORDER": told},
+        attention_archs={"sdpa": ("a1", "a2")},
+        modules=("rms_norm",),
+        out_of_memory={"no room (here|there)": "the driver"},
+        chips=(CHIP, dataclasses.replace(CHIP, bandwidth=1e9)),
+    )
+    assert check_backend(full, this_host)[0] == "data"
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -256,6 +273,23 @@ def test_every_built_in_backend_conforms(name, this_host):
         ({"probe": lambda facts: Verdict(state="unusable", reason="x", devices=2)}, "with 2 devices"),
         ({"compute_dtypes": lambda index: (torch.bfloat16,)}, "must include float32"),
         ({"arch": lambda index: ""}, "arch is empty"),
+        ({"env_deterministic": {"ORDER": "fixed"}}, "deterministic train variable ORDER is not an EnvVar"),
+        ({"env_deterministic": {"ORDER": EnvVar(value="fixed", why="")}}, "train variable ORDER has no reason"),
+        ({"attention_archs": {"flash_attention_2": ("a1",)}}, "'flash_attention_2', which is not in attention"),
+        ({"attention_archs": {"sdpa": "a1"}}, "attention_archs of 'sdpa' is 'a1', not a tuple of texts"),
+        ({"attention_archs": {"sdpa": ()}}, "attention_archs of 'sdpa' is empty"),
+        ({"modules": "rms_norm"}, "modules is 'rms_norm', not a tuple of texts"),
+        ({"modules": ("",)}, "not a tuple of texts"),
+        ({"out_of_memory": {"(full": "the driver"}}, r"out_of_memory: the pattern '\(full' does not compile"),
+        ({"out_of_memory": {7: "the driver"}}, "out_of_memory: 7 is not a pattern"),
+        ({"out_of_memory": {"(full)?": "the driver"}}, "fits every error"),
+        ({"out_of_memory": {"full": ""}}, "does not say who raises it"),
+        ({"chips": ("A1",)}, "chips has a str"),
+        ({"chips": (dataclasses.replace(CHIP, arch=""),)}, "a chip has no arch"),
+        ({"chips": (dataclasses.replace(CHIP, name="[A"),)}, r"chip a1: the pattern '\[A' does not compile"),
+        ({"chips": (dataclasses.replace(CHIP, flops={"float32": 0.0}),)}, "'A1' has a rate that is not above 0"),
+        ({"chips": (dataclasses.replace(CHIP, bandwidth=0.0),)}, "'A1' has a bandwidth that is not above 0"),
+        ({"chips": (dataclasses.replace(CHIP, source=""),)}, "'A1' has no source"),
     ],
 )
 def test_the_conformance_suite_refuses(change, complaint, this_host):

@@ -190,5 +190,10 @@ def test_what_repeats_the_numbers_is_set_when_asked_for_and_only_then(hwgrpo, ac
     shown = hwgrpo("env", "--backend", "acme", "--deterministic", "--shell", PYTHONPATH=acme).stdout
     assert "export ACME_ORDER='fixed'" in shown
     assert "ACME_ORDER" not in hwgrpo("env", "--backend", "acme", PYTHONPATH=acme).stdout
-    rollout = hwgrpo("env", "--backend", "acme", "--for", "rollout", "--deterministic", PYTHONPATH=acme).stdout
-    assert "ACME_ORDER" not in rollout, "an engine is not asked for it"
+
+
+@pytest.mark.parametrize("form", [(), ("--shell",), ("--json",)])
+def test_an_engine_is_not_asked_to_repeat_its_numbers(hwgrpo, acme, form):
+    done = hwgrpo("env", "--backend", "acme", "--for", "rollout", "--deterministic", *form, PYTHONPATH=acme)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--deterministic does not go with --for rollout: deterministic settings are for training" in done.stderr

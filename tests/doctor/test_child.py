@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hwgrpo.doctor.child import ask
+from hwgrpo.doctor.child import ask, asking
 
 
 @pytest.fixture
@@ -60,3 +60,17 @@ def test_a_child_that_hangs_is_ended_with_what_it_started(script, tmp_path):
             return
         time.sleep(0.05)
     pytest.fail("what the child started is still there")
+
+
+def test_a_child_whose_answer_is_not_waited_for_is_ended(script, tmp_path):
+    pid = tmp_path / "pid"
+    file = script(
+        f"open({str(pid) + '.part'!r}, 'w').write(str(os.getpid()))",
+        f"os.rename({str(pid) + '.part'!r}, {str(pid)!r})",
+        "time.sleep(600)",
+    )
+    with asking(file, [{}], 600):
+        while not pid.exists():
+            time.sleep(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)

@@ -24,6 +24,20 @@ assert not {"torch", "transformers"} & sys.modules.keys(), "imported in the pare
 raise SystemExit(code)
 """
 CLOSED = 'exec "$@" >&-'
+MEETING = """
+import sys, time
+from pathlib import Path
+me = Path(sys.argv[0]).stem
+other = {"torch_probe": "inside", "inside": "torch_probe"}[me]
+Path(__file__).with_name(me).touch()
+for _ in range(600):
+    if Path(__file__).with_name(other).exists():
+        break
+    time.sleep(0.1)
+else:
+    raise ImportError(f"{other} was not there")
+"""
+"""A torch that each of the two children imports only when the other one does, too."""
 
 
 def doctor(*arguments, path=(), wrap=(), output=subprocess.PIPE, **variables):
@@ -102,6 +116,15 @@ def test_a_full_disk_is_told(damaged):
     assert result.returncode == 1
     assert result.stderr.startswith("hwgrpo doctor: the report could not be written: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_the_two_children_that_import_torch_run_at_once(made_up):
+    made_up.torch(text=MEETING)
+    result = doctor("--json", "--backend", "cpu", path=[made_up.site])
+    assert "was not there" not in result.stdout
+    document = json.loads(result.stdout)
+    assert (document["selected"], lines_of(document, "import torch")[0]["state"]) == ("cpu", "ok")
+    assert "cannot import name 'Tensor'" in document["kernels"]["error"]  # this torch has nothing in it
 
 
 def test_a_torch_that_kills_its_process_is_told(made_up):

@@ -8,6 +8,7 @@ import hwgrpo_kernels
 import pytest
 import torch
 from hwgrpo_kernels import Implementation, KernelRegistry, default_registry
+from hwgrpo_kernels.entry_points import Offers
 from hwgrpo_kernels.registry import parse_pins
 from registries import make
 
@@ -164,15 +165,19 @@ def fail():
 def test_plugins_are_taken_only_when_named_and_their_failures_shown(monkeypatch):
     theirs = Implementation("row_stats", "theirs", lambda: lambda: "theirs", rank=99)
     points = [entry_point("good", lambda: [theirs]), entry_point("bad", fail)]
-    monkeypatch.setattr(
-        "hwgrpo_kernels.registry.entry_points", lambda group: points if group == "hwgrpo.kernels" else []
-    )
+    damaged = {"torn": "its entry_points.txt cannot be read"}
+    monkeypatch.setattr("hwgrpo_kernels.entry_points.find", {"hwgrpo.kernels": Offers(tuple(points), damaged)}.get)
     registry = make()
     assert choose(registry).name == "torch"
     registry.configure(preference=["theirs"])
     assert choose(registry).name == "theirs"
-    assert registry.explain() == ["row_stats -> theirs", "plug-in bad failed: OSError: its library is missing"]
-    assert [each["error"] for each in registry.choices()["plugins"]] == [None, "OSError: its library is missing"]
+    assert registry.explain() == [
+        "row_stats -> theirs",
+        "plug-in torn failed: its entry_points.txt cannot be read",
+        "plug-in bad failed: OSError: its library is missing",
+    ]
+    errors = {each["name"]: each["error"] for each in registry.choices()["plugins"]}
+    assert errors == {**damaged, "good": None, "bad": "OSError: its library is missing"}
 
 
 def test_choices_are_plain_values_for_a_file():

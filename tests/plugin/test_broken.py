@@ -165,3 +165,19 @@ def test_a_device_that_cannot_be_asked_ends_a_run_with_its_name(tmp_path: Path):
     assert done.returncode != 0
     assert "backend 'mute' cannot be used: its compute_dtypes(0) raised FileNotFoundError" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe[hwgrpo.kernels]\n", b"[hwgrpo.kernels]\ntorn\n"])
+def test_a_list_of_kernels_in_pieces_is_told_with_the_remedy_and_hides_no_other(tmp_path: Path, damage: bytes):
+    offer(tmp_path, "hwgrpo.kernels", "torn", "")
+    (tmp_path / "torn-1.0.dist-info" / "entry_points.txt").write_bytes(damage)
+    text = KERNEL + "BACKEND = Implementation('row_stats', 'whole', lambda: fail)\n"
+    offer(tmp_path, "hwgrpo.kernels", "whole", text)
+    # torch itself fails on such a list, unless it is told not to look for plug-ins
+    done = acme.run("kernels", "--json", folders=[tmp_path], TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 0, done.stderr
+    plugins = {each["name"]: each for each in json.loads(done.stdout)["plugins"]}
+    assert set(plugins) == {"torn", "whole"}
+    assert plugins["torn"]["error"].startswith("its entry_points.txt cannot be read (")
+    assert plugins["torn"]["error"].endswith("repair it: pip install --force-reinstall torn")
+    assert (plugins["whole"]["implementations"], plugins["whole"]["error"]) == (["row_stats=whole"], None)

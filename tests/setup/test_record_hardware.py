@@ -30,10 +30,10 @@ def record(tmp_path: Path):
         (copy / name).symlink_to(REPO / name)
     (tmp_path / "Small.json").write_text(json.dumps(SHAPE))
 
-    def run(*words: str):
+    def run(*words: str, **variables: str):
         command = [sys.executable, str(copy / "scripts/record_hardware.py"), "--backend", "cpu"]
         command += ["--shape", str(tmp_path / "Small.json"), "--out", str(tmp_path / "out"), *words]
-        environ = {**os.environ, "HWGRPO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, "HWGRPO_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", **variables}
         done = subprocess.run(command, env=environ, capture_output=True, text=True)
         return done, [json.loads(file.read_text()) for file in (tmp_path / "out").glob("*.json")]
 
@@ -77,6 +77,22 @@ def test_what_cannot_be_recorded_is_refused_with_the_remedy(record, words, told)
     done, documents = record(*words)
     assert (done.returncode, documents) == (2, [])
     assert told in done.stderr
+
+
+@pytest.mark.parametrize("printed, told", [("", "nothing"), ("[1]\n{}\n", "[1]\n{}"), ("out of order", "out of order")])
+def test_a_diagnosis_that_tells_nothing_ends_it_before_anything_is_run(record, tmp_path, printed, told):
+    silent = tmp_path / "silent"
+    silent.mkdir()
+    (silent / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if sys.orig_argv[1:4] == ['-m', 'hwgrpo', 'doctor'] and '--run' not in sys.orig_argv:\n"
+        f"    print({printed!r}, end='', flush=True)\n"
+        "    os._exit(3)\n"
+    )
+    done, documents = record("--parts", "doctor", "--commit", COMMIT, PYTHONPATH=str(silent))
+    assert (done.returncode, documents) == (2, [])
+    assert f"`hwgrpo doctor --json` printed no report (exit code 3), but:\n{told}\n" in done.stderr
+    assert "doctor --run" not in done.stdout
 
 
 def test_a_checkout_with_changes_is_refused(record):
