@@ -145,17 +145,18 @@ def branched_attention(
     """
     if branches is None:
         return attend(module, query, key, value, attention_mask, **options)
-    key_heads, group = key.shape[1], query.shape[1] // key.shape[1]
+    # For sdpa, query heads that share a key-value head become further queries of it, so that no key and no value is
+    # repeated for them. A fused attention shares them by itself; its mask stays that much smaller.
+    group = query.shape[1] // key.shape[1] if attend is sdpa_attention_forward else 1
     window = _window(module, options.get("sliding_window"))
     prompt_mask, response_mask = branches.masks(window, query.dtype, group)
     options["is_causal"] = prompt_mask is None
     prompt = slice(branches.prompt_width)
     of_prompts, _ = attend(module, query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], prompt_mask, **options)
     options["is_causal"] = False
-    # Query heads that share a key-value head are further queries of it: no key and no value is repeated for them.
-    own = _own(query, branches).unflatten(2, (key_heads, group)).flatten(3, 4).flatten(0, 1)
+    own = _own(query, branches).unflatten(2, (-1, group)).flatten(3, 4).flatten(0, 1)
     keys, values = (_after_prompt(tensor[:, :, prompt], _own(tensor, branches)) for tensor in (key, value))
-    of_responses, _ = attend(_UNGROUPED, own, keys, values, response_mask, **options)
+    of_responses, _ = attend(_UNGROUPED if group > 1 else module, own, keys, values, response_mask, **options)
     of_responses = of_responses.unflatten(1, (group, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     outputs = torch.cat([of_prompts.flatten(0, 1), of_responses.flatten(0, 1)])
     return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None
