@@ -20,7 +20,8 @@ torch_npu torch_npu
 lowering lowering
 structure structure setup
 distributed distributed
-simulated simulated_npu plugin
+simulated simulated_npu
+plugin plugin
 learning learning docs
 resume resume
 perf perf
