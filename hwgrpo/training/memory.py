@@ -129,3 +129,8 @@ def _logits_bytes(config: Config, shape: ModelShape, work: Work) -> int:
     buffers = logits_buffers(work.dtype, dtype, work.device_type)
     rows = config.kernels.chunk_rows or chunk_rows_for(shape.vocab, dtype, work.device_type, buffers)
     return min(rows, work.micro_batch_tokens) * buffers * shape.vocab * dtype.itemsize
+
+
+def in_words(count: int) -> str:
+    """Return bytes as people read them."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"

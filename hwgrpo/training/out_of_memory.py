@@ -14,6 +14,7 @@ from hwgrpo.errors import RunError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training import checkpoints
 from hwgrpo.training.choices import micro_batch_tokens
+from hwgrpo.training.memory import in_words
 
 LOADING, SAVING = "load", "save"
 """Stages outside a step."""
@@ -67,10 +68,10 @@ def _figures(device: Device) -> str:
     memory = device.memory()
     if memory.total is None or memory.free is None or memory.peak is None or memory.allocated is None:
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return f"this process held {_size(held)} of host memory at the most"
+        return f"this process held {in_words(held)} of host memory at the most"
     return (
-        f"{_size(memory.total)} in all, {_size(memory.free)} free, "
-        f"{_size(memory.allocated)} in this run's tensors, {_size(memory.peak)} at the most"
+        f"{in_words(memory.total)} in all, {in_words(memory.free)} free, "
+        f"{in_words(memory.allocated)} in this run's tensors, {in_words(memory.peak)} at the most"
     )
 
 
@@ -92,7 +93,3 @@ def _remedies(config: Config, device: Device, stage: str | None) -> list[str]:
     if config.algorithm.kl.coef and not uses_lora(config.model.lora):
         remedies.append("the number of models, by algorithm.kl.coef=0, which loads no reference model")
     return remedies or ["the size of the model (model.path)"]
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.1f} MiB"

@@ -26,7 +26,7 @@ from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
 from hwgrpo.training.fused import choose_modules
-from hwgrpo.training.memory import Memory, Work, estimate
+from hwgrpo.training.memory import Memory, Work, estimate, in_words
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
 from hwgrpo.training.shapes import model_shape, planned_settings
 from hwgrpo.training.trial import try_rewards
@@ -171,9 +171,9 @@ def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) 
 
 
 def _memory_lines(memory: Memory) -> list[str]:
-    lines = [f"about {_size(memory.peak)} per device at the most:"]
+    lines = [f"about {in_words(memory.peak)} per device at the most:"]
     parts = (("", memory.always), ("rollout: ", memory.rollout), ("update: ", memory.update))
-    return lines + [f"{_size(size)} {when}{part}" for when, components in parts for part, size in components.items()]
+    return lines + [f"{in_words(size)} {when}{part}" for when, components in parts for part, size in components.items()]
 
 
 def _output_lines(
@@ -190,11 +190,6 @@ def _output_lines(
 def _item(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return an item of the plan that may take several lines; only the first has its name."""
     return [(name if number == 0 else "", text) for number, text in enumerate(texts)]
-
-
-def _size(count: int) -> str:
-    """Return bytes as people read them."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
 
 
 def _counted(count: int, one: str, many: str) -> str:
