@@ -74,7 +74,7 @@ def first_update(update: PolicyUpdate, batch: TrainBatch, layout: Layout) -> Fir
                 if parameter.grad is not None
             }
         finally:
-            update.optimizer.zero_grad(set_to_none=True)
+            update.strategy.discard_gradients()
     return FirstUpdate(loss, gradient, tokens)
 
 

@@ -158,8 +158,8 @@ class Start:
     """
 
     def __init__(self, update: PolicyUpdate, batch: TrainBatch) -> None:
-        self._optimizer = update.optimizer
-        self._fresh = copy.deepcopy(update.optimizer.state_dict())
+        self._optimizer = update.strategy.optimizer
+        self._fresh = copy.deepcopy(update.strategy.optimizer.state_dict())
         self._weights = [parameter for parameter in update.policy.parameters() if parameter.requires_grad]
         # on the host, so that the peak of the device's memory stays that of training
         self._saved_weights = [_on_host(weight) for weight in self._weights]

@@ -248,6 +248,16 @@ class OptimConfig:
 
 
 @dataclass
+class Fsdp2Config:
+    reshard_after_forward: bool = True
+    """Drop a layer's gathered weights after its forward and gather them again for its backward; false keeps them in
+    between: less to move, more memory."""
+    offload: bool = False
+    """Keep parameters, gradients and AdamW's moments in host memory, where the update then runs; a layer's weights are
+    copied to the device when it needs them."""
+
+
+@dataclass
 class TrainerConfig:
     output_dir: str = "runs/default"
     """Folder for checkpoints, logs, the resolved config and the final model."""
@@ -267,7 +277,10 @@ class TrainerConfig:
     seed: int = limited(0, at_least=0)
     """Seed of the data order, of sampling and of new adapter weights."""
     strategy: str = choice("auto", lambda: ("auto", *training.STRATEGIES.names()))
-    """auto: ddp where a launcher started several processes (torchrun), else single."""
+    """How one policy is trained by one process per device. `single`: one process. `ddp`: each has all of it, gradients
+    are averaged. `fsdp2`: weights, gradients and moments are cut over all (fully_shard). auto: ddp where a launcher
+    started several processes (torchrun), else single."""
+    fsdp2: Fsdp2Config = field(default_factory=Fsdp2Config)
     resume: str = "auto"
     """auto continues from the newest checkpoint in output_dir; never starts over (and refuses a used folder);
     else the folder of a checkpoint."""

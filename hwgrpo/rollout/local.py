@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, groupby
 
@@ -37,13 +37,16 @@ class LocalEngine:
     others by the model's own forward. `decode_path` and `decode_reason` tell which, and why.
 
     Args:
-        model: the policy; may be wrapped by peft. Its parameters must be whole (not sharded) on this rank.
+        model: the policy; may be wrapped by peft. Its parameters must be whole (not sharded) on this rank; where the
+            policy's are not, a replica.
         tokenizer: decodes responses and knows the end-of-sequence token.
         device: where the model is.
         compute_dtype: dtype of the weights that sample. Where the model's parameters have it, they are used as they
             are; else those that do not are copied, and the copies refreshed by `update_weights`.
         max_sequences: responses decoded together; a larger batch is generated in parts.
         recorder: makes device graphs. With one, the lean step is recorded, if a trial gives the same logits.
+        weights: where the policy is in shards: yields its trainable parameters whole, by name, and `model` is a copy
+            that this engine alone uses (`replica_of`). Every rank calls `update_weights` then.
 
     Raises:
         ConfigError: with its cache of keys, values or states the model computes something else than without.
@@ -59,8 +62,10 @@ class LocalEngine:
         compute_dtype: torch.dtype,
         max_sequences: int,
         recorder: Recorder | None = None,
+        weights: Callable[[], Iterator[tuple[str, torch.Tensor]]] | None = None,
     ) -> None:
         assert max_sequences >= 1
+        self._weights = weights
         self._model = model
         self._tokenizer = tokenizer
         self._device = device
@@ -153,6 +158,8 @@ class LocalEngine:
     def update_weights(self, version: int) -> None:
         """Take over the policy's current weights, which are `version`."""
         self._version = version
+        if self._weights is not None:
+            _take_over(self._weights(), self._model)
         if self._copy is not None:
             _refresh(self._model, self._copy)
 
@@ -248,6 +255,15 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
+def replica_of(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a copy of a model with frozen parameters of its own in `dtype`; its buffers keep theirs."""
+    memo = {
+        id(parameter): torch.nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
+
+
 def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return a copy whose parameters have `dtype`, frozen; those that have it already are shared. Ties stay ties.
 
@@ -261,6 +277,13 @@ def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedMode
         for parameter in model.parameters()
     }
     return copy.deepcopy(model, memo)
+
+
+@torch.no_grad()
+def _take_over(weights: Iterator[tuple[str, torch.Tensor]], model: torch.nn.Module) -> None:
+    own = dict(model.named_parameters())
+    for name, weight in weights:
+        own[name].copy_(weight)
 
 
 @torch.no_grad()

@@ -13,5 +13,9 @@ LAYOUTS = Registry(
 )
 STRATEGIES = Registry(
     "trainer.strategy",
-    {"single": "hwgrpo.training.strategies.single:Single", "ddp": "hwgrpo.training.strategies.ddp:Ddp"},
+    {
+        "single": "hwgrpo.training.strategies.single:Single",
+        "ddp": "hwgrpo.training.strategies.ddp:Ddp",
+        "fsdp2": "hwgrpo.training.strategies.fsdp2:Fsdp2",
+    },
 )

@@ -27,11 +27,18 @@ from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training import STRATEGIES, checkpoints, rng
 from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note
-from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
+from hwgrpo.training.components import (
+    Sharded,
+    build_engine,
+    build_rewards,
+    check_length,
+    load_policy,
+    make_replica,
+    prepare_process,
+)
 from hwgrpo.training.fused import Fused, check_ranks_agree, choose_modules, fuse
 from hwgrpo.training.layout_check import proven_layout
 from hwgrpo.training.loop import Run
-from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
@@ -100,7 +107,12 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     if obstacle:
         notes.append(obstacle)
     reference = build_reference(policy, config)
-    optimizer = build_optimizer(policy, config.optim)
+    sharded = (
+        Sharded(make_replica(config, policy), lambda: strategy.whole(trainable_only=True)) if strategy.shards else None
+    )
+    strategy.wrap(policy, config)
+    if reference is not None and reference.policy is not policy:
+        strategy.wrap_reference(reference.policy)
     source = PromptSource(
         training_data,
         PromptSampler(len(training_data), t.seed, config.data.shuffle),
@@ -113,7 +125,6 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         config=config,
         strategy=strategy,
         policy=policy,
-        optimizer=optimizer,
         device=device.torch_device,
         layout=layout,
         total_updates=total_steps * (t.prompts_per_step // prompts_per_update(config)) * t.epochs_per_batch,
@@ -122,8 +133,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         notes += restore(checkpoint, update, source, strategy, device)
     else:
         seed_rank(device, config, strategy.rank)
-    strategy.wrap(policy)
-    engine = build_engine(config, policy, tokenizer, device)
+    engine = build_engine(config, policy, tokenizer, device, sharded)
     engine.update_weights(start)
 
     observer = Observer(config.observe, output, total_steps=total_steps, is_main=strategy.rank == 0)
@@ -163,8 +173,6 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
             folder = checkpoints.save(
                 output / "checkpoints",
                 step,
-                module=policy.model,
-                optimizer=optimizer,
                 rng=rng.capture(device),
                 state=state,
                 strategy=strategy,

@@ -1,8 +1,8 @@
 """Checkpoints: safetensors and a JSON manifest with checksums, written atomically, verified before use.
 
-A checkpoint folder `step-00000012` holds the trainable parameters, AdamW's moments by parameter name, the random state
-of each rank, and `manifest.json`. It appears by one rename after everything in it has reached the disk, so a kill at
-any instruction leaves either the whole of it or none. No pickles.
+A checkpoint folder `step-00000012` holds the trainable parameters and AdamW's moments as each rank holds them, the
+random state of each rank, and `manifest.json`. It appears by one rename after everything in it has reached the disk, so
+a kill at any instruction leaves either the whole of it or none. No pickles.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hwgrpo.errors import CheckpointError
+from hwgrpo.training import checkpoint_tensors
+from hwgrpo.training.strategies.pieces import Piece, whole_pieces
 from hwgrpo.training.strategies.strategy import Strategy
 
-SCHEMA = "hwgrpo.checkpoint/1"
+SCHEMA = "hwgrpo.checkpoint/2"
 _NAME = re.compile(r"step-(\d{8})")
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,6 @@ def save(
     root: Path,
     step: int,
     *,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
     rng: Mapping[str, torch.Tensor],
     state: Mapping[str, Any],
     strategy: Strategy,
@@ -56,17 +56,18 @@ def save(
     """Write a checkpoint and drop all but the newest `keep`.
 
     Args:
-        root: folder of the run's checkpoints.
+        root: folder of the run's checkpoints, which all ranks see.
         step: the last finished step.
-        module: the policy, unwrapped; its trainable parameters are saved.
-        optimizer: AdamW over those parameters.
         rng: this rank's random state, name -> uint8 tensor.
         state: JSON-able rest (sampler position, updates done, ...), equal on all ranks.
-        strategy: ranks write together, into one folder that all of them see; rank 0 writes what they share.
+        strategy: holds parameters and moments; each rank writes a part of them.
         keep: how many checkpoints stay.
 
     Returns:
         The checkpoint's folder.
+
+    Raises:
+        OSError: a rank cannot write, told on all of them. Earlier checkpoints are as they were.
     """
     final = root / f"step-{step:08d}"
     partial = root / f".step-{step:08d}.partial"
@@ -74,12 +75,19 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     strategy.barrier()
-    _write(partial / f"rng-rank{strategy.rank}.safetensors", dict(rng))
-    if strategy.rank == 0:
-        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        _write(partial / "model.safetensors", {name: p.detach() for name, p in named.items()})
-        _write(partial / "optimizer.safetensors", dict(_moments(named, optimizer)))
-    strategy.barrier()
+    pieces = strategy.owned_pieces()
+    files = {f"rng-rank{strategy.rank}.safetensors": dict(rng)} | checkpoint_tensors.files_of(pieces, strategy.rank)
+    fingerprints, error = {}, None
+    try:
+        for name, tensors in files.items():
+            _write(partial / name, tensors)
+            fingerprints[name] = _fingerprint(partial / name)
+    except (OSError, SafetensorError) as failure:
+        error = str(failure)
+    written = strategy.gather_objects((fingerprints, checkpoint_tensors.table_of(pieces, strategy.rank), error))
+    for rank, (_, _, failure) in enumerate(written):
+        if failure is not None:
+            raise OSError(failure if strategy.world_size == 1 else f"rank {rank}: {failure}")
     if strategy.rank == 0:
         manifest = {
             "schema": SCHEMA,
@@ -87,7 +95,8 @@ def save(
             "world_size": strategy.world_size,
             "torch": torch.__version__,
             "state": dict(state),
-            "files": {path.name: _fingerprint(path) for path in sorted(partial.iterdir())},
+            "parameters": checkpoint_tensors.merged([table for _, table, _ in written]),
+            "files": {name: entry for entries, _, _ in written for name, entry in entries.items()},
         }
         _write_text(partial / "manifest.json", json.dumps(manifest, indent=1))
         _sync_folder(partial)
@@ -162,64 +171,40 @@ def verify(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
-def restore_weights(checkpoint: Checkpoint, module: nn.Module) -> None:
-    """Put a checkpoint's parameters in place, on the devices they belong to.
+def restore(checkpoint: Checkpoint, pieces: Sequence[Piece], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Put a checkpoint's parameters, and AdamW's moments where pieces have them, in place.
+
+    Args:
+        checkpoint: verified.
+        pieces: what this rank holds.
+        shapes: of the model's trainable parameters, by name.
 
     Raises:
         CheckpointError: the model has other trainable parameters than the one that was saved.
     """
-    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    saved = load_file(checkpoint.folder / "model.safetensors")
-    if saved.keys() != named.keys():
-        odd = sorted(saved.keys() ^ named.keys())
-        raise CheckpointError(
-            f"{checkpoint.folder} was saved by another model or LoRA setting: {len(odd)} parameters are in one and not "
-            f"in the other, e.g. {odd[0]}"
-        )
-    with torch.no_grad():
-        for name, parameter in named.items():
-            if saved[name].shape != parameter.shape:
-                raise CheckpointError(
-                    f"{checkpoint.folder}: {name} has shape {tuple(saved[name].shape)}, the model's is "
-                    f"{tuple(parameter.shape)}"
-                )
-            parameter.copy_(saved[name])
+    table = checkpoint.manifest["parameters"]
+    checkpoint_tensors.check_parameters(checkpoint.folder, table, shapes)
+    checkpoint_tensors.read(checkpoint.folder, table, pieces)
 
 
-def restore(checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's parameters and AdamW moments in place, on the devices they belong to.
+def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Put a checkpoint's parameters in place in a model that is in one piece.
 
     Raises:
         CheckpointError: the model has other trainable parameters than the one that was saved.
     """
-    restore_weights(checkpoint, module)
-    moments = load_file(checkpoint.folder / "optimizer.safetensors")
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        state = {key: moments[f"{name}.{key}"] for key in _MOMENTS if f"{name}.{key}" in moments}
-        optimizer.state[parameter] = {
-            # AdamW keeps `step` where its implementation wants it: on the device when fused, on the CPU else
-            key: value.clone() if key == "step" and not _fused(optimizer) else value.to(parameter.device)
-            for key, value in state.items()
-        }
+    restore(checkpoint, whole_pieces(model), trainable_shapes(model))
+
+
+def trainable_shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of a model's trainable parameters, whole, by name."""
+    return {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def load_rng(checkpoint: Checkpoint, rank: int) -> dict[str, torch.Tensor] | None:
     """Return the random state of a rank, or None when the checkpoint was written by fewer ranks."""
     path = checkpoint.folder / f"rng-rank{rank}.safetensors"
     return load_file(path) if path.is_file() else None
-
-
-def _moments(named: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, parameter in named.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            assert key in _MOMENTS, f"unexpected optimizer state {key}"
-            yield f"{name}.{key}", value
-
-
-def _fused(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(optimizer.defaults.get("fused"))
 
 
 def _folders(root: Path) -> list[tuple[int, Path]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import hwgrpo_kernels
@@ -24,6 +26,7 @@ from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.local import replica_of
 from hwgrpo.training.choices import attention_of, choose_dtype
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
@@ -70,15 +73,9 @@ def choose_kernels(config: Config, backend: Backend) -> None:
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
     dtype = choose_dtype(config, device)
-    model: Any = load_model(config.model, attention=attention_of(config, device).loaded_as)
+    model = load_trainable(config, attention_of(config, device).loaded_as)
     check_vocabulary(model, tokenizer)
-    check_router_loss(config.model.router_loss_coef, model.config)
-    if config.model.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        _without_embedding_hook(model)
-    if uses_lora(config.model.lora):
-        model = apply_lora(model, config.model.lora)
-        _without_embedding_hook(model)
+    check_router_loss(config.model.router_loss_coef, causal_lm(model).config)
     move_to(model, device.torch_device)
     logits = config.kernels.logits_dtype
     options = HeadOptions(
@@ -91,6 +88,23 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     return policy
 
 
+def load_trainable(config: Config, attention: str = "sdpa") -> Any:
+    """Load the model as it is before training, adapters on it, into host memory; fp32 throughout.
+
+    Args:
+        config: the run's settings.
+        attention: attention implementation as transformers names it.
+    """
+    model: Any = load_model(config.model, attention=attention)
+    if config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _without_embedding_hook(model)
+    if uses_lora(config.model.lora):
+        model = apply_lora(model, config.model.lora)
+        _without_embedding_hook(model)
+    return model
+
+
 def _without_embedding_hook(model: Any) -> None:
     """Take out the hook that makes embeddings require a gradient: only reentrant checkpointing needs it.
 
@@ -100,18 +114,40 @@ def _without_embedding_hook(model: Any) -> None:
     causal_lm(model).disable_input_require_grads()
 
 
-def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: Device) -> Engine:
-    """Return the rollout engine of the configuration."""
-    wanted = config.rollout.dtype
+def build_engine(
+    config: Config, policy: PolicyModel, tokenizer: Any, device: Device, sharded: Sharded | None = None
+) -> Engine:
+    """Return the rollout engine of the configuration; `sharded` says where it finds weights that are in shards."""
     return ENGINES.load(config.rollout.engine)(
-        policy.model,
+        policy.model if sharded is None else sharded.replica,
         tokenizer,
         device=device.torch_device,
-        compute_dtype=policy.compute_dtype if wanted == "auto" else getattr(torch, wanted),
+        compute_dtype=_rollout_dtype(config, policy),
+        weights=None if sharded is None else sharded.weights,
         max_sequences=config.rollout.max_sequences,
         # Writing into a tensor at an index waits for the device where algorithms must be deterministic.
         recorder=device.recorder if config.rollout.graphs and not config.trainer.deterministic else None,
     )
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """What an engine in this process samples with where the policy's weights are in shards."""
+
+    replica: Any
+    """A whole copy of the model in the dtype of rollouts."""
+    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    """Yields the policy's trainable weights whole, by name; every rank runs through it."""
+
+
+def make_replica(config: Config, policy: PolicyModel) -> Any:
+    """Return a whole copy of a policy's model that samples, made before a strategy cuts the policy over ranks."""
+    return replica_of(policy.model, _rollout_dtype(config, policy))
+
+
+def _rollout_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
+    wanted = config.rollout.dtype
+    return policy.compute_dtype if wanted == "auto" else getattr(torch, wanted)
 
 
 NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")

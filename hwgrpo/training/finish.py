@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from hwgrpo.models.loading import save_model
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.training.components import load_trainable
 from hwgrpo.training.loop import Run, Status
 from hwgrpo.training.out_of_memory import SAVING, explained
 
@@ -20,29 +24,44 @@ def finish(run: Run, status: Status) -> None:
     """
     output = Path(run.config.trainer.output_dir)
     paths: dict[str, Path] = {}
-    if run.strategy.rank == 0:
-        with explained(run.config, run.device, lambda: SAVING):
-            paths |= _save_models(run, status, output)
-        if (output / "checkpoints").is_dir():
-            paths["checkpoint"] = output / "checkpoints"
+    with explained(run.config, run.device, lambda: SAVING):
+        paths |= _save_models(run, status, output)
+    if run.strategy.rank == 0 and (output / "checkpoints").is_dir():
+        paths["checkpoint"] = output / "checkpoints"
     run.observer.finish(status, **paths)
     run.strategy.barrier()
 
 
 def _save_models(run: Run, status: Status, output: Path) -> dict[str, Path]:
-    """Save what a completed run was to leave, and return the folders."""
+    """Save what a completed run was to leave, on rank 0; return the folders there."""
     paths: dict[str, Path] = {}
     if status == "completed" and run.config.trainer.save_final_model:
-        paths["model"] = _save(run, output / "final", merge=True)
-        if uses_lora(run.config.model.lora):
-            paths["adapter"] = _save(run, output / "final-adapter", merge=False)
+        model = _whole_model(run)
+        if model is not None:
+            paths["model"] = _save(run, model, output / "final", merge=True)
+            if uses_lora(run.config.model.lora):
+                paths["adapter"] = _save(run, model, output / "final-adapter", merge=False)
     return paths
 
 
-def _save(run: Run, folder: Path, *, merge: bool) -> Path:
+@torch.no_grad()
+def _whole_model(run: Run) -> Any:
+    """Return the trained model in one piece on rank 0, None on others; with shards it is put together on the host."""
+    main = run.strategy.rank == 0
+    if not run.strategy.shards:
+        return run.update.policy.model if main else None
+    model = load_trainable(run.config) if main else None
+    own = dict(model.named_parameters()) if model is not None else {}
+    for name, weight in run.strategy.whole(trainable_only=True):
+        if main:
+            own[name].copy_(weight)
+    return model
+
+
+def _save(run: Run, model: Any, folder: Path, *, merge: bool) -> Path:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    save_model(run.update.policy.model, run.tokenizer, partial, merge=merge)
+    save_model(model, run.tokenizer, partial, merge=merge)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
     return folder

@@ -135,7 +135,8 @@ def restore(
     Returns:
         Notes on what could not be put back as it was.
     """
-    checkpoints.restore(checkpoint, update.policy.model, update.optimizer)
+    checkpoints.restore(checkpoint, strategy.pieces(), checkpoints.trainable_shapes(update.policy.model))
+    strategy.pieces_written()
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])
     update.updates_done = state["updates_done"]

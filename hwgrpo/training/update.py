@@ -68,7 +68,6 @@ class PolicyUpdate:
     config: Config
     strategy: Strategy
     policy: PolicyModel
-    optimizer: torch.optim.Optimizer
     device: torch.device
     layout: Layout
     total_updates: int
@@ -165,16 +164,12 @@ class PolicyUpdate:
         micro_losses, sums = self.accumulate_gradients(batch, sequences, logprobs)
         norm = float(self.strategy.clip_gradients(self.config.optim.grad_clip))
         if not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
+            self.strategy.discard_gradients()
             raise RunError(
                 f"the gradient of update {self.updates_done + 1} is not finite (loss {micro_losses:.4g}); "
                 "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
             )
-        lr = learning_rate(self.config.optim, self.updates_done, self.total_updates)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.strategy.step(learning_rate(self.config.optim, self.updates_done, self.total_updates))
         self.updates_done += 1
         return sums | {"loss": micro_losses}, norm
 
@@ -214,7 +209,7 @@ class PolicyUpdate:
                 out = self.strategy.module(
                     micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share
                 )
-                out.loss.backward()
+                self.strategy.backward(out.loss)
             loss += out.loss.detach().cpu().double()
             for name, value in out.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
@@ -250,7 +245,7 @@ class PolicyUpdate:
             for public in METRIC_NAMES.get(name, (f"actor/{name}",)):
                 metrics[public] = value / (trained if name in RATIO_METRICS else tokens)
         metrics["actor/grad_norm"] = sum(norms) / len(norms)
-        metrics["actor/lr"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["actor/lr"] = float(self.strategy.optimizer.param_groups[0]["lr"])
         return metrics
 
     def _mismatch(self, batch: TrainBatch, logprobs: torch.Tensor) -> dict[str, float]:

@@ -41,7 +41,7 @@ def measured(run: Run, *names: str, repeat: int = 2) -> StepBench:
 
 
 def state(update: PolicyUpdate) -> list[torch.Tensor]:
-    moments = [value for values in update.optimizer.state.values() for value in values.values()]
+    moments = [value for values in update.strategy.optimizer.state.values() for value in values.values()]
     return [tensor.detach().clone() for tensor in (*update.policy.parameters(), *moments)]
 
 
@@ -82,7 +82,7 @@ def test_every_update_starts_from_the_same_weights_and_moments_which_are_put_bac
         measured(run)
         left = list(run.update.policy.parameters())
         assert all(torch.equal(a, b) for a, b in zip(weights, left, strict=True))
-        assert not run.update.optimizer.state
+        assert not run.update.strategy.optimizer.state
         assert all(parameter.grad is None for parameter in left)
         assert run.update.policy.training
     timed = updates[-9:]

@@ -158,10 +158,10 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
     refused = hwgrpo("eval", "out/checkpoints/step-00000003", "--model", "elsewhere")
     assert refused.returncode == 2
     assert "brings its own weights" in refused.stderr
-    (out / "checkpoints/step-00000003/model.safetensors").write_bytes(b"cut")
+    (out / "checkpoints/step-00000003/weights-rank0.safetensors").write_bytes(b"cut")
     refused = hwgrpo("eval", "out/checkpoints/step-00000003")
     assert refused.returncode == 1
-    assert "model.safetensors is damaged" in refused.stderr
+    assert "weights-rank0.safetensors is damaged" in refused.stderr
 
 
 def test_eval_measures_an_adapter_as_it_does_the_model_it_was_merged_into(hwgrpo, tmp_path: Path):

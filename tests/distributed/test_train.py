@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import runs
+import torch
 from launch import torchrun
+from safetensors.torch import load_file
 
 from hwgrpo.config.load import to_yaml
 
@@ -18,6 +20,9 @@ def fails_on_rank_1(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
+LORA = ("model.lora.rank=4", "model.lora.dropout=0")
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
@@ -29,10 +34,19 @@ def words(output: Path, *more: str) -> list[str]:
     return ["-m", "hwgrpo", "train", str(recipe)]
 
 
-def test_two_processes_train_like_one(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch):
+WAYS = {
+    "ddp": ["trainer.strategy=ddp"],
+    "fsdp2": ["trainer.strategy=fsdp2"],
+    "fsdp2, LoRA, layers recomputed": ["trainer.strategy=fsdp2", "model.gradient_checkpointing=true", *LORA],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_train_like_one(way: str, tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HWGRPO_CACHE", cache)
-    more = ("trainer.max_steps=3", "algorithm.kl.coef=0.05", "trainer.prompts_per_update=2")
-    done = torchrun(2, *words(tmp_path / "two", *more))
+    strategy, *others = WAYS[way]
+    more = ("trainer.max_steps=3", "algorithm.kl.coef=0.05", "trainer.prompts_per_update=2", *others)
+    done = torchrun(2, *words(tmp_path / "two", *more, strategy))
     assert done.returncode == 0, done.stderr[-3000:]
     assert runs.forked(lambda: runs.run(tmp_path / "one", *more)) == 0
     two, one = runs.metrics(tmp_path / "two"), runs.metrics(tmp_path / "one")
@@ -42,6 +56,13 @@ def test_two_processes_train_like_one(tmp_path: Path, cache: str, monkeypatch: p
         for name, value in right.items():
             if not name.startswith(("rollout_corr/", "training/")):  # gaps of 1e-8, all rounding
                 assert left[name] == pytest.approx(value, rel=2e-4, abs=1e-6), name
+    finals = [sorted((tmp_path / each).glob("final*/*.safetensors")) for each in ("two", "one")]
+    assert [path.name for path in finals[0]] == [path.name for path in finals[1]] != []
+    for left, right in zip(*finals, strict=True):
+        several, alone = load_file(left), load_file(right)
+        assert several.keys() == alone.keys()
+        for name, weight in alone.items():
+            torch.testing.assert_close(several[name], weight, rtol=0, atol=2e-5, msg=name)
 
 
 def test_a_reward_that_fails_on_one_rank_ends_all_with_its_message_and_leaves_no_process(tmp_path: Path, cache: str):

@@ -141,12 +141,12 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     words = ("trainer.save_every=2", "trainer.validate_every=2")
     expected = uninterrupted("full")
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "trainer.max_steps=4")) == 0
-    newest = tmp_path / "run/checkpoints/step-00000004/model.safetensors"
+    newest = tmp_path / "run/checkpoints/step-00000004/weights-rank0.safetensors"
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "observe.progress=plain")) == 0
-    assert "step-00000004/model.safetensors is damaged" in capfd.readouterr().out
+    assert "step-00000004/weights-rank0.safetensors is damaged" in capfd.readouterr().out
     assert runs.everything(tmp_path / "run")["weights"] == expected["weights"]
 
 

@@ -8,7 +8,6 @@ import torch
 from tiny import settings
 
 from hwgrpo.training.layouts import PADDED, Layout
-from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update import PolicyUpdate
@@ -25,15 +24,14 @@ def updater(model, *overrides: str, layout: Layout = PADDED, dtype: torch.dtype 
         options=HeadOptions(temperature=config.rollout.temperature, chunk_rows=config.kernels.chunk_rows),
     )
     strategy = Single(CPU, "gloo")
-    strategy.wrap(policy)
-    optimizer = build_optimizer(policy, config.optim)
-    return PolicyUpdate(config, strategy, policy, optimizer, CPU, layout, total_updates=10)
+    strategy.wrap(policy, config)
+    return PolicyUpdate(config, strategy, policy, CPU, layout, total_updates=10)
 
 
 def gradients(update: PolicyUpdate, batch: TrainBatch) -> tuple[float, dict[str, torch.Tensor], dict[str, float]]:
     loss, sums = update.accumulate_gradients(batch, range(len(batch)))
     named = {name: p.grad.clone() for name, p in update.policy.model.named_parameters() if p.grad is not None}
-    update.optimizer.zero_grad(set_to_none=True)
+    update.strategy.discard_gradients()
     return loss, named, sums
 
 

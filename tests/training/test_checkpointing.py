@@ -13,7 +13,6 @@ from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.architectures import obstacle
 from hwgrpo.training.components import load_policy
 from hwgrpo.training.layouts import PADDED
-from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update import PolicyUpdate
 
@@ -30,9 +29,8 @@ def gradients(folder: Path, *words: str) -> dict[str, torch.Tensor]:
             torch.nn.init.normal_(parameter, std=0.1)
     policy.model.train()
     strategy = Single(torch.device("cpu"), "gloo")
-    strategy.wrap(policy)
-    optimizer = build_optimizer(policy, config.optim)
-    update = PolicyUpdate(config, strategy, policy, optimizer, torch.device("cpu"), PADDED, total_updates=1)
+    strategy.wrap(policy, config)
+    update = PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1)
     batch = ragged_batch(old=True)
     update.accumulate_gradients(batch, range(len(batch)))
     return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}

@@ -183,25 +183,26 @@ def test_the_random_state_of_every_generator_comes_back():
 
 def checkpoint(root: Path):
     policy = policy_of(tiny_qwen3())
-    optimizer = build_optimizer(policy, settings().optim)
+    strategy = Single(torch.device("cpu"), "gloo")
+    strategy.wrap(policy, settings())
     for p in policy.parameters():
         p.grad = torch.ones_like(p)
-    optimizer.step()
-    strategy = Single(torch.device("cpu"), "gloo")
+    strategy.step(1e-3)
     words = {"rng": rng.capture(Device(BACKEND)), "state": {"sampler": {}}, "strategy": strategy, "keep": 2}
-    folder = checkpoints.save(root, 5, module=policy.model, optimizer=optimizer, **words)
-    return folder, policy, optimizer
+    return checkpoints.save(root, 5, **words), strategy
 
 
 def test_a_checkpoint_gives_back_weights_and_moments_bit_for_bit(tmp_path: Path):
-    folder, policy, optimizer = checkpoint(tmp_path)
+    folder, saved = checkpoint(tmp_path)
     other = policy_of(tiny_qwen3(seed=9))
-    fresh = build_optimizer(other, settings().optim)
-    checkpoints.restore(checkpoints.verify(folder), other.model, fresh)
-    for (name, a), b in zip(policy.named_parameters(), other.parameters(), strict=True):
+    fresh = Single(torch.device("cpu"), "gloo")
+    fresh.wrap(other, settings())
+    checkpoints.restore(checkpoints.verify(folder), fresh.pieces(), checkpoints.trainable_shapes(other.model))
+    for (name, a), b in zip(saved.policy.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b), name
-        for key, value in optimizer.state[a].items():
-            assert torch.equal(value, fresh.state[b][key]), (name, key)
+        assert set(saved.optimizer.state[a]) == {"step", "exp_avg", "exp_avg_sq"}
+        for key, value in saved.optimizer.state[a].items():
+            assert torch.equal(value, fresh.optimizer.state[b][key]), (name, key)
     assert not list(folder.glob("*.pkl"))
     assert not list(folder.glob("*.pt"))
 
@@ -210,14 +211,14 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_parameter(tmp
     folder, *_ = checkpoint(tmp_path)
     other = lora_policy(settings("model.lora.rank=2"))
     with pytest.raises(CheckpointError, match="parameters are in one and not in the other"):
-        checkpoints.restore(checkpoints.verify(folder), other.model, build_optimizer(other, settings().optim))
+        checkpoints.restore_weights(checkpoints.verify(folder), other.model)
     wider = policy_of(tiny_qwen3(vocab=40))
     with pytest.raises(CheckpointError, match=r"embed_tokens.*shape \(37, 32\).*\(40, 32\)"):
-        checkpoints.restore(checkpoints.verify(folder), wider.model, build_optimizer(wider, settings().optim))
+        checkpoints.restore_weights(checkpoints.verify(folder), wider.model)
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "optimizer.safetensors", "rng-rank0.safetensors", "manifest.json"]
+    "name", ["weights-rank0.safetensors", "moments-rank0.safetensors", "rng-rank0.safetensors", "manifest.json"]
 )
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
 def test_any_damage_to_a_checkpoint_is_seen_and_named(tmp_path: Path, name: str, damage: str):
@@ -331,9 +332,8 @@ def test_a_models_own_dropout_is_off_and_an_adapters_asks_for_old_log_probs(tmp_
 
 def update_of(policy: PolicyModel) -> PolicyUpdate:
     strategy = Single(torch.device("cpu"), "gloo")
-    strategy.wrap(policy)
-    optimizer = build_optimizer(policy, settings().optim)
-    return PolicyUpdate(settings(), strategy, policy, optimizer, torch.device("cpu"), PADDED, total_updates=1)
+    strategy.wrap(policy, settings())
+    return PolicyUpdate(settings(), strategy, policy, torch.device("cpu"), PADDED, total_updates=1)
 
 
 def test_ranks_and_resumed_steps_draw_different_random_numbers():

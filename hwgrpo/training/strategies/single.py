@@ -7,30 +7,28 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
+from hwgrpo.config import Config
+from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.strategies.strategy import clip_by_norm
+from hwgrpo.training.strategies.replicated import Replicated
 
 
-class Single:
+class Single(Replicated):
     """Train in this process alone; see `Strategy` for the methods."""
 
     rank = 0
     world_size = 1
-    module: nn.Module
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:
         self.device = device
 
-    def wrap(self, policy: PolicyModel) -> None:
-        self.module = policy
+    def wrap(self, policy: PolicyModel, config: Config) -> None:
+        self.policy = self.module = policy
+        self.optimizer = build_optimizer(policy, config.optim)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
-
-    def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        return clip_by_norm(list(self.module.parameters()), max_norm)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(v) for v in values]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from hwgrpo.config import Config
 from hwgrpo.errors import DataError, RewardError, RunError
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.strategies.pieces import Piece
 
 T = TypeVar("T")
 
 
 class Strategy(Protocol):
-    """Wraps the policy, averages gradients over ranks, and moves small values between ranks.
+    """Wraps the policy, averages gradients over ranks, updates it, and moves small values between ranks.
 
     The loss that reaches `backward` is `sum / N_global * world_size`; a strategy averages gradients over ranks, so that
     what results is the gradient of the global mean, whatever the number of ranks.
@@ -24,19 +26,60 @@ class Strategy(Protocol):
 
     rank: int
     world_size: int
+    shards: bool
+    """Whether a rank holds only a part of the policy's weights, so that its forward alone finds them whole."""
     module: nn.Module
     """The wrapped policy; call it as `module(micro_batch, loss_fn)`."""
+    optimizer: torch.optim.Optimizer
 
-    def wrap(self, policy: PolicyModel) -> None:
-        """Take the policy, on its device, and wrap it."""
+    def wrap(self, policy: PolicyModel, config: Config) -> None:
+        """Take the policy, on its device and whole, wrap it, and make its optimizer."""
+        ...
+
+    def wrap_reference(self, policy: PolicyModel) -> None:
+        """Keep a frozen copy of the policy as the policy itself is kept; it is called as it is."""
         ...
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Return a context for one forward and backward pass; gradients are averaged over ranks in the last one."""
+        """Return a context for one forward and backward pass; by the end of the last, gradients are averaged."""
+        ...
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add a loss's gradient to the policy's."""
         ...
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         """Scale gradients to at most `max_norm` (0: leave them) and return their norm before it, over all ranks."""
+        ...
+
+    def step(self, lr: float) -> None:
+        """Update the policy with its gradients at a learning rate, and drop them."""
+        ...
+
+    def discard_gradients(self) -> None:
+        """Drop the gradients without an update."""
+        ...
+
+    def pieces(self) -> list[Piece]:
+        """Return what this rank holds of the trainable parameters and of the optimizer's state."""
+        ...
+
+    def owned_pieces(self) -> list[Piece]:
+        """Return this rank's share of all pieces: over all ranks every element is in exactly one of them."""
+        ...
+
+    def pieces_written(self) -> None:
+        """Take notice that somebody wrote into the pieces: what is derived from them is made anew."""
+        ...
+
+    def whole(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield each parameter of the policy's model whole, by name, on this rank's device.
+
+        Every rank runs through it to the end. A tensor is good until the next is asked for.
+
+        Args:
+            trainable_only: leave out frozen ones, which are as they were before `wrap`.
+        """
         ...
 
     def sum(self, values: Sequence[float]) -> list[float]:

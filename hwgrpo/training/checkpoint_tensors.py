@@ -1,0 +1,135 @@
+"""The tensors of a checkpoint: what ranks hold of each parameter, in files of their own, read back by any other cut.
+
+Each rank writes the pieces that are its own, flattened and under the parameter's name, into `weights-rankR.safetensors`
+and `moments-rankR.safetensors`; the table of pieces says which elements lie where. A rank that loads reads the elements
+that it holds and no others, so that neither the number of ranks nor the strategy has to be the one that saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from hwgrpo.errors import CheckpointError
+from hwgrpo.training.strategies.pieces import MOMENTS, Piece
+
+Table = dict[str, dict[str, Any]]
+"""By parameter: its `shape`, the `updates` it has seen, and its `pieces` [rank, first element, count]."""
+
+
+def files_of(pieces: Sequence[Piece], rank: int) -> dict[str, dict[str, torch.Tensor]]:
+    """Return a rank's files by name, each with its tensors."""
+    held = [piece for piece in pieces if piece.count]
+    return {
+        weights_file(rank): {piece.name: piece.values["parameter"] for piece in held},
+        moments_file(rank): {
+            f"{piece.name}.{key}": piece.values[key] for piece in held for key in MOMENTS if key in piece.values
+        },
+    }
+
+
+def weights_file(rank: int) -> str:
+    """Return the name of a rank's file with parameters."""
+    return f"weights-rank{rank}.safetensors"
+
+
+def moments_file(rank: int) -> str:
+    """Return the name of a rank's file with AdamW's moments."""
+    return f"moments-rank{rank}.safetensors"
+
+
+def table_of(pieces: Sequence[Piece], rank: int) -> Table:
+    """Return where the pieces of one rank lie."""
+    return {
+        piece.name: {
+            "shape": list(piece.shape),
+            "updates": 0 if piece.step is None else int(piece.step),
+            "pieces": [[rank, piece.start, piece.count]],
+        }
+        for piece in pieces
+        if piece.count
+    }
+
+
+def merged(tables: Sequence[Table]) -> Table:
+    """Join the tables of all ranks, and see to it that every element is in exactly one piece."""
+    joined: Table = {}
+    for table in tables:
+        for name, entry in table.items():
+            joined.setdefault(name, entry | {"pieces": []})["pieces"] += entry["pieces"]
+    for name, entry in joined.items():
+        entry["pieces"].sort(key=lambda piece: piece[1])
+        end = 0
+        for _, start, count in entry["pieces"]:
+            assert start == end, f"{name}: elements {min(start, end)} to {max(start, end)} are in no piece or in two"
+            end = start + count
+        assert end == math.prod(entry["shape"]), f"{name}: elements from {end} on are in no piece"
+    return joined
+
+
+def check_parameters(folder: Path, table: Table, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Check that a checkpoint holds the parameters of a model.
+
+    Args:
+        folder: of the checkpoint, for messages.
+        table: the checkpoint's.
+        shapes: of the model's trainable parameters, by name, over all ranks.
+
+    Raises:
+        CheckpointError: the model has other trainable parameters than the one that was saved.
+    """
+    if table.keys() != shapes.keys():
+        odd = sorted(table.keys() ^ shapes.keys())
+        raise CheckpointError(
+            f"{folder} was saved by another model or LoRA setting: {len(odd)} parameters are in one and not "
+            f"in the other, e.g. {odd[0]}"
+        )
+    for name, shape in shapes.items():
+        saved = table[name]["shape"]
+        if list(shape) != saved:
+            raise CheckpointError(f"{folder}: {name} has shape {tuple(saved)}, the model's is {tuple(shape)}")
+
+
+@torch.no_grad()
+def read(folder: Path, table: Table, pieces: Sequence[Piece]) -> None:
+    """Write a checkpoint's values into pieces, wherever they were cut when it was saved.
+
+    Args:
+        folder: of the checkpoint.
+        table: where its pieces lie.
+        pieces: what is held now; those without moments get their parameter alone.
+    """
+    with ExitStack() as files:
+        opened: dict[str, Any] = {}
+
+        def values(file: str, key: str, first: int, last: int) -> torch.Tensor:
+            if file not in opened:
+                opened[file] = files.enter_context(safe_open(folder / file, framework="pt"))
+            return opened[file].get_slice(key)[first:last]
+
+        for piece in pieces:
+            entry = table[piece.name]
+            for rank, source, target, count in _overlaps(entry["pieces"], piece):
+                part = slice(target, target + count)
+                piece.values["parameter"][part] = values(weights_file(rank), piece.name, source, source + count)
+                for key in MOMENTS:
+                    if key in piece.values:
+                        saved = values(moments_file(rank), f"{piece.name}.{key}", source, source + count)
+                        piece.values[key][part] = saved
+            if piece.step is not None:
+                piece.step.fill_(entry["updates"])
+
+
+def _overlaps(saved: Sequence[Sequence[int]], piece: Piece) -> Iterator[tuple[int, int, int, int]]:
+    """Yield rank, first element in its file's piece, first element in `piece`, and count of what both have."""
+    end = piece.start + piece.count
+    for rank, start, count in saved:
+        first, last = max(start, piece.start), min(start + count, end)
+        if first < last:
+            yield rank, first - start, first - piece.start, last - first

@@ -1,0 +1,142 @@
+"""Fully sharded data parallel: each rank holds a part of every parameter (torch's fully_shard, "FSDP2").
+
+A decoder layer's weights are gathered before its forward and its backward, and its gradients reduced to the rank that
+holds each part as soon as they are there. Everything else, LM head and embeddings among it, is gathered once for each
+pass of the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.optimizer import build_optimizer
+from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.strategies.pieces import MOMENTS, Piece, flat, moments_of
+from hwgrpo.training.strategies.processes import Processes
+
+
+class Fsdp2(Processes):
+    """Train with one process per device under torchrun, each with a part of every weight; see `Strategy`."""
+
+    name = "fsdp2"
+    shards = True
+    module: nn.Module
+    policy: PolicyModel
+    optimizer: torch.optim.Optimizer
+
+    def wrap(self, policy: PolicyModel, config: Config) -> None:
+        settings = config.trainer.fsdp2
+        if settings.offload and self.device.type == "cpu":
+            raise ConfigError(
+                "trainer.fsdp2.offload=true: on a CPU parameters are in host memory already; leave it out"
+            )
+        self._mesh = init_device_mesh(self.device.type, (self.world_size,))
+        self._options: dict[str, Any] = {
+            "mesh": self._mesh,
+            "reshard_after_forward": settings.reshard_after_forward,
+        }
+        if settings.offload:
+            self._options["offload_policy"] = CPUOffloadPolicy()
+        self._shard(policy)
+        self.policy = self.module = policy
+        self.optimizer = build_optimizer(policy, config.optim)
+
+    def wrap_reference(self, policy: PolicyModel) -> None:
+        self._shard(policy)
+
+    def _shard(self, policy: PolicyModel) -> None:
+        """Cut a policy over the ranks, a decoder layer at a time."""
+        options = dict(self._options)
+        if policy.compute_dtype != torch.float32:
+            # Weights travel in the compute dtype, gradients are summed in fp32. What losses read stays in fp32.
+            options["mp_policy"] = MixedPrecisionPolicy(policy.compute_dtype, torch.float32, cast_forward_inputs=False)
+        for layer in decoder_layers(policy.base):
+            fully_shard(layer, **options)
+        # The head is read at a forward's end and the backward begins with it: between the two it stays gathered.
+        fully_shard(policy, **options | {"reshard_after_forward": False})
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()  # each pass reduces its gradients: until the last, they would be whole on every rank
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def clip_gradients(self, max_norm: float) -> torch.Tensor:
+        gradients = [_local(p.grad) for p in self.policy.parameters() if p.grad is not None]
+        mine = torch.nn.utils.get_total_norm(gradients).double().square()
+        norm = torch.tensor(self.sum([float(mine)])[0], dtype=torch.float64).sqrt().float()
+        if max_norm > 0:
+            for gradient in gradients:
+                gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(gradient.device))
+        return norm
+
+    def step(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.discard_gradients()
+
+    def discard_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def pieces(self) -> list[Piece]:
+        pieces = []
+        for name, parameter in self._parts():
+            if not parameter.requires_grad:
+                continue
+            state = moments_of(self.optimizer, parameter)
+            values = {"parameter": parameter, **{key: state[key] for key in MOMENTS}}
+            locals_ = {key: flat(_local(value)) for key, value in values.items()}
+            pieces.append(Piece(name, tuple(parameter.shape), self._start(parameter), locals_, state["step"]))
+        return pieces
+
+    def owned_pieces(self) -> list[Piece]:
+        return self.pieces()
+
+    def _parts(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the model's parameters as they are sharded; a forward without a backward leaves some gathered."""
+        for module in self.policy.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return list(self.policy.model.named_parameters())
+
+    def _start(self, parameter: torch.Tensor) -> int:
+        """Return the first element that this rank holds: rows are cut into runs of ceil(rows / ranks)."""
+        rows = parameter.shape[0]
+        first = min(self.rank * -(-rows // self.world_size), rows)
+        return first * (parameter.numel() // max(rows, 1))
+
+    def pieces_written(self) -> None:
+        pass
+
+    def whole(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self._parts():
+            if parameter.requires_grad or not trainable_only:
+                assert isinstance(parameter, DTensor), f"{name} is not sharded"
+                # parts that are kept on the host are gathered by the device's group
+                yield name, parameter.detach().to(self.device).full_tensor()
+
+
+def decoder_layers(base: nn.Module) -> list[nn.Module]:
+    """Return the modules of a transformers model that are to be gathered one at a time, in the order of the forward.
+
+    They are those that the model itself says must stay in one piece (`_no_split_modules`), the innermost of each.
+    """
+    names = set(getattr(base, "_no_split_modules", None) or ())
+    layers = [m for m in base.modules() if type(m).__name__ in names and next(m.parameters(), None) is not None]
+    return [layer for layer in layers if not any(inner in layers for inner in list(layer.modules())[1:])]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()

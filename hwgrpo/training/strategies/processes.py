@@ -1,0 +1,68 @@
+"""Several processes of one run: joining them, and moving small values between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hwgrpo.errors import ConfigError
+
+RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torch.distributed needs to find the other processes; torchrun sets it."""
+
+
+class Processes:
+    """One process per device under torchrun; what all strategies of several ranks have in common.
+
+    Args:
+        device: this rank's device.
+        comm_backend: the process group's backend, from the device's backend.
+
+    Raises:
+        ConfigError: the process was not started by torchrun, or another launcher that sets torch's variables.
+    """
+
+    name = "ddp"
+    """The strategy's, for messages."""
+
+    def __init__(self, device: torch.device, comm_backend: str) -> None:
+        launched = dist.is_initialized() or all(name in os.environ for name in RENDEZVOUS)
+        if not launched:
+            raise ConfigError(
+                f"trainer.strategy={self.name!r} needs one process per device; start it with "
+                "`torchrun --nproc-per-node N -m hwgrpo train ...`, or set "
+                f"{', '.join(RENDEZVOUS)} in each process, or use trainer.strategy=single"
+            )
+        self._owns_group = not dist.is_initialized()
+        if self._owns_group:
+            dist.init_process_group(comm_backend)
+        self.device = device
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        # Small CPU values travel over gloo beside the device's own group.
+        self._cpu_group: Any = dist.group.WORLD if comm_backend == "gloo" else dist.new_group(backend="gloo")
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        total = torch.tensor([float(v) for v in values], dtype=torch.float64)
+        dist.all_reduce(total, group=self._cpu_group)
+        return total.tolist()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._cpu_group)
+        return values
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._cpu_group)
+
+    def close(self) -> None:
+        if self._owns_group and dist.is_initialized():
+            # The group ends its threads when nobody holds it any more. One that lives on while the interpreter
+            # ends may abort the process: it lets go of a backward's Python objects, with no interpreter to take them.
+            self.__dict__.pop("module", None)
+            self._cpu_group = None
+            dist.destroy_process_group()

@@ -1,0 +1,94 @@
+"""Processes over gloo give what one gives, whatever the strategy."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from launch import ROOT, torchrun
+from safetensors.torch import load_file
+from strategy_worker import CASES, run_update
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.strategies.ddp import Ddp
+from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from hwgrpo.training.strategies.single import Single
+
+WAYS = {
+    "ddp": ["ddp"],
+    "fsdp2": ["fsdp2"],
+    "fsdp2, weights kept": ["fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
+}
+Results = dict[str, dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Results:
+    """What one process gives, by case."""
+    return {case: run_update(Single(torch.device("cpu"), "gloo"), case) for case in CASES}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What ranks of a strategy give, by case; all cases of one in one start of its processes."""
+    known: dict[tuple[str, int], Results] = {}
+
+    def of(way: str, ranks: int) -> Results:
+        if (way, ranks) not in known:
+            out = tmp_path_factory.mktemp("out")
+            strategy, *words = WAYS[way]
+            done = torchrun(ranks, str(ROOT / "tests/support/strategy_worker.py"), strategy, str(out), *words)
+            assert done.returncode == 0, done.stderr[-3000:]
+            known[way, ranks] = {case: load_file(out / f"{case}.safetensors") for case in CASES}
+        return known[way, ranks]
+
+    return of
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("way", "ranks"),
+    [("ddp", 2), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 4), ("fsdp2, weights kept", 2)],
+)
+def test_an_update_on_several_ranks_is_that_of_one(way: str, ranks: int, case: str, alone: Results, found):
+    several, one = found(way, ranks)[case], alone[case]
+    assert several.keys() == one.keys()
+    assert {"loss", "norm", "scored"} < one.keys()
+    assert float(one["clipped_norm"]) == pytest.approx(0.1 * float(one["norm"]), rel=1e-3)
+    for name, expected in one.items():
+        assert several[name].shape == expected.shape, name
+        error = (several[name].double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12)
+        assert error < 1e-5, f"{name}: {error:.2e}"
+
+
+CLOSE = """
+import glob
+import torch
+from hwgrpo_kernels import linear_logprob
+from tiny import settings
+from hwgrpo.training.strategies.ddp import Ddp
+
+def threads():
+    return [name for task in glob.glob("/proc/self/task/*/comm") if "gloo" in (name := open(task).read())]
+
+ddp = Ddp(torch.device("cpu"), "gloo")
+assert threads()
+model = torch.nn.Linear(8, 8)
+ddp.wrap(model, settings())
+ddp.module(torch.randn(4, 8)).sum().backward()
+linear_logprob(torch.randn(4, 8), model.weight, torch.arange(4)).logprob.sum().backward()
+ddp.close()
+assert not threads(), threads()
+"""
+
+
+def test_no_thread_of_the_group_outlives_close(tmp_path: Path):
+    """One that did would abort the process now and then as the interpreter ends ("terminate called ...")."""
+    (tmp_path / "close.py").write_text(CLOSE)
+    done = torchrun(2, str(tmp_path / "close.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("strategy", [Ddp, Fsdp2])
+def test_a_strategy_of_several_processes_outside_torchrun_says_how_to_start_them(strategy):
+    with pytest.raises(ConfigError, match=f"trainer.strategy='{strategy.name}' needs .*torchrun --nproc-per-node"):
+        strategy(torch.device("cpu"), "gloo")

@@ -1,0 +1,106 @@
+"""Run by torchrun: one update of a fixed batch under a strategy, each rank on its share of the prompts.
+
+torchrun --nproc-per-node 2 strategy_worker.py STRATEGY OUT [OVERRIDE...]
+
+OUT/CASE.safetensors, written by rank 0, is what resulted of each of CASES: see `run_update`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from tiny import ragged_batch, settings, tiny_qwen3
+from torch.distributed.tensor import DTensor
+
+from hwgrpo.training import STRATEGIES
+from hwgrpo.training.layouts import PADDED
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.values import TrainBatch
+
+PROMPTS = 4
+CASES: dict[str, tuple[dict[int, list[int]], list[str]]] = {
+    "even shares": ({1: [0, 4], 2: [0, 2, 4], 4: [0, 1, 2, 3, 4]}, []),
+    "ragged shares, unequal micro-batch counts": (
+        {1: [0, 4], 2: [0, 1, 4], 4: [0, 0, 1, 2, 4]},
+        ["trainer.tokens_per_micro_batch=32", "algorithm.aggregation.name=seq-mean-token-mean"],
+    ),
+    "one rank has everything": ({1: [0, 4], 2: [0, 4, 4], 4: [0, 4, 4, 4, 4]}, []),
+}
+"""Where each number of ranks cuts the prompts, and overrides."""
+
+
+def share(batch: TrainBatch, first: int, stop: int) -> TrainBatch:
+    """Cut out the prompts [first, stop) with their sequences."""
+    mine = (batch.prompt_index >= first) & (batch.prompt_index < stop)
+    tokens = torch.repeat_interleave(mine, batch.lengths)
+    lengths = batch.lengths[mine]
+    start, end = int(batch.prompt_offsets[first]), int(batch.prompt_offsets[stop])
+    return dataclasses.replace(
+        batch,
+        prompt_tokens=batch.prompt_tokens[start:end],
+        prompt_offsets=batch.prompt_offsets[first : stop + 1] - start,
+        prompt_index=batch.prompt_index[mine] - first,
+        tokens=batch.tokens[tokens],
+        offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+        advantages=batch.advantages[mine],
+        rollout_logprobs=batch.rollout_logprobs[tokens],
+        old_logprobs=batch.old_logprobs[tokens],
+        ref_logprobs=batch.ref_logprobs[tokens],
+    )
+
+
+def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+    """Return what one update of this rank's prompts gives.
+
+    `grad.*` and the `norm` of the gradient, `loss` and `sum.*` of the metrics; the `clipped_norm` of the gradient once
+    it was clipped; and after the step the log-probs [R] of the whole batch, `scored`, and the `weight.*` themselves.
+    """
+    torch.set_num_threads(1)
+    bounds, words = CASES[case]
+    cut = bounds[strategy.world_size]
+    config = settings("algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01", "optim.eps=1e-2", *words, *more)
+    policy = PolicyModel(tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
+    strategy.wrap(policy, config)
+    update = PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1)
+    full = ragged_batch(old=True, ref=True, empty=True)
+    batch = share(full, cut[strategy.rank], cut[strategy.rank + 1])
+    loss, sums = update.accumulate_gradients(batch, range(len(batch)))
+    result = gradients(strategy)
+    result |= {f"sum.{name}": torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
+    result["loss"] = torch.tensor(loss, dtype=torch.float64)
+    result["norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
+    strategy.clip_gradients(0.1 * float(result["norm"]))
+    result["clipped_norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
+    strategy.step(0.05)
+    result["scored"] = update.score(full)
+    return result | {f"weight.{name}": weight.clone() for name, weight in strategy.whole()}
+
+
+def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
+    """Return the gradients of an update, averaged over ranks, whole, however the strategy keeps them."""
+    found = {}
+    for name, parameter in strategy.policy.model.named_parameters():
+        assert parameter.grad is not None, name
+        gradient = parameter.grad
+        found[f"grad.{name}"] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
+    return found
+
+
+if __name__ == "__main__":
+    name, out, *more = sys.argv[1:]
+    dist.init_process_group("gloo")
+    for case in CASES:
+        strategy = STRATEGIES.load(name)(torch.device("cpu"), "gloo")
+        values = run_update(strategy, case, more)
+        if strategy.rank == 0:
+            # tied parameters share memory, which safetensors refuses
+            save_file({key: value.contiguous() for key, value in values.items()}, Path(out) / f"{case}.safetensors")
+    dist.destroy_process_group()
