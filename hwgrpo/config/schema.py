@@ -288,6 +288,8 @@ class TrainerConfig:
     """Steps between checkpoints; 0 writes one at the end and on a signal."""
     keep_checkpoints: int = limited(2, at_least=1)
     """Newest checkpoints that are kept."""
+    max_skipped_updates: int = limited(3, at_least=0)
+    """Updates in a row that may be left out because their gradient is not finite; one more ends the run."""
     validate_every: int = limited(0, at_least=0)
     """Steps between validations; 0 validates at the start and at the end."""
     validate_at_start: bool = True

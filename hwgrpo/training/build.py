@@ -26,7 +26,8 @@ from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.training import STRATEGIES, checkpoints, rng
-from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note
+from hwgrpo.training.budget import TokenBudget
+from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.components import (
     Sharded,
     build_engine,
@@ -127,6 +128,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         policy=policy,
         device=device.torch_device,
         layout=layout,
+        budget=token_budget(config, device, output),
         total_updates=total_steps * (t.prompts_per_step // prompts_per_update(config)) * t.epochs_per_batch,
     )
     if checkpoint is not None:
@@ -166,6 +168,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         state = {
             "sampler": source.state(),
             "updates_done": update.updates_done,
+            "skipped_in_a_row": update.skipped_in_a_row,
             "config": to_yaml(config),
             "data": fingerprints,
         }
@@ -209,6 +212,12 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         start_step=start,
         total_steps=total_steps,
     )
+
+
+def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
+    """Return the token budget of micro-batches, which a full memory makes smaller for this run."""
+    least = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return TokenBudget(micro_batch_tokens(config, device.torch_device), least=least, device=device, folder=output)
 
 
 def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused) -> None:

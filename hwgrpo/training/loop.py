@@ -126,6 +126,8 @@ def train_step(run: Run, step: int) -> None:
     flops = run.strategy.sum([run.update.flops])[0]
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(run.engine.metrics) | run.memory()
+    while run.update.budget.notes:
+        run.observer.note(run.update.budget.notes.pop(0))
     for name, count in values.items():
         if name.startswith("reward_failures/") and count and name not in run.told:
             run.told.add(name)

@@ -13,6 +13,7 @@ from hwgrpo.config import Config
 from hwgrpo.errors import RunError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training import checkpoints
+from hwgrpo.training.budget import remembered
 from hwgrpo.training.choices import micro_batch_tokens
 from hwgrpo.training.memory import in_words
 
@@ -57,6 +58,9 @@ def _message(config: Config, device: Device, stage: str | None, error: BaseExcep
     said = next(iter(str(error).splitlines()), "") or type(error).__name__
     last, _ = checkpoints.newest(Path(config.trainer.output_dir) / "checkpoints")
     goes_on = f"goes on after step {last.step}" if last else "begins anew, for there is no checkpoint yet"
+    smaller = remembered(Path(config.trainer.output_dir))
+    if smaller is not None and smaller < micro_batch_tokens(config, device.torch_device):
+        goes_on = f"begins with {smaller} tokens per micro-batch, which it has found, and {goes_on}"
     return (
         f"out of memory while {doing}, on {device.torch_device} ({device.name}; {_figures(device)}): {said}\n"
         f"  lower {'; '.join(_remedies(config, device, stage))}\n"

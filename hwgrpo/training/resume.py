@@ -140,6 +140,7 @@ def restore(
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])
     update.updates_done = state["updates_done"]
+    update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
     saved = checkpoints.load_rng(checkpoint, strategy.rank)
     if saved is not None:
         note = rng.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.errors import RunError
 from hwgrpo.training.batch import split_updates, token_signals
+from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.choices import micro_batch_tokens
 from hwgrpo.training.flops import training_work
 from hwgrpo.training.layouts import Layout, Rows, cut
@@ -71,12 +72,18 @@ class PolicyUpdate:
     device: torch.device
     layout: Layout
     total_updates: int
+    budget: TokenBudget = field(default_factory=lambda: TokenBudget(0))
+    """Of a micro-batch; 0: what the settings say, and a full memory ends the run."""
     updates_done: int = 0
+    skipped_in_a_row: int = 0
+    """Updates that were left out up to now because their gradient was not finite, since the last that was not."""
     flops: float = 0.0
     """FLOPs that this rank's part of the last step's updates needed; 0 where they cannot be counted."""
 
     def __post_init__(self) -> None:
         self._work = training_work(self.policy)
+        if not self.budget.tokens:
+            self.budget = TokenBudget(micro_batch_tokens(self.config, self.device))
         self.loss_fn: PolicyLoss = build_loss(loss_spec(self.config))
 
     @property
@@ -115,16 +122,20 @@ class PolicyUpdate:
             policy: the model that scores; None: the one being trained, as it stands.
             sequences: those to score, the others get 0; None: all.
         """
-        policy = policy or self.policy
+        scorer = policy or self.policy
         logprobs = torch.zeros(len(batch.tokens))
         nothing = TokenSignals({}, {})
-        was_training = policy.training
-        policy.eval()
-        with torch.no_grad():
+
+        def passes() -> None:
             for part in self._parts(batch, range(len(batch)) if sequences is None else sequences):
                 micro = lay_out(batch, part, nothing, self.layout)
-                logprobs[micro.token_index] = policy(micro.to(self.device)).logprob.float().cpu()
-        policy.train(was_training)
+                logprobs[micro.token_index] = scorer(micro.to(self.device)).logprob.float().cpu()
+
+        was_training = scorer.training
+        scorer.eval()
+        with torch.no_grad():
+            self.budget.within(self.strategy, "scoring", passes, undo=lambda: None)
+        scorer.train(was_training)
         return logprobs
 
     def __call__(self, batch: TrainBatch) -> dict[str, float]:
@@ -137,7 +148,8 @@ class PolicyUpdate:
             The step's `actor/*` and `rollout_corr/*` metrics, over all ranks.
 
         Raises:
-            RunError: the gradient is not finite; the policy keeps the weights of the last good update.
+            RunError: the gradient was not finite in `trainer.max_skipped_updates` + 1 updates in a row; the policy
+                keeps the weights of the last good one.
         """
         t = self.config.trainer
         local = prompts_per_update(self.config) // self.strategy.world_size
@@ -148,30 +160,44 @@ class PolicyUpdate:
         totals: dict[str, float] = {}
         norms: list[float] = []
         self.flops = 0.0
+        skipped = 0
         for epoch in range(t.epochs_per_batch):
             for sequences in updates:
                 fresh = trainer_logprobs if epoch == 0 and batch.old_logprobs is None else None
                 sums, norm = self._update(batch, sequences, fresh)
                 norms.append(norm)
+                skipped += not math.isfinite(norm)
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + value
-        return self._metrics(totals, norms) | self._mismatch(batch, trainer_logprobs)
+        faults = {"actor/skipped_updates": float(skipped), "perf/oom_restarts": float(self.budget.take_restarts())}
+        return self._metrics(totals, norms) | faults | self._mismatch(batch, trainer_logprobs)
 
     def _update(
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None
     ) -> tuple[dict[str, float], float]:
         """Run one optimizer update; write the current log-probs into `logprobs` [R] where it is given."""
-        micro_losses, sums = self.accumulate_gradients(batch, sequences, logprobs)
+        loss, sums = self.accumulate_gradients(batch, sequences, logprobs)
         norm = float(self.strategy.clip_gradients(self.config.optim.grad_clip))
-        if not math.isfinite(norm):
+        if math.isfinite(norm):
+            self.strategy.step(learning_rate(self.config.optim, self.updates_done, self.total_updates))
+            self.skipped_in_a_row = 0
+        else:
             self.strategy.discard_gradients()
-            raise RunError(
-                f"the gradient of update {self.updates_done + 1} is not finite (loss {micro_losses:.4g}); "
-                "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
-            )
-        self.strategy.step(learning_rate(self.config.optim, self.updates_done, self.total_updates))
+            self.skipped_in_a_row += 1
+            self._tell_of_skipped(loss)
         self.updates_done += 1
-        return sums | {"loss": micro_losses}, norm
+        return sums | {"loss": loss}, norm
+
+    def _tell_of_skipped(self, loss: float) -> None:
+        most = self.config.trainer.max_skipped_updates
+        what = f"the gradient of update {self.updates_done + 1} is not finite (loss {loss:.4g})"
+        remedy = "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
+        if self.skipped_in_a_row > most:
+            raise RunError(
+                f"{what}, number {self.skipped_in_a_row} in a row, and trainer.max_skipped_updates={most} may be "
+                f"left out; {remedy}"
+            )
+        self.budget.notes.append(f"{what}: the update is left out and the weights stay as they were; {remedy}")
 
     def accumulate_gradients(
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None = None
@@ -197,24 +223,13 @@ class PolicyUpdate:
         weights = weights * self.strategy.world_size
         signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.spec.correction.name != "none")
         trained = self.trained(batch, sequences)
-        parts = self._parts(batch, trained)
-        loss = torch.zeros((), dtype=torch.float64)
-        sums: dict[str, torch.Tensor] = {}
-        self.policy.train()
-        for i, part in enumerate(parts):
-            micro = lay_out(batch, part, signals, self.layout)
-            self.flops += self._work.of(micro) if self._work else 0.0
-            share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
-            with self.strategy.accumulate(last=i == len(parts) - 1):
-                out = self.strategy.module(
-                    micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share
-                )
-                self.strategy.backward(out.loss)
-            loss += out.loss.detach().cpu().double()
-            for name, value in out.sums.items():
-                sums[name] = sums[name] + value if name in sums else value
-            if logprobs is not None:
-                logprobs[micro.token_index] = out.logprob_N.detach().float().cpu()
+        loss, sums = self.budget.within(
+            self.strategy,
+            "updating",
+            lambda: self._passes(batch, trained, signals, tokens, logprobs),
+            undo=self.strategy.discard_gradients,
+        )
+        self.strategy.reduce_gradients()
         skipped = torch.ones(len(batch), dtype=torch.bool)
         skipped[trained] = False
         skipped &= torch.isin(torch.arange(len(batch)), torch.tensor(list(sequences), dtype=torch.int64))
@@ -227,10 +242,44 @@ class PolicyUpdate:
         total_loss, *totals = self.strategy.sum([float(loss) / self.strategy.world_size, *values])
         return total_loss, dict(zip(names, totals, strict=True)) | {"tokens": tokens}
 
+    def _passes(
+        self,
+        batch: TrainBatch,
+        trained: Sequence[int],
+        signals: TokenSignals,
+        tokens: float,
+        logprobs: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Run the forward and backward passes over the `trained` sequences.
+
+        Returns:
+            Loss and metric sums of this rank, both before they are divided by the number of ranks.
+        """
+        parts = self._parts(batch, trained)
+        loss = torch.zeros((), dtype=torch.float64)
+        sums: dict[str, torch.Tensor] = {}
+        flops = 0.0
+        self.policy.train()
+        for i, part in enumerate(parts):
+            micro = lay_out(batch, part, signals, self.layout)
+            flops += self._work.of(micro) if self._work else 0.0
+            share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
+            with self.strategy.accumulate(last=i == len(parts) - 1):
+                out = self.strategy.module(
+                    micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share
+                )
+                self.strategy.backward(out.loss)
+            loss += out.loss.detach().cpu().double()
+            for name, value in out.sums.items():
+                sums[name] = sums[name] + value if name in sums else value
+            if logprobs is not None:
+                logprobs[micro.token_index] = out.logprob_N.detach().float().cpu()
+        self.flops += flops
+        return loss, sums
+
     def _parts(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
         """Cut into micro-batches; every rank gets the same number, since collectives must match."""
-        budget = micro_batch_tokens(self.config, self.device)
-        parts = cut(batch, sequences, budget, self.layout, self.policy.hidden_size)
+        parts = cut(batch, sequences, self.budget.tokens, self.layout, self.policy.hidden_size)
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]
 

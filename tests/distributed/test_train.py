@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from launch import torchrun
+from launch import ROOT, torchrun
 from safetensors.torch import load_file
 
 from hwgrpo.config.load import to_yaml
@@ -74,3 +74,35 @@ def test_a_reward_that_fails_on_one_rank_ends_all_with_its_message_and_leaves_no
     assert errors, done.stderr[-3000:]
     assert all("raised KeyError: 'no such answer'" in line for line in errors)
     assert "gloo" not in done.stderr, "another rank told of its broken connection instead"
+
+
+def starved(ranks: str, *arguments: str) -> list[str]:
+    """Return the words that train with no memory on `ranks` for micro-batches of more than 30 tokens."""
+    return [str(ROOT / "tests/support/starved_train.py"), "30", ranks, *arguments]
+
+
+def test_a_rank_without_memory_makes_all_ranks_take_smaller_micro_batches(tmp_path: Path, cache: str):
+    more = ("trainer.max_steps=3", "trainer.validate_at_start=false", "observe.progress=plain")
+    enough, scarce = (
+        words(tmp_path / name, *more, f"trainer.tokens_per_micro_batch={tokens}")
+        for name, tokens in (("enough", 24), ("scarce", 48))
+    )
+    done = torchrun(2, *enough, HWGRPO_CACHE=cache)
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = torchrun(2, *starved("1", *scarce[2:]), HWGRPO_CACHE=cache)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "with 48 tokens per micro-batch: the same is done with 24, and from here on" in done.stdout
+    assert runs.metrics(tmp_path / "scarce") == runs.metrics(tmp_path / "enough")
+
+
+def test_where_ranks_meet_within_a_pass_the_run_ends_and_starts_again_with_what_it_found(tmp_path: Path, cache: str):
+    """Another rank waits in the middle of its pass: nobody can tell it, but torchrun ends it."""
+    more = ("trainer.strategy=fsdp2", "trainer.max_steps=2", "trainer.validate_at_start=false")
+    command = starved("1", *words(tmp_path / "run", *more, "trainer.tokens_per_micro_batch=48")[2:])
+    done = torchrun(2, *command, HWGRPO_CACHE=cache)
+    assert done.returncode != 0
+    assert "hwgrpo: error: out of memory while updating the policy" in done.stderr
+    assert "Started again, the run begins with 24 tokens per micro-batch" in done.stderr
+    done = torchrun(2, *command, HWGRPO_CACHE=cache)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(runs.metrics(tmp_path / "run")) == 3

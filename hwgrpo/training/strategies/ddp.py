@@ -1,12 +1,18 @@
-"""Data parallel: every rank holds the whole policy, gradients are averaged (torch DistributedDataParallel)."""
+"""Data parallel: every rank holds the whole policy; gradients are averaged once an update.
+
+torch's DistributedDataParallel averages within the last backward pass. An update here is many passes and one exchange,
+so that little could overlap; kept apart, the passes meet no other rank, and one whose memory runs out can do its own
+again with smaller micro-batches while the others wait for the exchange.
+"""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
+import torch
+import torch.distributed as dist
 
 from hwgrpo.config import Config
 from hwgrpo.training.optimizer import build_optimizer
@@ -14,19 +20,55 @@ from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.strategies.processes import Processes
 from hwgrpo.training.strategies.replicated import Replicated
 
+BUCKET_BYTES = 32 * 2**20
+"""Gradients are exchanged this many bytes at a time: enough to be fast, little beside the gradients themselves."""
+
 
 class Ddp(Processes, Replicated):
     """Train with one process per device under torchrun; see `Strategy` for the methods."""
 
+    name = "ddp"
+    meets_in_passes = False
+
     def wrap(self, policy: PolicyModel, config: Config) -> None:
-        self.policy = policy
+        self.policy = self.module = policy
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                if parameter.requires_grad:
+                    dist.broadcast(parameter, src=0)  # what new adapters start with is drawn on each rank
         self.optimizer = build_optimizer(policy, config.optim)
-        with warnings.catch_warnings():
-            # deprecated in torch 2.13; the argument that replaces it does not exist in 2.10, which we support too
-            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            # rotary caches are the same on every rank; broadcasting them would only cost time
-            self.module = DistributedDataParallel(policy, broadcast_buffers=False, gradient_as_bucket_view=True)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        assert isinstance(self.module, DistributedDataParallel)
-        return nullcontext() if last else self.module.no_sync()
+        return nullcontext()
+
+    @torch.no_grad()
+    def reduce_gradients(self) -> None:
+        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        # what no rank has used has no gradient anywhere; what one has used, all have
+        used = self.sum([p.grad is not None for p in parameters])
+        gradients = []
+        for parameter, count in zip(parameters, used, strict=True):
+            if count and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if parameter.grad is not None:
+                gradients.append(parameter.grad)
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            dist.all_reduce(flat)
+            flat /= self.world_size
+            for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(mean.view_as(gradient))
+
+
+def _buckets(gradients: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield the gradients in runs of one dtype and about BUCKET_BYTES."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for gradient in gradients:
+        if bucket and (size + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.nbytes
+    if bucket:
+        yield bucket

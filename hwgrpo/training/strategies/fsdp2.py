@@ -63,7 +63,8 @@ class Fsdp2(Processes):
         for layer in decoder_layers(policy.base):
             fully_shard(layer, **options)
         # The head is read at a forward's end and the backward begins with it: between the two it stays gathered.
-        fully_shard(policy, **options | {"reshard_after_forward": False})
+        options["reshard_after_forward"] = False
+        fully_shard(policy, **options)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()  # each pass reduces its gradients: until the last, they would be whole on every rank
@@ -124,7 +125,8 @@ class Fsdp2(Processes):
             if parameter.requires_grad or not trainable_only:
                 assert isinstance(parameter, DTensor), f"{name} is not sharded"
                 # parts that are kept on the host are gathered by the device's group
-                yield name, parameter.detach().to(self.device).full_tensor()
+                part: Any = parameter.detach().to(self.device)
+                yield name, part.full_tensor()
 
 
 def decoder_layers(base: nn.Module) -> list[nn.Module]:

@@ -26,8 +26,9 @@ class Processes:
         ConfigError: the process was not started by torchrun, or another launcher that sets torch's variables.
     """
 
-    name = "ddp"
+    name: str
     """The strategy's, for messages."""
+    meets_in_passes = True
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:
         launched = dist.is_initialized() or all(name in os.environ for name in RENDEZVOUS)
@@ -45,6 +46,9 @@ class Processes:
         self.world_size = dist.get_world_size()
         # Small CPU values travel over gloo beside the device's own group.
         self._cpu_group: Any = dist.group.WORLD if comm_backend == "gloo" else dist.new_group(backend="gloo")
+
+    def reduce_gradients(self) -> None:
+        pass
 
     def sum(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor([float(v) for v in values], dtype=torch.float64)

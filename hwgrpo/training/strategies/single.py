@@ -19,6 +19,7 @@ class Single(Replicated):
 
     rank = 0
     world_size = 1
+    meets_in_passes = False
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:
         self.device = device
@@ -29,6 +30,9 @@ class Single(Replicated):
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def reduce_gradients(self) -> None:
+        pass
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [float(v) for v in values]

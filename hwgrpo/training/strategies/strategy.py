@@ -28,6 +28,8 @@ class Strategy(Protocol):
     world_size: int
     shards: bool
     """Whether a rank holds only a part of the policy's weights, so that its forward alone finds them whole."""
+    meets_in_passes: bool
+    """Whether ranks wait for each other within a forward or backward pass, so that none can repeat one by itself."""
     module: nn.Module
     """The wrapped policy; call it as `module(micro_batch, loss_fn)`."""
     optimizer: torch.optim.Optimizer
@@ -41,11 +43,15 @@ class Strategy(Protocol):
         ...
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Return a context for one forward and backward pass; by the end of the last, gradients are averaged."""
+        """Return a context for one forward and backward pass of an update; `last` tells its last one."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add a loss's gradient to the policy's."""
+        ...
+
+    def reduce_gradients(self) -> None:
+        """Average over ranks what all passes of an update have left, as far as the passes have not done so."""
         ...
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:

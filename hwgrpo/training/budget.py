@@ -1,0 +1,127 @@
+"""The token budget of a micro-batch, and what happens to it when memory runs out: less of it, and the same work again.
+
+Losses are normalised by counts of the whole update, so that its gradient does not depend on how it is cut. A pass that
+finds no memory is therefore no loss: what it has done is dropped, the random state put back, and the same sequences go
+in smaller micro-batches. The smaller budget is kept in the run's folder: a run that is started again begins with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from hwgrpo_backends.device import Device
+
+from hwgrpo.training.strategies.strategy import Strategy
+
+T = TypeVar("T")
+
+FILE = "micro_batch.json"
+
+
+class TokenBudget:
+    """Tokens of a micro-batch on each device.
+
+    Args:
+        tokens: to begin with.
+        least: the longest that one sequence can be; less than that is no budget.
+        device: of this process, which knows what a full memory looks like; None: nothing is tried again.
+        folder: the run's, where a smaller budget is remembered; None: it is not.
+    """
+
+    def __init__(
+        self, tokens: int, *, least: int = 1, device: Device | None = None, folder: Path | None = None
+    ) -> None:
+        self.tokens = tokens
+        self._least = min(least, tokens)
+        self._device = device
+        self._file = folder / FILE if folder else None
+        self.restarts = 0
+        """How often work was begun again since `take_restarts`."""
+        self.notes: list[str] = []
+        """What a user should know, in words; whoever shows them takes them out."""
+        smaller = remembered(folder) if folder else None
+        if smaller is not None and smaller < tokens:
+            self.tokens = max(smaller, self._least)
+            self.notes.append(
+                f"memory ran out before at {tokens:,} tokens per micro-batch: now {self.tokens:,} "
+                f"(from {self._file}; remove it to begin with trainer.tokens_per_micro_batch again)"
+            )
+
+    def within(self, strategy: Strategy, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
+        """Do work that is cut by this budget, again with less where memory runs out; ranks agree.
+
+        Where ranks meet within the work (`strategy.meets_in_passes`), one that fails cannot be waited for: the smaller
+        budget is only remembered, and the error goes on.
+
+        Args:
+            strategy: joins the ranks.
+            what: is done, for the note.
+            work: cuts by `tokens`, and can be done again after `undo`.
+            undo: drops what the work has left so far.
+
+        Raises:
+            RuntimeError or MemoryError: memory ran out and the budget cannot be smaller. Other errors pass.
+        """
+        alone = strategy.world_size == 1
+        while True:
+            state = self._random_state()
+            error: BaseException | None = None
+            result: T | None = None
+            try:
+                result = work()
+            except (RuntimeError, MemoryError) as failure:
+                if self._device is None or not self._device.is_oom(failure):
+                    raise
+                if strategy.meets_in_passes and not alone:
+                    self._shrink(strategy.rank, what)
+                    raise
+                error = failure.with_traceback(None)  # whose frames hold the tensors that filled the memory
+            failed = error is not None if alone else strategy.sum([error is not None])[0] > 0
+            if not failed:
+                return result  # type: ignore[return-value]
+            del result
+            if self.tokens <= self._least:
+                raise error or MemoryError(f"another rank has no memory left for {self.tokens} tokens at a time")
+            undo()
+            self._restore(state)
+            self._shrink(strategy.rank, what)
+            self.restarts += 1
+
+    def take_restarts(self) -> int:
+        """Return how often work was begun again since this was last asked."""
+        count, self.restarts = self.restarts, 0
+        return count
+
+    def _shrink(self, rank: int, what: str) -> None:
+        before, self.tokens = self.tokens, max(self.tokens // 2, self._least)
+        self.notes.append(
+            f"out of memory while {what} with {before:,} tokens per micro-batch: the same is done with "
+            f"{self.tokens:,}, and from here on"
+        )
+        if self._file is not None:
+            partial = self._file.with_name(f".{self._file.name}.{rank}")
+            partial.write_text(json.dumps({"tokens_per_micro_batch": self.tokens, "too_many": before}))
+            os.replace(partial, self._file)
+
+    def _random_state(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None if self._device is None else (torch.get_rng_state(), self._device.rng_state())
+
+    def _restore(self, state: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        assert state is not None
+        assert self._device is not None
+        self._device.empty_cache()
+        torch.set_rng_state(state[0])
+        self._device.set_rng_state(state[1])
+
+
+def remembered(folder: Path) -> int | None:
+    """Return the budget that a run in `folder` has found; a file that cannot be read remembers nothing."""
+    try:
+        return int(json.loads((folder / FILE).read_text())["tokens_per_micro_batch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
