@@ -63,7 +63,9 @@ class Completions:
     texts: tuple[str, ...]
     """S decoded responses, without special tokens and without the stop string."""
     weight_version: int = 0
-    """The policy version the responses were sampled with."""
+    """The policy version the responses were sampled with; the oldest, where there are several."""
+    versions: torch.Tensor | None = None
+    """[R] int64: the version that sampled each token, where new weights came in between; None: all `weight_version`."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -72,6 +74,11 @@ class Completions:
     def lengths(self) -> torch.Tensor:
         """[S] int64: response lengths in tokens."""
         return self.offsets.diff()
+
+    @property
+    def newest_version(self) -> int:
+        """The newest policy version that sampled a token."""
+        return self.weight_version if self.versions is None else int(self.versions.max())
 
 
 @dataclass(frozen=True)

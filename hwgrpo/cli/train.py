@@ -55,10 +55,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         finish(run, train(run))
     finally:
-        run.observer.close()
-        run.engine.close()
-        if run.lock is not None:
-            run.lock.close()
+        run.close()
     # only after success: a rank that failed would wait here for others that wait for it
     run.strategy.close()
     return 0

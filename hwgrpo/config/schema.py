@@ -135,6 +135,14 @@ class RolloutConfig:
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Dtype of the weights that sample; auto takes the compute dtype. Another one needs a copy of the weights, and
     widens the gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
+    max_staleness: int = limited(0, at_least=0)
+    """Weight versions that responses may be older than the policy that learns from them. 0: rollout and training take
+    turns. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout runs
+    ahead of training as far as that. Above 0 the engine keeps weights of its own, and `algorithm.correction` must be
+    on."""
+    partial: bool = False
+    """Bring new weights to responses that are half sampled, instead of after they are done; their tokens are then of
+    several versions. Needs `max_staleness` above 0."""
     graphs: bool = False
     """Record the local engine's decode step as a device graph where the backend offers that (cuda, rocm). It is tried
     at the start, and left where its logits are not the model's. It has not been run on hardware yet."""

@@ -242,6 +242,17 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError(
             f"algorithm.correction.name={correction.name!r} needs a bound: set correction.low, high or both"
         )
+    r = c.rollout
+    if r.max_staleness and correction.name == "none":
+        raise ConfigError(
+            f"rollout.max_staleness={r.max_staleness}: responses of older weights need their importance weighed; set "
+            "algorithm.correction.name, e.g. token_truncate"
+        )
+    if r.partial and not (r.max_staleness and r.engine == "local"):
+        raise ConfigError(
+            f"rollout.partial=true with rollout.max_staleness={r.max_staleness} and rollout.engine={r.engine!r}: new "
+            "weights come amid responses only where rollout runs ahead (max_staleness of 1 or more) in the local engine"
+        )
     if c.observe.loggers.count("jsonl") == 0 and t.save_every:
         raise ConfigError(
             f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "

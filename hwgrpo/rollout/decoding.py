@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ class Decoded:
     """[S] bool."""
     rows_decoded: int
     """Tokens that were drawn, those of rows that had ended included."""
+    versions: np.ndarray
+    """[R] int64: of the weights that gave each token's logits."""
 
 
 def decode(
@@ -41,6 +44,7 @@ def decode(
     watch: StopWatch,
     device: torch.device,
     look_every: int = 1,
+    make_way: Callable[[], int] = lambda: 0,
 ) -> Decoded:
     """Generate S responses to G distinct prompts; each prompt goes through the model once.
 
@@ -53,10 +57,12 @@ def decode(
         device: where the rows are.
         look_every: steps after which the host looks at what was drawn. Results do not depend on it. Every look waits
             for the device; in between, responses that have ended are decoded on.
+        make_way: called before each forward; lets weights be exchanged and returns the version of those there are now.
 
     Raises:
         RunError: the model's logits are not finite.
     """
+    version = make_way()
     logits = rows.prefill()[torch.from_numpy(prompt_of).to(device)]
     rows.spread(prompt_of)
 
@@ -65,6 +71,7 @@ def decode(
     growing = np.ones(len(prompt_of), dtype=bool)  # rows of the batch that have not ended
     steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]] = []
     unseen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    versions: list[int] = []
     block = torch.empty(0)
     for position in range(sampling.max_response_tokens):
         if position % UNIFORM_BLOCK == 0 and not sampling.greedy:
@@ -79,6 +86,7 @@ def decode(
         )
         logits = logits.new_empty(0)  # a recording may be made of the next step, and needs the room
         unseen.append((token, logprob))
+        versions.append(version)
         last = position + 1 == sampling.max_response_tokens
         if last or len(unseen) == look_every:
             tokens = torch.stack([token for token, _ in unseen]).cpu().numpy()
@@ -101,12 +109,15 @@ def decode(
                 index = torch.from_numpy(kept).to(device)
                 token, sequence, growing = token[index], sequence[kept], growing[kept]
                 block = block if sampling.greedy else block[index]
+        version = make_way()
         # Rows that have ended but are still in the batch go on with what they drew; nobody reads it.
         logits = rows.step(token.clamp_min(0))
-    return _collect(steps, finished)
+    return _collect(steps, finished, np.array(versions, dtype=np.int64))
 
 
-def _collect(steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]], finished: np.ndarray) -> Decoded:
+def _collect(
+    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]], finished: np.ndarray, versions: np.ndarray
+) -> Decoded:
     """Turn steps of (growing [B], sequence [B], token [B], logprob [B]) into ragged responses."""
     valid = np.concatenate([growing for growing, _, _, _ in steps])
     sequence = np.concatenate([row for _, row, _, _ in steps])[valid]
@@ -117,4 +128,6 @@ def _collect(steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]
     tokens[place] = np.concatenate([token for _, _, token, _ in steps])[valid]
     logprobs = np.empty(len(place), dtype=np.float32)
     logprobs[place] = torch.cat([logprob for _, _, _, logprob in steps]).cpu().numpy()[valid]
-    return Decoded(lengths=lengths, tokens=tokens, logprobs=logprobs, finished=finished, rows_decoded=len(valid))
+    of_token = np.empty(len(place), dtype=np.int64)
+    of_token[place] = versions[position]
+    return Decoded(lengths, tokens, logprobs, finished, rows_decoded=len(valid), versions=of_token)

@@ -17,6 +17,7 @@ from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rollout.architectures import obstacle
 from hwgrpo.rollout.decoding import Decoded, decode
 from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.lean_step import LeanRows
 from hwgrpo.rollout.precision import slow_dtype
 from hwgrpo.rollout.recorded import RecordedRows
@@ -47,6 +48,8 @@ class LocalEngine:
         recorder: makes device graphs. With one, the lean step is recorded, if a trial gives the same logits.
         weights: where the policy is in shards: yields its trainable parameters whole, by name, and `model` is a copy
             that this engine alone uses (`replica_of`). Every rank calls `update_weights` then.
+        gate: where a thread that generates makes way, between two tokens, for one that brings new weights. What is in
+            the cache of keys and values stays as older weights made it.
 
     Raises:
         ConfigError: with its cache of keys, values or states the model computes something else than without.
@@ -63,9 +66,11 @@ class LocalEngine:
         max_sequences: int,
         recorder: Recorder | None = None,
         weights: Callable[[], Iterator[tuple[str, torch.Tensor]]] | None = None,
+        gate: Gate | None = None,
     ) -> None:
         assert max_sequences >= 1
         self._weights = weights
+        self._gate = gate
         self._model = model
         self._tokenizer = tokenizer
         self._device = device
@@ -145,6 +150,8 @@ class LocalEngine:
             "perf/rollout_tokens_per_second": int(lengths.sum()) / max(time.perf_counter() - began, 1e-9),
             "perf/rollout_live_rows": int(lengths.sum()) / sum(piece.rows_decoded for piece in pieces),
         }
+        versions = torch.from_numpy(np.concatenate([piece.versions for piece in pieces]))
+        oldest, newest = (int(version) for version in versions.aminmax())
         return Completions(
             prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
             tokens=torch.from_numpy(np.concatenate([piece.tokens for piece in pieces])),
@@ -152,7 +159,8 @@ class LocalEngine:
             logprobs=torch.from_numpy(np.concatenate([piece.logprobs for piece in pieces])),
             finished=torch.from_numpy(np.concatenate([piece.finished for piece in pieces])),
             texts=tuple(texts),
-            weight_version=self._version,
+            weight_version=oldest,
+            versions=versions if newest > oldest else None,
         )
 
     def update_weights(self, version: int) -> None:
@@ -211,6 +219,11 @@ class LocalEngine:
                 part = sequences[cut : cut + self._max_sequences]
                 yield [prompt for prompt, _ in part], [sample for _, sample in part]
 
+    def _make_way(self) -> int:
+        if self._gate is not None:
+            self._gate.step()
+        return self._version
+
     def _may_stand_together(self, prompt: Prompt) -> int:
         """Return what neighbours must have in common to be decoded together."""
         return 0 if self._takes_padding else len(prompt.token_ids)
@@ -229,6 +242,7 @@ class LocalEngine:
             watch,
             self._device,
             look_every=1 if self._device.type == "cpu" else LOOK_EVERY,
+            make_way=self._make_way,
         )
         responses = np.split(decoded.tokens, np.cumsum(decoded.lengths)[:-1])
         texts = [watch.text(tokens.tolist(), bool(end)) for tokens, end in zip(responses, decoded.finished)]

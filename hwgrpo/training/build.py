@@ -25,11 +25,13 @@ from hwgrpo.errors import RunError
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.gate import Gate
 from hwgrpo.training import STRATEGIES, checkpoints, rng
 from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.components import (
-    Sharded,
+    Apart,
     build_engine,
     build_rewards,
     check_length,
@@ -46,6 +48,7 @@ from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
 from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.supply import Ahead, InTurn, Supply
 from hwgrpo.training.update import PolicyUpdate
 
 
@@ -108,9 +111,9 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     if obstacle:
         notes.append(obstacle)
     reference = build_reference(policy, config)
-    sharded = (
-        Sharded(make_replica(config, policy), lambda: strategy.whole(trainable_only=True)) if strategy.shards else None
-    )
+    apart = None
+    if strategy.shards or config.rollout.max_staleness:
+        apart = Apart(make_replica(config, policy), lambda: strategy.whole(trainable_only=True))
     strategy.wrap(policy, config)
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy)
@@ -135,8 +138,11 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         notes += restore(checkpoint, update, source, strategy, device)
     else:
         seed_rank(device, config, strategy.rank)
-    engine = build_engine(config, policy, tokenizer, device, sharded)
+    gate = Gate(between_steps=config.rollout.partial)
+    engine = build_engine(config, policy, tokenizer, device, apart, gate)
     engine.update_weights(start)
+    supply = build_supply(config, source, engine, gate, device, start, total_steps)
+    undo.callback(supply.close)
 
     observer = Observer(config.observe, output, total_steps=total_steps, is_main=strategy.rank == 0)
     undo.callback(observer.close)
@@ -166,7 +172,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
 
     def save(step: int) -> None:
         state = {
-            "sampler": source.state(),
+            "sampler": supply.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
             "config": to_yaml(config),
@@ -195,6 +201,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         device=device,
         strategy=strategy,
         prompts=source,
+        supply=supply,
         engine=engine,
         sampling=sampling_of(config),
         rewards=rewards,
@@ -211,6 +218,24 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         lock=lock,
         start_step=start,
         total_steps=total_steps,
+    )
+
+
+def build_supply(
+    config: Config,
+    source: PromptSource,
+    engine: Engine,
+    gate: Gate,
+    device: Device,
+    start: int,
+    total_steps: int,
+) -> Supply:
+    """Return where the steps after `start` get their responses from."""
+    sampling, bound = sampling_of(config), config.rollout.max_staleness
+    if not bound:
+        return InTurn(source, engine, sampling)
+    return Ahead(
+        source, engine, sampling, gate, device, max_staleness=bound, first_step=start + 1, last_step=total_steps
     )
 
 

@@ -26,6 +26,7 @@ from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.local import replica_of
 from hwgrpo.training.choices import attention_of, choose_dtype
 from hwgrpo.training.policy import HeadOptions, PolicyModel
@@ -115,15 +116,30 @@ def _without_embedding_hook(model: Any) -> None:
 
 
 def build_engine(
-    config: Config, policy: PolicyModel, tokenizer: Any, device: Device, sharded: Sharded | None = None
+    config: Config,
+    policy: PolicyModel,
+    tokenizer: Any,
+    device: Device,
+    apart: Apart | None = None,
+    gate: Gate | None = None,
 ) -> Engine:
-    """Return the rollout engine of the configuration; `sharded` says where it finds weights that are in shards."""
+    """Return the rollout engine of the configuration.
+
+    Args:
+        config: the run's settings.
+        policy: on its device.
+        tokenizer: the policy's.
+        device: of this process.
+        apart: what the engine samples with where it does not share the policy's weights.
+        gate: where an engine that generates in a thread of its own makes way for new weights.
+    """
     return ENGINES.load(config.rollout.engine)(
-        policy.model if sharded is None else sharded.replica,
+        policy.model if apart is None else apart.replica,
         tokenizer,
         device=device.torch_device,
         compute_dtype=_rollout_dtype(config, policy),
-        weights=None if sharded is None else sharded.weights,
+        gate=gate,
+        weights=None if apart is None else apart.weights,
         max_sequences=config.rollout.max_sequences,
         # Writing into a tensor at an index waits for the device where algorithms must be deterministic.
         recorder=device.recorder if config.rollout.graphs and not config.trainer.deterministic else None,
@@ -131,8 +147,8 @@ def build_engine(
 
 
 @dataclass(frozen=True)
-class Sharded:
-    """What an engine in this process samples with where the policy's weights are in shards."""
+class Apart:
+    """What an engine in this process samples with where the policy's weights are in shards, or in use meanwhile."""
 
     replica: Any
     """A whole copy of the model in the dtype of rollouts."""
@@ -141,7 +157,7 @@ class Sharded:
 
 
 def make_replica(config: Config, policy: PolicyModel) -> Any:
-    """Return a whole copy of a policy's model that samples, made before a strategy cuts the policy over ranks."""
+    """Return a whole copy of a policy's model that samples; it is made before a strategy cuts the policy over ranks."""
     return replica_of(policy.model, _rollout_dtype(config, policy))
 
 

@@ -25,6 +25,7 @@ from hwgrpo.training.output import Claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import Reference
 from hwgrpo.training.strategies.strategy import Strategy, together
+from hwgrpo.training.supply import Supply
 from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import StepMetrics
 
@@ -39,6 +40,8 @@ class Run:
     device: Device
     strategy: Strategy
     prompts: PromptSource
+    supply: Supply
+    """Draws from `prompts` and calls `engine`; both are its own while it runs ahead."""
     engine: Engine
     sampling: Sampling
     rewards: RewardPipeline
@@ -64,6 +67,14 @@ class Run:
     total_steps: int
     told: set[str] = field(default_factory=set)
     """Reward failures that were shown already: a failing function is told of once."""
+
+    def close(self) -> None:
+        """End what runs beside the training, and let go of what is held; the process group stays."""
+        self.supply.close()
+        self.observer.close()
+        self.engine.close()
+        if self.lock is not None:
+            self.lock.close()
 
 
 def train(run: Run) -> Status:
@@ -102,9 +113,9 @@ def train_step(run: Run, step: int) -> None:
     """Generate, score and learn from one batch of prompts."""
     config, watch = run.config, run.watch
     with watch("step"):
-        prompts = run.prompts.next()
         with watch("gen"):
-            completions = together(run.strategy, lambda: run.engine.generate(prompts, run.sampling))
+            given = together(run.strategy, lambda: run.supply.next(step))
+        prompts, completions = given.prompts, given.completions
         with watch("reward"):
             rewards = together(run.strategy, lambda: run.rewards.score(prompts, completions, step))
             if config.reward.shuffle:
@@ -119,15 +130,15 @@ def train_step(run: Run, step: int) -> None:
         with watch("update_actor"):
             updated = run.update(batch)
         with watch("sync"):
-            run.engine.update_weights(step)
+            run.supply.update_weights(step)
     values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
     flops = run.strategy.sum([run.update.flops])[0]
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
-    values |= updated | times | speed | dict(run.engine.metrics) | run.memory()
-    while run.update.budget.notes:
-        run.observer.note(run.update.budget.notes.pop(0))
+    values |= updated | times | speed | dict(given.metrics) | run.memory()
+    for note in run.update.take_notes():
+        run.observer.note(note)
     for name, count in values.items():
         if name.startswith("reward_failures/") and count and name not in run.told:
             run.told.add(name)
@@ -141,7 +152,7 @@ def validate_now(run: Run, step: int) -> None:
     """Measure the policy on the validation prompts, when there are any."""
     if run.validation is None:
         return
-    with run.watch("testing"):
+    with run.watch("testing"), run.supply.alone():
         values = validate(
             run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +26,8 @@ from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.reference import Reference
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import TrainBatch
+
+T = TypeVar("T")
 
 METRIC_NAMES = {
     "pg_loss": ("actor/pg_loss",),
@@ -72,8 +75,10 @@ class PolicyUpdate:
     device: torch.device
     layout: Layout
     total_updates: int
-    budget: TokenBudget = field(default_factory=lambda: TokenBudget(0))
-    """Of a micro-batch; 0: what the settings say, and a full memory ends the run."""
+    budget: TokenBudget | None = None
+    """Of a micro-batch; None: what the settings say, and a full memory ends the run."""
+    notes: list[str] = field(default_factory=list)
+    """What `take_notes` will return."""
     updates_done: int = 0
     skipped_in_a_row: int = 0
     """Updates that were left out up to now because their gradient was not finite, since the last that was not."""
@@ -82,8 +87,6 @@ class PolicyUpdate:
 
     def __post_init__(self) -> None:
         self._work = training_work(self.policy)
-        if not self.budget.tokens:
-            self.budget = TokenBudget(micro_batch_tokens(self.config, self.device))
         self.loss_fn: PolicyLoss = build_loss(loss_spec(self.config))
 
     @property
@@ -134,7 +137,7 @@ class PolicyUpdate:
         was_training = scorer.training
         scorer.eval()
         with torch.no_grad():
-            self.budget.within(self.strategy, "scoring", passes, undo=lambda: None)
+            self._within_budget("scoring", passes, undo=lambda: None)
         scorer.train(was_training)
         return logprobs
 
@@ -169,7 +172,8 @@ class PolicyUpdate:
                 skipped += not math.isfinite(norm)
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + value
-        faults = {"actor/skipped_updates": float(skipped), "perf/oom_restarts": float(self.budget.take_restarts())}
+        restarts = self.budget.take_restarts() if self.budget else 0
+        faults = {"actor/skipped_updates": float(skipped), "perf/oom_restarts": float(restarts)}
         return self._metrics(totals, norms) | faults | self._mismatch(batch, trainer_logprobs)
 
     def _update(
@@ -197,7 +201,7 @@ class PolicyUpdate:
                 f"{what}, number {self.skipped_in_a_row} in a row, and trainer.max_skipped_updates={most} may be "
                 f"left out; {remedy}"
             )
-        self.budget.notes.append(f"{what}: the update is left out and the weights stay as they were; {remedy}")
+        self.notes.append(f"{what}: the update is left out and the weights stay as they were; {remedy}")
 
     def accumulate_gradients(
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None = None
@@ -223,8 +227,7 @@ class PolicyUpdate:
         weights = weights * self.strategy.world_size
         signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.spec.correction.name != "none")
         trained = self.trained(batch, sequences)
-        loss, sums = self.budget.within(
-            self.strategy,
+        loss, sums = self._within_budget(
             "updating",
             lambda: self._passes(batch, trained, signals, tokens, logprobs),
             undo=self.strategy.discard_gradients,
@@ -277,9 +280,21 @@ class PolicyUpdate:
         self.flops += flops
         return loss, sums
 
+    def take_notes(self) -> list[str]:
+        """Return what a user should know since this was last asked, in words."""
+        told = self.notes + (self.budget.notes if self.budget else [])
+        self.notes.clear()
+        if self.budget:
+            self.budget.notes.clear()
+        return told
+
+    def _within_budget(self, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
+        return self.budget.within(self.strategy, what, work, undo) if self.budget else work()
+
     def _parts(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
         """Cut into micro-batches; every rank gets the same number, since collectives must match."""
-        parts = cut(batch, sequences, self.budget.tokens, self.layout, self.policy.hidden_size)
+        tokens = self.budget.tokens if self.budget else micro_batch_tokens(self.config, self.device)
+        parts = cut(batch, sequences, tokens, self.layout, self.policy.hidden_size)
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]
 

@@ -51,10 +51,7 @@ def run(output: Path, *overrides: str, backend: Backend = BACKEND) -> Status:
         status = train(parts)
         finish(parts, status)
     finally:
-        parts.observer.close()
-        parts.engine.close()
-        if parts.lock is not None:
-            parts.lock.close()
+        parts.close()
     return status
 
 

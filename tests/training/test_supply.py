@@ -1,0 +1,266 @@
+"""Responses that are generated ahead: in what order, how old at the most, and what becomes of failures."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
+
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.gate import Gate, Stopped
+from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.training import build
+from hwgrpo.training.supply import Ahead, InTurn
+from hwgrpo.values import Completions
+
+AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "trainer.validate_every=2")
+
+
+def drawn(output: Path) -> list[list[str]]:
+    """Return the prompts of each step, as the log of completions has them."""
+    steps: dict[int, list[str]] = {}
+    for line in read_lines(output / "completions.jsonl"):
+        steps.setdefault(line["step"], []).append(line["prompt"])
+    return [steps[step] for step in sorted(steps)]
+
+
+class Lagging(InTurn):
+    """One-step-off policy with nothing beside anything: the next step's responses before this step is trained."""
+
+    waiting = None
+
+    def next(self, step):
+        batch = self.waiting or super().next(step)
+        self.waiting = super().next(step + 1)
+        return batch
+
+
+def without(names: tuple[str, ...], lines: list[dict]) -> list[dict]:
+    return [{key: value for key, value in line.items() if not key.startswith(names)} for line in lines]
+
+
+def test_one_step_ahead_is_what_the_same_order_gives_without_a_thread(tmp_path, monkeypatch):
+    runs.run(tmp_path / "ahead", *AHEAD)
+    plain = build.build_supply
+
+    def lagging(config, source, engine, *_):
+        found = plain(config, source, engine, *_)
+        return Lagging(source, engine, found._sampling)
+
+    monkeypatch.setattr(build, "build_supply", lagging)
+    runs.run(tmp_path / "lagging", *AHEAD)
+    ahead, turns = runs.metrics(tmp_path / "ahead"), runs.metrics(tmp_path / "lagging")
+    assert without(("rollout/staleness",), ahead) == turns
+    stale = [line["rollout/staleness_max"] for line in ahead if "rollout/staleness_max" in line]
+    assert stale == [0, 1, 1, 1, 1, 1]
+    gaps = [line["rollout_corr/k3_kl"] for line in ahead if "rollout_corr/k3_kl" in line]
+    assert gaps[0] < 1e-9 < min(gaps[1:]), "the policy has moved since"
+
+
+def test_a_run_ahead_that_is_resumed_asks_the_prompts_that_were_not_trained(tmp_path):
+    words = (*AHEAD, "observe.completions_per_step=64")
+    runs.run(tmp_path / "whole", *words)
+    runs.run(tmp_path / "cut", *words, "trainer.max_steps=3")
+    runs.run(tmp_path / "cut", *words)
+    assert drawn(tmp_path / "cut") == drawn(tmp_path / "whole")
+    assert len(drawn(tmp_path / "whole")) == 6
+
+
+class Source:
+    """Draws numbers; the position is how many were drawn."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def next(self) -> int:
+        self.position += 1
+        return self.position
+
+    def state(self) -> dict:
+        return {"position": self.position}
+
+
+class Engine:
+    """Says which weights it has, and waits before each batch until it may."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.metrics = {"perf/rollout_tokens_per_second": 1.0}
+        self.generated: list[tuple[int, int]] = []
+        self.may = threading.Semaphore(0)
+
+    def generate(self, prompts: int, sampling: Sampling) -> Completions:
+        assert self.may.acquire(timeout=60)
+        self.generated.append((prompts, self.version))
+        if prompts < 0:
+            raise RunError("cannot answer")
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return Completions(nothing, nothing, nothing, nothing.float(), nothing.bool(), (), self.version)
+
+    def update_weights(self, version: int) -> None:
+        self.version = version
+
+
+def ahead(bound: int, last_step: int = 9, source=None) -> Ahead:
+    engine = Engine()
+    sampling = Sampling(n=1, max_response_tokens=1)
+    gate, device = Gate(), Device(BACKEND)
+    return Ahead(
+        source or Source(), engine, sampling, gate, device, max_staleness=bound, first_step=1, last_step=last_step
+    )  # fmt: skip
+
+
+def settle(supply: Ahead, generated: int) -> None:
+    """Wait until that many batches are generated, then see that no other one is begun."""
+    engine = supply._engine
+    for _ in range(1000):
+        if len(engine.generated) >= generated:
+            break
+        threading.Event().wait(0.01)
+    threading.Event().wait(0.1)
+    assert len(engine.generated) == generated
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+def test_no_batch_is_begun_before_there_are_weights_that_will_be_new_enough(bound):
+    supply = ahead(bound)
+    supply._engine.may.release(100)
+    assert supply.next(1).completions.weight_version == 0
+    settle(supply, 1 + bound)  # steps 1 to 1 + bound may be of version 0
+    for step in range(1, 5):
+        supply.update_weights(step)
+        settle(supply, min(1 + bound + step, 9))
+        batch = supply.next(step + 1)
+        assert batch.prompts == step + 1
+        assert batch.metrics["rollout/staleness_max"] == step - batch.completions.weight_version <= bound
+    assert all(prompt - 1 - version <= bound for prompt, version in supply._engine.generated)
+    assert max(prompt - 1 - version for prompt, version in supply._engine.generated) == bound, "the bound is used"
+    supply.close()
+
+
+def test_a_batch_of_weights_that_are_too_old_is_generated_again_with_the_policys():
+    supply = ahead(1)
+    supply._engine.may.release(100)
+    supply.next(1)
+    settle(supply, 2)
+    supply.update_weights(1)
+    supply._engine.version = -3  # what came back after a fault
+    settle(supply, 3)
+    supply.next(2)
+    supply.update_weights(2)
+    batch = supply.next(3)
+    assert batch.completions.weight_version == 2
+    assert [prompt for prompt, _ in supply._engine.generated].count(3) == 2
+    supply.close()
+
+
+def test_new_weights_wait_for_the_batch_that_is_being_sampled():
+    supply = ahead(1)
+    supply._engine.may.release(1)
+    supply.next(1)  # returns when step 2 is begun, which may not go on yet
+    brought = threading.Thread(target=supply.update_weights, args=(1,))
+    brought.start()
+    brought.join(0.2)
+    assert brought.is_alive()
+    assert supply._engine.version == 0
+    supply._engine.may.release(100)
+    brought.join(60)
+    assert supply._engine.generated[:2] == [(1, 0), (2, 0)]
+    supply.close()
+
+
+def test_the_position_in_the_data_is_that_of_what_was_handed_out():
+    supply = ahead(3)
+    supply._engine.may.release(100)
+    assert supply.state() == {"position": 0}
+    supply.next(1)
+    settle(supply, 4)
+    assert supply.state() == {"position": 1}
+    supply.close()
+
+
+def test_nothing_is_generated_beyond_the_last_step():
+    supply = ahead(3, last_step=2)
+    supply._engine.may.release(100)
+    supply.next(1)
+    supply.next(2)
+    settle(supply, 2)
+    supply.close()
+
+
+def test_a_failure_of_the_thread_is_raised_where_its_batch_is_asked_for():
+    class Broken(Source):
+        def next(self):
+            return -super().next() if self.position else super().next()
+
+    supply = ahead(1, source=Broken())
+    supply._engine.may.release(100)
+    assert supply.next(1).prompts == 1
+    with pytest.raises(RunError, match="cannot answer"):
+        supply.next(2)
+    supply.close()
+
+
+def test_closing_ends_the_thread_and_who_waits_for_it():
+    supply = ahead(1)
+    supply._engine.may.release(1)
+    supply.next(1)
+    supply._engine.may.release(100)
+    supply.close()
+    assert not supply._thread.is_alive()
+    with pytest.raises(Stopped):
+        supply.next(2)
+
+
+def test_new_weights_come_amid_responses_and_each_token_tells_its_version(tmp_path):
+    """The same weights under a new number: tokens and log-probs are as without, only the versions differ."""
+    words = ("rollout.max_staleness=1", "rollout.partial=true", "algorithm.correction.name=token_truncate")
+    run = build.build_run(runs.small(tmp_path / "run", *words), BACKEND, 0, 1)
+    engine, gate = run.engine, run.supply._gate
+    assert isinstance(engine, LocalEngine)
+    prompts = run.prompts.next()
+    expected = engine.generate(prompts, run.sampling)
+    assert expected.versions is None
+    steps = []
+    plain = gate.step
+
+    def step() -> None:
+        steps.append(1)
+        if len(steps) == 3:  # before the forward that gives the third token
+            engine.update_weights(7)
+        plain()
+
+    gate.step = step
+    found = engine.generate(prompts, run.sampling)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.logprobs, expected.logprobs)
+    position = torch.cat([torch.arange(n) for n in found.lengths.tolist()])
+    assert found.versions is not None
+    assert torch.equal(found.versions, torch.where(position < 2, 0, 7))
+    assert (found.weight_version, found.newest_version) == (0, 7)
+    run.close()
+
+
+def test_a_run_with_weights_amid_responses_trains(tmp_path):
+    runs.run(tmp_path / "run", *AHEAD, "rollout.max_staleness=2", "rollout.partial=true", "trainer.max_steps=8")
+    lines = [line for line in runs.metrics(tmp_path / "run") if "rollout/staleness_max" in line]
+    assert len(lines) == 8
+    assert all(line["rollout/staleness_min"] <= line["rollout/staleness_max"] <= 2 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rollout.max_staleness=1"], "set algorithm.correction.name, e.g. token_truncate"),
+        (["rollout.partial=true"], "rollout.partial=true with rollout.max_staleness=0"),
+        (["rollout.max_staleness=-1"], "rollout.max_staleness=-1 is out of range"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(tmp_path, words, told):
+    with pytest.raises(ConfigError, match=told):
+        runs.small(tmp_path, *words)
