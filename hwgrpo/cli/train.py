@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         run.observer.close()
         run.engine.close()
+        run.rewards.close()
         if run.lock is not None:
             run.lock.close()
     # only after success: a rank that failed would wait here for others that wait for it

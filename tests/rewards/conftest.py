@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 
@@ -46,9 +47,7 @@ def reward_config():
     """Return a function: dicts of function settings -> the reward settings."""
 
     def make(*functions):
-        defaults = {"weight": 1.0, "kwargs": {}, "on_error": "raise", "on_nan": "raise", "failure_value": 0.0}
-        assert all(set(function) <= {"name", *defaults} for function in functions)
-        return SimpleNamespace(functions=[SimpleNamespace(**defaults | function) for function in functions])
+        return SimpleNamespace(functions=[RewardFunctionConfig(**function) for function in functions])
 
     return make
 

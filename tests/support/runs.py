@@ -53,6 +53,7 @@ def run(output: Path, *overrides: str, backend: Backend = BACKEND) -> Status:
     finally:
         parts.observer.close()
         parts.engine.close()
+        parts.rewards.close()
         if parts.lock is not None:
             parts.lock.close()
     return status
