@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import io
 import os
 import pickle
 import signal
@@ -43,7 +44,7 @@ def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
     faulthandler.enable()  # a segmentation fault says in which line
     faulthandler.register(WHERE, file=whereabouts, all_threads=False)
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # the trainer may have none
+        if isinstance(stream, io.TextIOWrapper):  # the trainer may have none
             stream.reconfigure(line_buffering=True)  # what it prints before it hangs is seen
     link = _Link(requests, replies)
     setup = link.take()
