@@ -127,7 +127,7 @@ def test_under_raise_an_error_says_what_happened(error, pipeline, make_batch):
 
 def test_under_raise_a_nan_is_told(pipeline, make_batch):
     rewards = pipeline(source("return float('nan')"), timeout=PATIENT)
-    with pytest.raises(RewardError, match="sample 1 of its group returned nan; mend it or, .* on_nan"):
+    with pytest.raises(RewardError, match=r"sample 1 of its group returned nan; mend it or, .* on_nan"):
         rewards.score(*make_batch(GROUPS))
 
 
@@ -195,22 +195,25 @@ def test_a_wrong_setting_that_a_call_finds_is_no_failure_of_a_sample(make_batch,
         ("def g(solution_str): return 1", "no function 'f'; it has: g"),
         ("def f(solution): return 1", "none of the accepted signatures"),
         ("def f(solution_str, scale): return 1", r"needs scale; set reward.functions\[0\].kwargs.scale"),
-        ("import os; os._exit(4)", r"\.name='.*my_rewards.py:f': its process ended with exit code 4 while it ran the f"),
+        (
+            "import os; os._exit(4)",
+            r"\.name='.*my_rewards.py:f': its process ended with exit code 4 while it ran the f",
+        ),
         ("import os; os.kill(os.getpid(), 11)", "its process was killed by SIGSEGV.* while it ran the file"),
     ],
 )
-def test_a_file_that_does_not_load_is_a_wrong_setting(does, said, pipeline, processes):
+def test_a_file_that_does_not_load_is_a_wrong_setting(does, said, pipeline, processes, soon):
     with pytest.raises(ConfigError, match=said):
         pipeline(does, timeout=PATIENT)
-    assert processes() == []
+    soon(lambda: processes() == [])
 
 
-def test_a_file_that_hangs_when_it_is_run_is_a_wrong_setting(pipeline, processes, monkeypatch):
+def test_a_file_that_hangs_when_it_is_run_is_a_wrong_setting(pipeline, processes, soon, monkeypatch):
     monkeypatch.setattr("hwgrpo.rewards.pool.START_SECONDS", 2.0)
     monkeypatch.setattr("hwgrpo.rewards.child.START_SECONDS", 2.0)
-    with pytest.raises(ConfigError, match="running the file at .*my_rewards.py:2 took longer than 2 s"):
+    with pytest.raises(ConfigError, match=r"running the file at .*my_rewards.py:2 took longer than 2 s"):
         pipeline("import time\ntime.sleep(600)\ndef f(solution_str): return 1", timeout=SHORT)
-    assert processes() == []
+    soon(lambda: processes() == [])
 
 
 def test_a_file_that_stops_loading_in_mid_run_stops_the_run(pipeline, make_batch, reward_file):
