@@ -204,10 +204,11 @@ class _Outcome:
     def _raise(self, sample: int, kind: str, result: Any) -> NoReturn:
         where, what = self._where(sample, result), _what(result)
         setting = {"errors": "on_error", "nans": "on_nan", "timeouts": "on_timeout"}[kind]
+        example = f"timeout: {self.setting.timeout:g}, {setting}" if kind == "timeouts" else setting
         remedy = "mend it, give it more time with timeout or" if kind == "timeouts" else "mend it or"
         raise RewardError(
             f"{where} {what}; {remedy}, to go on without, set its {setting} to value, mask_sample or "
-            f"drop_group, as in {{name: ..., {setting}: value}}"
+            f"drop_group, as in {{name: ..., {example}: value}}"
         ) from (result if isinstance(result, BaseException) else None)
 
     def _where(self, sample: int, result: Any = None) -> str:

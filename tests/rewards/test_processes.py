@@ -399,29 +399,27 @@ def test_a_forked_copy_of_the_trainer_leaves_the_processes_alone(pipeline, make_
 
 
 TRAINER = """
-import os, sys, time
-from types import SimpleNamespace
-import torch
+import os, sys
 from hwgrpo.config.schema import RewardFunctionConfig
-from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.values import Completions, Prompt, PromptBatch
+from hwgrpo.rewards.process import open_reward
+from hwgrpo.values import Prompt
 
-rewards = RewardPipeline(
-    SimpleNamespace(functions=[RewardFunctionConfig("FILE:f", timeout=100.0, workers=2)]))
-texts = ("a", "bad")
-completions = Completions(torch.zeros(2, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), torch.tensor([0, 1, 4]),
-                          torch.zeros(4), torch.ones(2, dtype=torch.bool), texts)
-print("started", flush=True)
-rewards.score(PromptBatch((Prompt("0", "p", (1,), None, {}),)), completions)
-if "END":
-    END
+reward = open_reward(RewardFunctionConfig("FILE:f", timeout=100.0, workers=2), {}, "reward")
+reward.per_sample([Prompt("0", "p", (1,), None, {})] * 2, ["a", "bad"])
+END
 """
 
 
 @pytest.mark.parametrize(
-    "does", ["while True: pass", "ctypes.PyDLL(None).sleep(600)", "subprocess.run(['sleep', '600'])"]
+    ("number", "does"),
+    [
+        (signal.SIGKILL, "while True: pass"),
+        (signal.SIGKILL, "ctypes.PyDLL(None).sleep(600)"),
+        (signal.SIGKILL, "subprocess.run(['sleep', '600'])"),
+        (signal.SIGINT, "while True: pass"),
+        (signal.SIGTERM, "ctypes.PyDLL(None).sleep(600)"),
+    ],
 )
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_however_the_trainer_ends_in_a_call_no_process_is_left(number, does, reward_file, processes, soon, tmp_path):
     path = reward_file(
         f"""
@@ -447,7 +445,7 @@ def test_however_the_trainer_ends_in_a_call_no_process_is_left(number, does, rew
 def test_however_the_trainer_ends_between_calls_no_process_is_left(end, reward_file, processes, soon, tmp_path):
     path = reward_file("def f(solution_str): return 1")
     script = tmp_path / "trainer.py"
-    script.write_text(textwrap.dedent(TRAINER).replace("FILE", str(path)).replace('"END"', "True").replace("END", end))
+    script.write_text(textwrap.dedent(TRAINER).replace("FILE", str(path)).replace("END", end))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     assert (
         subprocess.run([sys.executable, script], env=environment, stderr=subprocess.DEVNULL).returncode
