@@ -92,7 +92,9 @@ class Rewards:
     per_function: Mapping[str, torch.Tensor]
     """name -> [S] fp64, NaN where the function gave no value."""
     failures: Mapping[str, int] = field(default_factory=dict)
-    """`errors/<name>`, `nans/<name>` -> count in this batch."""
+    """`errors/<name>`, `nans/<name>`, `timeouts/<name>` -> count in this batch."""
+    first_failures: Mapping[str, str] = field(default_factory=dict)
+    """For each of these, which sample was the first and what happened at it, in words."""
     extras: tuple[Mapping[str, Any], ...] = ()
     """S dicts of extra fields that reward functions returned beside the score; may be empty."""
 

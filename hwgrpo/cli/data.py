@@ -104,7 +104,10 @@ def _inspect(args: argparse.Namespace) -> int:
     from hwgrpo.cli.data_inspected import show_inspection, to_json
     from hwgrpo.data.inspection import inspect_files
 
-    inspection = inspect_files(args.files, _settings(args))
+    settings = _settings(args)
+    inspection = inspect_files(args.files, settings)
+    for reward in settings.rewards or ():
+        reward.close()
     if args.json:
         print(to_json(inspection, SCHEMA))
     else:
@@ -114,21 +117,20 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> Settings:
     from hwgrpo.config.load import load_config
-    from hwgrpo.config.schema import DataConfig, ModelConfig, RolloutConfig
+    from hwgrpo.config.schema import DataConfig, ModelConfig, RewardFunctionConfig, RolloutConfig
     from hwgrpo.data.inspection import Settings
-    from hwgrpo.rewards.functions import adapt
-    from hwgrpo.rewards.loading import load_function
+    from hwgrpo.rewards.process import open_reward
 
     config = None if args.recipe is None else load_config(args.recipe)
-    wanted = None if args.reward is None else [(name, {}, "--reward") for name in args.reward]
+    wanted = None if args.reward is None else [(RewardFunctionConfig(name), "--reward") for name in args.reward]
     if config is not None and wanted is None:
         entries = enumerate(config.reward.functions)
-        wanted = [(each.name, each.kwargs, f"reward.functions[{number}]") for number, each in entries]
+        wanted = [(each, f"reward.functions[{number}]") for number, each in entries]
     rollout = RolloutConfig() if config is None else config.rollout
     context = {"max_response_tokens": rollout.max_response_tokens}
     rewards = None
     if wanted is not None:
-        rewards = [adapt(*load_function(name, key), kwargs, context, key) for name, kwargs, key in wanted]
+        rewards = [open_reward(entry, context, key) for entry, key in wanted]
     tokenizer = None
     if args.tokenizer is not None:
         if not Path(args.tokenizer).expanduser().is_dir():

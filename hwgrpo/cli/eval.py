@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         with file:
             greedy = replace(evaluation, rewards=_Recording(evaluation.rewards, file, "greedy")).greedy()
             sampled = replace(evaluation, rewards=_Recording(evaluation.rewards, file, "sampled")).sampled(args.n)
+    evaluation.rewards.close()
     result = {
         "schema": "hwgrpo.eval/1",
         "model": config.model.path,

@@ -160,6 +160,14 @@ class RewardFunctionConfig:
     """When the function raises: stop the run, use `failure_value`, take the sample out, or take its group out."""
     on_nan: str = choice("raise", FAILURE_POLICIES)
     """The same when it returns NaN, None or an infinite number."""
+    timeout: float | None = limited(None, above=0)
+    """Seconds that it may take for a response (verl's signature) or for a batch (TRL's). It is then called in a process
+    of its own, which is killed when it takes longer, whatever it hangs in. null: no limit."""
+    on_timeout: str = choice("raise", FAILURE_POLICIES)
+    """The same when it takes longer than that."""
+    workers: int = limited(0, at_least=0)
+    """Processes that call it, per rank; with verl's signature each has a response of its own at a time. 0 calls it in
+    the trainer, or in one process where there is a timeout. What it keeps in variables is each process's own."""
     failure_value: float = limited(0.0)
     """The reward under the policy `value`."""
 

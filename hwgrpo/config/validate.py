@@ -200,6 +200,12 @@ def _check_contradictions(config: Config) -> None:
     c, t = config, config.trainer
     if not c.reward.functions:
         raise ConfigError("reward.functions is empty; name at least one reward, e.g. reward.functions=[exact_match]")
+    for i, function in enumerate(c.reward.functions):
+        if function.on_timeout != "raise" and function.timeout is None:
+            raise ConfigError(
+                f"reward.functions.{i}.on_timeout={function.on_timeout} without a timeout: nothing would end a "
+                f"call that hangs; set reward.functions.{i}.timeout to the seconds it may take, or leave on_timeout out"
+            )
     if all(function.weight == 0 for function in c.reward.functions):
         raise ConfigError(
             "every reward.functions weight is 0, so no response is better than another; give one a weight"

@@ -20,7 +20,7 @@ from hwgrpo.data.published import published_with
 from hwgrpo.data.schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows, find_data, split_of
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.rewards.functions import RewardFunction
+from hwgrpo.rewards.process import Reward
 from hwgrpo.values import Prompt
 
 
@@ -30,7 +30,7 @@ class Settings:
 
     data: Any
     """The `data` settings."""
-    rewards: Sequence[RewardFunction] | None
+    rewards: Sequence[Reward] | None
     """What to try; None takes the reward that belongs to each row's source."""
     tokenizer: Any
     """A transformers tokenizer, or None."""

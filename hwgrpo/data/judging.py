@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.data.published import reward_of
-from hwgrpo.rewards.functions import RewardFunction, adapt
+from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.loading import load_function
+from hwgrpo.rewards.process import Reward
 from hwgrpo.rewards.verifiable import answer_text
 from hwgrpo.values import Prompt
 
@@ -35,9 +36,7 @@ class Judged:
     """Why it was not tried."""
 
 
-def judge_rows(
-    prompts: Sequence[Prompt], rewards: Sequence[RewardFunction] | None
-) -> tuple[list[Judged], dict[int, str]]:
+def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> tuple[list[Judged], dict[int, str]]:
     """Try rewards on rows.
 
     Args:
@@ -65,9 +64,7 @@ def judge_rows(
     return judged, unscored
 
 
-def _by_reward(
-    prompts: Sequence[Prompt], rewards: Sequence[RewardFunction] | None
-) -> list[tuple[RewardFunction, list[int]]]:
+def _by_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> list[tuple[Reward, list[int]]]:
     if rewards is not None:
         return [(reward, list(range(len(prompts)))) for reward in rewards]
     numbers: dict[str, list[int]] = {}
@@ -78,7 +75,7 @@ def _by_reward(
     return [(adapt(*load_function(name, name), {}, {}, name), rows) for name, rows in numbers.items()]
 
 
-def _try(reward: RewardFunction, prompt: Prompt) -> bool | Exception:
+def _try(reward: Reward, prompt: Prompt) -> bool | Exception:
     """Say whether the row's own answer, in some form, gets more than an empty response; or return what was raised."""
     answer = answer_text(prompt.ground_truth)
     nothing = _score(reward, prompt, "")
@@ -93,7 +90,7 @@ def _try(reward: RewardFunction, prompt: Prompt) -> bool | Exception:
     return False
 
 
-def _score(reward: RewardFunction, prompt: Prompt, response: str) -> float | Exception:
+def _score(reward: Reward, prompt: Prompt, response: str) -> float | Exception:
     value: Any = reward.per_sample([prompt], [response])[0]
     if isinstance(value, Mapping):
         value = value.get("score")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import collections
 import math
 import numbers
-import traceback
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from omegaconf import OmegaConf
 
-import hwgrpo
 from hwgrpo.errors import ConfigError, RewardError, nearest
-from hwgrpo.rewards.functions import RewardFunction, adapt
-from hwgrpo.rewards.loading import load_function
+from hwgrpo.rewards.failures import Overran, ProcessDied, told
+from hwgrpo.rewards.loading import split_name
+from hwgrpo.rewards.messages import Unfit
+from hwgrpo.rewards.process import Reward, open_reward
 from hwgrpo.values import Completions, PromptBatch, Rewards
 
 
@@ -42,12 +40,11 @@ class RewardPipeline:
         seen: collections.Counter[str] = collections.Counter()
         for number, entry in enumerate(self.settings):
             key = f"reward.functions[{number}]"
-            name, call = load_function(entry.name, f"{key}.name")
+            name = split_name(entry.name)[1]
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name]}"
-            kwargs: Any = OmegaConf.to_container(entry.kwargs) if OmegaConf.is_config(entry.kwargs) else entry.kwargs
-            functions.append(adapt(name, call, kwargs, context or {}, key))
-        self.functions: tuple[RewardFunction, ...] = tuple(functions)
+            functions.append(open_reward(entry, context or {}, key, name))
+        self.functions: tuple[Reward, ...] = tuple(functions)
         self._columns_known = columns is not None
         if columns is not None:
             self._check_columns(columns)
@@ -79,6 +76,7 @@ class RewardPipeline:
         valid = torch.ones(size, dtype=torch.bool)
         per_function: dict[str, torch.Tensor] = {}
         failures: collections.Counter[str] = collections.Counter()
+        first_failures: dict[str, str] = {}
         extras: list[dict[str, Any]] = [{} for _ in range(size)]
         for function, setting in zip(self.functions, self.settings, strict=True):
             outcome = _Outcome(function, setting, batch, completions)
@@ -89,6 +87,7 @@ class RewardPipeline:
             valid &= outcome.valid
             per_function[function.name] = outcome.values
             failures.update(outcome.failures)
+            first_failures |= outcome.first_failures
             for merged, extra in zip(extras, outcome.extras, strict=True):
                 merged.update(extra)
         return Rewards(
@@ -96,8 +95,20 @@ class RewardPipeline:
             valid=valid,
             per_function=per_function,
             failures=dict(failures),
+            first_failures=first_failures,
             extras=tuple(extras) if any(extras) else (),
         )
+
+    def close(self) -> None:
+        """End the processes of functions that have some; nothing can be scored after."""
+        for function in self.functions:
+            function.close()
+
+    def __enter__(self) -> RewardPipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _check_columns(self, columns: Collection[str]) -> None:
         for number, function in enumerate(self.functions):
@@ -113,40 +124,53 @@ class RewardPipeline:
 class _Outcome:
     """What one function gave for one batch, with its failure policies applied."""
 
-    def __init__(self, function: RewardFunction, setting: Any, batch: PromptBatch, completions: Completions) -> None:
+    def __init__(self, function: Reward, setting: Any, batch: PromptBatch, completions: Completions) -> None:
         self.function, self.setting, self.batch, self.completions = function, setting, batch, completions
         size = len(completions)
         self.values = torch.full((size,), math.nan, dtype=torch.float64)
         self.valid = torch.ones(size, dtype=torch.bool)
         self.replaced = torch.zeros(size, dtype=torch.bool)
         self.failures: collections.Counter[str] = collections.Counter()
+        self.first_failures: dict[str, str] = {}
         self.extras: list[dict[str, Any]] = []
 
     def collect(self, step: int | None) -> None:
         """Call the function and file its results, sample by sample."""
         size = len(self.completions)
         try:
-            results, self.extras = self.function.values(self.batch, self.completions, step)
-        except ConfigError:
+            results, self.extras = self.function.values(self.batch, self.completions, step, self._fails_at_once)
+        except (ConfigError, RewardError):
             raise  # a wrong setting stops the run, whatever the policy for failing samples
         except (Exception, SystemExit) as error:  # a call for the whole batch: every sample of it failed
             results, self.extras = [error] * size, [{} for _ in range(size)]
         if isinstance(results, str | bytes | Mapping) or not hasattr(results, "__len__"):
             raise RewardError(
                 f"reward {self.function.name} must return a list with one number per response; "
-                f"it returned {type(results).__name__}"
+                f"it returned {_kind(results)}"
             )
         if len(results) != size:
             raise RewardError(f"reward {self.function.name} returned {len(results)} values for {size} responses")
         for sample, result in enumerate(results):
-            if isinstance(result, Exception):
-                self._fail(sample, "errors", self.setting.on_error, result)
+            if isinstance(result, Exception | SystemExit):
+                self._fail(sample, *self._policy(result), result)
                 continue
             value = self._number(sample, result)
             if math.isfinite(value):
                 self.values[sample] = value
             else:
                 self._fail(sample, "nans", self.setting.on_nan, result)
+
+    def _policy(self, error: BaseException) -> tuple[str, str]:
+        """Return what a failure is counted as, and what it costs."""
+        if isinstance(error, Overran):
+            return "timeouts", self.setting.on_timeout
+        return "errors", self.setting.on_error
+
+    def _fails_at_once(self, sample: int, error: Exception) -> None:
+        """Do not wait for the other samples where a failure stops the run: each of them may overrun, too."""
+        kind, policy = self._policy(error)
+        if policy == "raise":
+            self._raise(sample, kind, error)
 
     def _number(self, sample: int, result: Any) -> float:
         """Return a result as a float, NaN for None; the other fields of a dict go to `extras`."""
@@ -160,16 +184,16 @@ class _Outcome:
         if isinstance(result, torch.Tensor) or type(result).__module__ == "numpy":
             result = result.item() if getattr(result, "ndim", 0) == 0 else result
         if not isinstance(result, numbers.Real):
-            raise RewardError(
-                f"{self._where(sample)} returned {result!r} ({type(result).__name__}), which is no number"
-            )
+            raise RewardError(f"{self._where(sample)} returned {result!r} ({_kind(result)}), which is no number")
         return float(result)
 
     def _fail(self, sample: int, kind: str, policy: str, result: Any) -> None:
-        self.failures[f"{kind}/{self.function.name}"] += 1
+        key = f"{kind}/{self.function.name}"
+        self.failures[key] += 1
         if policy == "raise":
             self._raise(sample, kind, result)
-        elif policy == "value":
+        self.first_failures.setdefault(key, f"{self._where(sample, result)} {_what(result)}")
+        if policy == "value":
             self.replaced[sample] = True
         elif policy == "mask_sample":
             self.valid[sample] = False
@@ -178,15 +202,18 @@ class _Outcome:
             self.valid &= self.completions.prompt_index != self.completions.prompt_index[sample]
 
     def _raise(self, sample: int, kind: str, result: Any) -> NoReturn:
-        error = result if isinstance(result, Exception) else None
-        what = f"raised {type(error).__name__}: {error}{_place(error)}" if error else f"returned {result!r}"
-        setting = "on_error" if kind == "errors" else "on_nan"
+        where, what = self._where(sample, result), _what(result)
+        setting = {"errors": "on_error", "nans": "on_nan", "timeouts": "on_timeout"}[kind]
+        example = f"timeout: {self.setting.timeout:g}, {setting}" if kind == "timeouts" else setting
+        remedy = "mend it, give it more time with timeout or" if kind == "timeouts" else "mend it or"
         raise RewardError(
-            f"{self._where(sample)} {what}; mend it or, to go on without, set its {setting} to value, mask_sample or "
-            f"drop_group, as in {{name: ..., {setting}: value}}"
-        ) from error
+            f"{where} {what}; {remedy}, to go on without, set its {setting} to value, mask_sample or "
+            f"drop_group, as in {{name: ..., {example}: value}}"
+        ) from (result if isinstance(result, BaseException) else None)
 
-    def _where(self, sample: int) -> str:
+    def _where(self, sample: int, result: Any = None) -> str:
+        if self.function.form != "verl" and isinstance(result, Overran | ProcessDied):
+            return f"reward {self.function.name}, called with all {len(self.completions)} responses,"
         index = self.completions.prompt_index
         prompt = self.batch.prompts[int(index[sample])]
         within = int((index[:sample] == index[sample]).sum())
@@ -194,14 +221,9 @@ class _Outcome:
         return f"reward {self.function.name}, {where}, sample {within} of its group"
 
 
-_PACKAGE = str(Path(hwgrpo.__file__).parent)
+def _what(result: Any) -> str:
+    return told(result) if isinstance(result, BaseException) else f"returned {result!r}"
 
 
-def _place(error: Exception) -> str:
-    """Return the line of the function's own file that an exception came from, in words."""
-    frames = traceback.extract_tb(error.__traceback__)
-    entered = next((frame for frame in frames if not frame.filename.startswith(_PACKAGE)), None)
-    if entered is None:
-        return ""
-    last = [frame for frame in frames if frame.filename == entered.filename][-1]
-    return f" at {last.filename}:{last.lineno}" + (f", `{last.line}`" if last.line else "")
+def _kind(value: Any) -> str:
+    return value.kind if isinstance(value, Unfit) else type(value).__name__

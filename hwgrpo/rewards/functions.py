@@ -30,6 +30,8 @@ TRL_SERVICES = ("trainer_state", "log_extra", "log_metric", "environments")
 BATCH = ("batch", "completions")
 TELLING = ("solution_str", "batch", *TRL)
 """Parameters that tell the form."""
+Failed = Callable[[int, Exception], None]
+"""Is told of a call's failure: its number and what went wrong."""
 SIGNATURES = (
     "accepted are (data_source, solution_str, ground_truth, extra_info=None, **kwargs) called per sample as in verl, "
     "(prompts, completions, completion_ids, **columns) called with lists as in TRL, and (batch, completions, **kwargs)"
@@ -37,34 +39,33 @@ SIGNATURES = (
 
 
 @dataclass(frozen=True)
-class RewardFunction:
-    """A reward function, ready to be called with a batch."""
+class Signature:
+    """What must be known of a function to make the arguments of its calls."""
 
     name: str
     """What metrics and messages call it."""
-    call: Callable[..., Any]
     form: str
     """"verl", "trl" or "batch"."""
-    kwargs: Mapping[str, Any]
-    """Further arguments, from the config."""
     parameters: frozenset[str]
-    """Names that `call` can be given, its `**kwargs` aside."""
+    """Names that it can be given, its `**kwargs` aside."""
     required: frozenset[str]
     """Those of them without a default."""
     open_ended: bool
-    """Whether `call` has `**kwargs`."""
+    """Whether it has `**kwargs`."""
+    given: frozenset[str]
+    """Further arguments that the config gives it."""
+    is_async: bool
+    """Whether it is an async function."""
 
     def missing_columns(self, columns: Collection[str]) -> list[str]:
         """Return the data columns that a function in TRL's form needs and `columns` lacks."""
         if self.form != "trl":
             return []
-        known = {*columns, *TRL, *TRL_SERVICES, *self.kwargs, "ground_truth"}
+        known = {*columns, *TRL, *TRL_SERVICES, *self.given, "ground_truth"}
         return sorted(self.required - known)
 
-    def values(
-        self, batch: PromptBatch, completions: Completions, step: int | None
-    ) -> tuple[Any, list[dict[str, Any]]]:
-        """Call the function on a whole batch.
+    def calls(self, batch: PromptBatch, completions: Completions, step: int | None) -> list[dict[str, Any]]:
+        """Return the arguments of the calls that score a batch, without the config's and the functions that log.
 
         Args:
             batch: G prompts.
@@ -72,56 +73,20 @@ class RewardFunction:
             step: the training step, for TRL's `trainer_state.global_step`; None when there is none.
 
         Returns:
-            What the function returned, per sample (verl's form: S items, an exception in the place of the value where
-            a sample's call raised; else whatever it gave), and S dicts of extra fields that it logged.
+            verl's form: S calls, one per response; else one.
         """
         prompts = [batch.prompts[index] for index in completions.prompt_index.tolist()]
-        extras: list[dict[str, Any]] = [{} for _ in prompts]
         if self.form == "verl":
-            return self.per_sample(prompts, completions.texts), extras
+            return [self.sample_call(*pair) for pair in zip(prompts, completions.texts, strict=True)]
         if self.form == "batch":
-            return wait_for(
-                self.call(**self.kwargs, **self._accepted({"batch": batch, "completions": completions}))
-            ), extras
-        return wait_for(self.call(**self._trl_arguments(prompts, completions, step, extras))), extras
-
-    def per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
-        """Call a function of verl's form once for each prompt and response; an exception stands where a call raised."""
-
-        def call(prompt: Prompt, text: str) -> Any:
-            arguments = {
-                "data_source": prompt.source,
-                "solution_str": text,
-                "ground_truth": prompt.ground_truth,
-                "extra_info": prompt.columns.get("extra_info"),
-            }
-            try:
-                return self.call(**self._accepted(arguments), **self.kwargs)
-            except ConfigError:
-                raise  # a wrong setting is no failure of this sample
-            except (Exception, SystemExit) as error:  # a function that exits must not end the run without a word
-                return error
-
-        return wait_for_all([call(prompt, text) for prompt, text in zip(prompts, texts, strict=True)])
-
-    def _trl_arguments(
-        self, prompts: Sequence[Prompt], completions: Completions, step: int | None, extras: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        def log_extra(column: str, values: Sequence[Any]) -> None:
-            for extra, value in zip(extras, values, strict=True):
-                extra[column] = value
-
-        def log_metric(name: str, value: float) -> None:
-            for extra in extras:  # the same for each sample, so that their mean is the metric
-                extra[name] = value
-
+            return [self._accepted({"batch": batch, "completions": completions})]
         bounds = completions.offsets.tolist()
         tokens = completions.tokens.tolist()
         # The usual names come last: TRL keeps a data column of such a name from the function, too.
         names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         arguments: dict[str, Any] = {"ground_truth": [prompt.ground_truth for prompt in prompts]}
         arguments |= {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
-        arguments |= {name: [None] * len(prompts) for name in self.required - {*arguments, *self.kwargs}}
+        arguments |= {name: [None] * len(prompts) for name in self.required - {*arguments, *self.given}}
         arguments |= {
             "prompts": [prompt.text if prompt.messages is None else list(prompt.messages) for prompt in prompts],
             "completions": [
@@ -130,16 +95,93 @@ class RewardFunction:
             ],
             "completion_ids": [tokens[start:end] for start, end in itertools.pairwise(bounds)],
             "trainer_state": None if step is None else SimpleNamespace(global_step=step),
-            "log_extra": log_extra,
-            "log_metric": log_metric,
             "environments": None,
         }
-        return self._accepted(arguments | dict(self.kwargs))
+        return [self._accepted(arguments)]
+
+    def sample_call(self, prompt: Prompt, text: str) -> dict[str, Any]:
+        """Return the arguments of a call in verl's form."""
+        arguments = {
+            "data_source": prompt.source,
+            "solution_str": text,
+            "ground_truth": prompt.ground_truth,
+            "extra_info": prompt.columns.get("extra_info"),
+        }
+        return self._accepted(arguments)
 
     def _accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if self.open_ended:
             return dict(arguments)
         return {name: value for name, value in arguments.items() if name in self.parameters}
+
+
+@dataclass(frozen=True)
+class RewardFunction(Signature):
+    """A reward function, ready to be called with a batch."""
+
+    call: Callable[..., Any]
+    kwargs: Mapping[str, Any]
+    """Further arguments, from the config."""
+
+    def values(
+        self, batch: PromptBatch, completions: Completions, step: int | None, failed: Failed | None = None
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Call the function on a whole batch.
+
+        Args:
+            batch: G prompts.
+            completions: S responses.
+            step: the training step, for TRL's `trainer_state.global_step`; None when there is none.
+            failed: unused; functions that run in processes tell of a failure through it as soon as they know.
+
+        Returns:
+            What the function returned, per sample (verl's form: S items, an exception in the place of the value where
+            a sample's call raised; else whatever it gave), and S dicts of extra fields that it logged.
+        """
+        extras: list[dict[str, Any]] = [{} for _ in range(len(completions))]
+        calls = self.calls(batch, completions, step)
+        if self.form == "verl":
+            return self._each(calls), extras
+        return wait_for(self.start(calls[0], extras)), extras
+
+    def per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
+        """Call a function of verl's form once for each prompt and response; an exception stands where a call raised."""
+        return self._each([self.sample_call(prompt, text) for prompt, text in zip(prompts, texts, strict=True)])
+
+    def start(self, arguments: Mapping[str, Any], extras: list[dict[str, Any]]) -> Any:
+        """Call the function, with the config's arguments too; what an async one returns must be waited for.
+
+        Args:
+            arguments: one of `calls`.
+            extras: a dict per response, to which functions of TRL's form log.
+        """
+        if self.form != "trl":
+            return self.call(**arguments, **self.kwargs)
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            for extra, value in zip(extras, values, strict=True):
+                extra[column] = value
+
+        def log_metric(name: str, value: float) -> None:
+            for extra in extras:  # the same for each sample, so that their mean is the metric
+                extra[name] = value
+
+        services = self._accepted({"log_extra": log_extra, "log_metric": log_metric})
+        return self.call(**{**arguments, **services, **self.kwargs})
+
+    def close(self) -> None:
+        """Do nothing: a function that is called right here holds nothing open."""
+
+    def _each(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+        def caught(arguments: Mapping[str, Any]) -> Any:
+            try:
+                return self.start(arguments, [])
+            except ConfigError:
+                raise  # a wrong setting is no failure of this sample
+            except (Exception, SystemExit) as error:  # a function that exits must not end the run without a word
+                return error
+
+        return wait_for_all([caught(arguments) for arguments in calls])
 
 
 def adapt(
@@ -185,7 +227,10 @@ def adapt(
     absent = sorted(required - set(given) - set(kwargs))
     if absent and form != "trl":  # in TRL's form they are data columns
         raise ConfigError(f"{key}: {name} needs {', '.join(absent)}; set {key}.kwargs.{absent[0]}")
-    return RewardFunction(name, call, form, kwargs, frozenset(named), required, open_ended)
+    is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
+    return RewardFunction(
+        name, form, frozenset(named), required, open_ended, frozenset(kwargs), is_async, call=call, kwargs=kwargs
+    )
 
 
 def _form(name: str, parameters: set[str], key: str) -> str:

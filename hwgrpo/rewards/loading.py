@@ -29,8 +29,8 @@ def load_function(name: str, key: str) -> tuple[str, Callable[..., Any]]:
     Raises:
         ConfigError: nothing by that name; the message lists what there is.
     """
-    file, _, function = name.rpartition(":") if not name.endswith(".py") else (name, "", DEFAULT_FUNCTION)
-    if not file.endswith(".py"):
+    file, function = split_name(name)
+    if file is None:
         if name not in REWARDS:
             error = choice_error(key, name, REWARDS.names())
             raise ConfigError(f"{error} A function of your own is named path/to/file.py:function.")
@@ -54,6 +54,12 @@ def load_function(name: str, key: str) -> tuple[str, Callable[..., Any]]:
             f"{key}={name!r}: the file has no function {function!r}; it has: {', '.join(own) or 'none'}.{hint}"
         )
     return function, found
+
+
+def split_name(name: str) -> tuple[str | None, str]:
+    """Return the file of a reward's name (None for a registered one) and what metrics call the function."""
+    file, _, function = name.rpartition(":") if not name.endswith(".py") else (name, "", DEFAULT_FUNCTION)
+    return (file, function) if file.endswith(".py") else (None, name)
 
 
 def _import_file(path: Path, setting: str) -> ModuleType:

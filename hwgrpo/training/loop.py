@@ -73,6 +73,7 @@ class Run:
         self.supply.close()
         self.observer.close()
         self.engine.close()
+        self.rewards.close()
         if self.lock is not None:
             self.lock.close()
 
@@ -143,7 +144,8 @@ def train_step(run: Run, step: int) -> None:
         if name.startswith("reward_failures/") and count and name not in run.told:
             run.told.add(name)
             what = name.removeprefix("reward_failures/")
-            run.observer.note(f"reward {what}: {count:.0f} samples in step {step}; metrics count further ones")
+            first = f" ({rewards.first_failures[what]})" if what in rewards.first_failures else ""
+            run.observer.note(f"reward {what}: {count:.0f} samples in step {step}{first}; metrics count further ones")
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
     run.observer.completions(step, prompts, completions, rewards, advantages)
 

@@ -121,8 +121,8 @@ def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub:
         return _Data(tried=("not tried: that needs the tokenizer",))
     training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
     assert training is not None
-    rewards = build_rewards(config, training, validation)
-    tried = try_rewards(rewards, training, tokenizer)
+    with build_rewards(config, training, validation) as rewards:
+        tried = try_rewards(rewards, training, tokenizer)
     check_length(config, training, validation, settings=settings)
     return _Data(training, validation, tuple(tried))
 

@@ -69,11 +69,11 @@ def _why(rewards: RewardPipeline, number: int, batch: PromptBatch, completions: 
     """Say what a function does that its settings pass over."""
     strict = copy.copy(rewards)
     strict.functions = rewards.functions[number : number + 1]
-    strict.settings = (replace(rewards.settings[number], on_error="raise", on_nan="raise"),)
+    strict.settings = (replace(rewards.settings[number], on_error="raise", on_nan="raise", on_timeout="raise"),)
     try:
         strict.score(batch, completions, 1)
     except RewardError as error:
-        return str(error).partition("; mend it or")[0]
+        return str(error).partition("; mend it")[0]
     return "not every time"
 
 

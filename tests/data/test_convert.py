@@ -9,6 +9,7 @@ import pytest
 import torch
 from published_rows import GSM8K, GSM8K_TRUTHS, MATH, MATH_ANSWERS, write_jsonl
 
+from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.data.convert import convert, files_of, write
 from hwgrpo.data.copies import open_copy
 from hwgrpo.data.formats import read_file
@@ -49,7 +50,7 @@ def math_folder(tmp_path):
 
 def score(dataset, reward, texts):
     """Score one response to each prompt as the trainer does; returns one number per prompt."""
-    entry = SimpleNamespace(name=reward, weight=1.0, kwargs={}, on_error="raise", on_nan="raise", failure_value=0.0)
+    entry = RewardFunctionConfig(reward)
     batch = PromptBatch(tuple(dataset.prompt(row, 0) for row in range(len(dataset))))
     size = len(texts)
     completions = Completions(

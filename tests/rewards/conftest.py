@@ -1,11 +1,16 @@
 """Batches of given texts, and reward settings with the schema's defaults."""
 
+import os
 import textwrap
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hwgrpo.config.schema import RewardFunctionConfig
+from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 
@@ -46,9 +51,7 @@ def reward_config():
     """Return a function: dicts of function settings -> the reward settings."""
 
     def make(*functions):
-        defaults = {"weight": 1.0, "kwargs": {}, "on_error": "raise", "on_nan": "raise", "failure_value": 0.0}
-        assert all(set(function) <= {"name", *defaults} for function in functions)
-        return SimpleNamespace(functions=[SimpleNamespace(**defaults | function) for function in functions])
+        return SimpleNamespace(functions=[RewardFunctionConfig(**function) for function in functions])
 
     return make
 
@@ -63,3 +66,50 @@ def reward_file(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def pipeline(reward_config, reward_file):
+    """Return a function: source of a reward `f`, its settings -> a pipeline; its processes end with the test."""
+    opened = []
+
+    def make(source, context=None, name="f", **settings):
+        path = reward_file(source)
+        opened.append(RewardPipeline(reward_config({"name": f"{path}:{name}", **settings}), context=context))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def processes(tmp_path):
+    """Return a function that lists the living processes whose command names a file of this test, by number."""
+
+    def living():
+        found = []
+        for folder in Path("/proc").iterdir():
+            try:
+                command = (folder / "cmdline").read_bytes() if folder.name.isdigit() else b""
+                dead = b"Z" in (folder / "stat").read_bytes().rpartition(b")")[2][:3] if command else True
+            except OSError:  # it ended meanwhile
+                continue
+            if not dead and str(tmp_path).encode() in command and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+        return sorted(found)
+
+    return living
+
+
+@pytest.fixture
+def soon():
+    """Return a function that waits until a condition holds; it fails when it never does."""
+
+    def wait(condition):
+        until = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until, "it never came to be"
+            time.sleep(0.02)
+
+    return wait

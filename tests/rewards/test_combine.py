@@ -4,6 +4,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.rewards.combine import RewardPipeline
 
@@ -58,8 +59,8 @@ def test_registered_rewards_get_ground_truth_and_context(make_batch, reward_conf
 
 
 def test_settings_from_omegaconf_work(make_batch):
-    entry = {"name": "format", "weight": 2.0, "kwargs": {"tags": ["a"]}, "on_error": "raise", "on_nan": "raise"}
-    config = OmegaConf.create({"functions": [entry | {"failure_value": 0.0}]})
+    entry = RewardFunctionConfig(name="format", weight=2.0, kwargs={"tags": ["a"]})
+    config = OmegaConf.create({"functions": [OmegaConf.structured(entry)]})
     assert RewardPipeline(config).score(*make_batch([["<a></a>", "b"]])).total.tolist() == [2.0, 0.0]
 
 
