@@ -24,6 +24,7 @@ simulated simulated_npu
 plugin plugin
 learning learning docs
 resume resume
+drill drill
 perf perf
 slow"
 

@@ -160,7 +160,12 @@ def test_a_batch_of_weights_that_are_too_old_is_generated_again_with_the_policys
 
 
 def test_new_weights_wait_for_the_batch_that_is_being_sampled():
-    supply = ahead(1)
+    class Slow(Source):
+        def next(self) -> int:
+            threading.Event().wait(0.3 * (self.position == 1))
+            return super().next()
+
+    supply = ahead(1, source=Slow())
     supply._engine.may.release(1)
     supply.next(1)  # returns when step 2 is begun, which may not go on yet
     brought = threading.Thread(target=supply.update_weights, args=(1,))

@@ -1,0 +1,222 @@
+"""Every fault done to a run for real; what it computes in the end is what the undisturbed run computes.
+
+docs/faults.md tells users the same; its rows are those drilled here.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import runs
+import simulated_npu
+from launch import ROOT
+
+from hwgrpo.config.load import to_yaml
+from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.training import checkpoints
+
+Told = Callable[[str, str, str], None]
+WORDS = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=6")
+LONG = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=60")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What the run computes when nothing happens."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert runs.forked(lambda: runs.run(folder, *WORDS)) == 0
+    return runs.everything(folder)
+
+
+def resumed(folder: Path, *more: str) -> dict:
+    """Start the run again and return all that it computed."""
+    assert runs.forked(lambda: runs.run(folder, *WORDS, *more)) == 0
+    return runs.everything(folder)
+
+
+@contextmanager
+def command(folder: Path, *words: str, ranks: int = 1, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """Start `hwgrpo train` as a user does, in a process of its own; end it with all its children."""
+    recipe = folder.with_suffix(".yaml")
+    recipe.write_text(to_yaml(runs.small(folder, *words)))
+    start = [sys.executable, "-m"]
+    if ranks > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        start += [f"--max-restarts={restarts}", "-m"]
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "backends", "kernels", "tests/support"))
+    process = subprocess.Popen(
+        [*start, "hwgrpo", "train", str(recipe)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for_step(folder: Path, step: int) -> None:
+    """Wait until a run has logged a step."""
+    for _ in range(6000):
+        file = folder / "metrics.jsonl"
+        if file.exists() and any(line.get("step", 0) >= step for line in read_lines(file)):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{folder} never came to step {step}")
+
+
+def workers(launcher: int) -> dict[int, int]:
+    """Return the process of each rank below a launcher."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int(re.search(r"PPid:\s+(\d+)", (entry / "status").read_text())[1])  # type: ignore[index]
+                variables = (entry / "environ").read_bytes().split(b"\0")
+            except (OSError, TypeError):
+                continue
+            rank = next((v for v in variables if v.startswith(b"RANK=")), None)
+            if parent == launcher and rank:
+                found[int(rank.removeprefix(b"RANK="))] = int(entry.name)
+    return found
+
+
+def test_sigterm_saves_what_is_done_and_exits_0(tmp_path: Path, undisturbed: dict, told: Told):
+    with command(tmp_path / "run", *LONG) as process:
+        wait_for_step(tmp_path / "run", 3)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        took = time.monotonic() - began
+    assert process.returncode == 0, output
+    newest, _ = checkpoints.newest(tmp_path / "run/checkpoints")
+    assert newest is not None
+    steps = [line["step"] for line in read_lines(tmp_path / "run/metrics.jsonl")]
+    assert newest.step == max(steps), "no finished step is lost"
+    told("SIGTERM", f"saved step {newest.step}, exit 0 after {took:.1f} s", "nothing")
+
+
+def test_sigkill_costs_the_steps_since_the_last_checkpoint_which_are_done_again(
+    tmp_path: Path, undisturbed: dict, told: Told
+):
+    with command(tmp_path / "run", *WORDS, "trainer.max_steps=60") as process:
+        wait_for_step(tmp_path / "run", 3)
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    newest, _ = checkpoints.newest(tmp_path / "run/checkpoints")
+    step = newest.step if newest else 0
+    if step > 6:  # it was faster than the kill: the rest of this run has nothing to compare with
+        pytest.fail(f"killed after step {step}, later than this drill has an end")
+    assert resumed(tmp_path / "run") == undisturbed
+    told("SIGKILL", f"resumed from step {step}, bitwise equal", "nothing")
+
+
+def test_a_rank_that_dies_ends_the_others_and_all_start_again(tmp_path: Path, told: Told):
+    words = ("trainer.strategy=ddp", *WORDS, "observe.progress=plain")
+    with command(tmp_path / "whole", *words, ranks=2) as process:
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+    with command(tmp_path / "run", *words, ranks=2, restarts=1) as process:
+        wait_for_step(tmp_path / "run", 3)
+        os.kill(workers(process.pid)[1], signal.SIGKILL)
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, output
+    assert re.search(r"continuing after step [246]", output), output
+    assert runs.everything(tmp_path / "run") == runs.everything(tmp_path / "whole")
+    told("a rank is killed", "torchrun ended the other and started both again; bitwise equal", "nothing")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, undisturbed: dict, told: Told, capfd):
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *WORDS, "trainer.max_steps=4")) == 0
+    file = tmp_path / "run/checkpoints/step-00000004/moments-rank0.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert resumed(tmp_path / "run", "observe.progress=plain") == undisturbed
+    assert "step-00000004/moments-rank0.safetensors is damaged" in capfd.readouterr().out
+    told("one bit of a checkpoint flips", "named, resumed from the one before; bitwise equal", "nothing")
+
+
+def test_an_accelerator_with_too_little_memory_takes_smaller_micro_batches(tmp_path: Path, told: Told):
+    words = (
+        "model.path=builtin://tiny?task=sort&steps=150&batch=64",
+        "model.dtype=float32",
+        "trainer.prompts_per_step=32",
+        "data.validation_max_rows=8",
+        "trainer.validation_n=0",
+        "observe.loggers=[jsonl]",
+        "observe.progress=plain",
+        "trainer.max_steps=3",
+        "trainer.validate_at_start=false",
+    )
+
+    def train(name: str, megabytes: int, tokens: int) -> str:
+        more = (f"trainer.output_dir={tmp_path / name}", f"trainer.tokens_per_micro_batch={tokens}")
+        recipe = str(ROOT / "configs/tiny_sort.yaml")
+        done = simulated_npu.train(recipe, *words, *more, npus=1, SIMULATED_NPU_MB=str(megabytes))
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        return done.stdout
+
+    said = train("scarce", 14, 4096)
+    smaller = [int(n.replace(",", "")) for n in re.findall(r"the same is done with ([\d,]+), and from here on", said)]
+    assert smaller, said
+    train("enough", 4096, smaller[-1])
+    found, expected = runs.metrics(tmp_path / "scarce"), runs.metrics(tmp_path / "enough")
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, value in theirs.items():
+            assert ours[name] == pytest.approx(value, rel=2e-4, abs=2e-4), name
+    told("a device's memory is full", f"micro-batches of {smaller[-1]} tokens, the same numbers", "nothing")
+
+
+def test_gradients_that_are_not_finite_end_the_run_with_good_weights_saved(tmp_path: Path, told: Told, capfd):
+    words = (*WORDS, "trainer.save_every=1", "trainer.max_skipped_updates=1", "observe.progress=plain")
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "trainer.max_steps=2")) == 0
+    capfd.readouterr()
+    # a learning rate at which weights overflow in one update: what it then computes is no number any more
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "optim.lr=1e38")) != 0
+    said = capfd.readouterr()
+    assert re.search(r"not finite", said.out + said.err), said
+    newest, problems = checkpoints.newest(tmp_path / "run/checkpoints")
+    assert newest is not None
+    assert not problems
+    told("weights overflow", "the run ended and said why; checkpoints before it are whole", "nothing that was saved")
+
+
+REWARD = """
+import time
+
+def hangs_now_and_then(data_source, solution_str, ground_truth, extra_info=None):
+    if solution_str.startswith("1"):
+        time.sleep(3600)
+    return 1.0 if solution_str == ground_truth else 0.1 * len(solution_str)
+"""
+
+
+def test_a_reward_that_hangs_costs_its_samples(tmp_path: Path, told: Told):
+    (tmp_path / "rewards.py").write_text(REWARD)
+    costs = "timeout: 0.5, on_timeout: mask_sample"
+    reward = f"reward.functions=[{{name: '{tmp_path}/rewards.py:hangs_now_and_then', {costs}}}]"
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *WORDS, "trainer.max_steps=2", reward)) == 0
+    counts = [line.get("reward_failures/timeouts/hangs_now_and_then", 0) for line in runs.metrics(tmp_path / "run")]
+    assert sum(counts) > 0
+    told("a reward hangs", f"{sum(counts):.0f} samples stopped after 0.5 s and taken out", "those samples")
+
+
+def test_the_page_on_faults_has_a_row_for_each_drill():
+    page = (ROOT / "docs/faults.md").read_text()
+    rows = re.findall(r"^\| (?!fault |---)([^|]+) \|", page, flags=re.M)
+    drilled = re.findall(r'^    told\("([^"]+)"', Path(__file__).read_text(), flags=re.M)
+    assert sorted(rows) == sorted(drilled)
