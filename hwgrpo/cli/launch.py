@@ -1,0 +1,2 @@
+HELP="x"
+def add_arguments(p): pass
