@@ -88,7 +88,11 @@ torch.set_num_threads(1)
 model = Qwen3ForCausalLM(Qwen3Config(**json.loads(sys.argv[2]), max_position_embeddings=4096))
 model.save_pretrained(folder / "model")
 character_tokenizer("").save_pretrained(folder / "model")
-(folder / "reward.py").write_text("import zlib\\n\\ndef score(solution_str, ground_truth):\\n    return zlib.crc32(solution_str.encode()) / 2**32\\n")
+# Most tokens are no text, so that rewards by text would be equal and nothing would be trained: they are drawn instead.
+(folder / "reward.py").write_text(
+    "import random\\ndraw = random.Random(0)\\n\\n"
+    "def score(solution_str, ground_truth):\\n    return draw.random()\\n"
+)
 draw = random.Random(0)
 """
 MAKE += f"""

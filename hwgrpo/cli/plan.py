@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 HELP = "estimate a recipe's memory and step time on devices that need not be here"
 DEFAULT_CHIPS = ("H100 SXM", "H200 SXM", "MI300X", "910B3", "910C die")
 """Shown where none is named and the recipe names no backend."""
+COLUMN = 10
 PHASES = ("prefill", "decode", "scoring", "update", "optimizer", "exchange", "sync")
 
 
@@ -159,6 +160,10 @@ def text(plan: ScalePlan) -> str:
     misfits = [chip for chip in plan.chips if chip.instead]
     if misfits:
         lines += ["", "what would fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
+        lines += [
+            "  smaller in any case: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0,",
+            "  model.gradient_checkpointing=true",
+        ]
     return "\n".join([*lines, "", *_assumptions(plan)])
 
 
@@ -180,14 +185,15 @@ def _components(memory: Memory) -> list[str]:
 
 def _table(chips: Sequence[OnChip]) -> list[str]:
     width = max(len("chip"), *(len(chip.name) for chip in chips))
-    heads = "".join(f"{phase:>11}" for phase in PHASES)
-    lines = [f"{'chip':<{width}}  {'memory':>10}{'needed':>10}  fits{heads}{'step':>11}"]
+    heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
+    lines = [f"{'chip':<{width}}  {'memory':>8}  {'needed':>9}  fits{heads}{'step':>{COLUMN}}"]
     for chip in chips:
         fits = {True: "yes", False: "no", None: "?"}[chip.fits]
         limit = "?" if chip.limit is None else _size(chip.limit, 0)
-        times = "".join(f"{_time(chip.seconds[phase]):>11}" for phase in PHASES)
+        times = "".join(f"{_time(chip.seconds[phase]):>{COLUMN}}" for phase in PHASES)
+        needed = _size(chip.memory.peak)
         lines.append(
-            f"{chip.name:<{width}}  {limit:>10}{_size(chip.memory.peak):>10}  {fits:<4}{times}{_time(chip.step):>11}"
+            f"{chip.name:<{width}}  {limit:>8}  {needed:>9}  {fits:<4}{times}{_time(chip.step):>{COLUMN}}"
         )
     return lines
 
@@ -205,7 +211,8 @@ def _assumptions(plan: ScalePlan) -> list[str]:
     if plan.rollout_bytes:
         needs = ", ".join(f"{chip.samplers:,} x {chip.name}" for chip in plan.chips)
         lines[:0] = [
-            f"Rollout apart: weights and cache of {_size(plan.rollout_bytes)} in all, on {needs} at the least.",
+            f"Rollout apart, one engine: weights and cache of {_size(plan.rollout_bytes)}; at the least on",
+            f"{needs}.",
             "",
         ]
     if any(None in chip.seconds.values() for chip in plan.chips):
@@ -228,4 +235,6 @@ def _time(seconds: float | None) -> str:
         return "n/a"
     if seconds >= 6000:
         return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 100 else f"{seconds:.3g} s"
+    if seconds >= 100:
+        return f"{seconds / 60:.1f} min"
+    return "-" if seconds == 0 else f"{seconds:.1f} s" if seconds >= 0.1 else "< 0.1 s"

@@ -196,11 +196,23 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int]:
 
 
 def cache_bytes(
-    shape: ModelShape, *, prompts: int, sequences: int, prompt_tokens: int, response_tokens: int, itemsize: int
+    shape: ModelShape,
+    *,
+    prompts: int,
+    sequences: int,
+    prompt_tokens: int,
+    response_tokens: int,
+    itemsize: int,
+    compressed: bool = False,
 ) -> int:
-    """Return the bytes of keys and values when every response is as long as it may be; a prompt's are stored once."""
+    """Return the bytes of keys and values when every response is as long as it may be; a prompt's are stored once.
+
+    With `compressed`, of a model with latent attention (DeepSeek-V2, section 2.1) only what keys and values are made
+    from, as servers keep it; the local engine keeps keys and values as its model makes them.
+    """
     tokens = prompts * prompt_tokens + sequences * response_tokens
-    return itemsize * shape.layers * shape.kv_heads * (shape.head_dim + shape.value_dim) * tokens
+    width = shape.latent if compressed and shape.latent else shape.kv_heads * (shape.head_dim + shape.value_dim)
+    return itemsize * shape.layers * width * tokens
 
 
 def activation_bytes(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hwgrpo_backends import Backend
-from hwgrpo_backends.peaks import GIB, Chip
+from hwgrpo_backends.peaks import Chip
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size
@@ -76,7 +76,7 @@ class ScalePlan:
     cluster: Cluster
     chips: tuple[OnChip, ...]
     rollout_bytes: int
-    """Weights and cache of all sequences sampled together, where that is apart."""
+    """Weights and cache of the sequences that are sampled together, where that is apart; else 0."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as the JSON document `hwgrpo.plan/1`; bytes and seconds."""
@@ -145,9 +145,9 @@ class _Planner:
         return planned_sharding(strategy, devices) if strategy else config_sharding(self.config, devices)
 
     def rollout_bytes(self, work: Work, devices: int) -> int:
-        """Return weights and cache of all sequences that are sampled together, over whatever devices."""
+        """Return weights and cache of the sequences that one engine apart samples together, over all its devices."""
         r = self.config.rollout
-        together = min(work.prompts * devices * r.n, r.max_sequences * devices)
+        together = min(work.prompts * devices * r.n, r.max_sequences)
         size = rollout_dtype_of(self.config, work.dtype).itemsize
         return size * self.shape.parameters + cache_bytes(
             self.shape,
@@ -156,6 +156,7 @@ class _Planner:
             prompt_tokens=work.prompt_tokens,
             response_tokens=r.max_response_tokens,
             itemsize=size,
+            compressed=True,
         )
 
     def memory(self, backend: Backend, devices: int, strategy: str | None, *, apart: bool) -> Memory:
@@ -170,19 +171,15 @@ class _Planner:
         while counts[-1] * 2 <= min(MOST_DEVICES, prompts):
             counts.append(counts[-1] * 2)
         for devices in (count for count in counts if prompts % count == 0):
-            for apart in {cluster.apart, True} if devices == cluster.devices else {True} | {cluster.apart}:
+            for apart in (False, True)[cluster.apart :]:
                 for strategy in STRATEGIES:
                     if (strategy == "single") != (devices == 1):
                         continue
                     if self.memory(backend, devices, strategy, apart=apart).peak <= room:
                         more = f" on {devices:,} devices" if devices != cluster.devices else ""
-                        own = ", rollout on devices of its own" if apart and not cluster.apart else ""
+                        own = ", rollout on devices of its own (--rollout apart)" if apart and not cluster.apart else ""
                         return f"{strategy}{more}{own}"
-        return (
-            f"nothing up to {counts[-1]:,} devices (trainer.prompts_per_step={prompts} is the most that it can be "
-            "shared out among): lower trainer.tokens_per_micro_batch or rollout.max_sequences, or train adapters "
-            "(model.lora.rank)"
-        )
+        return f"nothing on up to {counts[-1]:,} devices"
 
 
 def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
@@ -212,7 +209,8 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         room = None if chip.memory is None else cluster.usable * chip.memory
         samplers = 0
         if not work.samples:
-            samplers = max(1, math.ceil(planner.rollout_bytes(work, cluster.devices) / (room or cluster.usable * 80 * GIB)))
+            needed = planner.rollout_bytes(work, cluster.devices)
+            samplers = 1 if room is None else math.ceil(needed / room)
         fits = None if room is None else memory.peak <= room
         results.append(
             OnChip(

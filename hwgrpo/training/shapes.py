@@ -55,6 +55,8 @@ class ModelShape:
     """Parameters of the largest decoder layer."""
     outside_layers: int
     """Parameters of embeddings, LM head and the last norm."""
+    latent: int = 0
+    """Width of what latent attention makes keys and values from; 0 without it."""
     expert_parameters: int = 0
     """Of all experts that tokens are sent to, in all layers."""
     expert_share: float = 1.0
@@ -136,6 +138,7 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         head_norms=head_norms,
         largest_layer=max(in_layers),
         outside_layers=total - sum(in_layers),
+        latent=(getattr(text, "kv_lora_rank", None) or 0) + (getattr(text, "qk_rope_head_dim", None) or 0),
         expert_parameters=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
         expert_share=met / experts if met and experts else 1.0,
     )

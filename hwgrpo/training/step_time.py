@@ -183,16 +183,17 @@ def _decode(
     if of is None or matrix is None or memory is None:
         return None
     r = config.rollout
-    sequences = work.prompts * r.n * shared * together
-    at_once = min(sequences, r.max_sequences * together)
+    sequences = work.prompts * r.n * max(1, round(shared * together))
+    at_once = min(sequences, r.max_sequences)
     waves = -(-sequences // at_once)
     cache = cache_bytes(
         shape,
-        prompts=-(-int(at_once) // r.n),
-        sequences=int(at_once),
+        prompts=-(-at_once // r.n),
+        sequences=at_once,
         prompt_tokens=work.prompt_tokens,
         response_tokens=r.max_response_tokens // 2,  # on average over the steps
         itemsize=size,
+        compressed=not work.samples,
     )
     # of its experts a layer reads those that any of the tokens is sent to
     met = 1 - (1 - shape.expert_share) ** at_once
