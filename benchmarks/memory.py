@@ -1,9 +1,10 @@
 """What a run takes of a host's memory against what `hwgrpo plan` says, stage by stage, on a CPU with one thread.
 
 Each size is a Qwen3 with random weights, made on the spot, that trains for two steps in a process of its own by the
-parts that `hwgrpo train` uses. The process reads its resident memory after the imports and takes that off; the kernel's
-high-water mark (VmHWM) is set back before each stage, so that every stage has a peak of its own. Responses end at their
-longest, as the plan takes them to: one token in thousands ends one earlier.
+parts that `hwgrpo train` uses. The process reads its resident memory after the imports and takes that off; the
+kernel's high-water mark (VmHWM) is set back before each stage, so that every stage has a peak of its own. Responses end
+at their longest, as the plan takes them to: one token in thousands ends one earlier. Each size runs twice, with glibc's
+malloc as it is and with one that gives freed blocks back at once, which tells tensors from what malloc keeps.
 
     python benchmarks/memory.py --size 36m --size 120m --output results.json
 
@@ -37,6 +38,11 @@ SIZES: dict[str, dict[str, int | bool]] = {
 PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS, STEPS = 4, 4, 32, 64, 2
 WITHIN = 0.10
 STAGES = ("gen", "update_actor")
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "malloc as it is": {},
+    "freed at once": {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"},
+}
+"""Variables of each run. The second makes glibc give every larger block back when it is freed: what tensors hold."""
 
 
 def main() -> int:
@@ -54,26 +60,53 @@ def main() -> int:
     print(table(results))
     if args.output:
         Path(args.output).write_text(json.dumps({**machine(), "results": results}, indent=1) + "\n")
-    return int(any(abs(result["off"]) > WITHIN for result in results))
+    return int(any(abs(off) > WITHIN for result in results for off in result["off"].values()))
 
 
 def measure(size: str, overrides: list[str]) -> dict[str, Any]:
-    """Make a model, train it in a child process, and lay the plan beside what it took."""
+    """Make a model, train it in child processes, and lay the plan beside what each took."""
     with tempfile.TemporaryDirectory(prefix="hwgrpo-memory-") as folder:
-        words = [sys.executable, str(Path(__file__).resolve())]
-        made = [*words[:1], "-c", f"import sys; sys.path[:0] = {PACKAGES!r}\n{MAKE}", folder, json.dumps(SIZES[size])]
-        subprocess.run(made, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        done = subprocess.run(
-            [*words, "--child", folder, *overrides],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            cwd=folder,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    result = json.loads(done.stdout.splitlines()[-1])
-    peak = max(result["measured"].values())
-    return {"size": size, "overrides": overrides, **result, "peak": peak, "off": result["planned_peak"] / peak - 1}
+        make(size, folder)
+        runs = {}
+        for allocator, variables in ALLOCATORS.items():
+            done = subprocess.run(
+                [sys.executable, str(Path(__file__).resolve()), "--child", f"{folder}", *overrides],
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+                cwd=folder,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+            )
+            runs[allocator] = json.loads(done.stdout.splitlines()[-1])
+        return {"size": size, "overrides": overrides, **compared(settings(Path(folder), overrides), runs)}
+
+
+def make(size: str, folder: str) -> None:
+    """Write a model with random weights, prompts and a reward function into a folder."""
+    words = ["-c", f"import sys; sys.path[:0] = {PACKAGES!r}\n{MAKE}", folder, json.dumps(SIZES[size])]
+    subprocess.run([sys.executable, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def compared(config: Any, runs: dict[str, Any]) -> dict[str, Any]:
+    """Return measured runs with the plan and how far it is off."""
+    from hwgrpo_backends import registry
+
+    from hwgrpo.training.memory import KEPT_FREE
+    from hwgrpo.training.scale import planned_memory
+
+    memory, shape = planned_memory(config, registry.get("cpu"))
+    tensors = memory.peak - memory.update.get(KEPT_FREE, 0)
+    peaks = {allocator: max(run["measured"].values()) for allocator, run in runs.items()}
+    return {
+        "parameters": shape.parameters,
+        "state_bytes": 16 * shape.parameters,
+        "runs": runs,
+        "planned": {"always": memory.always, "rollout": memory.rollout, "update": memory.update},
+        "planned_peak": {"malloc as it is": memory.peak, "freed at once": tensors},
+        "peak": peaks,
+        "off": {"malloc as it is": memory.peak / peaks["malloc as it is"] - 1,
+                "freed at once": tensors / peaks["freed at once"] - 1},
+    }  # fmt: skip
 
 
 MAKE = """
@@ -101,22 +134,11 @@ rows = [{{"prompt": "".join(draw.choices("abcdefgh", k={PROMPT_TOKENS})), "answe
 """
 
 
-def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
-    """Train in this process; return bytes above those after the imports by stage, and the plan's."""
-    from contextlib import contextmanager
-
-    import torch
-    import transformers
-    from hwgrpo_backends import registry
-
+def settings(folder: Path, overrides: list[str]) -> Any:
+    """Return the settings of a run in a folder of `make`."""
     from hwgrpo.config import load_config
-    from hwgrpo.training.build import build_run
-    from hwgrpo.training.loop import train
-    from hwgrpo.training.scale import planned_memory
 
-    transformers.utils.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    config = load_config(
+    return load_config(
         None,
         [
             f"model.path={folder}/model",
@@ -127,7 +149,7 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
             f"rollout.max_response_tokens={RESPONSE_TOKENS}",
             f"trainer.prompts_per_step={PROMPTS}",
             f"trainer.max_steps={STEPS}",
-            f"trainer.output_dir={folder}/run",
+            f"trainer.output_dir={folder}/run-{os.getpid()}",
             "trainer.threads=1",
             "trainer.validate_at_start=false",
             "trainer.save_final_model=false",
@@ -137,18 +159,32 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
             *overrides,
         ],
     )
-    backend = registry.get("cpu")
-    build_policy_imports()
+
+
+def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
+    """Train in this process; return bytes above those after the imports, by stage."""
+    from contextlib import contextmanager
+
+    import torch
+    import transformers
+    from hwgrpo_backends import registry
+
+    from hwgrpo.training.build import build_run
+    from hwgrpo.training.loop import train
+
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    config = settings(folder, overrides)
+    import_the_rest()
     after_imports = resident("VmRSS")
-    run = build_run(config, backend, 0, 1)
+    run = build_run(config, registry.get("cpu"), 0, 1)
     peaks: dict[str, int] = {"loading": resident("VmHWM") - after_imports}
     held: dict[str, int] = {"loading": resident("VmRSS") - after_imports}
     watch, step = run.watch, [0]
 
     @contextmanager
     def watched(stage: str):
-        if stage == "step":
-            step[0] += 1
+        step[0] += stage == "step"
         if stage in STAGES:
             forget_peak()
         with watch(stage):
@@ -162,26 +198,13 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
     run.watch = watched  # pyright: ignore[reportAttributeAccessIssue]
     run.save = lambda step: None
     train(run)
-    memory, shape = planned_memory(config, backend)
-    return {
-        "parameters": shape.parameters,
-        "after_imports": after_imports,
-        "measured": peaks,
-        "held_after": held,
-        "planned": {"always": memory.always, "rollout": memory.rollout, "update": memory.update},
-        "planned_peak": memory.peak,
-        "planned_rollout": memory.rollout_peak,
-        "planned_update": memory.update_peak,
-    }
+    return {"after_imports": after_imports, "measured": peaks, "held_after": held}
 
 
-def build_policy_imports() -> None:
+def import_the_rest() -> None:
     """Import what a run loads on first use, so that it counts as import and not as the run's own."""
     import torch
     import transformers.models.qwen3.modeling_qwen3
-
-    import hwgrpo.rollout.local  # noqa: F401
-    import hwgrpo.training.strategies.single  # noqa: F401
 
     assert transformers.models.qwen3.modeling_qwen3
     weight = torch.ones(64, 64, requires_grad=True)
@@ -223,21 +246,19 @@ def machine() -> dict[str, Any]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """Return the figures as a table."""
-    lines = ["| parameters | stage | measured MiB | planned MiB | plan is off by |", "|---|---|---|---|---|"]
-    for r in results:
-        for stage, of_plan in (("gen", "planned_rollout"), ("update_actor", "planned_update")):
-            peak = max(size for name, size in r["measured"].items() if name.startswith(stage))
-            lines.append(row(r, "rollout" if stage == "gen" else "update", peak, r[of_plan]))
-        lines.append(row(r, "peak of the run", r["peak"], r["planned_peak"]))
-    return "\n".join(lines)
-
-
-def row(result: dict[str, Any], what: str, peak: int, planned: int) -> str:
     mib = 2**20
-    return (
-        f"| {result['parameters'] / 1e6:.1f}M | {what} | {peak / mib:.1f} | {planned / mib:.1f} "
-        f"| {planned / peak - 1:+.1%} |"
-    )
+    lines = [
+        "| parameters | state MiB | allocator | measured peak MiB | planned MiB | off |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        for allocator, peak in r["peak"].items():
+            planned = r["planned_peak"][allocator]
+            lines.append(
+                f"| {r['parameters'] / 1e6:.1f}M | {r['state_bytes'] / mib:,.0f} | {allocator} | {peak / mib:,.0f} "
+                f"| {planned / mib:,.0f} | {r['off'][allocator]:+.1%} |"
+            )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -70,21 +70,13 @@ def run(args: argparse.Namespace) -> int:
         script = slurm_script(train, backend, devices, args.nodes, restarts, args.sbatch or ())
         return _submit(script) if args.started else _show([script])
     words = command(train, devices, args.nodes, restarts, args.rendezvous)
-    if not args.started:
-        assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-        profile = [f'eval "$({_tool("hwgrpo")} env --backend {config.backend.name} --shell)"'] if len(words) > 1 else []
-        several = words[0] == "torchrun"
-        line = " ".join([*assigned, _tool(words[0]), shlex.join(words[1:])])
-        where = [f"# on each of the {args.nodes} nodes"] if args.nodes > 1 else []
-        return _show([*where, *(profile if several else []), line])
-    if backend is not None:
-        from hwgrpo_backends.environment import apply
-
-        apply(backend, "train", os.environ, config.trainer.deterministic)
-    os.environ.update(variables)
-    modules = {"hwgrpo": "hwgrpo", "torchrun": "torch.distributed.run"}
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", modules[words[0]], *words[1:]])
+    if args.started:
+        return _start(words, backend, variables, config)
+    lines = [f"# on each of the {args.nodes} nodes"] if args.nodes > 1 else []
+    if words[0] == "torchrun":
+        lines.append(f'eval "$({_tool("hwgrpo")} env --backend {config.backend.name} --shell)"')
+    assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return _show([*lines, " ".join([*assigned, _tool(words[0]), shlex.join(words[1:])])])
 
 
 def command(train: Sequence[str], devices: int, nodes: int, restarts: int, rendezvous: str | None) -> list[str]:
@@ -233,6 +225,19 @@ def _tool(name: str) -> str:
     return shlex.quote(str(Path(sys.executable).parent / name))
 
 
+def _start(words: Sequence[str], backend: Backend | None, variables: Mapping[str, str], config: Config) -> int:
+    """Become the process that trains or launches."""
+    if backend is not None:
+        from hwgrpo_backends.environment import apply
+
+        apply(backend, "train", os.environ, config.trainer.deterministic)
+    os.environ.update(variables)
+    module = {"hwgrpo": "hwgrpo", "torchrun": "torch.distributed.run"}[words[0]]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *words[1:]])
+
+
 def _show(lines: Sequence[str]) -> int:
     print("\n".join(lines))
     return 0
@@ -242,4 +247,6 @@ def _submit(script: str) -> int:
     try:
         return subprocess.run(["sbatch"], input=script + "\n", text=True, check=False).returncode
     except FileNotFoundError:
-        raise ConfigError("--slurm --run: there is no sbatch here; print the script and submit it where it is") from None
+        raise ConfigError(
+            "--slurm --run: there is no sbatch here; print the script and submit it where it is"
+        ) from None

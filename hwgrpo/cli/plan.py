@@ -42,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="apart: devices of their own sample, each with a part of every weight (default: the recipe's engine)",
     )
     parser.add_argument(
+        "--rollout-devices",
+        type=int,
+        metavar="N",
+        help="that sample apart (default: as few as hold its weights and cache)",
+    )
+    parser.add_argument(
         "--chip",
         action="append",
         metavar="NAME",
@@ -56,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; return the exit code."""
-    for option in ("devices", "nodes"):
-        if getattr(args, option) < 1:
-            raise ConfigError(f"--{option} {getattr(args, option)}: give 1 or more")
+    for option in ("devices", "nodes", "rollout_devices"):
+        if (value := getattr(args, option)) is not None and value < 1:
+            raise ConfigError(f"--{option.replace('_', '-')} {value}: give 1 or more")
     for option, most in (("mfu", 1.0), ("mbu", 1.0), ("usable", 1.0), ("link", math.inf)):
         value = getattr(args, option)
         if value is not None and not 0 < value <= most:
@@ -74,11 +80,17 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     if args.link is not None:
         given["link"] = args.link * 1e9
+    apart = args.rollout == "apart" or (args.rollout is None and config.rollout.engine != "local")
+    if args.rollout_devices and not apart:
+        raise ConfigError(
+            f"--rollout-devices {args.rollout_devices} is for rollout on devices of its own: --rollout apart"
+        )
     cluster = Cluster(
         devices=args.devices * args.nodes,
         nodes=args.nodes,
         strategy=args.strategy,
-        apart=args.rollout == "apart" or (args.rollout is None and config.rollout.engine != "local"),
+        apart=apart,
+        samplers=args.rollout_devices or 0,
         usable=USABLE if args.usable is None else args.usable,
         rates=Rates(**given),
     )
@@ -128,7 +140,7 @@ def chosen_chips(wanted: Sequence[str] | None, config: Config) -> list[tuple[Chi
 
 
 def _described(word: str) -> Chip:
-    from hwgrpo_backends.peaks import GIB, T, Chip
+    from hwgrpo_backends.peaks import GIB, Chip, T
 
     name, _, numbers = word.partition("=")
     try:
@@ -137,7 +149,7 @@ def _described(word: str) -> Chip:
         flops = bandwidth = memory = 0.0
     if not (name and min(flops, bandwidth, memory) > 0 and max(flops, bandwidth, memory) < math.inf):
         raise ConfigError(f"--chip {word!r}: give name=TFLOP/s,GB/s,GiB, three numbers above 0, as mine=989,3350,80")
-    rates = {dtype: flops * T for dtype in ("bfloat16", "float16", "float32")}
+    rates = dict.fromkeys(("bfloat16", "float16", "float32"), flops * T)
     return Chip(arch="", name=name, flops=rates, bandwidth=bandwidth * 1e9, source="--chip", memory=memory * GIB)
 
 
@@ -157,6 +169,11 @@ def text(plan: ScalePlan) -> str:
         "",
         *_table(plan.chips),
     ]
+    if any(chip.fits and not chip.starts for chip in plan.chips):
+        lines += [
+            "(1) fits once it runs, but cannot be started: every process puts the whole model on its device in fp32",
+            "    before it is cut",
+        ]
     misfits = [chip for chip in plan.chips if chip.instead]
     if misfits:
         lines += ["", "what would fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
@@ -174,6 +191,7 @@ def _components(memory: Memory) -> list[str]:
         ("update", memory.update),
         ("optimizer", memory.step),
         ("host", memory.host),
+        ("start", memory.loading),
     )
     lines = []
     for phase, parts in phases:
@@ -188,13 +206,11 @@ def _table(chips: Sequence[OnChip]) -> list[str]:
     heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
     lines = [f"{'chip':<{width}}  {'memory':>8}  {'needed':>9}  fits{heads}{'step':>{COLUMN}}"]
     for chip in chips:
-        fits = {True: "yes", False: "no", None: "?"}[chip.fits]
+        fits = "?" if chip.fits is None else "no" if not chip.fits else "yes" if chip.starts else "(1)"
         limit = "?" if chip.limit is None else _size(chip.limit, 0)
         times = "".join(f"{_time(chip.seconds[phase]):>{COLUMN}}" for phase in PHASES)
         needed = _size(chip.memory.peak)
-        lines.append(
-            f"{chip.name:<{width}}  {limit:>8}  {needed:>9}  {fits:<4}{times}{_time(chip.step):>{COLUMN}}"
-        )
+        lines.append(f"{chip.name:<{width}}  {limit:>8}  {needed:>9}  {fits:<4}{times}{_time(chip.step):>{COLUMN}}")
     return lines
 
 
@@ -211,8 +227,8 @@ def _assumptions(plan: ScalePlan) -> list[str]:
     if plan.rollout_bytes:
         needs = ", ".join(f"{chip.samplers:,} x {chip.name}" for chip in plan.chips)
         lines[:0] = [
-            f"Rollout apart, one engine: weights and cache of {_size(plan.rollout_bytes)}; at the least on",
-            f"{needs}.",
+            f"Rollout apart, one engine: weights and cache of {_size(plan.rollout_bytes)}, on "
+            f"{'' if cluster.samplers else 'no fewer than '}{needs}.",
             "",
         ]
     if any(None in chip.seconds.values() for chip in plan.chips):

@@ -1,7 +1,10 @@
 """What a run will hold in a device's memory, worked out from its settings and the model's sizes.
 
-An estimate: responses are taken to be as long as they may be; what an allocator keeps of memory that was given back,
-what kernels take as workspace and what a device's libraries load is left out.
+An estimate: responses are taken to be as long as they may be. Of an accelerator, what its allocator keeps of memory
+that was given back, what kernels take as workspace and what its libraries load is left out. Of a host, both are there:
+a constant for libraries, and the holes that glibc's malloc keeps. It gives blocks of 32 MiB and more back when they
+are freed (mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX); smaller ones stay in its heap, and those of gradients lie between
+AdamW's moments, where the next activations cut them up, so that the next gradients want room of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from hwgrpo.training.shapes import ModelShape
 from hwgrpo.training.sharding import Sharding
 
 WHOLE = Sharding()
+COPY = "copy that samples"
+LIBRARIES = 40 * 2**20
+"""What libraries load and keep on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
+KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class Memory:
     step: dict[str, int]
     host: dict[str, int] = field(default_factory=dict)
     """What lies in the host's memory instead, for one device."""
+    loading: dict[str, int] = field(default_factory=dict)
+    """What is held before the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
 
     @property
     def rollout_peak(self) -> int:
@@ -93,9 +102,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if sharding.masters is not None:
         moments["masters (fp32)"] = 4 * shape.trainable // sharding.masters
     gradients = {
-        f"gradients ({_named(work.dtype if masters else torch.float32)})": wide
-        * shape.trainable
-        // sharding.gradients
+        f"gradients ({_named(work.dtype if masters else torch.float32)})": wide * shape.trainable // sharding.gradients
     }
     always: dict[str, int] = {}
     update: dict[str, int] = {}
@@ -106,7 +113,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         reference = {"reference model": 4 * shape.parameters // sharding.parameters}
         (host if sharding.offloads_parameters else always).update(reference)
     if work.samples and (rollout_dtype != torch.float32 or not sharding.whole or masters):
-        always["copy that samples"] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.whole else adapters))
+        always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.whole else adapters))
     held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
     held.update(gradients)
     tokens, passes = micro_batches(config, work)
@@ -132,6 +139,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
         recast = adapters and config.model.gradient_checkpointing
         update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
+    if work.device_type == "cpu":
+        always["libraries, about"] = LIBRARIES
+        if held is update:
+            small = 4 * min(shape.small_parameters, shape.trainable) // sharding.gradients
+            update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
     if work.device_type != "cpu" and not sharding.offloads_moments:
         step["values between in AdamW"] = 4 * shape.trainable // sharding.moments
@@ -141,7 +153,12 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
         rest = {name: size for name, size in kept.items() if name not in activations}
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
-    return Memory(always, _rollout(config, shape, work, rollout_dtype) if work.samples else {}, update, step, host)
+    loading = {}
+    if sharding.loads_whole:
+        loading = {"the whole model (fp32), before it is cut": 4 * (shape.parameters + adapters)}
+        loading |= {name: size for name, size in always.items() if name == COPY}
+    rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
+    return Memory(always, rollout, update, step, host, loading)
 
 
 def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:

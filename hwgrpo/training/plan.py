@@ -126,9 +126,7 @@ def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub:
     return _Data(training, validation, tuple(tried))
 
 
-def _choices(
-    config: Config, backend: Backend, settings: Any, *, here: bool
-) -> tuple[torch.dtype, AttentionChoice]:
+def _choices(config: Config, backend: Backend, settings: Any, *, here: bool) -> tuple[torch.dtype, AttentionChoice]:
     """Return compute dtype and attention implementation."""
     choose_modules(config, backend)
     if here:
@@ -179,7 +177,10 @@ def config_sharding(config: Config, world_size: int) -> Sharding:
     name = config.trainer.strategy
     if name == "auto":
         name = "ddp" if world_size > 1 else "single"
-    return sharding_of(name, world_size)
+    fsdp2 = config.trainer.fsdp2
+    return sharding_of(
+        name, world_size, reshard_after_forward=fsdp2.reshard_after_forward, offload_parameters=fsdp2.offload
+    )
 
 
 def _data_lines(config: Config, data: _Data) -> list[str]:
@@ -217,6 +218,7 @@ def _memory_lines(memory: Memory) -> list[str]:
         ("update: ", memory.update),
         ("optimizer: ", memory.step),
         ("in the host's memory: ", memory.host),
+        ("at the start: ", memory.loading),
     )
     return lines + [f"{in_words(size)} {when}{part}" for when, components in parts for part, size in components.items()]
 

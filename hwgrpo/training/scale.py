@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hwgrpo_backends import Backend
 from hwgrpo_backends.peaks import Chip
 
+from hwgrpo import training
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.training.choices import choose_layout
@@ -37,8 +38,10 @@ class Cluster:
     """A word of `sharding.STRATEGIES`; None: the configuration's."""
     apart: bool = False
     """Devices of their own sample, by another engine."""
+    samplers: int = 0
+    """How many; 0: as few as its weights and cache fit."""
     usable: float = USABLE
-    rates: Rates = Rates()
+    rates: Rates = field(default_factory=Rates)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class OnChip:
     limit: float | None
     """Bytes of the chip's memory; None where that is not certain."""
     fits: bool | None
+    """Whether a run that goes on does; None where the limit is not known."""
+    starts: bool | None
+    """Whether what is held at the start does."""
     seconds: dict[str, float | None]
     """Per stage of a step; None where the chip's rate is not known."""
     samplers: int
@@ -107,8 +113,10 @@ class ScalePlan:
                         "update": chip.memory.update,
                         "optimizer": chip.memory.step,
                         "host": chip.memory.host,
+                        "loading": chip.memory.loading,
                     },
                     "fits": chip.fits,
+                    "starts": chip.starts,
                     "instead": chip.instead,
                     "rollout_devices": chip.samplers,
                     "seconds": chip.seconds,
@@ -172,9 +180,7 @@ class _Planner:
             counts.append(counts[-1] * 2)
         for devices in (count for count in counts if prompts % count == 0):
             for apart in (False, True)[cluster.apart :]:
-                for strategy in STRATEGIES:
-                    if (strategy == "single") != (devices == 1):
-                        continue
+                for strategy in _offered(devices):
                     if self.memory(backend, devices, strategy, apart=apart).peak <= room:
                         more = f" on {devices:,} devices" if devices != cluster.devices else ""
                         own = ", rollout on devices of its own (--rollout apart)" if apart and not cluster.apart else ""
@@ -210,7 +216,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         samplers = 0
         if not work.samples:
             needed = planner.rollout_bytes(work, cluster.devices)
-            samplers = 1 if room is None else math.ceil(needed / room)
+            samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
         fits = None if room is None else memory.peak <= room
         results.append(
             OnChip(
@@ -218,6 +224,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
                 memory=memory,
                 limit=chip.memory,
                 fits=fits,
+                starts=None if room is None else sum(memory.loading.values()) <= room,
                 seconds=step_seconds(
                     config,
                     planner.shape,
@@ -245,6 +252,13 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         chips=tuple(results),
         rollout_bytes=0 if work.samples else planner.rollout_bytes(work, cluster.devices),
     )
+
+
+def _offered(devices: int) -> list[str]:
+    """Return what the trainer has for a number of devices, from the simplest on."""
+    there = training.STRATEGIES.names()
+    names = [name for name in STRATEGIES if ("deepspeed" if name.startswith("zero") else name.split("+")[0]) in there]
+    return [name for name in names if (name == "single") == (devices == 1)]
 
 
 def _strategy(config: Config, devices: int) -> str:

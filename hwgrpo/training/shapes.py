@@ -22,6 +22,8 @@ from hwgrpo.training.flops import EXPERTS, EXPERTS_MET, first_of
 HEAD_NORMS = frozenset({"q_norm", "k_norm"})
 """What models call their norms of queries and keys."""
 
+SMALL = 32 * 2**20
+
 HUB_NAMES = "hub_names"
 """Key of a shipped configuration: the hub models of that shape."""
 
@@ -55,6 +57,8 @@ class ModelShape:
     """Parameters of the largest decoder layer."""
     outside_layers: int
     """Parameters of embeddings, LM head and the last norm."""
+    small_parameters: int = 0
+    """Of tensors that take less than 32 MiB each in fp32."""
     latent: int = 0
     """Width of what latent attention makes keys and values from; 0 without it."""
     expert_parameters: int = 0
@@ -138,6 +142,7 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         head_norms=head_norms,
         largest_layer=max(in_layers),
         outside_layers=total - sum(in_layers),
+        small_parameters=sum(p.numel() for p in model.parameters() if 4 * p.numel() < SMALL),
         latent=(getattr(text, "kv_lora_rank", None) or 0) + (getattr(text, "qk_rope_head_dim", None) or 0),
         expert_parameters=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
         expert_share=met / experts if met and experts else 1.0,

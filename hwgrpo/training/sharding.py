@@ -19,7 +19,7 @@ class Sharding:
     gradients: int = 1
     moments: int = 1
     masters: int | None = None
-    """Parts of fp32 masters beside parameters in the compute dtype; None: the parameters are fp32 masters themselves."""
+    """Parts of fp32 masters beside parameters in the compute dtype; None: parameters are fp32 masters themselves."""
     units: int | Literal["all"] | None = None
     """Decoder layers whose weights are whole at a time, beside all that is no layer; None where nothing is gathered."""
     keeps_gradients: bool = False
@@ -28,6 +28,9 @@ class Sharding:
     """AdamW's moments and masters lie in the host's memory."""
     offloads_parameters: bool = False
     """So do parameters and gradients that are not gathered."""
+
+    loads_whole: bool = False
+    """Each device holds the whole fp32 model once, before it is cut."""
 
     @property
     def whole(self) -> bool:
@@ -64,6 +67,7 @@ def sharding_of(
             units=2 if reshard_after_forward else "all",  # the layer at work and the one that is fetched meanwhile
             offloads_moments=offload_parameters,
             offloads_parameters=offload_parameters,
+            loads_whole=True,
         )
     assert strategy == "deepspeed", strategy
     return Sharding(
@@ -75,6 +79,7 @@ def sharding_of(
         keeps_gradients=True,
         offloads_moments=offload_optimizer or offload_parameters,
         offloads_parameters=offload_parameters,
+        loads_whole=True,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.training.memory import Work, activation_bytes, cache_bytes, estimate
+from hwgrpo.training.memory import KEPT_FREE, LIBRARIES, Work, activation_bytes, cache_bytes, estimate
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.shapes import model_shape
 
@@ -43,7 +43,9 @@ def test_state_is_what_an_optimizer_step_leaves_behind(tmp_path):
     }
     config = planned()
     memory = estimate(config, model_shape(config.model, settings), WORK)
-    assert memory.always | memory.step == held
+    parts = memory.always | memory.step
+    assert {name: parts.pop(name) for name in held} == held
+    assert parts == {"libraries, about": LIBRARIES}
     assert not memory.always.keys() & memory.step.keys()
 
 
@@ -57,7 +59,7 @@ def test_a_reference_and_a_copy_that_samples_are_counted_where_there_is_one(tmp_
         return set(memory.always) | set(memory.update) | set(memory.step)
 
     state = {"parameters (fp32)", "gradients (fp32)", "AdamW moments", "a chunk of logits"}
-    state |= {"activations of 531 tokens, about"}
+    state |= {"activations of 531 tokens, about", "libraries, about", KEPT_FREE}
     head = {"gradient of the LM head (fp32)"}
     assert parts() == state | head
     assert parts("algorithm.kl.coef=0.1") == state | head | {"reference model"}
@@ -96,7 +98,7 @@ def test_a_prompt_is_held_once_for_its_group_and_no_more_sequences_than_are_deco
     assert size == per_token * (8 * 20 + 32 * 100)
     assert logits == ("logits of a decode step", 32 * shape.vocab * 8)
     cut = planned("rollout.n=4", "rollout.max_response_tokens=100", "rollout.max_sequences=8")
-    assert list(estimate(cut, shape, WORK).rollout.values())[0] == per_token * (2 * 20 + 8 * 100)
+    assert next(iter(estimate(cut, shape, WORK).rollout.values())) == per_token * (2 * 20 + 8 * 100)
 
 
 def test_the_chunk_of_logits_is_bounded_and_never_longer_than_the_micro_batch(tmp_path):

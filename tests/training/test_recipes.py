@@ -21,12 +21,14 @@ RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 OF_THE_HUB = [name for name in RECIPES if name != "tiny_sort"]
 PUBLISHED = {
     "DeepSeek-LLM-7B": 6_910_365_696,
+    "DeepSeek-V3": 671_026_404_352,
     "GLM-4-9B": 9_400_279_040,
     "Mistral-7B": 7_248_023_552,
     "Qwen2-7B": 7_615_616_512,
     "Qwen2.5-0.5B": 494_032_768,
     "Qwen2.5-3B": 3_085_938_688,
     "Qwen2.5-7B": 7_615_616_512,
+    "Qwen3-235B-A22B": 235_093_634_560,
     "Qwen3-32B": 32_762_123_264,
     "Qwen3-4B": 4_022_468_096,
     "Qwen3-8B": 8_190_735_360,
