@@ -149,7 +149,8 @@ def _described(word: str) -> Chip:
         flops = bandwidth = memory = 0.0
     if not (name and min(flops, bandwidth, memory) > 0 and max(flops, bandwidth, memory) < math.inf):
         raise ConfigError(f"--chip {word!r}: give name=TFLOP/s,GB/s,GiB, three numbers above 0, as mine=989,3350,80")
-    rates = dict.fromkeys(("bfloat16", "float16", "float32"), flops * T)
+    names: tuple[str, ...] = ("bfloat16", "float16", "float32")
+    rates = dict.fromkeys(names, flops * T)
     return Chip(arch="", name=name, flops=rates, bandwidth=bandwidth * 1e9, source="--chip", memory=memory * GIB)
 
 

@@ -152,7 +152,7 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
 def _layers(model: Any) -> tuple[list[int], int, bool]:
     """Return the parameters of each decoder layer, a layer's norms of hidden states, and whether it norms heads."""
     hidden = model.config.get_text_config().hidden_size
-    layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=_parameters)
+    layers: Any = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=_parameters)
     # the last layer is one of a mixture of experts where the first few are not
     widths = {
         name.rpartition(".")[2]: module.weight.shape[0]

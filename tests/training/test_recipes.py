@@ -58,11 +58,8 @@ def test_every_key_of_a_shape_is_one_that_transformers_knows():
     for path in (CONFIGS / "models").glob("*.json"):
         written = json.loads(path.read_text())
         default = AutoConfig.for_model(written["model_type"])
-        known = set(default.to_dict()) | {
-            HUB_NAMES,
-            "rope_theta",
-            "partial_rotary_factor",
-        }  # the last two: rope_parameters
+        known = set(default.to_dict()) | set(default.attribute_map)
+        known |= {HUB_NAMES, "head_dim", "rope_theta", "partial_rotary_factor"}  # the last two: rope_parameters
         assert set(written) <= known, path.name
 
 
