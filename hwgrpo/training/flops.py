@@ -51,35 +51,43 @@ class TrainingWork:
 
 
 def training_work(policy: PolicyModel) -> TrainingWork | None:
-    """Count a policy's work from its parameters, which are not in shards yet.
+    """Count a policy's work from its parameters, which are not in shards yet; see `model_work`."""
+    return model_work(policy.base, policy, policy.head.weight(policy.base.get_output_embeddings()))
+
+
+def model_work(base: Any, module: nn.Module, head_weight: torch.Tensor) -> TrainingWork | None:
+    """Count the work of a model, which may be on the meta device.
+
+    Args:
+        base: the transformers causal LM.
+        module: what holds its parameters, adapters included.
+        head_weight: [V, H].
 
     Returns:
         None where a mixture of experts does not say how many it has and a token meets, so that the share is not known.
     """
-    base = policy.base
     head = base.get_output_embeddings()
     text = base.config.get_text_config()
-    embeddings = {id(m.weight) for m in policy.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
     per_token = 0.0
-    for name, parameter in policy.named_parameters():
+    for name, parameter in module.named_parameters():
         if parameter.ndim < 2 or id(parameter) in embeddings:
             continue
         share = 1.0
         if ".experts." in name:
-            experts, met = _first(text, EXPERTS), _first(text, EXPERTS_MET)
+            experts, met = first_of(text, EXPERTS), first_of(text, EXPERTS_MET)
             if experts is None or met is None:
                 return None
             share = met / experts
         per_token += share * parameter.numel() * _per_weight(parameter)
-    rows = policy.head.weight(head).numel()
-    return TrainingWork(per_token, rows * _per_weight(head.weight), _attention(text))
+    return TrainingWork(per_token, head_weight.numel() * _per_weight(head.weight), _attention(text))
 
 
 def _per_weight(parameter: torch.Tensor) -> int:
     return FORWARD + BACKWARD + (WEIGHT if parameter.requires_grad else 0)
 
 
-def _first(text: Any, names: tuple[str, ...]) -> int | None:
+def first_of(text: Any, names: tuple[str, ...]) -> int | None:
     """Return the first of these settings that a model has, None where it has none."""
     return next((int(value) for name in names if (value := getattr(text, name, None))), None)
 

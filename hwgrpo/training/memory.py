@@ -1,20 +1,31 @@
 """What a run will hold in a device's memory, worked out from its settings and the model's sizes.
 
-An estimate: responses are taken to be as long as they may be; what allocators round up, kernels take as workspace and
-libraries load is left out.
+An estimate: responses are taken to be as long as they may be. Of an accelerator, what its allocator keeps of memory
+that was given back, what kernels take as workspace and what its libraries load is left out. Of a host, both are there:
+a constant for libraries, and the holes that glibc's malloc keeps. It gives blocks of 32 MiB and more back when they
+are freed (mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX); smaller ones stay in its heap, and those of gradients lie between
+AdamW's moments, where the next activations cut them up, so that the next gradients want room of their own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from hwgrpo_kernels.chunks import chunk_rows_for
 from hwgrpo_kernels.head import logits_buffers
 
 from hwgrpo.config import Config
+from hwgrpo.config.validate import prompts_per_update
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training.shapes import ModelShape
+from hwgrpo.training.sharding import Sharding
+
+WHOLE = Sharding()
+COPY = "copy that samples"
+LIBRARIES = 40 * 2**20
+"""What libraries load and keep on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
+KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
 @dataclass(frozen=True)
@@ -30,105 +41,245 @@ class Work:
     prompt_tokens: int
     """Longest prompt."""
     micro_batch_tokens: int
+    """The most that a micro-batch holds."""
+    shares_prompt: bool = False
+    """The layout has a group's prompt once."""
+    branched: bool = False
+    """Its attention takes rows apart: each response meets a copy of its prompt's keys and values."""
+    samples: bool = True
+    """The local engine samples on this device."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, by component. Rollout and update take turns."""
+    """Bytes on one device, by component. Rollout, update and AdamW's step take turns."""
 
     always: dict[str, int]
     rollout: dict[str, int]
     update: dict[str, int]
+    step: dict[str, int]
+    host: dict[str, int] = field(default_factory=dict)
+    """What lies in the host's memory instead, for one device."""
+    loading: dict[str, int] = field(default_factory=dict)
+    """What is held before the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
+
+    @property
+    def rollout_peak(self) -> int:
+        """The most that is held while generating."""
+        return sum(self.always.values()) + sum(self.rollout.values())
+
+    @property
+    def update_peak(self) -> int:
+        """The most that is held while training."""
+        return sum(self.always.values()) + max(sum(self.update.values()), sum(self.step.values()))
 
     @property
     def peak(self) -> int:
         """The most that is held at a time."""
-        return sum(self.always.values()) + max(sum(self.rollout.values()), sum(self.update.values()))
+        return max(self.rollout_peak, self.update_peak)
 
 
-def estimate(config: Config, shape: ModelShape, work: Work) -> Memory:
-    """Estimate what one device holds; every device holds a whole model.
+def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding = WHOLE) -> Memory:
+    """Estimate what one device holds.
 
     Args:
         config: the run's settings.
         shape: the model's sizes.
         work: what runs on the device.
+        sharding: what of the state it holds.
     """
-    rollout_dtype = work.dtype if config.rollout.dtype == "auto" else getattr(torch, config.rollout.dtype)
     adapters = shape.trainable if uses_lora(config.model.lora) else 0
-    always = {
-        "parameters (fp32)": 4 * (shape.parameters + adapters),
-        "gradients (fp32)": 4 * shape.trainable,
-        "AdamW moments": 8 * shape.trainable,
+    rollout_dtype = rollout_dtype_of(config, work.dtype)
+    size = work.dtype.itemsize
+    masters = sharding.masters is not None
+    wide = size if masters else 4
+    parameters = {
+        f"parameters ({_named(work.dtype if masters else torch.float32)})": wide
+        * (shape.parameters + adapters)
+        // sharding.parameters
     }
+    moments = {"AdamW moments": 8 * shape.trainable // sharding.moments}
+    if sharding.masters is not None:
+        moments["masters (fp32)"] = 4 * shape.trainable // sharding.masters
+    gradients = {
+        f"gradients ({_named(work.dtype if masters else torch.float32)})": wide * shape.trainable // sharding.gradients
+    }
+    always: dict[str, int] = {}
+    update: dict[str, int] = {}
+    host: dict[str, int] = {}
+    (host if sharding.offloads_parameters else always).update(parameters)
+    (host if sharding.offloads_moments else always).update(moments)
     if config.algorithm.kl.coef and not adapters:
-        always["reference model"] = 4 * shape.parameters
-    if rollout_dtype != torch.float32:
-        always["copy that samples"] = rollout_dtype.itemsize * shape.parameters
-    update = {
-        f"activations of {work.micro_batch_tokens:,} tokens, about": activation_bytes(
-            shape, work.micro_batch_tokens, work.dtype, config.model.gradient_checkpointing
-        ),
-        "a chunk of logits": _logits_bytes(config, shape, work),
-    }
-    if not adapters:
-        update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
-    if work.dtype != torch.float32:
-        # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
-        recast = adapters and config.model.gradient_checkpointing
-        update["weights as cast"] = work.dtype.itemsize * shape.parameters // (shape.layers if recast else 1)
-    sequences = work.prompts * config.rollout.n
-    together = min(sequences, config.rollout.max_sequences)
-    rollout = {
-        f"key-value cache of {together:,} sequences": cache_bytes(
+        reference = {"reference model": 4 * shape.parameters // sharding.parameters}
+        (host if sharding.offloads_parameters else always).update(reference)
+    if work.samples and (rollout_dtype != torch.float32 or not sharding.whole or masters):
+        always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.whole else adapters))
+    held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
+    held.update(gradients)
+    tokens, passes = micro_batches(config, work)
+    activations = {
+        f"activations of {tokens:,} tokens, about": activation_bytes(
             shape,
-            prompts=-(-together // config.rollout.n),
-            sequences=together,
-            prompt_tokens=work.prompt_tokens,
-            response_tokens=config.rollout.max_response_tokens,
-            itemsize=rollout_dtype.itemsize,
+            tokens,
+            work.dtype,
+            config.model.gradient_checkpointing,
+            copied_keys=_keys_per_token(config, work) if work.branched else None,
         )
     }
-    return Memory(always, rollout, update)
+    update |= activations | {"a chunk of logits": _logits_bytes(config, shape, work, tokens)}
+    if not adapters:
+        update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
+    if sharding.units is not None:
+        layers = shape.layers if sharding.units == "all" else sharding.units
+        gathered = min(shape.parameters, shape.outside_layers + layers * shape.largest_layer)
+        update["weights gathered"] = size * gathered
+        if not adapters:  # in the compute dtype as they come, and once more in fp32 to be summed over ranks
+            update["gradients of a unit, whole"] = (size + 4) * max(shape.largest_layer, shape.outside_layers)
+    elif work.dtype != torch.float32 and not masters:
+        # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
+        recast = adapters and config.model.gradient_checkpointing
+        update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
+    if work.device_type == "cpu":
+        always["libraries, about"] = LIBRARIES
+        if held is update:
+            small = 4 * min(shape.small_parameters, shape.trainable) // sharding.gradients
+            update[KEPT_FREE] = min(small, next(iter(activations.values())))
+    step = dict(gradients) if held is update else {}
+    if work.device_type != "cpu" and not sharding.offloads_moments:
+        step["values between in AdamW"] = 4 * shape.trainable // sharding.moments
+    if passes == 1 and held is update and sharding.units is None:
+        # Activations go as gradients come: both are never whole at a time. From a second pass on they are.
+        kept = {name: size for name, size in update.items() if name not in gradients}
+        layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
+        rest = {name: size for name, size in kept.items() if name not in activations}
+        update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
+    loading = {}
+    if sharding.loads_whole:
+        loading = {"the whole model (fp32), before it is cut": 4 * (shape.parameters + adapters)}
+        loading |= {name: size for name, size in always.items() if name == COPY}
+    rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
+    return Memory(always, rollout, update, step, host, loading)
+
+
+def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
+    """Return what generating holds: reading the prompts, or the last decode step, whichever is more."""
+    r = config.rollout
+    together = min(work.prompts * r.n, r.max_sequences)
+    prompts = -(-together // r.n)
+
+    def cache(response_tokens: int) -> int:
+        return cache_bytes(
+            shape,
+            prompts=prompts,
+            sequences=together,
+            prompt_tokens=work.prompt_tokens,
+            response_tokens=response_tokens,
+            itemsize=dtype.itemsize,
+        )
+
+    # Logits come in the dtype of the weights, are made fp32 and divided by the temperature, and become probabilities.
+    copies = 4 * (1 + (dtype != torch.float32 or r.temperature != 1.0))
+    decode = {
+        f"key-value cache of {together:,} sequences": cache(r.max_response_tokens),
+        "logits of a decode step": together * shape.vocab * (dtype.itemsize + copies),
+    }
+    # The gated part has three vectors of its width at a time, beside the residual and what is added to it.
+    tokens = prompts * work.prompt_tokens
+    prefill = {
+        f"key-value cache of {prompts:,} prompts": cache(0),
+        "a layer's work on the prompts": tokens * dtype.itemsize * (3 * shape.intermediate + 2 * shape.hidden),
+    }
+    return max(decode, prefill, key=lambda parts: sum(parts.values()))
+
+
+def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the weights that sample."""
+    return compute_dtype if config.rollout.dtype == "auto" else getattr(torch, config.rollout.dtype)
+
+
+def micro_batches(config: Config, work: Work) -> tuple[int, int]:
+    """Return the tokens of the largest micro-batch, and how many an update has, with responses at their longest."""
+    n, prompt = config.rollout.n, work.prompt_tokens
+    response = config.rollout.max_response_tokens - 1  # the last token predicts nothing
+    prompts = max(1, work.prompts * prompts_per_update(config) // config.trainer.prompts_per_step)
+    if work.shares_prompt:
+        # a row is a prompt and as many responses to it as the budget takes
+        responses = min(n, max(1, (work.micro_batch_tokens - prompt) // max(1, response)))
+        row, rows = prompt + responses * response, prompts * -(-n // responses)
+    else:
+        row, rows = prompt + response, prompts * n
+    at_once = min(rows, max(1, work.micro_batch_tokens // row))
+    return row * at_once, -(-rows // at_once)
 
 
 def cache_bytes(
-    shape: ModelShape, *, prompts: int, sequences: int, prompt_tokens: int, response_tokens: int, itemsize: int
+    shape: ModelShape,
+    *,
+    prompts: int,
+    sequences: int,
+    prompt_tokens: int,
+    response_tokens: int,
+    itemsize: int,
+    compressed: bool = False,
 ) -> int:
-    """Return the bytes of keys and values when every response is as long as it may be; a prompt's are stored once."""
+    """Return the bytes of keys and values when every response is as long as it may be; a prompt's are stored once.
+
+    With `compressed`, of a model with latent attention (DeepSeek-V2, section 2.1) only what keys and values are made
+    from, as servers keep it; the local engine keeps keys and values as its model makes them.
+    """
     tokens = prompts * prompt_tokens + sequences * response_tokens
-    return 2 * itemsize * shape.layers * shape.kv_heads * shape.head_dim * tokens
+    width = shape.latent if compressed and shape.latent else shape.kv_heads * (shape.head_dim + shape.value_dim)
+    return itemsize * shape.layers * width * tokens
 
 
-def activation_bytes(shape: ModelShape, tokens: int, dtype: torch.dtype, recomputed: bool) -> int:
+def activation_bytes(
+    shape: ModelShape, tokens: int, dtype: torch.dtype, recomputed: bool, copied_keys: float | None = None
+) -> int:
     """Estimate what the layers keep for the backward pass.
 
-    Counted on Llama's layer with fused attention: per token two norms keep input and normed input in fp32, the linear
-    layers their inputs (cast once for each under autocast), attention its operands and output, and the gated
-    feed-forward part four vectors of its width. Norms on queries and keys, or behind a block, add up to a third.
+    Counted on layers of Llama's kind with fused attention: per token norms keep input and normed input in fp32, those
+    of queries and keys too, the linear layers their inputs (cast once for each under autocast), attention its operands
+    and output, and the gated feed-forward part four vectors of its width.
 
     Args:
         shape: the model's sizes.
         tokens: of a micro-batch.
         dtype: compute dtype.
         recomputed: gradient checkpointing keeps each layer's input, and one layer whole at a time.
+        copied_keys: keys that branched attention copies per token; it keeps its operands before and after it takes them
+            apart. None: attention leaves rows as they are.
     """
     h, size = shape.hidden, dtype.itemsize
-    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    outputs, values = shape.heads * shape.value_dim, shape.kv_heads * shape.value_dim
+    attention = queries + outputs + keys + values
+    if copied_keys is not None:
+        attention += queries + outputs + int((keys + values) * copied_keys)
+    norms = 2 * 4 * (shape.norms * h + (queries + keys if shape.head_norms else 0))
     inputs = 2 * h if dtype == torch.float32 else 5 * h
-    layer = 4 * 4 * h + size * (inputs + attention + 4 * shape.intermediate)
+    layer = norms + size * (inputs + attention + 4 * shape.intermediate)
     kept = 4 * h * shape.layers + layer if recomputed else layer * shape.layers
     return kept * tokens
 
 
-def _logits_bytes(config: Config, shape: ModelShape, work: Work) -> int:
+def _keys_per_token(config: Config, work: Work) -> float:
+    """Return the keys that attention of responses reads, with a copy of the prompt's for each, per token of a row."""
+    n, response = config.rollout.n, config.rollout.max_response_tokens - 1
+    return n * (work.prompt_tokens + response) / (work.prompt_tokens + n * response)
+
+
+def _logits_bytes(config: Config, shape: ModelShape, work: Work, tokens: int) -> int:
     wanted = config.kernels.logits_dtype
     dtype = work.dtype if wanted == "auto" else getattr(torch, wanted)
     if work.device_type == "cpu":
         dtype = torch.float32  # the work is done in fp32 whatever the buffer holds
     buffers = logits_buffers(work.dtype, dtype, work.device_type)
     rows = config.kernels.chunk_rows or chunk_rows_for(shape.vocab, dtype, work.device_type, buffers)
-    return min(rows, work.micro_batch_tokens) * buffers * shape.vocab * dtype.itemsize
+    return min(rows, tokens) * buffers * shape.vocab * dtype.itemsize
+
+
+def _named(dtype: torch.dtype) -> str:
+    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
 
 def in_words(count: int) -> str:

@@ -26,9 +26,11 @@ from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
 from hwgrpo.training.fused import choose_modules
+from hwgrpo.training.layouts import Layout
 from hwgrpo.training.memory import Memory, Work, estimate, in_words
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
 from hwgrpo.training.shapes import model_shape, planned_settings
+from hwgrpo.training.sharding import Sharding, sharding_of
 from hwgrpo.training.trial import try_rewards
 
 
@@ -71,24 +73,21 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
     data = _open_data(config, settings, obstacles, from_hub=shipped is not None)
     choose_kernels(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)
-    dtype, attention, device_type = _choices(config, backend, settings, here=obstacle is None)
+    dtype, attention = _choices(config, backend, settings, here=obstacle is None)
     layout = choose_layout(config, settings, attention.loaded_as)
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     notes += compare_data(checkpoint, train=data.training, validation=data.validation)
     shape = model_shape(config.model, settings)
-    # a device of another type than the host's has the same budget, whichever it is
-    budget = micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta"))
-    memory = estimate(
+    work = planned_work(
         config,
-        shape,
-        Work(
-            dtype=dtype,
-            device_type=device_type,
-            prompts=t.prompts_per_step // world_size,
-            prompt_tokens=data.training.longest if data.training else config.data.max_prompt_tokens,
-            micro_batch_tokens=budget,
-        ),
+        backend,
+        world_size,
+        dtype,
+        layout,
+        prompt_tokens=data.training.longest if data.training else config.data.max_prompt_tokens,
     )
+    budget = work.micro_batch_tokens
+    memory = estimate(config, shape, work, config_sharding(config, world_size))
     assumed = "" if obstacle is None else "; not on this machine, so dtype and attention are assumed"
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     lines = [
@@ -127,20 +126,61 @@ def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub:
     return _Data(training, validation, tuple(tried))
 
 
-def _choices(
-    config: Config, backend: Backend, settings: Any, *, here: bool
-) -> tuple[torch.dtype, AttentionChoice, str]:
-    """Return compute dtype, attention implementation and torch's word for the device."""
+def _choices(config: Config, backend: Backend, settings: Any, *, here: bool) -> tuple[torch.dtype, AttentionChoice]:
+    """Return compute dtype and attention implementation."""
     choose_modules(config, backend)
     if here:
         device = Device(backend)
         dtype = choose_dtype(config, device)
-        return dtype, choose_attention(config, backend, dtype, settings, device.arch), backend.device_type
+        return dtype, choose_attention(config, backend, dtype, settings, device.arch)
+    return assumed_choices(config, backend, settings)
+
+
+def assumed_choices(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionChoice]:
+    """Return compute dtype and attention as they are to be expected of a device that is not here."""
     wanted, attention = config.model.dtype, config.model.attention
-    dtype = torch.bfloat16 if wanted == "auto" else getattr(torch, wanted)
+    usual = torch.float32 if backend.is_host else torch.bfloat16
+    dtype = usual if wanted == "auto" else getattr(torch, wanted)
     if attention == "auto":
         attention = "eager" if attention_obstacle(settings, "sdpa") else "sdpa"
-    return dtype, AttentionChoice(attention, is_fused(attention, backend)), backend.device_type
+    return dtype, AttentionChoice(attention, is_fused(attention, backend))
+
+
+def planned_work(
+    config: Config, backend: Backend, world_size: int, dtype: torch.dtype, layout: Layout, *, prompt_tokens: int
+) -> Work:
+    """Return what one of `world_size` devices does in a step.
+
+    Args:
+        config: the run's settings.
+        backend: the device family.
+        world_size: processes of the run.
+        dtype: compute dtype.
+        layout: of micro-batches.
+        prompt_tokens: of the longest prompt.
+    """
+    return Work(
+        dtype=dtype,
+        device_type=backend.device_type,
+        prompts=config.trainer.prompts_per_step // world_size,
+        prompt_tokens=prompt_tokens,
+        # a device of another type than the host's has the same budget, whichever it is
+        micro_batch_tokens=micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta")),
+        shares_prompt=layout.shares_prompt,
+        branched=layout.attention == "branched",
+        samples=config.rollout.engine == "local",
+    )
+
+
+def config_sharding(config: Config, world_size: int) -> Sharding:
+    """Return how the strategy of a configuration cuts a run over its devices."""
+    name = config.trainer.strategy
+    if name == "auto":
+        name = "ddp" if world_size > 1 else "single"
+    fsdp2 = config.trainer.fsdp2
+    return sharding_of(
+        name, world_size, reshard_after_forward=fsdp2.reshard_after_forward, offload_parameters=fsdp2.offload
+    )
 
 
 def _data_lines(config: Config, data: _Data) -> list[str]:
@@ -172,7 +212,14 @@ def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) 
 
 def _memory_lines(memory: Memory) -> list[str]:
     lines = [f"about {in_words(memory.peak)} per device at the most:"]
-    parts = (("", memory.always), ("rollout: ", memory.rollout), ("update: ", memory.update))
+    parts = (
+        ("", memory.always),
+        ("rollout: ", memory.rollout),
+        ("update: ", memory.update),
+        ("optimizer: ", memory.step),
+        ("in the host's memory: ", memory.host),
+        ("at the start: ", memory.loading),
+    )
     return lines + [f"{in_words(size)} {when}{part}" for when, components in parts for part, size in components.items()]
 
 

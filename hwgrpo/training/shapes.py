@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -16,6 +17,12 @@ from hwgrpo.models import builtin
 from hwgrpo.models.loading import model_settings
 from hwgrpo.models.lora import rank_of, uses_lora
 from hwgrpo.paths import find_model
+from hwgrpo.training.flops import EXPERTS, EXPERTS_MET, first_of
+
+HEAD_NORMS = frozenset({"q_norm", "k_norm"})
+"""What models call their norms of queries and keys."""
+
+SMALL = 32 * 2**20
 
 HUB_NAMES = "hub_names"
 """Key of a shipped configuration: the hub models of that shape."""
@@ -37,8 +44,27 @@ class ModelShape:
     """Query heads."""
     kv_heads: int
     head_dim: int
+    """Of queries and keys."""
+    value_dim: int
+    """Of values."""
     intermediate: int
     """Width of the feed-forward part that a token passes: of all its experts where there are several."""
+    norms: int
+    """Norms of hidden states in a layer."""
+    head_norms: bool
+    """Queries and keys are normed, too."""
+    largest_layer: int
+    """Parameters of the largest decoder layer."""
+    outside_layers: int
+    """Parameters of embeddings, LM head and the last norm."""
+    small_parameters: int = 0
+    """Of tensors that take less than 32 MiB each in fp32."""
+    latent: int = 0
+    """Width of what latent attention makes keys and values from; 0 without it."""
+    expert_parameters: int = 0
+    """Of all experts that tokens are sent to, in all layers."""
+    expert_share: float = 1.0
+    """Share of a layer's experts that a token meets."""
 
 
 def planned_settings(config: ModelConfig) -> tuple[PreTrainedConfig, Path | None]:
@@ -93,9 +119,13 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     text = settings.get_text_config()
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    experts = getattr(text, "num_experts_per_tok", None)
-    if experts:
-        width = experts * (getattr(text, "moe_intermediate_size", None) or width)
+    experts, met = first_of(text, EXPERTS), first_of(text, EXPERTS_MET)
+    if met:
+        width = (met + (getattr(text, "n_shared_experts", None) or 0)) * (
+            getattr(text, "moe_intermediate_size", None) or width
+        )
+    in_layers, norms, head_norms = _layers(model)
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
     return ModelShape(
         architecture=type(model).__name__,
         parameters=total,
@@ -105,6 +135,33 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         vocab=text.vocab_size,
         heads=heads,
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        head_dim=getattr(text, "qk_head_dim", None) or size,
+        value_dim=getattr(text, "v_head_dim", None) or size,
         intermediate=width,
+        norms=norms,
+        head_norms=head_norms,
+        largest_layer=max(in_layers),
+        outside_layers=total - sum(in_layers),
+        small_parameters=sum(p.numel() for p in model.parameters() if 4 * p.numel() < SMALL),
+        latent=(getattr(text, "kv_lora_rank", None) or 0) + (getattr(text, "qk_rope_head_dim", None) or 0),
+        expert_parameters=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
+        expert_share=met / experts if met and experts else 1.0,
     )
+
+
+def _layers(model: Any) -> tuple[list[int], int, bool]:
+    """Return the parameters of each decoder layer, a layer's norms of hidden states, and whether it norms heads."""
+    hidden = model.config.get_text_config().hidden_size
+    layers: Any = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=_parameters)
+    # the last layer is one of a mixture of experts where the first few are not
+    widths = {
+        name.rpartition(".")[2]: module.weight.shape[0]
+        for name, module in layers[-1].named_modules()
+        if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None
+    }
+    norms = sum(width == hidden for name, width in widths.items() if name not in HEAD_NORMS)
+    return [_parameters(layer) for layer in layers], norms, bool(HEAD_NORMS & widths.keys())
+
+
+def _parameters(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -21,12 +21,14 @@ RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 OF_THE_HUB = [name for name in RECIPES if name != "tiny_sort"]
 PUBLISHED = {
     "DeepSeek-LLM-7B": 6_910_365_696,
+    "DeepSeek-V3": 671_026_404_352,
     "GLM-4-9B": 9_400_279_040,
     "Mistral-7B": 7_248_023_552,
     "Qwen2-7B": 7_615_616_512,
     "Qwen2.5-0.5B": 494_032_768,
     "Qwen2.5-3B": 3_085_938_688,
     "Qwen2.5-7B": 7_615_616_512,
+    "Qwen3-235B-A22B": 235_093_634_560,
     "Qwen3-32B": 32_762_123_264,
     "Qwen3-4B": 4_022_468_096,
     "Qwen3-8B": 8_190_735_360,
@@ -56,11 +58,8 @@ def test_every_key_of_a_shape_is_one_that_transformers_knows():
     for path in (CONFIGS / "models").glob("*.json"):
         written = json.loads(path.read_text())
         default = AutoConfig.for_model(written["model_type"])
-        known = set(default.to_dict()) | {
-            HUB_NAMES,
-            "rope_theta",
-            "partial_rotary_factor",
-        }  # the last two: rope_parameters
+        known = set(default.to_dict()) | set(default.attribute_map)
+        known |= {HUB_NAMES, "head_dim", "rope_theta", "partial_rotary_factor"}  # the last two: rope_parameters
         assert set(written) <= known, path.name
 
 

@@ -1,0 +1,252 @@
+"""`hwgrpo launch RECIPE key=value ...`: the right line for torchrun or Slurm, printed or run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hwgrpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hwgrpo_backends import Backend
+
+    from hwgrpo.config import Config
+
+HELP = "print or run what starts a recipe on several devices, hosts or a Slurm cluster"
+PORT = 29500
+"""Where torchrun's processes meet, unless told otherwise; torch's own default."""
+MAX_RESTARTS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("recipe", help="recipe YAML, or the name of one that ships (tiny_sort)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
+    parser.add_argument("--devices", type=int, metavar="D", help="devices of each node, a process each (default 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default 1)")
+    parser.add_argument(
+        "--visible", metavar="LIST", help="use these devices of the node, as 4,5,6,7 (sets the backend's variable)"
+    )
+    parser.add_argument(
+        "--rendezvous", metavar="HOST[:PORT]", help=f"node where all meet, for several nodes (port {PORT})"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        metavar="K",
+        help=f"how often torchrun starts all again after one has failed (default {MAX_RESTARTS}; resumes from the "
+        "newest checkpoint)",
+    )
+    parser.add_argument("--slurm", action="store_true", help="a script for sbatch")
+    parser.add_argument("--sbatch", action="append", metavar="OPTION", help="one more #SBATCH line, as --time=8:00:00")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--print", action="store_true", dest="shown", help="print it (the default)")
+    action.add_argument("--run", action="store_true", dest="started", help="run it, or submit it to Slurm")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or run the line; return the exit code."""
+    visible = _visible(args.visible)
+    devices = args.devices if args.devices is not None else len(visible) or 1
+    _check_counts(args, devices, visible)
+    from hwgrpo.config import load_config
+    from hwgrpo.config.validate import check_world_size
+
+    # the data lies where it trains, which may be another host
+    config = load_config(args.recipe, args.overrides, data_may_be_missing=True)
+    check_world_size(config, devices * args.nodes)
+    backend = _backend(config)
+    restarts = _restarts(args.max_restarts, config)
+    variables = _variables(backend, visible, devices, os.environ)
+    train = ["train", args.recipe, *args.overrides]
+    if args.slurm:
+        script = slurm_script(train, backend, devices, args.nodes, restarts, args.sbatch or ())
+        return _submit(script) if args.started else _show([script])
+    words = command(train, devices, args.nodes, restarts, args.rendezvous)
+    if args.started:
+        return _start(words, backend, variables, config)
+    lines = [f"# on each of the {args.nodes} nodes"] if args.nodes > 1 else []
+    if words[0] == "torchrun":
+        lines.append(f'eval "$({_tool("hwgrpo")} env --backend {config.backend.name} --shell)"')
+    assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return _show([*lines, " ".join([*assigned, _tool(words[0]), shlex.join(words[1:])])])
+
+
+def command(train: Sequence[str], devices: int, nodes: int, restarts: int, rendezvous: str | None) -> list[str]:
+    """Return the words that start training on a node.
+
+    Args:
+        train: words of `hwgrpo`.
+        devices: of a node.
+        nodes: how many.
+        restarts: of torchrun.
+        rendezvous: HOST or HOST:PORT of the node where all meet; None with one node.
+    """
+    if devices * nodes == 1:
+        return ["hwgrpo", *train]
+    words = ["torchrun", "--nproc-per-node", str(devices), "--max-restarts", str(restarts)]
+    if nodes == 1:
+        words.append("--standalone")  # finds a free port by itself
+    else:
+        assert rendezvous is not None, "several nodes meet somewhere"
+        host, _, port = rendezvous.rpartition(":") if ":" in rendezvous else (rendezvous, "", str(PORT))
+        words += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"]
+        words += ["--rdzv-id", "hwgrpo"]
+    return [*words, "-m", "hwgrpo", *train]
+
+
+def slurm_script(
+    train: Sequence[str], backend: Backend | None, devices: int, nodes: int, restarts: int, options: Sequence[str]
+) -> str:
+    """Return a script for sbatch.
+
+    Args:
+        train: words of `hwgrpo`.
+        backend: the device family.
+        devices: of a node.
+        nodes: how many.
+        restarts: of torchrun.
+        options: further ones of sbatch.
+
+    Raises:
+        ConfigError: the backend is not named: the host that submits need not be like those that train.
+    """
+    if backend is None:
+        raise ConfigError("--slurm needs backend.name=NAME: the host that submits need not be like those that train")
+    # Slurm knows devices by the names its administrators gave; these are the usual ones
+    kind = backend.device_type if backend.plugin else "gpu"
+    wanted = () if backend.is_host else (f"--gres={kind}:{devices}",)
+    header = [
+        f"--job-name=hwgrpo-{Path(train[1]).stem}",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        *wanted,
+        "--requeue",
+        "--open-mode=append",
+        *options,
+    ]
+    words = command(train, devices, nodes, restarts, "HOST:PORT")
+    line = shlex.join(words[1:])
+    line = line.replace("HOST:PORT", f'"$head:{PORT}"').replace("--rdzv-id hwgrpo", '--rdzv-id "$SLURM_JOB_ID"')
+    meet = ['head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if nodes > 1 else []
+    return "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            *(f"#SBATCH {option}" for option in header),
+            "set -euo pipefail",
+            *meet,
+            f'eval "$({_tool("hwgrpo")} env --backend {backend.name} --shell)"',
+            f"srun --kill-on-bad-exit=1 {_tool(words[0])} {line}",
+        ]
+    )
+
+
+def _check_counts(args: argparse.Namespace, devices: int, visible: Sequence[str]) -> None:
+    for option, value in (("--devices", devices), ("--nodes", args.nodes)):
+        if value < 1:
+            raise ConfigError(f"{option} {value}: give 1 or more")
+    if args.max_restarts is not None and args.max_restarts < 0:
+        raise ConfigError(f"--max-restarts {args.max_restarts}: give 0 or more")
+    if visible and len(visible) != devices:
+        raise ConfigError(f"--visible {args.visible} names {len(visible)} devices, and --devices asks for {devices}")
+    if args.slurm and (visible or args.rendezvous):
+        raise ConfigError("--slurm: Slurm itself says which devices and hosts; leave --visible and --rendezvous out")
+    if args.sbatch and not args.slurm:
+        raise ConfigError("--sbatch is an option of --slurm")
+    if args.nodes > 1 and not args.slurm and args.rendezvous is None:
+        raise ConfigError(
+            f"--nodes {args.nodes} needs --rendezvous HOST, the name of one of them that all others reach (or --slurm)"
+        )
+    if args.nodes == 1 and args.rendezvous is not None:
+        raise ConfigError(f"--rendezvous {args.rendezvous} is for several nodes; give --nodes N")
+    port = args.rendezvous.rpartition(":")[2] if args.rendezvous and ":" in args.rendezvous else str(PORT)
+    if not (port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigError(f"--rendezvous {args.rendezvous}: what follows the colon is no port")
+
+
+def _visible(words: str | None) -> list[str]:
+    if words is None:
+        return []
+    numbers = words.split(",")
+    if not all(number.isdigit() for number in numbers) or len(set(numbers)) != len(numbers):
+        raise ConfigError(f"--visible {words!r}: give different device numbers separated by commas, as 0,1,2,3")
+    return numbers
+
+
+def _backend(config: Config) -> Backend | None:
+    from hwgrpo_backends import registry
+    from hwgrpo_backends.decide import AUTO
+
+    return None if config.backend.name == AUTO else registry.get(config.backend.name)
+
+
+def _restarts(asked: int | None, config: Config) -> int:
+    if config.trainer.resume != "never":
+        if not config.trainer.save_every and asked != 0:
+            print(
+                "hwgrpo: note: trainer.save_every=0 writes no checkpoint before the end: a restart begins anew",
+                file=sys.stderr,
+            )
+        return MAX_RESTARTS if asked is None else asked
+    if asked:
+        raise ConfigError(f"--max-restarts {asked} and trainer.resume=never: a restart would not go on from the run")
+    return 0
+
+
+def _variables(
+    backend: Backend | None, visible: Sequence[str], devices: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that choose devices; check one that is set already."""
+    if visible:
+        if backend is None:
+            raise ConfigError("--visible needs backend.name=NAME: each family has a variable of its own for it")
+        if backend.visible_env is None:
+            raise ConfigError(f"--visible: backend {backend.name!r} has no variable that chooses devices")
+        return {backend.visible_env: ",".join(visible)}
+    name = backend.visible_env if backend else None
+    if name and environ.get(name):
+        seen = len(environ[name].split(","))
+        if seen < devices:
+            raise ConfigError(f"--devices {devices}, but {name}={environ[name]} leaves {seen}")
+    return {}
+
+
+def _tool(name: str) -> str:
+    """Return how a shell finds a command that is installed beside this Python."""
+    if shutil.which(name):
+        return name
+    return shlex.quote(str(Path(sys.executable).parent / name))
+
+
+def _start(words: Sequence[str], backend: Backend | None, variables: Mapping[str, str], config: Config) -> int:
+    """Become the process that trains or launches."""
+    if backend is not None:
+        from hwgrpo_backends.environment import apply
+
+        apply(backend, "train", os.environ, config.trainer.deterministic)
+    os.environ.update(variables)
+    module = {"hwgrpo": "hwgrpo", "torchrun": "torch.distributed.run"}[words[0]]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module, *words[1:]])
+
+
+def _show(lines: Sequence[str]) -> int:
+    print("\n".join(lines))
+    return 0
+
+
+def _submit(script: str) -> int:
+    try:
+        return subprocess.run(["sbatch"], input=script + "\n", text=True, check=False).returncode
+    except FileNotFoundError:
+        raise ConfigError(
+            "--slurm --run: there is no sbatch here; print the script and submit it where it is"
+        ) from None

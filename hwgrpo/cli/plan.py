@@ -1,0 +1,257 @@
+"""`hwgrpo plan RECIPE key=value ...`: memory and step time per device type, for devices that need not be here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hwgrpo.errors import ConfigError, choice_error
+
+if TYPE_CHECKING:
+    from hwgrpo_backends import Backend
+    from hwgrpo_backends.peaks import Chip
+
+    from hwgrpo.config import Config
+    from hwgrpo.training.memory import Memory
+    from hwgrpo.training.scale import OnChip, ScalePlan
+
+HELP = "estimate a recipe's memory and step time on devices that need not be here"
+DEFAULT_CHIPS = ("H100 SXM", "H200 SXM", "MI300X", "910B3", "910C die")
+"""Shown where none is named and the recipe names no backend."""
+COLUMN = 10
+PHASES = ("prefill", "decode", "scoring", "update", "optimizer", "exchange", "sync")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("recipe", help="recipe YAML, or the name of one that ships (qwen3_8b_math)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="devices of a node that train (default 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="M", help="nodes (default 1)")
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME",
+        help="single, ddp, fsdp2, zero1, zero2, zero3; fsdp2+offload, zero3+offload (default: the recipe's)",
+    )
+    parser.add_argument(
+        "--rollout",
+        choices=("local", "apart"),
+        help="apart: devices of their own sample, each with a part of every weight (default: the recipe's engine)",
+    )
+    parser.add_argument(
+        "--rollout-devices",
+        type=int,
+        metavar="N",
+        help="that sample apart (default: as few as hold its weights and cache)",
+    )
+    parser.add_argument(
+        "--chip",
+        action="append",
+        metavar="NAME",
+        help="a chip of the table (part of its name will do), or name=TFLOP/s,GB/s,GiB; may be repeated",
+    )
+    parser.add_argument("--mfu", type=float, metavar="SHARE", help="of the matrix rate in products (default 0.4)")
+    parser.add_argument("--mbu", type=float, metavar="SHARE", help="of the bandwidth in decoding (default 0.6)")
+    parser.add_argument("--link", type=float, metavar="GB/S", help="that a device sends to others (default 50)")
+    parser.add_argument("--usable", type=float, metavar="SHARE", help="of a chip's memory (default 0.9)")
+    parser.add_argument("--json", action="store_true", help="print JSON (schema hwgrpo.plan/1), bytes and seconds")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; return the exit code."""
+    for option in ("devices", "nodes", "rollout_devices"):
+        if (value := getattr(args, option)) is not None and value < 1:
+            raise ConfigError(f"--{option.replace('_', '-')} {value}: give 1 or more")
+    for option, most in (("mfu", 1.0), ("mbu", 1.0), ("usable", 1.0), ("link", math.inf)):
+        value = getattr(args, option)
+        if value is not None and not 0 < value <= most:
+            raise ConfigError(f"--{option} {value}: give a number above 0{' and at most 1' if most == 1 else ''}")
+    from hwgrpo.config import load_config
+
+    config = load_config(args.recipe, args.overrides, data_may_be_missing=True)
+    chips = chosen_chips(args.chip, config)
+
+    from hwgrpo.training.scale import USABLE, Cluster, plan_at_scale
+    from hwgrpo.training.step_time import Rates
+
+    given = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
+    if args.link is not None:
+        given["link"] = args.link * 1e9
+    apart = args.rollout == "apart" or (args.rollout is None and config.rollout.engine != "local")
+    if args.rollout_devices and not apart:
+        raise ConfigError(
+            f"--rollout-devices {args.rollout_devices} is for rollout on devices of its own: --rollout apart"
+        )
+    cluster = Cluster(
+        devices=args.devices * args.nodes,
+        nodes=args.nodes,
+        strategy=args.strategy,
+        apart=apart,
+        samplers=args.rollout_devices or 0,
+        usable=USABLE if args.usable is None else args.usable,
+        rates=Rates(**given),
+    )
+    plan = plan_at_scale(config, cluster, chips)
+    print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan))
+    return 0
+
+
+def chosen_chips(wanted: Sequence[str] | None, config: Config) -> list[tuple[Chip, Backend]]:
+    """Return the chips that were named, or a few of the backend's, each with its backend.
+
+    Raises:
+        ConfigError: a word names no chip, or is no description of one.
+    """
+    from hwgrpo_backends import registry
+    from hwgrpo_backends.decide import AUTO
+
+    backends = registry.load_all().backends
+    name = config.backend.name
+    family = backends.get(name)
+    table = {
+        chip.title: (chip, backend)
+        for backend in backends.values()
+        for chip in backend.chips
+        if name in (AUTO, backend.name) or wanted
+    }
+    if not wanted:
+        names = [title for title in DEFAULT_CHIPS if title in table] or list(table)
+        if not names:
+            raise ConfigError(
+                f"no chip is known of backend {name!r}: describe one, --chip mine=TFLOP/s,GB/s,GiB (matrix rate in the "
+                "compute dtype, memory bandwidth, memory)"
+            )
+        return [table[title] for title in names]
+    own = family or next(backend for backend in backends.values() if not backend.is_host)
+    chips: list[tuple[Chip, Backend]] = []
+    for word in wanted:
+        if "=" in word:
+            chips.append((_described(word), own))
+            continue
+        exact = [title for title in table if title.lower() == word.lower()]
+        found = exact or [title for title in table if word.lower() in title.lower()]
+        if not found:
+            raise choice_error("--chip", word, table)
+        chips += [table[title] for title in found]
+    return chips
+
+
+def _described(word: str) -> Chip:
+    from hwgrpo_backends.peaks import GIB, Chip, T
+
+    name, _, numbers = word.partition("=")
+    try:
+        flops, bandwidth, memory = (float(number) for number in numbers.split(","))
+    except ValueError:
+        flops = bandwidth = memory = 0.0
+    if not (name and min(flops, bandwidth, memory) > 0 and max(flops, bandwidth, memory) < math.inf):
+        raise ConfigError(f"--chip {word!r}: give name=TFLOP/s,GB/s,GiB, three numbers above 0, as mine=989,3350,80")
+    names: tuple[str, ...] = ("bfloat16", "float16", "float32")
+    rates = dict.fromkeys(names, flops * T)
+    return Chip(arch="", name=name, flops=rates, bandwidth=bandwidth * 1e9, source="--chip", memory=memory * GIB)
+
+
+def text(plan: ScalePlan) -> str:
+    """Return a plan as a page for people."""
+    shape, cluster, first = plan.shape, plan.cluster, plan.chips[0]
+    trained = "" if shape.trainable == shape.parameters else f", {_count(shape.trainable)} trained"
+    nodes = "" if cluster.nodes == 1 else f" on {cluster.nodes:,} nodes"
+    devices = f"{cluster.devices:,} device{'s' * (cluster.devices > 1)}{nodes}"
+    computes = f"{str(plan.work.dtype).removeprefix('torch.')}, {plan.layout} layout"
+    lines = [
+        f"model      {plan.model}: {shape.architecture}, {_count(shape.parameters)} parameters{trained}",
+        f"devices    {devices}, {plan.strategy}; {computes}",
+        "",
+        f"memory of a device ({first.name}), an estimate",
+        *_components(first.memory),
+        "",
+        *_table(plan.chips),
+    ]
+    if any(chip.fits and not chip.starts for chip in plan.chips):
+        lines += [
+            "(1) fits once it runs, but cannot be started: every process puts the whole model on its device in fp32",
+            "    before it is cut",
+        ]
+    misfits = [chip for chip in plan.chips if chip.instead]
+    if misfits:
+        lines += ["", "what would fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
+        lines += [
+            "  smaller in any case: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0,",
+            "  model.gradient_checkpointing=true",
+        ]
+    return "\n".join([*lines, "", *_assumptions(plan)])
+
+
+def _components(memory: Memory) -> list[str]:
+    phases = (
+        ("always", memory.always),
+        ("rollout", memory.rollout),
+        ("update", memory.update),
+        ("optimizer", memory.step),
+        ("host", memory.host),
+        ("start", memory.loading),
+    )
+    lines = []
+    for phase, parts in phases:
+        for number, (name, size) in enumerate(parts.items()):
+            lines.append(f"  {phase if number == 0 else '':<11}{name:<42}{_size(size):>12}")
+    when = "rollout" if memory.rollout_peak > memory.update_peak else "update"
+    return [*lines, f"  {'peak':<11}{'always and the largest of the others: ' + when:<42}{_size(memory.peak):>12}"]
+
+
+def _table(chips: Sequence[OnChip]) -> list[str]:
+    width = max(len("chip"), *(len(chip.name) for chip in chips))
+    heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
+    lines = [f"{'chip':<{width}}  {'memory':>8}  {'needed':>9}  fits{heads}{'step':>{COLUMN}}"]
+    for chip in chips:
+        fits = "?" if chip.fits is None else "no" if not chip.fits else "yes" if chip.starts else "(1)"
+        limit = "?" if chip.limit is None else _size(chip.limit, 0)
+        times = "".join(f"{_time(chip.seconds[phase]):>{COLUMN}}" for phase in PHASES)
+        needed = _size(chip.memory.peak)
+        lines.append(f"{chip.name:<{width}}  {limit:>8}  {needed:>9}  {fits:<4}{times}{_time(chip.step):>{COLUMN}}")
+    return lines
+
+
+def _assumptions(plan: ScalePlan) -> list[str]:
+    rates, cluster = plan.cluster.rates, plan.cluster
+    lines = [
+        f"Assumed: products at {rates.mfu:.0%} of the matrix rate (--mfu), decoding at {rates.mbu:.0%} of the memory's",
+        f"bandwidth (--mbu), {rates.link / 1e9:g} GB/s from device to device (--link), {cluster.usable:.0%} of memory "
+        "for the run (--usable),",
+        "every response as long as it may be. Left out: rewards and other work of the host, overlap of moving and",
+        "computing, what allocators keep, buffers of collectives, workspace of libraries. No figure was measured on",
+        "such a chip.",
+    ]
+    if plan.rollout_bytes:
+        needs = ", ".join(f"{chip.samplers:,} x {chip.name}" for chip in plan.chips)
+        lines[:0] = [
+            f"Rollout apart, one engine: weights and cache of {_size(plan.rollout_bytes)}, on "
+            f"{'' if cluster.samplers else 'no fewer than '}{needs}.",
+            "",
+        ]
+    if any(None in chip.seconds.values() for chip in plan.chips):
+        lines.append("n/a: no certain rate of that chip in this dtype is known.")
+    return lines
+
+
+def _size(count: float, digits: int = 1) -> str:
+    if count >= 2**39:
+        return f"{count / 2**40:.{max(digits, 1)}f} TiB"
+    return f"{count / 2**30:.{digits}f} GiB" if count >= 2**29 else f"{count / 2**20:.{digits}f} MiB"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.2f}M"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "n/a"
+    if seconds >= 6000:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 100:
+        return f"{seconds / 60:.1f} min"
+    return "-" if seconds == 0 else f"{seconds:.1f} s" if seconds >= 0.1 else "< 0.1 s"

@@ -1,0 +1,103 @@
+"""How a strategy cuts a run's state over the devices, as far as memory and time depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hwgrpo.errors import choice_error
+
+STRATEGIES = ("single", "ddp", "fsdp2", "fsdp2+offload", "zero1", "zero2", "zero3", "zero3+offload")
+"""What can be planned with, from the simplest on; zeroN is DeepSpeed's stage N."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Into how many parts each kind of state is cut; a device holds one part."""
+
+    parameters: int = 1
+    gradients: int = 1
+    moments: int = 1
+    masters: int | None = None
+    """Parts of fp32 masters beside parameters in the compute dtype; None: parameters are fp32 masters themselves."""
+    units: int | Literal["all"] | None = None
+    """Decoder layers whose weights are whole at a time, beside all that is no layer; None where nothing is gathered."""
+    keeps_gradients: bool = False
+    """The memory of gradients stays with the strategy during rollout."""
+    offloads_moments: bool = False
+    """AdamW's moments and masters lie in the host's memory."""
+    offloads_parameters: bool = False
+    """So do parameters and gradients that are not gathered."""
+
+    loads_whole: bool = False
+    """Each device holds the whole fp32 model once, before it is cut."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a device has all parameters, so that a local engine can sample from them."""
+        return self.parameters == 1
+
+
+def sharding_of(
+    strategy: str,
+    devices: int,
+    *,
+    stage: int = 2,
+    reshard_after_forward: bool = True,
+    offload_optimizer: bool = False,
+    offload_parameters: bool = False,
+) -> Sharding:
+    """Return how a strategy cuts a run over its devices.
+
+    Args:
+        strategy: `trainer.strategy`, but for auto: single, ddp, fsdp2 or deepspeed.
+        devices: ranks of the run.
+        stage: ZeRO's, for deepspeed.
+        reshard_after_forward: for fsdp2; without, all weights stay gathered from a forward to its backward.
+        offload_optimizer, offload_parameters: what lies in the host's memory; for fsdp2 the second means both.
+    """
+    if strategy in ("single", "ddp"):
+        # DDP's gradients are views of its buckets, which it keeps
+        return Sharding(keeps_gradients=strategy == "ddp")
+    if strategy == "fsdp2":
+        return Sharding(
+            parameters=devices,
+            gradients=devices,
+            moments=devices,
+            units=2 if reshard_after_forward else "all",  # the layer at work and the one that is fetched meanwhile
+            offloads_moments=offload_parameters,
+            offloads_parameters=offload_parameters,
+            loads_whole=True,
+        )
+    assert strategy == "deepspeed", strategy
+    return Sharding(
+        parameters=devices if stage >= 3 else 1,
+        gradients=devices if stage >= 2 else 1,
+        moments=devices,
+        masters=devices,
+        units=2 if stage >= 3 else None,
+        keeps_gradients=True,
+        offloads_moments=offload_optimizer or offload_parameters,
+        offloads_parameters=offload_parameters,
+        loads_whole=True,
+    )
+
+
+def planned_sharding(name: str, devices: int) -> Sharding:
+    """Return what a word of `STRATEGIES` means.
+
+    Raises:
+        ConfigError: it is not one of them.
+    """
+    if name not in STRATEGIES:
+        raise choice_error("--strategy", name, STRATEGIES)
+    word, _, offload = name.partition("+")
+    if word.startswith("zero"):
+        return sharding_of(
+            "deepspeed",
+            devices,
+            stage=int(word.removeprefix("zero")),
+            offload_optimizer=bool(offload),
+            offload_parameters=bool(offload),
+        )
+    return sharding_of(word, devices, offload_parameters=bool(offload))

@@ -1,0 +1,142 @@
+"""`hwgrpo launch`: the line that is printed is the one that runs, and counts that cannot be are refused."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import runs
+
+from hwgrpo.cli import launch
+from hwgrpo.cli.main import main
+
+TINY = [word for word in runs.SMALL if not word.startswith(("observe.", "reward.", "trainer.threads"))]
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    monkeypatch.setattr(launch, "_tool", lambda name: name)
+    for name in ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def printed(capsys, *words: str) -> list[str]:
+    assert main(["launch", *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_one_device_is_plain_training(capsys):
+    assert printed(capsys, "tiny_sort", "optim.lr=1e-4") == ["hwgrpo train tiny_sort optim.lr=1e-4"]
+
+
+def test_several_devices_of_a_host_are_torchruns(capsys):
+    profile, line = printed(capsys, "tiny_sort", "--devices", "4", "trainer.max_steps=3", "backend.name=cpu")
+    assert profile == 'eval "$(hwgrpo env --backend cpu --shell)"'
+    assert shlex.split(line) == [
+        *("torchrun", "--nproc-per-node", "4", "--max-restarts", "3", "--standalone"),
+        *("-m", "hwgrpo", "train", "tiny_sort", "trainer.max_steps=3", "backend.name=cpu"),
+    ]
+
+
+@pytest.mark.parametrize(("given", "endpoint"), [("node1", "node1:29500"), ("node1:4000", "node1:4000")])
+def test_several_nodes_meet_where_they_are_told(capsys, given, endpoint):
+    where, _, line = printed(capsys, "tiny_sort", "--nodes", "2", "--devices", "8", "--rendezvous", given)
+    assert where == "# on each of the 2 nodes"
+    words = shlex.split(line)
+    assert words[words.index("--nnodes") + 1] == "2"
+    assert words[words.index("--nproc-per-node") + 1] == "8"
+    assert words[words.index("--rdzv-endpoint") + 1] == endpoint
+    assert "--standalone" not in words
+
+
+def test_devices_are_chosen_by_the_backends_own_variable(capsys):
+    for backend, name in (("cuda", "CUDA_VISIBLE_DEVICES"), ("npu", "ASCEND_RT_VISIBLE_DEVICES")):
+        *_, line = printed(capsys, "tiny_sort", "--visible", "4,6", f"backend.name={backend}")
+        assert line.startswith(f"{name}=4,6 torchrun --nproc-per-node 2 ")
+
+
+def test_slurm_gets_one_task_per_node_that_starts_torchrun(capsys, tmp_path):
+    words = ("qwen3_32b_math", "--nodes", "4", "--devices", "8", "--slurm", "--sbatch=--time=8:00:00")
+    lines = printed(capsys, *words, "backend.name=cuda")
+    for line in ("--nodes=4", "--ntasks-per-node=1", "--gres=gpu:8", "--requeue", "--time=8:00:00"):
+        assert f"#SBATCH {line}" in lines
+    assert lines[0] == "#!/usr/bin/env bash"
+    run = lines[-1]
+    assert run.startswith("srun --kill-on-bad-exit=1 torchrun --nproc-per-node 8 ")
+    assert '--rdzv-endpoint "$head:29500"' in run
+    assert "#SBATCH --gres=npu:8" in printed(capsys, *words, "backend.name=npu")
+
+
+def test_the_script_for_slurm_is_a_shells_and_finds_the_first_node(capsys, tmp_path):
+    script = "\n".join(printed(capsys, "tiny_sort", "--nodes", "2", "--slurm", "backend.name=cpu"))
+    stubs = {
+        "scontrol": "printf 'first\\nsecond\\n'",
+        "hwgrpo": "echo 'export FROM_PROFILE=1'",
+        "srun": 'echo "$FROM_PROFILE $*"',
+    }
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("1 --kill-on-bad-exit=1 torchrun ")
+    assert "--rdzv-endpoint first:29500 --rdzv-id 7 " in done.stdout
+
+
+def test_what_is_run_is_what_is_printed(capsys, monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append(words))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    main(["launch", "tiny_sort", "--devices", "2", "--run", "backend.name=cpu"])
+    capsys.readouterr()
+    *_, line = printed(capsys, "tiny_sort", "--devices", "2", "backend.name=cpu")
+    assert started[0][1:3] == ["-m", "torch.distributed.run"]
+    assert started[0][3:] == shlex.split(line)[1:]
+
+
+def test_two_processes_train_by_the_line_that_is_run(hwgrpo, tmp_path):
+    done = hwgrpo("launch", "tiny_sort", *TINY, "--devices", "2", "--run", "trainer.output_dir=out")
+    assert done.returncode == 0, done.stderr
+    assert "completed: 6 of 6 steps" in done.stdout
+    assert (Path(tmp_path) / "out" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("--devices", "0"), ("--devices 0", "1 or more")),
+        (("--devices", "3"), ("trainer.prompts_per_step=64", "multiple of 3")),
+        (("--nodes", "2"), ("--nodes 2", "--rendezvous HOST")),
+        (("--rendezvous", "here"), ("--rendezvous here", "--nodes N")),
+        (("--nodes", "2", "--rendezvous", "here:x"), ("no port",)),
+        (("--visible", "0,0"), ("--visible '0,0'", "different")),
+        (("--visible", "0,1", "--devices", "4"), ("names 2 devices", "asks for 4")),
+        (("--visible", "0,1"), ("needs backend.name",)),
+        (("--visible", "0,1", "backend.name=cpu"), ("'cpu' has no variable",)),
+        (("--slurm",), ("--slurm needs backend.name",)),
+        (("--slurm", "--rendezvous", "here", "--nodes", "2"), ("leave --visible and --rendezvous out",)),
+        (("--sbatch=--time=1",), ("--sbatch is an option of --slurm",)),
+        (("--max-restarts", "2", "trainer.resume=never"), ("trainer.resume=never",)),
+        (("--max-restarts", "-1"), ("--max-restarts -1",)),
+        (("--devices", "2", "trainer.strategy=single"), ("trainer.strategy",)),
+    ],
+)
+def test_a_count_that_cannot_be_is_named_with_its_remedy(capsys, words, parts):
+    assert main(["launch", "tiny_sort", *words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    line = told.err.splitlines()[-1]
+    for part in parts:
+        assert part in line
+
+
+def test_a_variable_that_leaves_too_few_devices_is_told(capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert main(["launch", "tiny_sort", "--devices", "4", "backend.name=cuda"]) == 2
+    assert "CUDA_VISIBLE_DEVICES=0,1 leaves 2" in capsys.readouterr().err
+
+
+def test_a_restart_that_would_begin_anew_is_told(capsys):
+    assert main(["launch", "tiny_sort", "--devices", "2", "trainer.save_every=0"]) == 0
+    assert "a restart begins anew" in capsys.readouterr().err

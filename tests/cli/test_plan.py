@@ -1,0 +1,179 @@
+"""`hwgrpo plan`: figures that add up, chips of the tables, mistakes told; no device, hub or data is needed."""
+
+import io
+import json
+import socket
+from contextlib import redirect_stdout
+
+import pytest
+
+from hwgrpo.cli.main import main
+
+RECIPE = "qwen3_8b_math"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    def refuse(self, address):
+        raise AssertionError(f"something connects to {address}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.chdir(tmp_path)
+
+
+def said(*words: str) -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(["plan", *words]) == 0
+    return out.getvalue()
+
+
+def planned(*words: str) -> dict:
+    return json.loads(said(*words, "--json"))
+
+
+def chip(*words: str) -> dict:
+    [one] = planned(*words, "--chip", "H100 SXM")["chips"]
+    return one
+
+
+def refused(capsys, *words: str) -> str:
+    assert main(["plan", *words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    [line] = told.err.splitlines()
+    return line
+
+
+def test_the_page_has_every_component_the_peak_the_chips_and_what_is_assumed():
+    page = said(RECIPE, "--devices", "8")
+    plan = planned(RECIPE, "--devices", "8")
+    first = plan["chips"][0]
+    names = {name for parts in first["components"].values() for name in parts}
+    assert {"parameters (fp32)", "AdamW moments", "copy that samples", "gradients (fp32)"} <= names
+    for part in (*names, "peak", *(each["name"] for each in plan["chips"]), "40%", "60%", "50 GB/s", "an estimate"):
+        assert part in page, part
+    assert "No figure was measured on" in page
+    assert max(map(len, page.splitlines())) <= 125
+
+
+def test_the_peak_is_what_is_always_there_and_the_largest_phase():
+    for words in ((), ("model.lora.rank=0",), ("rollout.max_sequences=512",)):
+        one = chip(RECIPE, *words)
+        parts = {phase: sum(sizes.values()) for phase, sizes in one["components"].items()}
+        assert one["peak"] == parts["always"] + max(parts["rollout"], parts["update"], parts["optimizer"])
+
+
+def test_the_seconds_of_a_step_are_those_of_its_stages():
+    one = chip(RECIPE, "--devices", "8")
+    assert one["step"] == pytest.approx(sum(one["seconds"].values()))
+    assert all(seconds >= 0 for seconds in one["seconds"].values())
+
+
+def test_shares_of_peak_rates_scale_their_stages_and_no_other():
+    usual, half = chip(RECIPE), chip(RECIPE, "--mfu", "0.2")
+    for stage in ("prefill", "update"):
+        assert half["seconds"][stage] == pytest.approx(2 * usual["seconds"][stage])
+    assert half["seconds"]["decode"] == usual["seconds"]["decode"], "bound by memory"
+    slow = chip(RECIPE, "--mbu", "0.3")
+    assert slow["seconds"]["decode"] == pytest.approx(2 * usual["seconds"]["decode"])
+    ddp, slower = (chip(RECIPE, "--devices", "8", "--link", link)["seconds"]["exchange"] for link in ("50", "25"))
+    assert slower == pytest.approx(2 * ddp)
+    assert ddp > 0
+
+
+def test_a_decode_step_reads_every_weight_and_the_cache_once():
+    """Of the recipe's 8B on one device: 16 waves of 64 sequences, 2,048 steps each, half-full on average."""
+    words = (RECIPE, "model.lora.rank=0", "--chip", "mine=1000000,1000,80", "--mbu", "1")
+    [one] = planned(*words)["chips"]
+    per_token = 2 * 2 * 36 * 8 * 128
+    cache = per_token * (8 * 1024 + 64 * 1024)
+    steps = 2048 * (128 * 8 // 64)
+    assert one["seconds"]["decode"] == pytest.approx(steps * (2 * 8_190_735_360 + cache) / 1e12)
+
+
+def test_a_groups_prompt_is_read_once_and_not_for_every_sample():
+    few, many = (chip(RECIPE, f"rollout.n={n}", "rollout.max_sequences=8") for n in (2, 8))
+    assert few["seconds"]["prefill"] == many["seconds"]["prefill"] > 0
+    per_token = 2 * 2 * 36 * 8 * 128
+    [two] = (size for name, size in few["components"]["rollout"].items() if name.startswith("key-value"))
+    [eight] = (size for name, size in many["components"]["rollout"].items() if name.startswith("key-value"))
+    assert two - eight == per_token * 3 * 1024, "four prompts instead of one, and as many responses"
+
+
+def test_training_all_parameters_takes_three_forward_passes_with_checkpointing_four():
+    three = chip(RECIPE, "model.lora.rank=0", "model.gradient_checkpointing=false")["seconds"]["update"]
+    reference = ("model.lora.rank=0", "model.gradient_checkpointing=false", "algorithm.kl.coef=0.1")
+    one = chip(RECIPE, *reference)["seconds"]["scoring"]
+    assert three == pytest.approx(3 * one)
+    four = chip(RECIPE, "model.lora.rank=0")["seconds"]["update"]
+    assert 3.8 * one < four < 4 * one, "the head is not computed again"
+
+
+def test_a_plan_that_does_not_fit_names_the_nearest_that_does_and_that_one_fits():
+    words = (RECIPE, "model.lora.rank=0", "--devices", "8")
+    one = chip(*words)
+    assert (one["fits"], one["instead"]) == (False, "fsdp2")
+    better = chip(*words, "--strategy", "fsdp2")
+    assert (better["fits"], better["instead"]) == (True, "")
+    assert better["peak"] <= 0.9 * better["memory"] < one["peak"]
+    assert "what would fit\n  H100 SXM: fsdp2" in said(*words, "--chip", "H100 SXM")
+
+
+def test_rollout_apart_takes_the_copy_and_the_cache_off_the_devices_that_train():
+    words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--strategy", "fsdp2")
+    here, apart = chip(*words), chip(*words, "--rollout", "apart")
+    assert here["components"]["always"]["copy that samples"] == 2 * 32_762_123_264
+    assert "copy that samples" not in apart["components"]["always"]
+    assert apart["components"]["rollout"] == {}
+    assert apart["rollout_devices"] == 2
+    assert here["instead"] == "fsdp2, rollout on devices of its own (--rollout apart)"
+    more = chip(*words, "--rollout", "apart", "--rollout-devices", "8")
+    assert more["seconds"]["decode"] < apart["seconds"]["decode"]
+
+
+def test_a_run_that_fits_but_cannot_be_started_is_marked():
+    words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--strategy", "fsdp2")
+    one = chip(*words, "--rollout", "apart")
+    assert (one["fits"], one["starts"]) == (True, False)
+    assert "(1) fits once it runs, but cannot be started" in said(*words, "--rollout", "apart", "--chip", "H100 SXM")
+
+
+def test_chips_are_found_by_parts_of_their_names_and_can_be_described():
+    assert [each["name"] for each in planned(RECIPE, "--chip", "mi3")["chips"]][:2] == ["MI300X", "MI300A"]
+    [own] = planned(RECIPE, "--chip", "mine=100,1000,24")["chips"]
+    assert (own["name"], own["memory"], own["fits"]) == ("mine", 24 * 2**30, False)
+    [h100] = planned(RECIPE, "--chip", "h100 sxm")["chips"]
+    assert h100["memory"] == 80 * 2**30
+
+
+def test_a_rate_that_is_not_certain_gives_no_time():
+    [b200] = planned(RECIPE, "--chip", "B200", "--chip", "B200")["chips"][:1]
+    assert b200["seconds"]["decode"] is None
+    assert b200["step"] is None
+    assert "n/a: no certain rate" in said(RECIPE, "--chip", "B200")
+
+
+def test_a_small_model_is_planned_on_the_host():
+    words = ("tiny_sort", "model.path=builtin://tiny?task=sort&steps=2", "backend.name=cpu", "--chip", "mine=0.1,20,8")
+    [one] = planned(*words)["chips"]
+    assert one["fits"] is True
+    assert "libraries, about" in one["components"]["always"]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ((RECIPE, "--devices", "0"), ("--devices 0", "1 or more")),
+        ((RECIPE, "--devices", "3"), ("trainer.prompts_per_step=128", "multiple of 3")),
+        ((RECIPE, "--mfu", "1.5"), ("--mfu 1.5", "at most 1")),
+        ((RECIPE, "--strategy", "fsdp"), ("--strategy='fsdp'", "Did you mean 'fsdp2'")),
+        ((RECIPE, "--chip", "H1000"), ("--chip='H1000'", "H100 SXM")),
+        ((RECIPE, "--chip", "mine=1,2"), ("--chip 'mine=1,2'", "three numbers")),
+        ((RECIPE, "--rollout-devices", "4"), ("--rollout-devices 4", "--rollout apart")),
+        ((RECIPE, "backend.name=cpu"), ("no chip is known of backend 'cpu'", "--chip mine=")),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(capsys, words, parts):
+    line = refused(capsys, *words)
+    for part in parts:
+        assert part in line

@@ -1,0 +1,83 @@
+"""The figures of docs/scale.md are those that its commands give."""
+
+import io
+import json
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from hwgrpo.cli.main import main
+
+PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+GIB = 2**30
+
+
+def section(title: str) -> str:
+    [text] = re.findall(rf"^## {re.escape(title)}[^\n]*\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return text
+
+
+def planned(title: str, devices: int | None = None, without: str = "") -> dict:
+    """Run a section's command, with other devices or without an option, and return what it says."""
+    [block] = re.findall(r"^```bash\n(.*?)^```$", section(title), flags=re.DOTALL | re.MULTILINE)
+    words = shlex.split(block.replace("\\\n", " "))
+    assert words[:2] == ["hwgrpo", "plan"]
+    if devices is not None:
+        words[words.index("--nodes") + 1] = str(devices // 8)
+    if without:
+        at = words.index(without)
+        del words[at : at + 2]
+    with redirect_stdout(io.StringIO()) as out:
+        assert main([*words[1:], "--json"]) == 0
+    return json.loads(out.getvalue())
+
+
+def rows(title: str) -> list[list[str]]:
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.mark.parametrize("title", ["Qwen3-235B-A22B", "DeepSeek-V3"])
+def test_every_figure_of_a_table_is_the_commands(title):
+    for row in rows(title):
+        devices = int(row[0].replace(",", ""))
+        plan = planned(title, devices)
+        assert plan["devices"] == devices
+        chip = plan["chips"][0]
+        parts = {**chip["components"]["always"], **chip["components"]["update"]}
+        starts = ("parameters (fp32)", "AdamW", "gradients (fp32)", "weights gathered", "gradients of a unit", "activ")
+        told = [next(size for name, size in parts.items() if name.startswith(start)) for start in starts]
+        assert row[1:8] == [f"{size / GIB:.1f}" for size in (*told, chip["peak"])]
+        assert row[8:] == ["yes" if each["fits"] else "no" for each in plan["chips"]]
+        assert [each["memory"] / GIB for each in plan["chips"]] == [80, 141, 192]
+
+
+@pytest.mark.parametrize("title", ["Qwen3-235B-A22B", "DeepSeek-V3"])
+def test_sizes_and_devices_of_rollout_are_the_commands(title):
+    text = " ".join(section(title).split())
+    plan = planned(title, without="--rollout-devices")
+    assert f"{plan['parameters'] / 1e9:.2f}B parameters" in text
+    assert f"{plan['rollout_bytes'] / GIB:,.1f} GiB: " in text
+    counts = [chip["rollout_devices"] for chip in plan["chips"]]
+    assert "{} H100, {} H200 or {} MI300X at the least".format(*counts) in text
+
+
+def test_the_seconds_of_the_large_step_are_the_commands():
+    text = " ".join(section("Qwen3-235B-A22B").split())
+    chip = planned("Qwen3-235B-A22B")["chips"][0]
+    seconds = chip["seconds"]
+    assert f"takes {chip['step']:.0f} s: decoding {seconds['decode']:.0f} s" in text
+    assert f"products {seconds['update']:.0f} s, and {seconds['exchange']:.0f} s to move state" in text
+
+
+def test_the_page_says_what_is_held_before_a_model_is_cut():
+    start = planned("Qwen3-235B-A22B")["chips"][0]["components"]["loading"]
+    assert f"{sum(start.values()) / GIB:.0f} GiB for 235B" in PAGE
+
+
+def test_the_page_names_what_this_project_does_not_do():
+    for words in ("No pipeline parallelism", "No expert parallelism", "no run of this size has been done"):
+        assert words in PAGE

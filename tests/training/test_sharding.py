@@ -1,0 +1,141 @@
+"""How strategies cut the state of a run: bytes per parameter, what is whole for a moment, what lies in host memory."""
+
+import pytest
+import torch
+from hwgrpo_backends import registry
+
+from hwgrpo.config import Config, load_config
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.memory import Memory, Work, estimate
+from hwgrpo.training.plan import config_sharding
+from hwgrpo.training.shapes import ModelShape
+from hwgrpo.training.sharding import STRATEGIES, Sharding, planned_sharding, sharding_of
+
+SHAPE = ModelShape(
+    architecture="Shape",
+    parameters=1_000_000,
+    trainable=1_000_000,
+    hidden=64,
+    layers=10,
+    vocab=1000,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    value_dim=16,
+    intermediate=128,
+    norms=2,
+    head_norms=False,
+    largest_layer=80_000,
+    outside_layers=200_000,
+)
+WORK = Work(dtype=torch.bfloat16, device_type="meta", prompts=4, prompt_tokens=16, micro_batch_tokens=64, samples=False)
+
+
+def planned(*overrides: str) -> Config:
+    words = ("model.path=unused", "data.train=task://sort", "reward.functions=[exact_match]", *overrides)
+    return load_config(None, words)
+
+
+def held(strategy: str, devices: int, **work: object) -> Memory:
+    given = {**vars(WORK), **work}
+    return estimate(planned("trainer.prompts_per_step=64"), SHAPE, Work(**given), planned_sharding(strategy, devices))
+
+
+def per_parameter(memory: Memory) -> float:
+    state = {**memory.always, **memory.update, **memory.step, **memory.host}
+    kinds = ("parameters (", "gradients (", "AdamW moments", "masters")
+    return sum(size for name, size in state.items() if name.startswith(kinds)) / SHAPE.parameters
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "bytes_"),
+    [
+        ("single", 1, 16),
+        ("ddp", 8, 16),
+        ("zero1", 8, 2 + 2 + 12 / 8),
+        ("zero2", 8, 2 + 2 / 8 + 12 / 8),
+        ("zero3", 8, 16 / 8),
+        ("fsdp2", 8, 16 / 8),
+        ("fsdp2+offload", 8, 16 / 8),
+        ("fsdp2", 1, 16),
+    ],
+)
+def test_a_parameter_costs_what_its_strategy_leaves_on_a_device(strategy, devices, bytes_):
+    assert per_parameter(held(strategy, devices)) == pytest.approx(bytes_)
+
+
+def test_two_moments_are_kept_of_every_trained_parameter():
+    assert held("ddp", 2).always["AdamW moments"] == 2 * 4 * SHAPE.trainable
+    assert held("fsdp2", 4).always["AdamW moments"] == 2 * 4 * SHAPE.trainable // 4
+
+
+def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():
+    gathered = SHAPE.outside_layers + 2 * SHAPE.largest_layer
+    assert held("fsdp2", 8).update["weights gathered"] == 2 * gathered
+    assert held("zero3", 8).update["weights gathered"] == 2 * gathered
+    assert held("fsdp2", 8, dtype=torch.float32).update["weights gathered"] == 4 * gathered
+    whole = sharding_of("fsdp2", 8, reshard_after_forward=False)
+    assert estimate(planned(), SHAPE, WORK, whole).update["weights gathered"] == 2 * SHAPE.parameters
+    for strategy in ("ddp", "zero1", "zero2"):
+        assert "weights gathered" not in held(strategy, 8).update
+
+
+def test_what_is_gathered_does_not_shrink_with_the_number_of_devices():
+    assert held("fsdp2", 8).update["weights gathered"] == held("fsdp2", 1024).update["weights gathered"]
+
+
+def test_weights_that_travel_in_the_compute_dtype_are_not_cast_once_more():
+    assert "weights as cast" in held("ddp", 8).update
+    for strategy in ("fsdp2", "zero1", "zero3"):
+        assert "weights as cast" not in held(strategy, 8).update
+
+
+def test_a_local_engine_samples_from_a_whole_copy_where_weights_are_cut():
+    assert held("fsdp2", 8, samples=True).always["copy that samples"] == 2 * SHAPE.parameters
+    in_fp32 = held("fsdp2", 8, samples=True, dtype=torch.float32)
+    assert in_fp32.always["copy that samples"] == 4 * SHAPE.parameters
+    assert "copy that samples" not in held("ddp", 8, samples=True, dtype=torch.float32).always
+    apart = held("fsdp2", 8)
+    assert "copy that samples" not in apart.always
+    assert apart.rollout == {}
+
+
+def test_offloading_moves_state_to_the_host_and_frees_the_device():
+    there, here = held("fsdp2", 8), held("fsdp2+offload", 8)
+    assert {"parameters (fp32)", "AdamW moments", "gradients (fp32)"} <= set(here.host)
+    assert here.always == {}
+    assert here.peak < there.peak
+    assert per_parameter(here) == per_parameter(there)
+
+
+def test_a_model_that_is_cut_is_whole_at_the_start():
+    assert held("fsdp2", 8).loading["the whole model (fp32), before it is cut"] == 4 * SHAPE.parameters
+    assert held("ddp", 8).loading == {}
+
+
+def test_a_reference_model_is_cut_like_the_policy():
+    config = planned("algorithm.kl.coef=0.1")
+    for strategy, ways in (("ddp", 1), ("fsdp2", 8)):
+        memory = estimate(config, SHAPE, WORK, planned_sharding(strategy, 8))
+        assert memory.always["reference model"] == 4 * SHAPE.parameters // ways
+
+
+def test_the_strategy_of_a_configuration_is_that_of_its_words():
+    assert config_sharding(planned(), 1) == planned_sharding("single", 1) == Sharding()
+    assert config_sharding(planned(), 4) == planned_sharding("ddp", 4)
+    assert config_sharding(planned("trainer.strategy=fsdp2"), 4) == planned_sharding("fsdp2", 4)
+    words = ("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true")
+    assert config_sharding(planned(*words), 4) == planned_sharding("fsdp2+offload", 4)
+    words = ("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false")
+    assert config_sharding(planned(*words), 4).units == "all"
+
+
+def test_an_unknown_strategy_is_refused_with_the_nearest_one():
+    with pytest.raises(ConfigError, match=r"--strategy='fsdp'.*Did you mean 'fsdp2'"):
+        planned_sharding("fsdp", 8)
+    assert all(planned_sharding(name, 2) for name in STRATEGIES)
+
+
+def test_adamw_needs_values_between_on_accelerators_only():
+    assert "values between in AdamW" in held("ddp", 2).step
+    assert "values between in AdamW" not in held("ddp", 2, device_type=registry.get("cpu").device_type).step
