@@ -24,6 +24,8 @@ from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.parts import EngineParts
+from hwgrpo.rollout.weights import ModuleWeights, PolicyWeights
 from hwgrpo.training.choices import attention_of, choose_dtype
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
@@ -100,18 +102,28 @@ def _without_embedding_hook(model: Any) -> None:
     causal_lm(model).disable_input_require_grads()
 
 
-def build_engine(config: Config, policy: PolicyModel, tokenizer: Any, device: Device) -> Engine:
-    """Return the rollout engine of the configuration."""
+def build_engine(
+    config: Config, policy: PolicyModel, tokenizer: Any, device: Device, weights: PolicyWeights | None = None
+) -> Engine:
+    """Return the rollout engine of the configuration.
+
+    Args:
+        config: the run's settings.
+        policy: whose responses are sampled.
+        tokenizer: decodes them.
+        device: where the policy is.
+        weights: how an engine gets the policy's weights whole; None: they are whole on every rank.
+    """
     wanted = config.rollout.dtype
-    return ENGINES.load(config.rollout.engine)(
-        policy.model,
-        tokenizer,
-        device=device.torch_device,
+    parts = EngineParts(
+        config=config,
+        model=policy.model,
+        weights=weights or ModuleWeights(policy.model),
+        tokenizer=tokenizer,
+        device=device,
         compute_dtype=policy.compute_dtype if wanted == "auto" else getattr(torch, wanted),
-        max_sequences=config.rollout.max_sequences,
-        # Writing into a tensor at an index waits for the device where algorithms must be deterministic.
-        recorder=device.recorder if config.rollout.graphs and not config.trainer.deterministic else None,
     )
+    return ENGINES.load(config.rollout.engine)(parts)
 
 
 NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
