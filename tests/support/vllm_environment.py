@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def run_there(*words: str, timeout: float = 580) -> subprocess.CompletedProcess[str]:
+def run_there(*words: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
     """Run the environment's Python on the project's sources and wait for it."""
     return subprocess.run(
         [vllm_python(), *words],

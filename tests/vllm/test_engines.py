@@ -12,7 +12,7 @@ import vllm_environment
 pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-4
-ENGINES = ("vllm",)
+ENGINES = ("vllm", "vllm_server")
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -106,5 +106,5 @@ def test_an_engine_sleeps_wakes_and_closes(found):
     assert not found["closed"]
 
 
-def test_on_a_cpu_a_note_says_that_sleep_does_nothing(found):
-    assert any("sleep does nothing" in note for note in found["notes"])
+def test_a_note_says_what_sleep_does_not_do(found):
+    assert any("sleep does nothing" in note or "keeps its memory" in note for note in found["notes"])

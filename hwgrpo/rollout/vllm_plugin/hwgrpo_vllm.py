@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import importlib
 import json
 import os
+import signal
+import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,11 @@ from safetensors import safe_open
 
 TOKEN_VARIABLE = "HWGRPO_SERVER_TOKEN"
 """Environment variable of the server with the token that every request must bring."""
+LIFELINE_VARIABLE = "HWGRPO_SERVER_LIFELINE"
+"""Environment variable of a server that ends when its standard input is closed: when the run that started it is
+gone."""
+ADAPTER = "hwgrpo-adapter"
+"""Name of the model that has the adapter."""
 WEIGHTS_ROUTE = "/hwgrpo/weights"
 VERSION_HEADER = "x-hwgrpo-weight-version"
 LARGEST_ORDER = 1 << 16
@@ -82,6 +91,9 @@ class Guard:
         self._running = 0
         self._changed = asyncio.Condition()
         self._loading = False
+        self._adapter = 0
+        if os.environ.get(LIFELINE_VARIABLE):
+            threading.Thread(target=_end_with_standard_input, daemon=True).start()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle a connection."""
@@ -117,13 +129,13 @@ class Guard:
                 self._changed.notify_all()
 
     async def _weights(self, scope: Any, receive: Any, send: Any) -> None:
-        """GET tells the version; POST {"folder": ..., "version": ...} takes new weights."""
+        """GET tells the version; POST {"folder": ..., "version": ..., "adapter": bool} takes new weights."""
         if scope["method"] != "POST":
             await _answer(send, 200, {"version": self._version})
             return
         try:
             order = json.loads(await _body(receive))
-            folder, version = str(order["folder"]), int(order["version"])
+            folder, version, adapter = str(order["folder"]), int(order["version"]), bool(order["adapter"])
         except (ValueError, KeyError, TypeError) as error:
             await _answer(send, 400, {"error": f"not an order for weights: {error!r}"})
             return
@@ -132,9 +144,12 @@ class Guard:
             self._loading = True
             await self._changed.wait_for(lambda: self._running == 0)
         try:
-            engine = scope["app"].state.engine_client
-            await engine.collective_rpc("hwgrpo_load_weights", args=(folder,))
-            await engine.reset_prefix_cache()
+            state = scope["app"].state
+            if adapter:
+                await self._take_adapter(state, folder)
+            else:
+                await state.engine_client.collective_rpc("hwgrpo_load_weights", args=(folder,))
+            await state.engine_client.reset_prefix_cache()
             self._version = version
             await _answer(send, 200, {"version": version})
         except Exception as error:  # the trainer is told what went wrong here, and keeps or ends the server
@@ -144,6 +159,19 @@ class Guard:
             async with self._changed:
                 self._loading = False
                 self._changed.notify_all()
+
+    async def _take_adapter(self, state: Any, folder: str) -> None:
+        old, self._adapter = self._adapter, self._adapter + 1
+        request = importlib.import_module("vllm.lora.request").LoRARequest(ADAPTER, self._adapter, folder)
+        if old:
+            await state.engine_client.remove_lora(old)
+        await state.engine_client.add_lora(request)
+        state.openai_serving_models.lora_requests[ADAPTER] = request
+
+
+def _end_with_standard_input() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _body(receive: Any) -> bytes:
