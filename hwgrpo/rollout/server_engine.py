@@ -79,6 +79,7 @@ class VllmServerEngine:
         self._usable = True
         self._process: ServerProcess | None = None
         self._folder: WeightsFolder | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._recovering = threading.Lock()
         self._restarts = self._retries = 0
         self.metrics: Mapping[str, float] = {}
@@ -149,6 +150,9 @@ class VllmServerEngine:
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
 
     def _attach(self, adapter: AdapterWeights | None) -> tuple[Client, str]:
         """Start or find the server on rank 0; tell the other ranks where it is."""
@@ -261,7 +265,9 @@ class VllmServerEngine:
     def _weights_root(self) -> Path:
         if self._settings.weights_dir is not None:
             return Path(self._settings.weights_dir).expanduser().absolute()
-        return Path(tempfile.mkdtemp(prefix="hwgrpo-weights-", dir=memory_folder()))
+        # Removed with this object, too: a run that fails does not leave a model in memory.
+        self._scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-weights-", dir=memory_folder())
+        return Path(self._scratch.name)
 
     def _send(self) -> None:
         """Have the server take the weights that are in the folder."""

@@ -69,7 +69,7 @@ class WeightsFolder:
                 shutil.rmtree(folder)
 
     def remove(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, and the root where nothing else is in it."""
         for folder in self._root.glob("*version-*"):
             shutil.rmtree(folder)
         if not any(self._root.iterdir()):
