@@ -9,7 +9,7 @@ set -uo pipefail
 
 # A group and its folders below tests/. Tests marked slow run in the group slow only, whatever folder they are in.
 groups="\
-unit algorithms backends bench config data models observe report rewards rollout training
+unit algorithms backends bench config data models observe report rewards rollout training vllm
 kernels kernels peers
 commands cli doctor
 families families

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.fields import Limits
-from hwgrpo.config.schema import Config, LoraConfig
+from hwgrpo.config.schema import Config, LoraConfig, RolloutConfig, RolloutServerConfig
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest
 from hwgrpo.paths import did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
@@ -32,6 +32,7 @@ def check_config(config: Config, *, data_may_be_missing: bool = False) -> None:
     if missing and not data_may_be_missing:
         raise ConfigError(missing[0])
     _check_contradictions(config)
+    _check_rollout(config)
 
 
 def check_world_size(config: Config, world_size: int) -> None:
@@ -269,3 +270,62 @@ def _check_contradictions(config: Config) -> None:
             f"algorithm.aggregation.norm_length={c.algorithm.aggregation.norm_length} has no effect with "
             f"algorithm.aggregation.name={c.algorithm.aggregation.name!r}; it belongs to seq-mean-token-sum-norm"
         )
+
+
+FOR_VLLM = (
+    "gpu_memory_utilization",
+    "kv_cache_gb",
+    "max_model_len",
+    "enforce_eager",
+    "tensor_parallel_size",
+    "engine_kwargs",
+)
+"""Settings of `rollout` that the local engine has no use for."""
+OF_OWN_SERVER = ("python", "host", "port", "env")
+"""Settings of `rollout.server` that say how a server is started."""
+
+
+def _check_rollout(config: Config) -> None:
+    r, fresh = config.rollout, RolloutConfig()
+    if r.engine == "local":
+        for name in FOR_VLLM:
+            if getattr(r, name) != getattr(fresh, name):
+                raise ConfigError(
+                    f"rollout.{name}={getattr(r, name)!r} has no effect with rollout.engine='local'; it belongs to vllm"
+                )
+    if r.engine in ("vllm", "vllm_server") and r.graphs:
+        raise ConfigError(
+            f"rollout.graphs=true has no effect with rollout.engine={r.engine!r}; vLLM records graphs by itself, "
+            "see rollout.enforce_eager"
+        )
+    if r.engine == "vllm" and r.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size={r.tensor_parallel_size} with rollout.engine='vllm': in the training "
+            "process every rank has an engine of its own; use rollout.engine=vllm_server"
+        )
+    longest = config.data.max_prompt_tokens + r.max_response_tokens
+    if r.max_model_len is not None and r.max_model_len < longest:
+        raise ConfigError(
+            f"rollout.max_model_len={r.max_model_len} is smaller than a sequence can be (data.max_prompt_tokens="
+            f"{config.data.max_prompt_tokens} + rollout.max_response_tokens={r.max_response_tokens}); use at least "
+            f"{longest}, or leave it out"
+        )
+    _check_server(r)
+
+
+def _check_server(rollout: RolloutConfig) -> None:
+    server, fresh = rollout.server, RolloutServerConfig()
+    for field in dataclasses.fields(server):
+        value = getattr(server, field.name)
+        if rollout.engine != "vllm_server" and value != getattr(fresh, field.name):
+            raise ConfigError(
+                f"rollout.server.{field.name}={value!r} has no effect with rollout.engine={rollout.engine!r}; it "
+                "belongs to vllm_server"
+            )
+        if server.url is not None and field.name in OF_OWN_SERVER and value != getattr(fresh, field.name):
+            raise ConfigError(
+                f"rollout.server.{field.name}={value!r} has no effect with rollout.server.url={server.url!r}: that "
+                "server runs already; leave one of them out"
+            )
+    if server.url is not None and not server.url.startswith(("http://", "https://")):
+        raise ConfigError(f"rollout.server.url={server.url!r} must begin with http:// or https://")

@@ -39,7 +39,9 @@ class TinySpec:
     seed: int = 0
     """Seed of the initial weights and of the demonstrations."""
     hidden: int = 64
-    """Hidden size; a multiple of 32 (heads of 16, two per key-value head)."""
+    """Hidden size; a multiple of twice the head size (two heads per key-value head)."""
+    head: int = 16
+    """Size of an attention head; vLLM on a CPU takes multiples of 32."""
     layers: int = 2
     """Decoder layers."""
     steps: int = 300
@@ -52,9 +54,11 @@ class TinySpec:
     """Options handed to the task, e.g. (("digits", "5"),)."""
 
     def __post_init__(self) -> None:
+        width = 2 * max(self.head, 1)
         rules = (
             ("seed", self.seed >= 0, "at least 0"),
-            ("hidden", self.hidden >= 32 and self.hidden % 32 == 0, "a positive multiple of 32"),
+            ("head", self.head >= 8 and self.head % 8 == 0, "a positive multiple of 8"),
+            ("hidden", self.hidden > 0 and self.hidden % width == 0, f"a positive multiple of {width}"),
             ("layers", self.layers >= 1, "at least 1"),
             ("steps", self.steps >= 0, "at least 0"),
             ("batch", self.batch >= 1, "at least 1"),
@@ -144,6 +148,7 @@ def resolve(address: str) -> Path:
                 steps=spec.steps,
                 batch=spec.batch,
                 lr=spec.lr,
+                head=spec.head,
                 task=tasks.parse_task(spec.task_address),
             )
             model.save_pretrained(unfinished)

@@ -19,7 +19,6 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from hwgrpo.data.tasks import Task
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
-HEAD_DIM = 16
 POSITIONS = 4096
 INITIALIZER_RANGE = 0.06
 """Standard deviation of initial weights. The usual 0.02 suits wide models; at width 64 learning starts late with it."""
@@ -28,18 +27,19 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor 
 
 
 def make(
-    *, task: Task, seed: int, hidden: int, layers: int, steps: int, batch: int, lr: float
+    *, task: Task, seed: int, hidden: int, layers: int, steps: int, batch: int, lr: float, head: int = 16
 ) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
     """Build and warm-start a model; the same arguments give bitwise the same weights on one kind of CPU.
 
     Args:
         task: whose demonstrations it is warm-started on.
         seed: of the initial weights and of the demonstrations.
-        hidden: hidden size, a multiple of 32.
+        hidden: hidden size, a multiple of twice the head size.
         layers: decoder layers.
         steps: warm-start steps; 0 leaves the initial weights.
         batch: demonstrations per step.
         lr: peak learning rate.
+        head: size of an attention head.
 
     Returns:
         the model (fp32, on the CPU, in evaluation mode) and its tokenizer.
@@ -47,7 +47,7 @@ def make(
     tokenizer = character_tokenizer(task.alphabet)
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(_config(tokenizer, hidden, layers)).float()
+        model = Qwen3ForCausalLM(_config(tokenizer, hidden, layers, head)).float()
         model.generation_config.pad_token_id = model.config.pad_token_id
         if steps:
             inputs, targets = _tensors(tokenizer, task.demonstrations(steps * batch, seed))
@@ -76,16 +76,16 @@ def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     )
 
 
-def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> Qwen3Config:
+def _config(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int, head: int) -> Qwen3Config:
     vocabulary = tokenizer.get_vocab()
     return Qwen3Config(
         vocab_size=len(vocabulary),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
-        num_attention_heads=hidden // HEAD_DIM,
-        num_key_value_heads=hidden // (2 * HEAD_DIM),
-        head_dim=HEAD_DIM,
+        num_attention_heads=hidden // head,
+        num_key_value_heads=hidden // (2 * head),
+        head_dim=head,
         max_position_embeddings=POSITIONS,
         tie_word_embeddings=True,
         initializer_range=INITIALIZER_RANGE,

@@ -1,5 +1,16 @@
-"""Rollout engines: what turns prompts into sampled responses, behind one protocol."""
+"""Rollout engines: what turns prompts into sampled responses, behind one protocol.
+
+An engine is a callable that takes `parts.EngineParts` and returns an `engine.Engine`; a package adds one by
+`ENGINES.register(name)`.
+"""
 
 from hwgrpo.registry import Registry
 
-ENGINES = Registry("rollout.engine", {"local": "hwgrpo.rollout.local:LocalEngine"})
+ENGINES = Registry(
+    "rollout.engine",
+    {
+        "local": "hwgrpo.rollout.makers:local",
+        "vllm": "hwgrpo.rollout.vllm_engine:VllmEngine",
+        "vllm_server": "hwgrpo.rollout.server_engine:VllmServerEngine",
+    },
+)

@@ -25,6 +25,7 @@ from hwgrpo.rollout.rows import ModelRows, Rows, proven_cache
 from hwgrpo.rollout.sampling import stream_keys
 from hwgrpo.rollout.stopping import StopWatch, end_token_ids
 from hwgrpo.rollout.trial import proven
+from hwgrpo.rollout.weights import take_over
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 LOOK_EVERY = 8
@@ -167,7 +168,7 @@ class LocalEngine:
         """Take over the policy's current weights, which are `version`."""
         self._version = version
         if self._weights is not None:
-            _take_over(self._weights(), self._model)
+            take_over(self._weights(), self._model)
         if self._copy is not None:
             _refresh(self._model, self._copy)
 
@@ -269,10 +270,16 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def replica_of(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a copy of a model with frozen parameters of its own in `dtype`; its buffers keep theirs."""
+def replica_of(model: PreTrainedModel, dtype: torch.dtype, device: torch.device | None = None) -> PreTrainedModel:
+    """Return a copy of a model with frozen parameters of its own in `dtype`; its buffers keep theirs.
+
+    Args:
+        model: to be copied.
+        dtype: of the copy's parameters.
+        device: of the copy's parameters; None: the model's.
+    """
     memo = {
-        id(parameter): torch.nn.Parameter(parameter.detach().to(dtype, copy=True), requires_grad=False)
+        id(parameter): torch.nn.Parameter(parameter.detach().to(device, dtype, copy=True), requires_grad=False)
         for parameter in model.parameters()
     }
     return copy.deepcopy(model, memo)
@@ -291,13 +298,6 @@ def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedMode
         for parameter in model.parameters()
     }
     return copy.deepcopy(model, memo)
-
-
-@torch.no_grad()
-def _take_over(weights: Iterator[tuple[str, torch.Tensor]], model: torch.nn.Module) -> None:
-    own = dict(model.named_parameters())
-    for name, weight in weights:
-        own[name].copy_(weight)
 
 
 @torch.no_grad()

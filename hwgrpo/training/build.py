@@ -27,16 +27,17 @@ from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
+from hwgrpo.rollout.parts import Apart
 from hwgrpo.training import STRATEGIES, checkpoints, rng
 from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.components import (
-    Apart,
     build_engine,
     build_rewards,
     check_length,
     load_policy,
     make_replica,
+    needs_replica,
     prepare_process,
 )
 from hwgrpo.training.fused import Fused, check_ranks_agree, choose_modules, fuse
@@ -112,7 +113,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         notes.append(obstacle)
     reference = build_reference(policy, config)
     apart = None
-    if strategy.shards or config.rollout.max_staleness:
+    if needs_replica(config, strategy.shards):
         apart = Apart(make_replica(config, policy), lambda: strategy.whole(trainable_only=True))
     strategy.wrap(policy, config)
     if reference is not None and reference.policy is not policy:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import hwgrpo_kernels
@@ -28,6 +26,8 @@ from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.local import replica_of
+from hwgrpo.rollout.parts import Apart, EngineParts
+from hwgrpo.rollout.weights import ModuleWeights, ReplicaWeights
 from hwgrpo.training.choices import attention_of, choose_dtype
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
@@ -127,38 +127,42 @@ def build_engine(
 
     Args:
         config: the run's settings.
-        policy: on its device.
-        tokenizer: the policy's.
-        device: of this process.
-        apart: what the engine samples with where it does not share the policy's weights.
+        policy: whose responses are sampled.
+        tokenizer: decodes them.
+        device: where the policy is.
+        apart: what the engine reads weights from where the policy's own are in shards, or in use meanwhile.
         gate: where an engine that generates in a thread of its own makes way for new weights.
     """
-    return ENGINES.load(config.rollout.engine)(
-        policy.model if apart is None else apart.replica,
-        tokenizer,
-        device=device.torch_device,
+    parts = EngineParts(
+        config=config,
+        model=policy.model,
+        weights=ModuleWeights(policy.model) if apart is None else ReplicaWeights(apart.replica, apart.trainable),
+        tokenizer=tokenizer,
+        device=device,
         compute_dtype=_rollout_dtype(config, policy),
+        apart=apart,
         gate=gate,
-        weights=None if apart is None else apart.weights,
-        max_sequences=config.rollout.max_sequences,
-        # Writing into a tensor at an index waits for the device where algorithms must be deterministic.
-        recorder=device.recorder if config.rollout.graphs and not config.trainer.deterministic else None,
     )
-
-
-@dataclass(frozen=True)
-class Apart:
-    """What an engine in this process samples with where the policy's weights are in shards, or in use meanwhile."""
-
-    replica: Any
-    """A whole copy of the model in the dtype of rollouts."""
-    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
-    """Yields the policy's trainable weights whole, by name; every rank runs through it."""
+    return ENGINES.load(config.rollout.engine)(parts)
 
 
 def make_replica(config: Config, policy: PolicyModel) -> Any:
-    """Return a whole copy of a policy's model that samples; it is made before a strategy cuts the policy over ranks."""
-    return replica_of(policy.model, _rollout_dtype(config, policy))
+    """Return a whole copy of a policy's model for its engine; it is made before a strategy cuts the policy over ranks.
+
+    The local engine samples with it. Others have copies of their own, for which it only collects: on the host.
+    """
+    device = None if config.rollout.engine == "local" else torch.device("cpu")
+    return replica_of(policy.model, _rollout_dtype(config, policy), device)
+
+
+def needs_replica(config: Config, shards: bool) -> bool:
+    """Tell whether the engine needs a copy of the model beside the policy's.
+
+    Args:
+        config: the run's settings.
+        shards: the strategy cuts the policy's weights over ranks.
+    """
+    return shards or (config.rollout.max_staleness > 0 and config.rollout.engine == "local")
 
 
 def _rollout_dtype(config: Config, policy: PolicyModel) -> torch.dtype:

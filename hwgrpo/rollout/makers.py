@@ -1,0 +1,24 @@
+"""How engines that know nothing of settings are made from them."""
+
+from __future__ import annotations
+
+from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.rollout.parts import EngineParts
+
+
+def local(parts: EngineParts) -> LocalEngine:
+    """Return the engine that samples with the training model itself, or with a copy in this process."""
+    rollout = parts.config.rollout
+    # Writing into a tensor at an index waits for the device where algorithms must be deterministic.
+    recorded = rollout.graphs and not parts.config.trainer.deterministic
+    apart = parts.apart
+    return LocalEngine(
+        parts.model if apart is None else apart.replica,
+        parts.tokenizer,
+        device=parts.device.torch_device,
+        compute_dtype=parts.compute_dtype,
+        max_sequences=rollout.max_sequences,
+        recorder=parts.device.recorder if recorded else None,
+        weights=None if apart is None else apart.trainable,
+        gate=parts.gate,
+    )

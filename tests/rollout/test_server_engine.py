@@ -1,0 +1,297 @@
+"""The engine on a server: what it sends, what it accepts, and how it gets over a server that fails. The server is fake;
+tests/vllm has the real one."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_server import TOKEN, FakeServer, come_back
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
+from tiny import settings, tiny_qwen3
+
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.parts import EngineParts
+from hwgrpo.rollout.server_engine import VllmServerEngine, command_line
+from hwgrpo.rollout.server_process import ServerProcess
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
+from hwgrpo.rollout.weights import ModuleWeights
+from hwgrpo.values import Prompt, PromptBatch
+
+TOKENIZER = character_tokenizer("")
+SAMPLING = Sampling(n=2, max_response_tokens=3)
+
+
+def batch(*texts: str) -> PromptBatch:
+    return PromptBatch(
+        tuple(
+            Prompt(uid=text, text=text, token_ids=tuple(TOKENIZER(text).input_ids), ground_truth=None, columns={})
+            for text in texts
+        )
+    )
+
+
+def parts_for(url: str | None, tmp_path: Path, *overrides: str) -> EngineParts:
+    address = [f"rollout.server.url={url}"] if url else []
+    config = settings(
+        "rollout.engine=vllm_server",
+        "rollout.server.start_timeout=8",
+        "rollout.server.request_timeout=5",
+        "rollout.server.token_variable=THE_TOKEN",
+        f"rollout.server.weights_dir={tmp_path / 'weights'}",
+        f"trainer.output_dir={tmp_path / 'run'}",
+        *address,
+        *overrides,
+    )
+    model = tiny_qwen3(vocab=len(TOKENIZER))
+    return EngineParts(config, model, ModuleWeights(model), TOKENIZER, Device(BACKEND), torch.float32)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("THE_TOKEN", TOKEN)
+    server = FakeServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def make(server, tmp_path):
+    engines = []
+
+    def make(*overrides: str) -> VllmServerEngine:
+        engines.append(VllmServerEngine(parts_for(server.url, tmp_path, *overrides)))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_samples_come_back_in_order_with_their_logprobs_and_version(make):
+    engine = make()
+    engine.update_weights(7)
+    found = engine.generate(batch("ab", "c"), SAMPLING)
+    assert found.tokens.tolist() == [5, 6, 7] * 2
+    assert found.offsets.tolist() == [0, 1, 3, 4, 6]
+    assert found.logprobs.tolist() == [-0.5, -0.5, -1.5] * 2
+    assert found.prompt_index.tolist() == [0, 0, 1, 1]
+    assert found.weight_version == 7
+
+
+def test_every_prompt_is_asked_for_once_with_its_own_seed_and_the_settings_of_sampling(make, server):
+    engine = make()
+    sampling = Sampling(n=3, max_response_tokens=4, temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, stop=("x",))
+    engine.generate(batch("ab", "c"), sampling)
+    first, second = sorted(server.asked, key=lambda asked: -len(asked["prompt"]))
+    assert first["prompt"] == TOKENIZER("ab").input_ids
+    assert first["seed"] != second["seed"]
+    wanted = {"n": 3, "max_tokens": 4, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "stop": ["x"]}
+    assert wanted.items() <= first.items()
+    assert TOKENIZER.eos_token_id in first["stop_token_ids"]
+    assert first["model"] == "fake"
+
+
+def test_one_greedy_sample_stands_for_all(make, server):
+    engine = make()
+    found = engine.generate(batch("ab"), Sampling(n=3, max_response_tokens=2, greedy=True))
+    assert found.tokens.tolist() == [5, 5, 5]
+    assert [asked["n"] for asked in server.asked] == [1]
+    assert server.asked[0]["temperature"] == 0.0
+
+
+def test_the_server_gets_the_weights_of_every_version_and_older_ones_are_removed(make, server, tmp_path):
+    engine = make()
+    model = engine._parts.model
+    for version in (1, 2):
+        with torch.no_grad():
+            model.model.norm.weight.fill_(float(version))
+        engine.update_weights(version)
+        assert server.weights["model.norm.weight"].eq(version).all()
+        assert [path.name for path in (tmp_path / "weights").iterdir()] == [f"version-{version:08d}"]
+    assert server.weights.keys() == dict(ModuleWeights(model).whole()).keys()
+    assert server.taken == [0, 1, 2]
+
+
+def with_choice(**changes: Any):
+    def change(answer):
+        answer["choices"][0] |= changes
+        return answer
+
+    return change
+
+
+FAULTS = {
+    "a dropped connection": "drop",
+    "no JSON": "not json",
+    "an internal error": "status 500",
+    "too large an answer": "large",
+    "forgotten weights": "forget",
+    "a missing sample": lambda answer: {"choices": answer["choices"][1:]},
+    "no samples": lambda answer: {"error": "busy"},
+    "a list": lambda answer: [1, 2],
+    "a log-prob that is NaN": with_choice(logprobs={"token_logprobs": [float("nan"), -1.0]}),
+    "a log-prob that is missing": with_choice(logprobs={"token_logprobs": [None, -1.0]}),
+    "a log-prob too few": with_choice(logprobs={"token_logprobs": [-1.0]}),
+    "a log-prob above 0": with_choice(logprobs={"token_logprobs": [0.5, -1.0]}),
+    "a token out of the vocabulary": with_choice(token_ids=[5, 100000]),
+    "a token that is text": with_choice(token_ids=["5", 6]),
+    "too many tokens": with_choice(token_ids=[5] * 9, logprobs={"token_logprobs": [-1.0] * 9}),
+    "no tokens": with_choice(token_ids=[], logprobs={"token_logprobs": []}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_after_one_bad_answer_the_request_is_sent_again(make, server, fault):
+    engine = make("rollout.server.max_reply_mb=1")
+    server.faults = [fault]
+    found = engine.generate(batch("ab"), SAMPLING)
+    assert found.tokens.tolist() == [5, 6, 7]
+    assert len(server.asked) == 2
+    assert engine.metrics["rollout/server_retries"] == 1
+
+
+@pytest.mark.parametrize("fault", ["hang", "drip"])
+def test_a_server_that_hangs_is_noticed_and_asked_again(make, server, fault):
+    engine = make("rollout.server.request_timeout=1")
+    server.faults = [fault]
+    began = time.monotonic()
+    assert engine.generate(batch("ab"), SAMPLING).tokens.tolist() == [5, 6, 7]
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    "fault, told",
+    [
+        ("not json", "not JSON: '<html>busy"),
+        ("large", "larger than 1 MiB"),
+        (FAULTS["a log-prob that is NaN"], "not fi"),
+    ],
+    ids=["not json", "large", "nan"],
+)
+def test_a_server_that_goes_on_answering_garbage_is_an_error_that_says_what_came(make, server, fault, told):
+    engine = make("rollout.server.max_reply_mb=1", "rollout.server.retries=2")
+    server.faults = [fault] * 3
+    with pytest.raises(RunError, match="failed 3 times in a row") as error:
+        engine.generate(batch("ab"), SAMPLING)
+    assert told in str(error.value)
+    assert TOKEN not in str(error.value)
+
+
+def test_a_server_that_comes_back_without_weights_gets_the_current_ones_and_the_request(make, server):
+    engine = make()
+    engine.update_weights(3)
+    thread, back = come_back(server, after=1.5)
+    try:
+        found = engine.generate(batch("ab", "c", "d"), SAMPLING)
+    finally:
+        thread.join()
+        back[0].close()
+    assert found.tokens.tolist() == [5, 6, 7] * 3
+    assert back[0].taken == [3]
+    assert back[0].weights.keys() == dict(engine._parts.weights.whole()).keys()
+
+
+def test_a_server_that_stays_away_is_an_error_within_the_time_it_may_take(make, server):
+    engine = make("rollout.server.start_timeout=2")
+    server.close()
+    with pytest.raises(RunError, match=r"did not come back within rollout\.server\.start_timeout=2 s"):
+        engine.generate(batch("ab"), SAMPLING)
+
+
+def test_a_wrong_token_is_refused_and_appears_in_no_message(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("THE_TOKEN", "wrong-token")
+    with pytest.raises(ConfigError, match=r"refuses the token.*rollout\.server\.token_variable") as error:
+        VllmServerEngine(parts_for(server.url, tmp_path))
+    assert "wrong-token" not in str(error.value)
+
+
+def test_without_a_token_a_server_of_somebody_elses_is_not_asked(server, tmp_path, monkeypatch):
+    monkeypatch.delenv("THE_TOKEN")
+    with pytest.raises(ConfigError, match="needs a token: set THE_TOKEN"):
+        VllmServerEngine(parts_for(server.url, tmp_path))
+
+
+def test_where_nobody_answers_the_address_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("THE_TOKEN", TOKEN)
+    with pytest.raises(ConfigError, match=r"rollout\.server\.url='http://127\.0\.0\.1:1'"):
+        VllmServerEngine(parts_for("http://127.0.0.1:1", tmp_path))
+
+
+def test_health_is_that_of_the_server_and_its_weights(make, server):
+    engine = make()
+    assert engine.health()
+    server.version = 12
+    assert not engine.health()
+    server.version = 0
+    server.close()
+    assert not engine.health()
+
+
+def test_closing_removes_the_weights(make, tmp_path):
+    engine = make()
+    engine.close()
+    assert not (tmp_path / "weights").exists()
+    assert not engine.health()
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"rollout\.server\.python='/nowhere/python' cannot be run"):
+        VllmServerEngine(parts_for(None, tmp_path, "rollout.server.python=/nowhere/python"))
+
+
+def test_a_server_that_ends_while_it_starts_shows_the_end_of_its_log(tmp_path):
+    here = f"rollout.server.python={sys.executable}"  # this environment has no vLLM
+    with pytest.raises(ConfigError, match="ended while it started") as error:
+        VllmServerEngine(parts_for(None, tmp_path, here))
+    assert "No module named" in str(error.value)
+
+
+def alive(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{number}/stat").read_text().split()[2]
+
+
+def test_stopping_a_server_ends_its_children_too(tmp_path):
+    spawn = (
+        "import subprocess, sys, time; c = subprocess.Popen(['sleep', '60']); print(c.pid, flush=True); time.sleep(60)"
+    )
+    process = ServerProcess([sys.executable, "-c", spawn], dict(os.environ), tmp_path / "log")
+    process.start()
+    while not (tmp_path / "log").read_text().strip():
+        time.sleep(0.05)
+    child = int((tmp_path / "log").read_text())
+    assert alive(child)
+    process.stop()
+    assert not process.alive
+    for _ in range(100):
+        if not alive(child):
+            break
+        time.sleep(0.05)
+    assert not alive(child)
+
+
+def test_a_server_of_ours_gets_the_token_by_its_environment_and_not_the_trainers_packages(make, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/trainer")
+    monkeypatch.setenv("RANK", "0")
+    engine = make()
+    environment = engine._environment("secret")
+    assert environment[TOKEN_VARIABLE] == "secret"
+    assert environment["PYTHONPATH"].endswith("vllm_plugin")
+    assert "RANK" not in environment
+    assert not any("secret" in word for word in engine._command(1, None))
+
+
+def test_settings_become_words_of_the_command_line():
+    words = command_line({"max_model_len": 64, "enforce_eager": True, "enable_prefix_caching": False, "revision": None})
+    assert words == ["--max-model-len", "64", "--enforce-eager", "--no-enable-prefix-caching"]
+    assert command_line({"additional_config": {"a": 0}}) == ["--additional-config", '{"a": 0}']

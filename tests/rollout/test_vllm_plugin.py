@@ -1,0 +1,193 @@
+"""The part inside the server: the token guards every route, and weights change only between requests."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hwgrpo.rollout.vllm_plugin import hwgrpo_vllm
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE, VERSION_HEADER, WEIGHTS_ROUTE, Guard
+
+TOKEN = "the-token"
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.broken = False
+
+    async def collective_rpc(self, method: str, args: tuple) -> None:
+        await asyncio.sleep(0.01)
+        if self.broken:
+            raise RuntimeError("a worker died")
+        self.done.append((method, *args))
+
+    async def reset_prefix_cache(self) -> None:
+        self.done.append("reset")
+
+
+class App:
+    """Answers every request; one to /v1/slow waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.state = SimpleNamespace(engine_client=Engine())
+        self.go = asyncio.Event()
+        self.seen: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(scope["path"])
+        if scope["path"] == "/v1/slow":
+            await self.go.wait()
+            self.state.engine_client.done.append("sampled")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.fixture
+def guard(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    app = App()
+    return Guard(app), app
+
+
+async def ask(guard, app, path: str, body: Any = None, token: str | None = TOKEN, method: str = "POST"):
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {token}".encode())] if token is not None else []
+    await guard({"type": "http", "path": path, "method": method, "headers": headers, "app": app}, receive, send)
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], headers, json.loads(sent[1]["body"])
+
+
+def order(version: int) -> dict[str, Any]:
+    return {"folder": f"/weights/{version}", "version": version, "adapter": False}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/metrics", WEIGHTS_ROUTE, "/collective_rpc"])
+@pytest.mark.parametrize("token", [None, "", "the-tokem", "the-token "])
+def test_no_route_answers_without_the_token(guard, path, token):
+    guard, app = guard
+    assert asyncio.run(ask(guard, app, path, {}, token))[0] == 401
+    assert app.seen == []
+    assert app.state.engine_client.done == []
+
+
+def test_with_the_token_requests_get_through(guard):
+    guard, app = guard
+    assert asyncio.run(ask(guard, app, "/health", method="GET"))[0] == 200
+    assert app.seen == ["/health"]
+
+
+def test_a_server_without_a_token_does_not_start(monkeypatch):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(ValueError, match=TOKEN_VARIABLE):
+        Guard(App())
+
+
+def test_answers_carry_the_version_of_the_weights(guard):
+    guard, app = guard
+
+    async def run():
+        before = await ask(guard, app, "/v1/completions")
+        await ask(guard, app, WEIGHTS_ROUTE, order(4))
+        return before, await ask(guard, app, "/v1/completions"), await ask(guard, app, WEIGHTS_ROUTE, method="GET")
+
+    before, after, told = asyncio.run(run())
+    assert before[1][VERSION_HEADER] == "-1"
+    assert after[1][VERSION_HEADER] == "4"
+    assert told[2] == {"version": 4}
+    assert app.state.engine_client.done == [("hwgrpo_load_weights", "/weights/4"), "reset"]
+
+
+def test_weights_wait_for_requests_and_requests_for_weights(guard):
+    guard, app = guard
+
+    async def run():
+        slow = asyncio.create_task(ask(guard, app, "/v1/slow"))
+        await asyncio.sleep(0.01)
+        update = asyncio.create_task(ask(guard, app, WEIGHTS_ROUTE, order(5)))
+        await asyncio.sleep(0.01)
+        late = asyncio.create_task(ask(guard, app, "/v1/late"))
+        await asyncio.sleep(0.05)
+        assert app.seen == ["/v1/slow"], "a request that comes during an update waits"
+        assert app.state.engine_client.done == [], "an update waits for what is running"
+        app.go.set()
+        return await asyncio.gather(slow, update, late)
+
+    slow, update, late = asyncio.run(run())
+    assert slow[1][VERSION_HEADER] == "-1"
+    assert update[0] == 200
+    assert late[1][VERSION_HEADER] == "5"
+    assert app.state.engine_client.done == ["sampled", ("hwgrpo_load_weights", "/weights/5"), "reset"]
+
+
+def test_weights_that_could_not_be_taken_leave_no_version(guard):
+    guard, app = guard
+
+    async def run():
+        await ask(guard, app, WEIGHTS_ROUTE, order(1))
+        app.state.engine_client.broken = True
+        failed = await ask(guard, app, WEIGHTS_ROUTE, order(2))
+        return failed, await ask(guard, app, "/v1/completions")
+
+    failed, answer = asyncio.run(run())
+    assert failed[0] == 500
+    assert "a worker died" in failed[2]["error"]
+    assert answer[1][VERSION_HEADER] == "-1"
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], {"folder": "x"}, {"folder": "x", "version": "new", "adapter": False}, "x" * 70000]
+)
+def test_an_order_that_is_none_is_refused(guard, body):
+    guard, app = guard
+    assert asyncio.run(ask(guard, app, WEIGHTS_ROUTE, body))[0] == 400
+    assert app.state.engine_client.done == []
+
+
+class Packed(torch.nn.Module):
+    """A layer that multiplies with a packed copy of its weight, as vLLM's do on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.quant_method = self
+        self.process_weights_after_loading(self)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        packed = layer.weight.detach().clone()
+        layer.cpu_linear = lambda: packed
+
+
+def test_loading_packs_a_tied_head_anew_and_reads_every_file(tmp_path):
+    head = Packed()
+    save_file({"a": torch.ones(2)}, tmp_path / "00000.safetensors")
+    save_file({"b": torch.full((2,), 3.0)}, tmp_path / "00001.safetensors")
+
+    def reload_weights(weights_iterator) -> None:
+        for _, tensor in weights_iterator:
+            head.weight.data.add_(tensor)
+
+    runner = SimpleNamespace(reload_weights=reload_weights, get_model=lambda: torch.nn.Sequential(head))
+    worker: Any = SimpleNamespace(device=torch.device("cpu"), model_runner=runner)
+    hwgrpo_vllm.WorkerExtension.hwgrpo_load_weights(worker, str(tmp_path))
+    assert head.cpu_linear().tolist() == [4.0, 4.0]
+
+
+def test_where_weights_are_reformatted_loading_asks_first():
+    def refuse() -> None:
+        raise ValueError("set VLLM_ASCEND_ENABLE_NZ=0")
+
+    worker = SimpleNamespace(_check_nz_disabled=refuse)
+    with pytest.raises(ValueError, match="VLLM_ASCEND_ENABLE_NZ=0"):
+        hwgrpo_vllm.load_weights(worker, [])

@@ -1,0 +1,246 @@
+"""What an engine on vLLM does, beside the local engine on the same policy; run where vLLM is, by vllm_environment.py.
+
+python vllm_worker.py ENGINE RESULT.json
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from hwgrpo_backends.cpu import BACKEND
+
+from hwgrpo.config import load_config
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.rollout import ENGINES
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.makers import local
+from hwgrpo.rollout.parts import EngineParts
+from hwgrpo.rollout.sampling import filter_logits
+from hwgrpo.rollout.weights import ModuleWeights
+from hwgrpo.training.components import load_policy, prepare_process
+from hwgrpo.values import Completions, Prompt, PromptBatch
+
+UPDATES = 5
+DRAWS = 4000
+GREEDY = Sampling(n=2, max_response_tokens=12, greedy=True)
+DRAWN = Sampling(n=8, max_response_tokens=6, seed=3)
+TEXTS = ("sort 312=", "sort 9=", "1", "sort 55142=", "a longer prompt. " * 5 + "sort 421=", "ab" * 40)
+"""Prompts of one block of keys and values, and of several."""
+
+
+class Forgetful(ModuleWeights):
+    """The weights of the policy; those of an earlier time where it forgets."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._seen: dict[str, torch.Tensor] = {}
+        self.forgets = False
+
+    def whole(self) -> Any:
+        if not self.forgets:
+            self._seen = {name: tensor.clone() for name, tensor in super().whole()}
+        return iter(self._seen.items())
+
+
+def parts_of(kind: str, output: str, *overrides: str) -> EngineParts:
+    """Return what an engine of a warm-started tiny model is made from."""
+    words = [
+        "model.path=builtin://tiny?task=sort&head=32&layers=2&steps=60&batch=64",
+        "data.train=task://sort",
+        "data.max_prompt_tokens=100",
+        "rollout.max_response_tokens=16",
+        "reward.functions=[exact_match]",
+        "trainer.threads=1",
+        f"trainer.output_dir={output}",
+        f"rollout.engine={kind}",
+        "rollout.engine_kwargs={block_size: 32}",
+        "rollout.kv_cache_gb=0.5",
+        *overrides,
+    ]
+    config = load_config(None, words)
+    device = prepare_process(config, BACKEND, 0, 1)
+    tokenizer = load_tokenizer(config.model)
+    model = load_policy(config, device, tokenizer).model
+    return EngineParts(config, model, Forgetful(model), tokenizer, device, torch.float32)
+
+
+def prompts(tokenizer: Any, *texts: str) -> PromptBatch:
+    """Return prompts of the given texts."""
+    made = [
+        Prompt(uid=f"{i}:{text}", text=text, token_ids=tuple(tokenizer(text).input_ids), ground_truth=None, columns={})
+        for i, text in enumerate(texts)
+    ]
+    return PromptBatch(tuple(made))
+
+
+def apart(one: Completions, other: Completions) -> dict[str, Any]:
+    """Say in what two sets of completions differ."""
+    same = one.tokens.tolist() == other.tokens.tolist() and one.offsets.tolist() == other.offsets.tolist()
+    gap = float((one.logprobs - other.logprobs).abs().max()) if same else None
+    finished = one.finished.tolist() == other.finished.tolist()
+    return {"tokens": same, "logprobs": gap, "texts": one.texts == other.texts, "finished": finished}
+
+
+@torch.no_grad()
+def change(model: torch.nn.Module, seed: int) -> None:
+    """Change every trainable weight, by about as much as a few hundred steps of training do."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise * (0.1 * parameter.std() + 0.02 if parameter.ndim > 1 else 0.05))
+
+
+def updates(parts: EngineParts, engine: Any) -> list[dict[str, Any]]:
+    """Change the policy again and again; compare with the local engine after every update."""
+    found = []
+    mine, batch = local(parts), prompts(parts.tokenizer, *TEXTS)
+    before = None
+    for version in range(1, UPDATES + 1):
+        change(parts.model, version)
+        engine.update_weights(version)
+        theirs, ours = engine.generate(batch, GREEDY), mine.generate(batch, GREEDY)
+        row = apart(theirs, ours) | {"version": theirs.weight_version}
+        row["changed"] = before != ours.tokens.tolist()
+        before = ours.tokens.tolist()
+        found.append(row)
+    return found
+
+
+def forgotten(parts: EngineParts, engine: Any, version: int) -> dict[str, Any]:
+    """Compare after an update that the engine does not get to see."""
+    parts.weights.forgets = True  # pyright: ignore[reportAttributeAccessIssue]
+    change(parts.model, 99)
+    engine.update_weights(version)
+    batch = prompts(parts.tokenizer, *TEXTS)
+    row = apart(engine.generate(batch, GREEDY), local(parts).generate(batch, GREEDY))
+    parts.weights.forgets = False  # pyright: ignore[reportAttributeAccessIssue]
+    engine.update_weights(version + 1)
+    return row
+
+
+def stops(parts: EngineParts, engine: Any) -> list[dict[str, Any]]:
+    """Compare how responses end and read."""
+    batch = prompts(parts.tokenizer, *TEXTS)
+    mine, found = local(parts), []
+    free = mine.generate(batch, GREEDY)
+    texts = [text for text in free.texts if len(text) > 3]
+    ids = [int(token) for token in free.tokens.unique()[:2]]
+    for settings in ({"stop": (texts[0][1:3],)}, {"stop": (texts[-1][2], texts[0][1])}, {"stop_token_ids": tuple(ids)}):
+        sampling = replace(GREEDY, **settings)
+        ours = mine.generate(batch, sampling)
+        row = apart(engine.generate(batch, sampling), ours)
+        found.append(row | {"shorter": len(ours.tokens) < len(free.tokens), "ended": int(ours.finished.sum())})
+    return found
+
+
+@torch.no_grad()
+def first_tokens(parts: EngineParts, engine: Any, **filters: Any) -> dict[str, Any]:
+    """Draw many first tokens; return counts, and probabilities as the model has them."""
+    batch = prompts(parts.tokenizer, TEXTS[0])
+    sampling = Sampling(n=DRAWS, max_response_tokens=1, seed=5, **filters)
+    drawn = engine.generate(batch, sampling)
+    logits = parts.model(input_ids=torch.tensor([batch.prompts[0].token_ids])).logits[:, -1].float()
+    logits = logits / sampling.temperature
+    kept = filter_logits(logits, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    expected = kept.log_softmax(-1)[0]
+    counts = torch.bincount(drawn.tokens, minlength=len(expected))
+    return {
+        "counts": counts.tolist(),
+        "probabilities": expected.exp().tolist(),
+        "logprobs": float((drawn.logprobs - expected[drawn.tokens]).abs().max()),
+    }
+
+
+def repeats(parts: EngineParts, engine: Any) -> dict[str, bool]:
+    """Draw again with the same seed, in another order, and with another seed."""
+    batch = prompts(parts.tokenizer, *TEXTS)
+    first = engine.generate(batch, DRAWN)
+    again = engine.generate(batch, DRAWN)
+    alone = engine.generate(PromptBatch(batch.prompts[3:4]), DRAWN)
+    other = engine.generate(batch, replace(DRAWN, seed=4))
+    group = slice(3 * DRAWN.n, 4 * DRAWN.n)
+    return {
+        "same": first.tokens.tolist() == again.tokens.tolist(),
+        "alone": first.texts[group] == alone.texts,
+        "other": first.tokens.tolist() == other.tokens.tolist(),
+        "distinct": len(set(first.texts[group])) > 1,
+    }
+
+
+def failures(parts: EngineParts, engine: Any, version: int) -> dict[str, str]:
+    """Return the messages of what cannot be answered; afterwards the engine works as before."""
+    told = {}
+    batch = prompts(parts.tokenizer, TEXTS[0])
+    try:
+        engine.generate(batch, replace(GREEDY, max_response_tokens=5000))
+    except ConfigError as error:
+        told["too long"] = str(error)
+    saved = parts.model.model.norm.weight.detach().clone()
+    parts.model.model.norm.weight.data.fill_(float("nan"))
+    engine.update_weights(version)
+    try:
+        engine.generate(batch, replace(DRAWN, n=2))
+    except RunError as error:
+        told["nan"] = str(error)
+    parts.model.model.norm.weight.data.copy_(saved)
+    engine.update_weights(version + 1)
+    told["after"] = json.dumps(apart(engine.generate(batch, GREEDY), local(parts).generate(batch, GREEDY)))
+    return told
+
+
+def adapters(kind: str, output: str) -> list[dict[str, Any]]:
+    """Compare after updates of an adapter alone."""
+    parts = parts_of(kind, output, "model.lora.rank=4")
+    parts = replace(parts, weights=ModuleWeights(parts.model))
+    engine = ENGINES.load(kind)(parts)
+    try:
+        return updates(parts, engine)
+    finally:
+        engine.close()
+
+
+def main(kind: str, result: str) -> None:
+    """Collect everything and write it down."""
+    with tempfile.TemporaryDirectory() as output:
+        parts = parts_of(kind, output)
+        torch.manual_seed(1)
+        random.seed(1)
+        before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
+        engine = ENGINES.load(kind)(parts)
+        after = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
+        batch = prompts(parts.tokenizer, *TEXTS)
+        found: dict[str, Any] = {
+            "undisturbed": torch.equal(before[0], after[0]) and before[1:] == after[1:],
+            "notes": list(engine.notes),
+            "at the start": apart(engine.generate(batch, GREEDY), local(parts).generate(batch, GREEDY)),
+            "updates": updates(parts, engine),
+            "forgotten": forgotten(parts, engine, UPDATES + 1),
+            "stops": stops(parts, engine),
+            "plain": first_tokens(parts, engine),
+            "filtered": first_tokens(parts, engine, temperature=0.7, top_k=5, top_p=0.9),
+            "repeats": repeats(parts, engine),
+            "drawn": engine.generate(batch, DRAWN).tokens.tolist(),
+            "failures": failures(parts, engine, UPDATES + 3),
+            "metrics": dict(engine.metrics),
+        }
+        engine.sleep()
+        found["asleep"] = engine.health()
+        engine.wake()
+        found["awake"] = apart(engine.generate(batch, GREEDY), local(parts).generate(batch, GREEDY))
+        engine.close()
+        found["closed"] = engine.health()
+        found["adapters"] = adapters(kind, output)
+    Path(result).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,118 @@
+"""Runs of the tiny recipe with responses by vLLM: they learn as with the local engine, over a dead server too."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import vllm_environment
+
+pytestmark = pytest.mark.slow
+
+STEPS = 6
+RUN = (
+    "-m",
+    "hwgrpo",
+    "train",
+    "tiny_sort",
+    "model.path=builtin://tiny?task=sort&head=32",
+    f"trainer.max_steps={STEPS}",
+    "optim.schedule=constant",
+    "trainer.validation_n=0",
+    "data.validation_max_rows=64",
+    "observe.progress=none",
+    "rollout.engine_kwargs={block_size: 32}",
+    "rollout.kv_cache_gb=0.5",
+)
+
+
+def steps(folder: Path) -> list[dict]:
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [line for line in lines if "critic/rewards/mean" in line]
+
+
+def assert_learned_on_its_own_weights(found: list[dict]) -> None:
+    assert [line["step"] for line in found] == list(range(1, STEPS + 1))
+    for line in found:
+        # the trainer's log-probs of what vLLM sampled are vLLM's own
+        assert abs(line["rollout_corr/kl"]) < 1e-5
+        assert line["rollout_corr/rollout_is_eff_sample_size"] > 0.999
+    rewards = [line["critic/rewards/mean"] for line in found]
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.15
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("local")
+    words = [word for word in RUN if not word.startswith(("rollout.engine_kwargs", "rollout.kv_cache"))]
+    done = vllm_environment.run_there(*words, f"trainer.output_dir={folder}")
+    assert done.returncode == 0, done.stderr[-4000:]
+    return steps(folder)
+
+
+def assert_like(found: list[dict], local: list[dict]) -> None:
+    """Compare what two ways of drawing the same distribution share: 512 samples a step, so 0.02 of noise."""
+    for mine, theirs in zip(found[:2], local[:2], strict=True):
+        assert abs(mine["critic/rewards/mean"] - theirs["critic/rewards/mean"]) < 0.12
+
+
+def test_a_run_with_vllm_in_its_process_learns_as_with_the_local_engine(local, tmp_path: Path):
+    done = vllm_environment.run_there(*RUN, "rollout.engine=vllm", f"trainer.output_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = steps(tmp_path)
+    assert_learned_on_its_own_weights(found)
+    assert_like(found, local)
+
+
+def servers_of(parent: int) -> list[int]:
+    """Return the processes that `parent` started as rollout servers."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = status.read_text().rpartition(")")[2].split()
+            command = (status.parent / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(words[1]) == parent and b"api_server" in command:
+            found.append(int(status.parent.name))
+    return found
+
+
+def wait_for(condition, seconds: float, process: subprocess.Popen) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the run has ended"
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_run_goes_on_when_its_server_is_killed(local, tmp_path: Path):
+    before = set(Path("/dev/shm").glob("hwgrpo-weights-*"))
+    words = [*RUN, "rollout.engine=vllm_server", f"trainer.output_dir={tmp_path}"]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(
+            [vllm_environment.vllm_python(), *words],
+            cwd=vllm_environment.ROOT,
+            env=vllm_environment.environment(),
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            wait_for(lambda: len(steps(tmp_path)) >= 2, 900, process)
+            (server,) = servers_of(process.pid)
+            os.killpg(server, signal.SIGKILL)
+            assert process.wait(900) == 0, (tmp_path / "said").read_text()[-4000:]
+        finally:
+            process.kill()
+            process.wait()
+    found = steps(tmp_path)
+    assert_learned_on_its_own_weights(found)
+    assert_like(found, local)
+    assert found[-1]["rollout/server_restarts"] == 1
+    assert "Bearer" not in (tmp_path / "rollout-server.log").read_text()
+    assert set(Path("/dev/shm").glob("hwgrpo-weights-*")) <= before, "weights on their way are removed"
+    assert not Path(f"/proc/{server}").exists()
