@@ -13,6 +13,7 @@ recurrences of state-space layers are left out, as is usual.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 
 from hwgrpo.training.micro_batch import MicroBatch
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.sharded import whole_shape
 
 FORWARD, BACKWARD, WEIGHT = 2, 2, 2
 """FLOPs per weight and token: its product, the gradient of its input, and its own gradient."""
@@ -51,7 +53,7 @@ class TrainingWork:
 
 
 def training_work(policy: PolicyModel) -> TrainingWork | None:
-    """Count a policy's work from its parameters, which are not in shards yet.
+    """Count a policy's work from its parameters, which may be in shards.
 
     Returns:
         None where a mixture of experts does not say how many it has and a token meets, so that the share is not known.
@@ -62,7 +64,8 @@ def training_work(policy: PolicyModel) -> TrainingWork | None:
     embeddings = {id(m.weight) for m in policy.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
     per_token = 0.0
     for name, parameter in policy.named_parameters():
-        if parameter.ndim < 2 or id(parameter) in embeddings:
+        shape = whole_shape(parameter)
+        if len(shape) < 2 or id(parameter) in embeddings:
             continue
         share = 1.0
         if ".experts." in name:
@@ -70,9 +73,10 @@ def training_work(policy: PolicyModel) -> TrainingWork | None:
             if experts is None or met is None:
                 return None
             share = met / experts
-        per_token += share * parameter.numel() * _per_weight(parameter)
-    rows = policy.head.weight(head).numel()
-    return TrainingWork(per_token, rows * _per_weight(head.weight), _attention(text))
+        per_token += share * math.prod(shape) * _per_weight(parameter)
+    vocab, hidden = whole_shape(head.weight)
+    rows = min(vocab, policy.head.vocab or vocab)
+    return TrainingWork(per_token, rows * hidden * _per_weight(head.weight), _attention(text))
 
 
 def _per_weight(parameter: torch.Tensor) -> int:
