@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,7 +22,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.strategies.deepspeed_config import deepspeed_config, with_precision
-from hwgrpo.training.strategies.deepspeed_needs import check_needs, quietly, silence_expected
+from hwgrpo.training.strategies.deepspeed_needs import check_needs, compile_note, quietly, silence_expected
 from hwgrpo.training.strategies.pieces import MOMENTS, Piece, moments_of
 from hwgrpo.training.strategies.processes import Processes
 from hwgrpo.training.strategies.zero_parts import Cut, Flattened, Parts
@@ -46,6 +47,9 @@ class Deepspeed(Processes):
                         f"trainer.deepspeed.{key}=true: on a CPU all of it is in host memory already; leave it out"
                     )
         check_needs(self.device)
+        # The device is chosen already; DeepSpeed, which other packages import as well, would look for one of its own.
+        os.environ.setdefault("DS_ACCELERATOR", self.device.type)
+        os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))
         self._merged = deepspeed_config(config)
 
     def wrap(self, policy: PolicyModel, config: Config) -> None:
@@ -78,9 +82,9 @@ class Deepspeed(Processes):
 
     def _started(self, policy: PolicyModel, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Hand a policy to DeepSpeed; return its engine."""
-        # The device is chosen already; DeepSpeed would look for one of its own.
-        os.environ.setdefault("DS_ACCELERATOR", self.device.type)
-        os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))
+        note = compile_note(self.device)
+        if note is not None and self.rank == 0:
+            print(f"hwgrpo: {note}", file=sys.stderr)
         with quietly():
             self._deepspeed: Any = importlib.import_module("deepspeed")
             silence_expected()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from packaging.version import Version
+from torch.utils.cpp_extension import get_default_build_root
 
 from hwgrpo.errors import ConfigError
 
@@ -72,6 +73,17 @@ def _find_ninja() -> bool:
         return False
     os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH"))))
     return True
+
+
+def compile_note(device: torch.device) -> str | None:
+    """Say that DeepSpeed will compile a part of itself, where it has not done so yet; None where it need not."""
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    if device.type != "cpu" or any(root.glob("**/deepspeed_shm_comm.so")):
+        return None
+    return (
+        f"DeepSpeed compiles a part of itself into {root}, once; it takes a minute or more. Should it never end, a start "
+        "before this one was killed there: remove that folder"
+    )
 
 
 def silence_expected() -> None:
