@@ -81,8 +81,8 @@ def compile_note(device: torch.device) -> str | None:
     if device.type != "cpu" or any(root.glob("**/deepspeed_shm_comm.so")):
         return None
     return (
-        f"DeepSpeed compiles a part of itself into {root}, once; it takes a minute or more. Should it never end, a start "
-        "before this one was killed there: remove that folder"
+        f"DeepSpeed compiles a part of itself into {root}, once; it takes a minute or more. Should it never end, "
+        "a start before this one was killed there: remove that folder"
     )
 
 
