@@ -150,7 +150,7 @@ def _described(word: str) -> Chip:
     if not (name and min(flops, bandwidth, memory) > 0 and max(flops, bandwidth, memory) < math.inf):
         raise ConfigError(f"--chip {word!r}: give name=TFLOP/s,GB/s,GiB, three numbers above 0, as mine=989,3350,80")
     names: tuple[str, ...] = ("bfloat16", "float16", "float32")
-    rates = dict.fromkeys(names, flops * T)
+    rates: dict[str, float] = dict.fromkeys(names, flops * T)
     return Chip(arch="", name=name, flops=rates, bandwidth=bandwidth * 1e9, source="--chip", memory=memory * GIB)
 
 

@@ -315,6 +315,20 @@ class Fsdp2Config:
 
 
 @dataclass
+class DeepspeedConfig:
+    stage: int = limited(2, at_least=1, at_most=3)
+    """What is cut over the ranks (ZeRO). 1: AdamW's moments; 2: gradients too; 3: weights too, which are gathered a
+    module at a time when a pass needs them."""
+    offload_optimizer: bool = False
+    """Keep fp32 masters and AdamW's moments in host memory, where the update then runs."""
+    offload_parameters: bool = False
+    """Keep the weights in host memory too, until a pass needs them; stage 3 only."""
+    config: str | None = None
+    """JSON file in DeepSpeed's format with what there is no setting for here: bucket sizes, prefetching, profilers.
+    What contradicts the settings of the run is refused."""
+
+
+@dataclass
 class TrainerConfig:
     output_dir: str = "runs/default"
     """Folder for checkpoints, logs, the resolved config and the final model."""
@@ -335,9 +349,11 @@ class TrainerConfig:
     """Seed of the data order, of sampling and of new adapter weights."""
     strategy: str = choice("auto", lambda: ("auto", *training.STRATEGIES.names()))
     """How one policy is trained by one process per device. `single`: one process. `ddp`: each has all of it, gradients
-    are averaged. `fsdp2`: weights, gradients and moments are cut over all (fully_shard). auto: ddp where a launcher
-    started several processes (torchrun), else single."""
+    are averaged. `fsdp2`: weights, gradients and moments are cut over all (fully_shard). `deepspeed`: the same by
+    DeepSpeed, in stages; an optional package: pip install "hwgrpo[deepspeed]". auto: ddp where a launcher started
+    several processes (torchrun), else single."""
     fsdp2: Fsdp2Config = field(default_factory=Fsdp2Config)
+    deepspeed: DeepspeedConfig = field(default_factory=DeepspeedConfig)
     resume: str = "auto"
     """auto continues from the newest checkpoint in output_dir; never starts over (and refuses a used folder);
     else the folder of a checkpoint."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.fields import Limits
-from hwgrpo.config.schema import Config, LoraConfig, RolloutConfig, RolloutServerConfig
+from hwgrpo.config.schema import Config, DeepspeedConfig, LoraConfig, RolloutConfig, RolloutServerConfig
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest
 from hwgrpo.paths import did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
@@ -33,6 +33,7 @@ def check_config(config: Config, *, data_may_be_missing: bool = False) -> None:
         raise ConfigError(missing[0])
     _check_contradictions(config)
     _check_rollout(config)
+    _check_deepspeed(config)
 
 
 def check_world_size(config: Config, world_size: int) -> None:
@@ -191,6 +192,10 @@ def _check_files(config: Config) -> None:
     if adapter and not Path(adapter).expanduser().is_dir():
         hint = did_you_mean(Path(adapter).expanduser(), Path.is_dir)
         raise ConfigError(f"model.lora.adapter={adapter!r}: there is no such folder.{hint}")
+    settings = config.trainer.deepspeed.config
+    if settings and not Path(settings).expanduser().is_file():
+        hint = did_you_mean(Path(settings).expanduser(), Path.is_file)
+        raise ConfigError(f"trainer.deepspeed.config={settings!r}: there is no such file.{hint}")
     template = config.model.chat_template
     if template and not Path(template).expanduser().is_file():
         hint = did_you_mean(Path(template).expanduser(), Path.is_file)
@@ -329,3 +334,24 @@ def _check_server(rollout: RolloutConfig) -> None:
             )
     if server.url is not None and not server.url.startswith(("http://", "https://")):
         raise ConfigError(f"rollout.server.url={server.url!r} must begin with http:// or https://")
+
+
+def _check_deepspeed(config: Config) -> None:
+    from hwgrpo.training.strategies.deepspeed_config import deepspeed_config
+
+    settings, fresh = config.trainer.deepspeed, DeepspeedConfig()
+    if config.trainer.strategy != "deepspeed":
+        for field in dataclasses.fields(settings):
+            value = getattr(settings, field.name)
+            if value != getattr(fresh, field.name):
+                raise ConfigError(
+                    f"trainer.deepspeed.{field.name}={value!r} has no effect with trainer.strategy="
+                    f"{config.trainer.strategy!r}; set trainer.strategy=deepspeed, or leave it out"
+                )
+        return
+    if settings.offload_parameters and settings.stage != 3:
+        raise ConfigError(
+            f"trainer.deepspeed.offload_parameters=true with trainer.deepspeed.stage={settings.stage}: only stage 3 "
+            "cuts weights and can keep them elsewhere; set trainer.deepspeed.stage=3, or leave it out"
+        )
+    deepspeed_config(config)

@@ -17,5 +17,6 @@ STRATEGIES = Registry(
         "single": "hwgrpo.training.strategies.single:Single",
         "ddp": "hwgrpo.training.strategies.ddp:Ddp",
         "fsdp2": "hwgrpo.training.strategies.fsdp2:Fsdp2",
+        "deepspeed": "hwgrpo.training.strategies.deepspeed:Deepspeed",
     },
 )

@@ -81,6 +81,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         config.model.path
     )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
     strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
+    strategy.prepare(config)
     output = Path(t.output_dir)
     checkpoint, notes = find_checkpoint(config, output)
 
@@ -112,6 +113,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     if obstacle:
         notes.append(obstacle)
     reference = build_reference(policy, config)
+    trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     apart = None
     if needs_replica(config, strategy.shards):
         apart = Apart(make_replica(config, policy), lambda: strategy.whole(trainable_only=True))
@@ -151,7 +153,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         for folder in checkpoints.begin_after(output / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {folder}")
         if start < total_steps or start == 0:
-            _describe(output, config, device, total_steps, fused)
+            _describe(output, config, device, total_steps, fused, strategy)
     observer.resume_from(start)
     for note in (*notes, *engine.notes):
         observer.note(note)
@@ -163,7 +165,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
             )
     observer.note(
         f"{device.name} ({device.backend.name}, {str(policy.compute_dtype).removeprefix('torch.')}), "
-        f"{sum(p.numel() for p in policy.parameters() if p.requires_grad):,} trainable parameters, "
+        f"{trainable:,} trainable parameters, "
         f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 
@@ -246,7 +248,7 @@ def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
     return TokenBudget(micro_batch_tokens(config, device.torch_device), least=least, device=device, folder=output)
 
 
-def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused) -> None:
+def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy) -> None:
     """Write what the run is: its settings, and the machine, versions and variables it runs on."""
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
@@ -264,6 +266,7 @@ def _describe(output: Path, config: Config, device: Device, total_steps: int, fu
         "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.passed_over)},
         "fused_modules": fused.record,
         "total_steps": total_steps,
+        **strategy.record,
     }
     (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")
 

@@ -13,6 +13,7 @@ recurrences of state-space layers are left out, as is usual.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import nn
 
 from hwgrpo.training.micro_batch import MicroBatch
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.sharded import whole_shape
 
 FORWARD, BACKWARD, WEIGHT = 2, 2, 2
 """FLOPs per weight and token: its product, the gradient of its input, and its own gradient."""
@@ -51,17 +53,17 @@ class TrainingWork:
 
 
 def training_work(policy: PolicyModel) -> TrainingWork | None:
-    """Count a policy's work from its parameters, which are not in shards yet; see `model_work`."""
-    return model_work(policy.base, policy, policy.head.weight(policy.base.get_output_embeddings()))
+    """Count a policy's work from its parameters, which may be in shards; see `model_work`."""
+    return model_work(policy.base, policy, policy.head.vocab)
 
 
-def model_work(base: Any, module: nn.Module, head_weight: torch.Tensor) -> TrainingWork | None:
-    """Count the work of a model, which may be on the meta device.
+def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> TrainingWork | None:
+    """Count the work of a model, whose parameters may be in shards or on the meta device.
 
     Args:
         base: the transformers causal LM.
         module: what holds its parameters, adapters included.
-        head_weight: [V, H].
+        vocab: rows of the LM head that have logits; None: all.
 
     Returns:
         None where a mixture of experts does not say how many it has and a token meets, so that the share is not known.
@@ -71,7 +73,8 @@ def model_work(base: Any, module: nn.Module, head_weight: torch.Tensor) -> Train
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
     per_token = 0.0
     for name, parameter in module.named_parameters():
-        if parameter.ndim < 2 or id(parameter) in embeddings:
+        shape = whole_shape(parameter)
+        if len(shape) < 2 or id(parameter) in embeddings:
             continue
         share = 1.0
         if ".experts." in name:
@@ -79,8 +82,9 @@ def model_work(base: Any, module: nn.Module, head_weight: torch.Tensor) -> Train
             if experts is None or met is None:
                 return None
             share = met / experts
-        per_token += share * parameter.numel() * _per_weight(parameter)
-    return TrainingWork(per_token, head_weight.numel() * _per_weight(head.weight), _attention(text))
+        per_token += share * math.prod(shape) * _per_weight(parameter)
+    rows, hidden = whole_shape(head.weight)
+    return TrainingWork(per_token, min(rows, vocab or rows) * hidden * _per_weight(head.weight), _attention(text))
 
 
 def _per_weight(parameter: torch.Tensor) -> int:

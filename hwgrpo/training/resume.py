@@ -135,7 +135,8 @@ def restore(
     Returns:
         Notes on what could not be put back as it was.
     """
-    checkpoints.restore(checkpoint, strategy.pieces(), checkpoints.trainable_shapes(update.policy.model))
+    pieces = strategy.pieces()
+    checkpoints.restore(checkpoint, pieces, {piece.name: piece.shape for piece in pieces})
     strategy.pieces_written()
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])

@@ -50,7 +50,7 @@ def forward_work(config: ModelConfig, settings: PreTrainedConfig) -> TrainingWor
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
     model.requires_grad_(False)
-    return model_work(model, model, model.get_output_embeddings().weight)
+    return model_work(model, model)
 
 
 @dataclass(frozen=True)

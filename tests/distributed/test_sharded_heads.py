@@ -1,45 +1,31 @@
 """A policy whose weights are cut over two ranks, head and all, trains as in one process; what cannot be is refused."""
 
-import os
-import shutil
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
+from deepspeed_package import with_deepspeed
 from launch import ROOT, torchrun
 from sharded_cases import FSDP_CASES, ZERO_CASES, Case, Found, assert_same, load, micro_batches, objective_of, policy_of
 from torch.utils.checkpoint import checkpoint
-from wheels import fetched
-
-DEEPSPEED = (
-    *("deepspeed", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo"),
-    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
-)
 
 
 @pytest.fixture(scope="module")
 def fsdp(tmp_path_factory) -> list[Found]:
     """What each rank found with FSDP2, from one start of both."""
-    return run("fsdp_worker.py", tmp_path_factory.mktemp("fsdp"))
+    return run(torchrun, "fsdp_worker.py", tmp_path_factory.mktemp("fsdp"))
 
 
 @pytest.fixture(scope="module")
 def zero(tmp_path_factory) -> list[Found]:
     """What each rank found with DeepSpeed ZeRO-3, from one start of both."""
-    if shutil.which("c++") is None:
-        raise RuntimeError("DeepSpeed compiles a part of itself as it starts: install g++ (apt-get install g++)")
-    folder = fetched("deepspeed", DEEPSPEED)
-    return run(
-        "zero_worker.py",
-        tmp_path_factory.mktemp("zero"),
-        folder,
-        PATH=os.pathsep.join([str(folder / "bin"), os.environ["PATH"]]),
-        TORCH_EXTENSIONS_DIR=str(folder / "compiled"),
-    )
+    return run(with_deepspeed, "zero_worker.py", tmp_path_factory.mktemp("zero"))
 
 
-def run(worker: str, out: Path, *packages: Path, **extra: str) -> list[Found]:
-    done = torchrun(2, str(ROOT / "tests/support" / worker), str(out), packages=packages, **extra)
+def run(launch: Callable[..., CompletedProcess[str]], worker: str, out: Path) -> list[Found]:
+    done = launch(2, str(ROOT / "tests/support" / worker), str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     return load(out)
 

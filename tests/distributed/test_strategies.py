@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed_package import with_deepspeed
 from launch import ROOT, torchrun
 from safetensors.torch import load_file
 from strategy_worker import CASES, run_update
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.strategies.ddp import Ddp
+from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single
 
@@ -17,7 +19,13 @@ WAYS = {
     "ddp": ["ddp"],
     "fsdp2": ["fsdp2"],
     "fsdp2, weights kept": ["fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
+    "ddp, bf16": ["ddp", "model.dtype=bfloat16"],
+    "fsdp2, bf16": ["fsdp2", "model.dtype=bfloat16"],
 }
+ZERO = ["trainer.strategy=deepspeed", f"trainer.deepspeed.config={ROOT}/tests/support/deepspeed.json"]
+WAYS |= {f"zero-{stage}": ["deepspeed", *ZERO, f"trainer.deepspeed.stage={stage}"] for stage in (1, 2, 3)}
+WAYS |= {f"{way}, bf16": [*WAYS[way], "model.dtype=bfloat16"] for way in ("zero-1", "zero-2", "zero-3")}
+WAYS["zero-3, small weights kept"] = [word for word in WAYS["zero-3"] if ".config=" not in word]
 Results = dict[str, dict[str, torch.Tensor]]
 
 
@@ -36,7 +44,8 @@ def found(tmp_path_factory):
         if (way, ranks) not in known:
             out = tmp_path_factory.mktemp("out")
             strategy, *words = WAYS[way]
-            done = torchrun(ranks, str(ROOT / "tests/support/strategy_worker.py"), strategy, str(out), *words)
+            launch = with_deepspeed if strategy == "deepspeed" else torchrun
+            done = launch(ranks, str(ROOT / "tests/support/strategy_worker.py"), strategy, str(out), *words)
             assert done.returncode == 0, done.stderr[-3000:]
             known[way, ranks] = {case: load_file(out / f"{case}.safetensors") for case in CASES}
         return known[way, ranks]
@@ -44,20 +53,40 @@ def found(tmp_path_factory):
     return of
 
 
+ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("way", "ranks"),
-    [("ddp", 2), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 4), ("fsdp2, weights kept", 2)],
+    [
+        *[("ddp", 2), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 4), ("fsdp2, weights kept", 2)],
+        *[pytest.param(*run, marks=pytest.mark.slow) for run in (*ZERO_RUNS, ("zero-3, small weights kept", 2))],
+    ],
 )
 def test_an_update_on_several_ranks_is_that_of_one(way: str, ranks: int, case: str, alone: Results, found):
     several, one = found(way, ranks)[case], alone[case]
-    assert several.keys() == one.keys()
     assert {"loss", "norm", "scored"} < one.keys()
     assert float(one["clipped_norm"]) == pytest.approx(0.1 * float(one["norm"]), rel=1e-3)
-    for name, expected in one.items():
-        assert several[name].shape == expected.shape, name
-        error = (several[name].double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12)
-        assert error < 1e-5, f"{name}: {error:.2e}"
+    assert_close(several, one, 1e-5)
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, true in expected.items():
+        assert found[name].shape == true.shape, name
+        error = (found[name].double() - true.double()).norm() / true.double().norm().clamp_min(1e-12)
+        assert error < tolerance, f"{name}: {error:.2e}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("way", "like"), [("zero-1, bf16", "ddp, bf16"), ("zero-2, bf16", "ddp, bf16"), ("zero-3, bf16", "fsdp2, bf16")]
+)
+def test_in_bf16_zero_keeps_weights_as_the_strategy_does_that_keeps_as_much(way: str, like: str, case: str, found):
+    """Whole and fp32 on every rank as ddp has them, or in shards that are gathered in bf16 as fsdp2 does."""
+    assert_close(found(way, 2)[case], found(like, 2)[case], 1e-5)
 
 
 CLOSE = """
@@ -88,7 +117,7 @@ def test_no_thread_of_the_group_outlives_close(tmp_path: Path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("strategy", [Ddp, Fsdp2])
+@pytest.mark.parametrize("strategy", [Ddp, Fsdp2, Deepspeed])
 def test_a_strategy_of_several_processes_outside_torchrun_says_how_to_start_them(strategy):
     with pytest.raises(ConfigError, match=f"trainer.strategy='{strategy.name}' needs .*torchrun --nproc-per-node"):
         strategy(torch.device("cpu"), "gloo")

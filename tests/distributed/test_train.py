@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
+from deepspeed_package import with_deepspeed
 from launch import ROOT, torchrun
 from safetensors.torch import load_file
 
@@ -37,16 +38,28 @@ def words(output: Path, *more: str) -> list[str]:
 WAYS = {
     "ddp": ["trainer.strategy=ddp"],
     "fsdp2": ["trainer.strategy=fsdp2"],
+    "zero-1": ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=1"],
+    "zero-2": ["trainer.strategy=deepspeed"],
+    "zero-3": ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=3"],
+    "zero-3, LoRA, layers recomputed": [
+        "trainer.strategy=deepspeed",
+        f"trainer.deepspeed.config={ROOT}/tests/support/deepspeed.json",
+        "trainer.deepspeed.stage=3",
+        "model.gradient_checkpointing=true",
+        *LORA,
+    ],
     "fsdp2, LoRA, layers recomputed": ["trainer.strategy=fsdp2", "model.gradient_checkpointing=true", *LORA],
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(w, marks=[pytest.mark.slow] * w.startswith("zero")) for w in WAYS])
 def test_two_processes_train_like_one(way: str, tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HWGRPO_CACHE", cache)
-    strategy, *others = WAYS[way]
+    strategies = [word for word in WAYS[way] if word.startswith(("trainer.strategy", "trainer.deepspeed"))]
+    others = [word for word in WAYS[way] if word not in strategies]
     more = ("trainer.max_steps=3", "algorithm.kl.coef=0.05", "trainer.prompts_per_update=2", *others)
-    done = torchrun(2, *words(tmp_path / "two", *more, strategy))
+    launch = with_deepspeed if way.startswith("zero") else torchrun
+    done = launch(2, *words(tmp_path / "two", *more, *strategies))
     assert done.returncode == 0, done.stderr[-3000:]
     assert runs.forked(lambda: runs.run(tmp_path / "one", *more)) == 0
     two, one = runs.metrics(tmp_path / "two"), runs.metrics(tmp_path / "one")

@@ -192,7 +192,9 @@ def test_nothing_is_said_of_bfloat16_where_the_features_cannot_be_read(tmp_path,
 
 
 def look_every(steps: int, monkeypatch) -> None:
-    monkeypatch.setattr("hwgrpo.rollout.local.decode", lambda *words, look_every: decode(*words, look_every=steps))
+    monkeypatch.setattr(
+        "hwgrpo.rollout.local.decode", lambda *words, look_every, **more: decode(*words, look_every=steps, **more)
+    )
 
 
 @pytest.mark.parametrize("path", ["lean", "model"])

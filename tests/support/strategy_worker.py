@@ -8,6 +8,7 @@ OUT/CASE.safetensors, written by rank 0, is what resulted of each of CASES: see 
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from hwgrpo.training import STRATEGIES
 from hwgrpo.training.layouts import PADDED
 from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import TrainBatch
@@ -61,13 +63,17 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     """Return what one update of this rank's prompts gives.
 
     `grad.*` and the `norm` of the gradient, `loss` and `sum.*` of the metrics; the `clipped_norm` of the gradient once
-    it was clipped; and after the step the log-probs [R] of the whole batch, `scored`, and the `weight.*` themselves.
+    it was clipped; and after the step the log-probs [R] of the whole batch, `scored`, the `weight.*` themselves, and
+    what the pieces of all ranks hold. Then `again.*`, the gradients of the same update at the new weights, after those
+    of another were discarded; and the log-probs once all weights were halved in the pieces.
     """
     torch.set_num_threads(1)
     bounds, words = CASES[case]
     cut = bounds[strategy.world_size]
     config = settings("algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01", "optim.eps=1e-2", *words, *more)
-    policy = PolicyModel(tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
+    dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+    policy = PolicyModel(tiny_qwen3(), compute_dtype=dtype, options=HeadOptions())
+    strategy.prepare(config)
     strategy.wrap(policy, config)
     update = PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1)
     full = ragged_batch(old=True, ref=True, empty=True)
@@ -81,15 +87,47 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     result["clipped_norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
     strategy.step(0.05)
     result["scored"] = update.score(full)
-    return result | {f"weight.{name}": weight.clone() for name, weight in strategy.whole()}
+    result |= {f"weight.{name}": weight.clone() for name, weight in strategy.whole()}
+    result |= joined_pieces(strategy)
+    update.accumulate_gradients(batch, range(len(batch) // 2))
+    strategy.discard_gradients()
+    update.accumulate_gradients(batch, range(len(batch)))
+    result |= {f"again.{name}": gradient for name, gradient in gradients(strategy).items()}
+    strategy.discard_gradients()
+    for piece in strategy.pieces():
+        piece.values["parameter"].mul_(0.5)
+    strategy.pieces_written()
+    result["scored halved"] = update.score(full)
+    return result
+
+
+def joined_pieces(strategy: Strategy) -> dict[str, torch.Tensor]:
+    """Return what the pieces of all ranks hold, put together: `piece.KEY.NAME` [elements], and `step.NAME`."""
+    mine = [
+        (p.name, p.shape, p.start, {key: value.clone() for key, value in p.values.items()}, float(p.step or 0))
+        for p in strategy.owned_pieces()
+        if p.count
+    ]
+    whole: dict[str, torch.Tensor] = {}
+    for name, shape, start, values, step in (piece for rank in strategy.gather_objects(mine) for piece in rank):
+        for key, value in values.items():
+            target = whole.setdefault(f"piece.{key}.{name}", torch.full((math.prod(shape),), torch.nan))
+            target[start : start + len(value)] = value
+        whole[f"step.{name}"] = torch.tensor(step)
+    return whole
 
 
 def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
     """Return the gradients of an update, averaged over ranks, whole, however the strategy keeps them."""
     found = {}
     for name, parameter in strategy.policy.model.named_parameters():
-        assert parameter.grad is not None, name
-        gradient = parameter.grad
+        if isinstance(strategy, Deepspeed):
+            from deepspeed.utils import safe_get_full_grad
+
+            gradient = safe_get_full_grad(parameter)
+        else:
+            gradient = parameter.grad
+        assert gradient is not None, name
         found[f"grad.{name}"] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
     return found
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -29,6 +31,7 @@ class Processes:
     name: str
     """The strategy's, for messages."""
     meets_in_passes = True
+    record: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:
         launched = dist.is_initialized() or all(name in os.environ for name in RENDEZVOUS)
@@ -48,6 +51,9 @@ class Processes:
         self._cpu_group: Any = dist.group.WORLD if comm_backend == "gloo" else dist.new_group(backend="gloo")
 
     def reduce_gradients(self) -> None:
+        pass
+
+    def prepare(self, config: Config) -> None:
         pass
 
     def sum(self, values: Sequence[float]) -> list[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,9 +21,13 @@ class Single(Replicated):
     rank = 0
     world_size = 1
     meets_in_passes = False
+    record: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:
         self.device = device
+
+    def prepare(self, config: Config) -> None:
+        pass
 
     def wrap(self, policy: PolicyModel, config: Config) -> None:
         self.policy = self.module = policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -33,6 +33,16 @@ class Strategy(Protocol):
     module: nn.Module
     """The wrapped policy; call it as `module(micro_batch, loss_fn)`."""
     optimizer: torch.optim.Optimizer
+    record: Mapping[str, Any]
+    """What it settled beyond the run's settings, once it has wrapped the policy; written to the run's folder."""
+
+    def prepare(self, config: Config) -> None:
+        """Take the settings, before anything is loaded, and check that what they ask for is there.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        ...
 
     def wrap(self, policy: PolicyModel, config: Config) -> None:
         """Take the policy, on its device and whole, wrap it, and make its optimizer."""

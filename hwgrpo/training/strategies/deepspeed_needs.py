@@ -1,0 +1,125 @@
+"""What DeepSpeed needs of the host before it is imported, and its own voice while it starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from packaging.version import Version
+from torch.utils.cpp_extension import get_default_build_root
+
+from hwgrpo.errors import ConfigError
+
+OLDEST = "0.19.8"
+INSTALL = 'pip install "hwgrpo[deepspeed]"'
+EXPECTED = {
+    "untested optimizer": "it is torch's AdamW, on purpose",
+    "unknown inputs or outputs type": "the policy itself has no weights of its own that hooks would have to gather",
+}
+"""Warnings that tell nothing, and why."""
+DEPRECATED = "`torch.distributed.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+"""What DeepSpeed calls at every step, and torch 2.13 warns of."""
+
+
+def check_needs(device: torch.device) -> None:
+    """Check for DeepSpeed and for what it compiles itself with; put ninja on PATH where it is elsewhere.
+
+    Raises:
+        ConfigError: something is missing, with the line that installs it.
+    """
+    chosen = "trainer.strategy='deepspeed'"
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            f"{chosen}: the package deepspeed is not installed; {INSTALL}, or use fsdp2, which needs none"
+        )
+    try:
+        found = version("deepspeed")
+    except PackageNotFoundError:
+        found = "0"
+    if Version(found) < Version(OLDEST):
+        raise ConfigError(f"{chosen}: deepspeed {found} is older than {OLDEST}; {INSTALL} --upgrade")
+    # Only on a CPU does DeepSpeed compile a part of itself in any case (its reductions over shared memory).
+    if device.type != "cpu":
+        return
+    if not _find_ninja():
+        raise ConfigError(
+            f"{chosen}: DeepSpeed compiles a part of itself on a CPU and needs ninja, which is neither on PATH nor "
+            "beside the Python that runs; pip install ninja, or apt-get install ninja-build"
+        )
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(
+            f"{chosen}: DeepSpeed compiles a part of itself on a CPU and needs a C++ compiler, but there is no "
+            f"{compiler!r} on PATH; apt-get install g++"
+        )
+
+
+def _find_ninja() -> bool:
+    """Find ninja, and put it on PATH where it lies beside Python alone, as in a venv that is not activated."""
+    if shutil.which("ninja") is not None:
+        return True
+    beside = str(Path(sys.executable).parent)
+    if shutil.which("ninja", path=beside) is None:
+        return False
+    os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH"))))
+    return True
+
+
+def compile_note(device: torch.device) -> str | None:
+    """Say that DeepSpeed will compile a part of itself, where it has not done so yet; None where it need not."""
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    if device.type != "cpu" or any(root.glob("**/deepspeed_shm_comm.so")):
+        return None
+    return (
+        f"DeepSpeed compiles a part of itself into {root}, once; it takes a minute or more. Should it never end, "
+        "a start before this one was killed there: remove that folder"
+    )
+
+
+def silence_expected() -> None:
+    """Keep off the terminal warnings that tell nothing, in DeepSpeed's own log and torch's about it."""
+    warnings.filterwarnings("ignore", DEPRECATED, FutureWarning)
+    logging.getLogger("DeepSpeed").addFilter(_tells_something)
+
+
+def _tells_something(record: logging.LogRecord) -> bool:
+    return not any(words in record.getMessage() for words in EXPECTED)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Keep off the terminal what DeepSpeed and the compilers it calls print, but for warnings.
+
+    Where the block fails, all of it is shown: it says why. The file descriptors are moved, since compilers write to
+    those.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as kept:
+        own = os.dup(1), os.dup(2)
+        os.dup2(kept.fileno(), 1)
+        os.dup2(kept.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, original in zip((1, 2), own, strict=True):
+                os.dup2(original, number)
+                os.close(original)
+            kept.seek(0)
+            for line in kept.read().decode(errors="replace").splitlines():
+                if failed or "[WARNING]" in line:
+                    print(line, file=sys.stderr)

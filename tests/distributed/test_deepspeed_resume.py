@@ -1,0 +1,75 @@
+"""A run under ZeRO-3 goes on from its checkpoint as if nothing had happened, under another strategy too, and back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from deepspeed_package import with_deepspeed
+
+from hwgrpo.config.load import to_yaml
+
+ZERO_3 = ("trainer.strategy=deepspeed", "trainer.deepspeed.stage=3")
+FSDP2 = ("trainer.strategy=fsdp2",)
+MORE = ("trainer.max_steps=4", "trainer.save_every=2", "algorithm.kl.coef=0.05", "trainer.prompts_per_update=2")
+pytestmark = pytest.mark.slow
+
+
+def trained(output: Path, *words: str) -> list[dict[str, Any]]:
+    """Return the metrics of a run on two processes."""
+    recipe = output.with_suffix(".yaml")
+    recipe.write_text(to_yaml(runs.small(output, *MORE, *words)))
+    done = with_deepspeed(2, "-m", "hwgrpo", "train", str(recipe))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return runs.metrics(output)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory: pytest.TempPathFactory, cache: None) -> tuple[Path, list[dict[str, Any]]]:
+    """A run of four steps under ZeRO-3: its checkpoint after two, and its metrics."""
+    output = tmp_path_factory.mktemp("zero") / "run"
+    return output / "checkpoints" / "step-00000002", trained(output, *ZERO_3)
+
+
+def assert_goes_on(resumed: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
+    """Compare the steps after the checkpoint."""
+    later = [line for line in whole if line["step"] > 2]
+    assert [line["step"] for line in resumed] == [line["step"] for line in later] != []
+    for found, expected in zip(resumed, later, strict=True):
+        for name, value in expected.items():
+            if not name.startswith(("rollout_corr/", "training/")):  # gaps of 1e-8, all rounding
+                assert found[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_zero_3_goes_on_bit_for_bit(zero: tuple[Path, list[dict[str, Any]]], tmp_path: Path):
+    checkpoint, whole = zero
+    resumed = trained(tmp_path / "run", *ZERO_3, f"trainer.resume={checkpoint}")
+    assert resumed == [line for line in whole if line["step"] > 2] != []
+    finals = [sorted((folder / "final").glob("*.safetensors")) for folder in (tmp_path / "run", checkpoint.parents[1])]
+    assert [path.read_bytes() for path in finals[0]] == [path.read_bytes() for path in finals[1]] != []
+
+
+def test_what_zero_3_saved_goes_on_under_fsdp2(zero: tuple[Path, list[dict[str, Any]]], tmp_path: Path):
+    checkpoint, whole = zero
+    assert_goes_on(trained(tmp_path / "run", *FSDP2, f"trainer.resume={checkpoint}"), whole)
+
+
+def test_what_zero_3_saved_goes_on_in_one_process(zero: tuple[Path, list[dict[str, Any]]], tmp_path: Path):
+    checkpoint, whole = zero
+    assert runs.forked(lambda: runs.run(tmp_path / "run", *MORE, f"trainer.resume={checkpoint}")) == 0
+    assert_goes_on(runs.metrics(tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_what_fsdp2_saved_goes_on_under_zero(stage: int, tmp_path: Path):
+    whole = trained(tmp_path / "whole", *FSDP2)
+    checkpoint = tmp_path / "whole" / "checkpoints" / "step-00000002"
+    words = ("trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}", f"trainer.resume={checkpoint}")
+    assert_goes_on(trained(tmp_path / "run", *words), whole)

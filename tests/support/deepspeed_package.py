@@ -1,0 +1,56 @@
+"""DeepSpeed for the tests that need it: the environment's, or fetched; and what it compiles of itself, made once."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from launch import torchrun
+from made_once import made_once
+from wheels import FETCHED, fetched
+
+PACKAGES = (
+    *("deepspeed", "einops", "hjson", "msgpack", "ninja", "py-cpuinfo"),
+    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
+)
+COMPILE = "from deepspeed.ops.op_builder import ShareMemCommBuilder; ShareMemCommBuilder().load()"
+
+
+def with_deepspeed(ranks: int, *words: str, **extra: str) -> CompletedProcess[str]:
+    """Run `torchrun --nproc-per-node RANKS WORDS` with DeepSpeed at hand.
+
+    Raises:
+        RuntimeError: pip cannot get it, or there is no C++ compiler, or it fails.
+    """
+    if shutil.which("c++") is None:
+        raise RuntimeError("DeepSpeed compiles a part of itself as it starts: install g++ (apt-get install g++)")
+    if importlib.util.find_spec("deepspeed") is not None:
+        packages, programs, compiled = [], Path(sys.executable).parent, FETCHED / "deepspeed-compiled"
+    else:
+        folder = fetched("deepspeed", PACKAGES)
+        packages, programs, compiled = [folder], folder / "bin", folder / "compiled"
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    made_once(compiled, lambda there: compile_into(there, packages, path))
+    return torchrun(ranks, *words, packages=packages, PATH=path, TORCH_EXTENSIONS_DIR=str(compiled), **extra)
+
+
+def compile_into(folder: Path, packages: list[Path], path: str) -> None:
+    """Compile what DeepSpeed loads on a CPU; under load that takes longer than tests give their processes."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env={
+            **os.environ,
+            "PATH": path,
+            "PYTHONPATH": os.pathsep.join(map(str, packages)),
+            "DS_ACCELERATOR": "cpu",
+            "TORCH_EXTENSIONS_DIR": str(folder),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"DeepSpeed cannot compile its part for a CPU:\n{done.stderr[-2000:]}")

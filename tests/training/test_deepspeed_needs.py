@@ -1,0 +1,127 @@
+"""What DeepSpeed needs is checked before it is imported, and missing it says how to get it."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import settings
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.strategies import deepspeed_needs
+from hwgrpo.training.strategies.deepspeed import Deepspeed
+from hwgrpo.training.strategies.deepspeed_needs import check_needs, quietly
+
+CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with DeepSpeed of the right version, whose only folder of programs is the one returned, and empty."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(deepspeed_needs, "version", lambda name: deepspeed_needs.OLDEST)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "bin"
+
+
+def program(folder: Path, name: str) -> None:
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+
+
+def refusal(device: torch.device = CPU) -> str:
+    with pytest.raises(ConfigError) as error:
+        check_needs(device)
+    return str(error.value)
+
+
+def test_a_host_with_ninja_and_a_compiler_is_enough(host: Path):
+    program(host, "ninja")
+    program(host, "c++")
+    check_needs(CPU)
+
+
+def test_without_the_package_it_says_which_extra_to_install(host: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    said = refusal(ACCELERATOR)
+    assert "deepspeed is not installed" in said
+    assert 'pip install "hwgrpo[deepspeed]"' in said
+
+
+def test_an_old_package_is_refused_with_its_version(host: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(deepspeed_needs, "version", lambda name: "0.9.1")
+    assert "deepspeed 0.9.1 is older than 0.19.8" in refusal(ACCELERATOR)
+
+
+def test_without_ninja_it_says_how_to_install_it(host: Path):
+    program(host, "c++")
+    assert "needs ninja" in refusal()
+    assert "pip install ninja, or apt-get install ninja-build" in refusal()
+
+
+def test_without_a_compiler_it_says_how_to_install_one(host: Path):
+    program(host, "ninja")
+    assert "no 'c++' on PATH; apt-get install g++" in refusal()
+
+
+def test_a_compiler_that_was_named_is_the_one_that_is_looked_for(host: Path, monkeypatch: pytest.MonkeyPatch):
+    program(host, "ninja")
+    program(host, "my-compiler")
+    monkeypatch.setenv("CXX", "my-compiler")
+    check_needs(CPU)
+
+
+def test_ninja_beside_python_is_put_on_path(host: Path):
+    program(Path(sys.executable).parent, "ninja")
+    program(host, "c++")
+    check_needs(CPU)
+    assert os.environ["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), str(host)]
+
+
+def test_an_accelerator_needs_no_compiler(host: Path):
+    check_needs(ACCELERATOR)
+
+
+@pytest.mark.parametrize("key", ["offload_optimizer", "offload_parameters"])
+def test_offload_on_a_cpu_is_refused(key: str):
+    strategy = Deepspeed.__new__(Deepspeed)
+    strategy.device = CPU
+    words = ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=3", f"trainer.deepspeed.{key}=true"]
+    with pytest.raises(ConfigError, match=f"trainer.deepspeed.{key}=true: on a CPU .* leave it out"):
+        strategy.prepare(settings(*words))
+
+
+def test_what_is_printed_while_it_starts_is_kept_back_but_for_warnings(capfd: pytest.CaptureFixture[str]):
+    with quietly():
+        subprocess.run(["/bin/echo", "[INFO] chatter"], check=True)
+        subprocess.run(["/bin/echo", "[WARNING] heed this"], check=True)
+    assert capfd.readouterr() == ("", "[WARNING] heed this\n")
+
+
+def test_where_it_fails_all_that_was_printed_is_shown(capfd: pytest.CaptureFixture[str]):
+    def build() -> None:
+        with quietly():
+            subprocess.run(["/bin/echo", "an error of the compiler"], check=True)
+            raise RuntimeError("no build")
+
+    with pytest.raises(RuntimeError, match="no build"):
+        build()
+    assert capfd.readouterr() == ("", "an error of the compiler\n")
+
+
+def test_nothing_imports_deepspeed_until_a_policy_is_wrapped():
+    code = "import sys, hwgrpo.training.strategies.deepspeed, hwgrpo.training.build; print('deepspeed' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_paths())
+    assert done.stdout == "False\n"
+
+
+def _paths() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
