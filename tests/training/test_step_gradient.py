@@ -119,7 +119,7 @@ def test_several_updates_per_batch_use_their_own_prompts_and_counts():
 def test_a_gradient_that_is_not_finite_stops_before_it_reaches_the_weights():
     batch = ragged_batch(old=True)
     broken = TrainBatch(**{**vars(batch)} | {"advantages": batch.advantages.clone().fill_(float("nan"))})
-    update = updater(tiny_qwen3())
+    update = updater(tiny_qwen3(), "trainer.max_skipped_updates=0")
     before = [p.clone() for p in update.policy.parameters()]
     with pytest.raises(RunError, match="not finite"):
         update(broken)
