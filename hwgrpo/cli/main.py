@@ -12,7 +12,7 @@ from hwgrpo_backends.backend import BackendError
 import hwgrpo
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
 
-COMMANDS = ("train", "eval", "report", "bench", "kernels", "data", "config", "detect", "doctor", "env")
+COMMANDS = ("train", "eval", "export", "report", "bench", "kernels", "data", "config", "detect", "doctor", "env")
 """Each is a file of this folder with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
 
 
