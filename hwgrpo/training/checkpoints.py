@@ -102,7 +102,7 @@ def verify(folder: Path, strategy: Strategy | None = None) -> Checkpoint:
         problem = error
     if strategy is not None:
         told = next(filter(None, strategy.gather_objects(str(problem) if problem else None)), None)
-        problem = problem or (CheckpointError(told) if told else None)
+        problem = CheckpointError(told) if told else None
     if problem is not None:
         raise problem
     assert manifest is not None

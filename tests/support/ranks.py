@@ -15,6 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import hwgrpo.training.strategies.ddp  # what children would import, each anew
+import hwgrpo.training.strategies.fsdp2  # noqa: F401
+
 
 def forked(ranks: int, body: Callable[[int], Any], *, limit_s: float = 240) -> list[int]:
     """Run `body(rank)` in a process for each rank, joined by gloo; return their wait statuses as `runs.forked` does.
