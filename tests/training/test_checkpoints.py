@@ -128,6 +128,28 @@ def test_one_that_is_waited_for_is_whole_at_once(tmp_path: Path, strategy, async
     assert same(loaded(tmp_path / "step-00000003"), values(strategy))
 
 
+def test_all_of_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, strategy, monkeypatch: pytest.MonkeyPatch):
+    synced, order = os.fsync, []
+    named = os.replace
+
+    def fsync(descriptor: int) -> None:
+        order.append(os.stat(descriptor).st_ino)
+        synced(descriptor)
+
+    def replace(source, target) -> None:
+        named(source, target)
+        if Path(target) == tmp_path / "step-00000005":
+            order.append("named")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    folder = saved(tmp_path, strategy)
+    before = order[: order.index("named")]
+    assert {path.stat().st_ino for path in folder.iterdir()} <= {*before}
+    assert before[-1] == folder.stat().st_ino
+    assert order[order.index("named") + 1 :] == [tmp_path.stat().st_ino]
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_newest_are_kept(tmp_path: Path, strategy, keep: int, asynchronous: bool):
