@@ -17,6 +17,7 @@ COMMANDS = (
     "plan",
     "launch",
     "eval",
+    "export",
     "report",
     "bench",
     "kernels",

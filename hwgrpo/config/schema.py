@@ -359,6 +359,9 @@ class TrainerConfig:
     else the folder of a checkpoint."""
     save_every: int = limited(0, at_least=0)
     """Steps between checkpoints; 0 writes one at the end and on a signal."""
+    save_async: bool = True
+    """Train on while a checkpoint is written, from a copy of the trainable parameters and their moments in host memory
+    (12 bytes a parameter, over all ranks). The one at the end and on a signal needs none; false: no other does."""
     keep_checkpoints: int = limited(2, at_least=1)
     """Newest checkpoints that are kept."""
     max_skipped_updates: int = limited(3, at_least=0)

@@ -148,7 +148,11 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 
 def save_model(
-    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, merge: bool
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    merge: bool,
+    max_shard_size: str | None = None,
 ) -> None:
     """Write a model and its tokenizer in Hugging Face format.
 
@@ -157,14 +161,16 @@ def save_model(
         tokenizer: written beside it.
         folder: made where it is missing.
         merge: with adapters: write the whole model, the trained adapter merged in, instead of the adapter alone.
+        max_shard_size: of one file of a whole model, as transformers writes it ("5GB"); None: its default.
     """
+    sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     if isinstance(model, PeftModel) and merge:
         # Merging in place and taking it out again would round the trained weights.
-        copy.deepcopy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder)
+        copy.deepcopy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder, **sizes)
     elif isinstance(model, PeftModel):
         model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
     else:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **sizes)
     tokenizer.save_pretrained(folder)
 
 

@@ -6,6 +6,7 @@ import json
 import platform
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import hwgrpo_kernels
 import torch
@@ -13,7 +14,6 @@ import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from hwgrpo_backends.environment import profile
-from safetensors import SafetensorError
 
 import hwgrpo
 from hwgrpo.config import Config
@@ -21,15 +21,15 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import planned_steps, prompts_per_update, sampling_of
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
-from hwgrpo.errors import RunError
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.parts import Apart
-from hwgrpo.training import STRATEGIES, checkpoints, rng
+from hwgrpo.training import STRATEGIES, checkpoints
 from hwgrpo.training.budget import TokenBudget
+from hwgrpo.training.checkpoint_saver import Saver
 from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.components import (
     build_engine,
@@ -83,7 +83,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
     strategy.prepare(config)
     output = Path(t.output_dir)
-    checkpoint, notes = find_checkpoint(config, output)
+    checkpoint, notes = find_checkpoint(config, output, strategy)
 
     tokenizer = load_tokenizer(config.model)
     training_data = build_dataset(config.data, tokenizer, "train")
@@ -173,31 +173,24 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     datasets = {"train": training_data, "validation": validation_data}
     fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
 
-    def save(step: int) -> None:
-        state = {
+    def state() -> dict[str, Any]:
+        return {
             "sampler": supply.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
             "config": to_yaml(config),
             "data": fingerprints,
         }
-        try:
-            folder = checkpoints.save(
-                output / "checkpoints",
-                step,
-                rng=rng.capture(device),
-                state=state,
-                strategy=strategy,
-                keep=t.keep_checkpoints,
-            )
-        except (OSError, SafetensorError) as error:
-            last, _ = checkpoints.newest(output / "checkpoints")
-            raise RunError(
-                f"the checkpoint of step {step} could not be written to {output / 'checkpoints'}: {error}; make room "
-                "or restore access there, then start again: the run goes on from "
-                f"{last.folder.name if last else 'the start'}"
-            ) from error
-        observer.note(f"saved {folder}")
+
+    saver = Saver(
+        output / "checkpoints",
+        strategy,
+        device,
+        keep=t.keep_checkpoints,
+        asynchronous=t.save_async,
+        state=state,
+        tell=observer.note,
+    )
 
     return Run(
         config=config,
@@ -213,7 +206,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         validation=validation_data,
         observer=observer,
         watch=Stopwatch(device.synchronize, trace=device.trace),
-        save=save,
+        saver=saver,
         record_kernels=lambda: _record_kernels(output, strategy.rank),
         memory=lambda: _memory_metrics(device),
         peak=peak.flops if peak else None,

@@ -73,6 +73,61 @@ def merged(tables: Sequence[Table]) -> Table:
     return joined
 
 
+def check_table(manifest: Path, table: Any, files: Any) -> None:
+    """Check that a table that was read covers every parameter once, with pieces of files that are there.
+
+    Args:
+        manifest: where it was read, for messages.
+        table: what ought to be a `Table`.
+        files: what ought to be a checkpoint's files by name.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    try:
+        for name, entry in table.items():
+            end, whole = 0, math.prod(entry["shape"])
+            for rank, start, count in entry["pieces"]:
+                if start != end or count < 1:
+                    raise CheckpointError(f"{manifest} is damaged: {name} has its elements from {end} on in no piece")
+                end = start + count
+                for file in (weights_file(rank), moments_file(rank)):
+                    if file not in files:
+                        raise CheckpointError(f"{manifest} is damaged: {name} has a piece in {file}, which it lacks")
+            if end != whole:
+                raise CheckpointError(f"{manifest} is damaged: {end} of the {whole} elements of {name} are in pieces")
+            int(entry["updates"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{manifest} is damaged: its table of parameters cannot be read") from error
+
+
+def check_file(path: Path, table: Table) -> None:
+    """Check that a rank's file with weights or moments has the tensors that the table says; others are passed over.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    expected: dict[str, list[int]] = {}
+    for name, entry in table.items():
+        for rank, _, count in entry["pieces"]:
+            if path.name == weights_file(rank):
+                expected[name] = [count]
+            elif path.name == moments_file(rank):
+                expected |= {f"{name}.{key}": [count] for key in MOMENTS}
+    if not expected:
+        return
+    with safe_open(path, framework="pt") as file:
+        found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (it is no dict)
+    for name in expected.keys() | found.keys():
+        if found.get(name) != expected.get(name):
+            raise CheckpointError(
+                f"{path} is not the file of the manifest's table: {name} has shape {found.get(name)} in it, "
+                f"{expected.get(name)} in the table"
+            )
+
+
 def check_parameters(folder: Path, table: Table, shapes: Mapping[str, Sequence[int]]) -> None:
     """Check that a checkpoint holds the parameters of a model.
 
@@ -84,16 +139,16 @@ def check_parameters(folder: Path, table: Table, shapes: Mapping[str, Sequence[i
     Raises:
         CheckpointError: the model has other trainable parameters than the one that was saved.
     """
-    if table.keys() != shapes.keys():
-        odd = sorted(table.keys() ^ shapes.keys())
+    odd = sorted(table.keys() ^ {name for name, shape in shapes.items() if math.prod(shape)})
+    if odd:
         raise CheckpointError(
             f"{folder} was saved by another model or LoRA setting: {len(odd)} parameters are in one and not "
             f"in the other, e.g. {odd[0]}"
         )
-    for name, shape in shapes.items():
-        saved = table[name]["shape"]
-        if list(shape) != saved:
-            raise CheckpointError(f"{folder}: {name} has shape {tuple(saved)}, the model's is {tuple(shape)}")
+    for name, entry in table.items():
+        saved, shape = tuple(entry["shape"]), tuple(shapes[name])
+        if shape != saved:
+            raise CheckpointError(f"{folder}: {name} has shape {saved}, the model's is {shape}")
 
 
 @torch.no_grad()
@@ -114,6 +169,8 @@ def read(folder: Path, table: Table, pieces: Sequence[Piece]) -> None:
             return opened[file].get_slice(key)[first:last]
 
         for piece in pieces:
+            if not math.prod(piece.shape):
+                continue  # a parameter without elements is in no table
             entry = table[piece.name]
             for rank, source, target, count in _overlaps(entry["pieces"], piece):
                 part = slice(target, target + count)

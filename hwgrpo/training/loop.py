@@ -17,9 +17,10 @@ from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine, Sampling
 from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards
+from hwgrpo.training.checkpoint_saver import Saver
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
-from hwgrpo.training.metrics import sample_metrics, utilisation
+from hwgrpo.training.metrics import failure_notes, sample_metrics, utilisation
 from hwgrpo.training.out_of_memory import explained
 from hwgrpo.training.output import Claim
 from hwgrpo.training.prompts import PromptSource
@@ -50,8 +51,8 @@ class Run:
     validation: PromptDataset | None
     observer: Observer
     watch: Stopwatch
-    save: Callable[[int], None]
-    """Writes a checkpoint of a finished step."""
+    saver: Saver
+    """Writes checkpoints of finished steps."""
     record_kernels: Callable[[], None]
     """Writes which kernels ran to the run's folder."""
     lock: Claim | None
@@ -88,7 +89,7 @@ def train(run: Run) -> Status:
         RunError: it cannot go on: memory ran out, a gradient is not finite, a checkpoint cannot be written.
     """
     t = run.config.trainer
-    with Interrupt() as interrupt, explained(run.config, run.device, lambda: run.watch.failed):
+    with Interrupt() as interrupt, explained(run.config, run.device, lambda: run.watch.failed), run.saver:
         if run.start_step == 0 and t.validate_at_start:
             validate_now(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
@@ -102,8 +103,11 @@ def train(run: Run) -> Status:
             stopping = run.strategy.sum([interrupt.received is not None])[0] > 0
             if last or (t.validate_every and step % t.validate_every == 0):
                 validate_now(run, step)
-            if last or stopping or (t.save_every and step % t.save_every == 0):
-                run.save(step)
+            with run.watch("save"):
+                if last or stopping or (t.save_every and step % t.save_every == 0):
+                    run.saver.save(step, last=last or stopping)
+                else:
+                    run.saver.poll()
             if stopping and not last:
                 run.observer.note(f"stopped by {interrupt.received or 'another rank'} after step {step}; it is saved")
                 return "interrupted"
@@ -138,14 +142,8 @@ def train_step(run: Run, step: int) -> None:
     flops = run.strategy.sum([run.update.flops])[0]
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(given.metrics) | run.memory()
-    for note in run.update.take_notes():
+    for note in (*run.update.take_notes(), *failure_notes(values, rewards, step, run.told)):
         run.observer.note(note)
-    for name, count in values.items():
-        if name.startswith("reward_failures/") and count and name not in run.told:
-            run.told.add(name)
-            what = name.removeprefix("reward_failures/")
-            first = f" ({rewards.first_failures[what]})" if what in rewards.first_failures else ""
-            run.observer.note(f"reward {what}: {count:.0f} samples in step {step}{first}; metrics count further ones")
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
     run.observer.completions(step, prompts, completions, rewards, advantages)
 

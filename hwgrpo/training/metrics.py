@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -102,3 +103,20 @@ def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
 
 def _mean(values: torch.Tensor) -> float:
     return float(values.double().mean()) if values.numel() else 0.0
+
+
+def failure_notes(values: Mapping[str, float], rewards: Rewards, step: int, told: set[str]) -> Iterator[str]:
+    """Say which rewards failed in a step, each kind of failure once.
+
+    Args:
+        values: the step's metrics.
+        rewards: this rank's, for the first failure of each kind.
+        step: the step.
+        told: the metrics that were told of; what is told now is added.
+    """
+    for name, count in values.items():
+        if name.startswith("reward_failures/") and count and name not in told:
+            told.add(name)
+            what = name.removeprefix("reward_failures/")
+            first = f" ({rewards.first_failures[what]})" if what in rewards.first_failures else ""
+            yield f"reward {what}: {count:.0f} samples in step {step}{first}; metrics count further ones"

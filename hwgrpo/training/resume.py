@@ -30,8 +30,15 @@ SILENT = ("trainer.resume", "trainer.output_dir", "trainer.max_steps", "observe"
 """Settings that may change without a word."""
 
 
-def find_checkpoint(config: Config, output: Path) -> tuple[checkpoints.Checkpoint | None, list[str]]:
+def find_checkpoint(
+    config: Config, output: Path, strategy: Strategy | None = None
+) -> tuple[checkpoints.Checkpoint | None, list[str]]:
     """Return the checkpoint that `trainer.resume` asks for, and what to tell the user about it.
+
+    Args:
+        config: the run's settings.
+        output: the run's folder.
+        strategy: shares out the reading among its ranks, which all must call this; None: this process reads alone.
 
     Raises:
         ConfigError: the folder holds another run and `trainer.resume` is never, or a setting changed that cannot.
@@ -46,11 +53,11 @@ def find_checkpoint(config: Config, output: Path) -> tuple[checkpoints.Checkpoin
             )
         return None, []
     if resume == "auto":
-        checkpoint, damaged = checkpoints.newest(output / "checkpoints")
+        checkpoint, damaged = checkpoints.newest(output / "checkpoints", strategy)
         notes = [f"passed over a checkpoint: {problem}" for problem in damaged]
     else:
         check_resume(config)
-        checkpoint, notes = checkpoints.verify(Path(resume)), []
+        checkpoint, notes = checkpoints.verify(Path(resume), strategy), []
     if checkpoint is not None:
         notes += _compare_settings(checkpoint, config)
     return checkpoint, notes

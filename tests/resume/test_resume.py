@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import runs
 from omegaconf import OmegaConf
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.training import checkpoints, loop
+from hwgrpo.training import checkpoint_files, checkpoints, loop
 from hwgrpo.training.resume import _compare_settings, already_finished
 from hwgrpo.training.update import PolicyUpdate
 
@@ -45,8 +46,8 @@ def kill_in_step(number: int) -> None:
 
 
 def kill_before(name: str, occurrence: int) -> None:
-    """Die before the given call of a function of the checkpoint module."""
-    plain = getattr(checkpoints, name)
+    """Die before the given call of a function that writes checkpoints."""
+    plain = getattr(checkpoint_files, name)
     calls = [0]
 
     def deadly(*arguments):
@@ -55,22 +56,23 @@ def kill_before(name: str, occurrence: int) -> None:
             die()
         return plain(*arguments)
 
-    setattr(checkpoints, name, deadly)
+    setattr(checkpoint_files, name, deadly)
 
 
 def kill_amid_a_file(occurrence: int) -> None:
     """Die with half of a checkpoint's file on disk."""
-    plain = checkpoints._write
+    plain = checkpoint_files.write_tensors
     calls = [0]
 
     def deadly(path: Path, tensors):
-        plain(path, tensors)
+        written = plain(path, tensors)
         calls[0] += 1
         if calls[0] == occurrence:
             os.truncate(path, path.stat().st_size // 2)
             die()
+        return written
 
-    checkpoints._write = deadly
+    checkpoint_files.write_tensors = deadly
 
 
 def kill_between_log_and_checkpoint() -> None:
@@ -85,14 +87,15 @@ def kill_between_log_and_checkpoint() -> None:
     loop.validate_now = deadly
 
 
-# checkpoints are due after steps 2, 4 and 6; each writes three safetensors, one manifest
+# checkpoints are due after steps 2, 4 and 6; each writes three safetensors, a share and a manifest
 POINTS: dict[str, Callable[[], None]] = {
     "before the first checkpoint": lambda: kill_in_step(2),
     "in an update after it": lambda: kill_in_step(4),
     "amid the second checkpoint's model": lambda: kill_amid_a_file(5),
-    "before its manifest": lambda: kill_before("_write_text", 2),
-    "before its rename": lambda: kill_before("_sync_folder", 3),
-    "after its rename": lambda: kill_before("_sync_folder", 4),
+    "before its manifest": lambda: kill_before("write_text", 4),
+    "before its rename": lambda: kill_before("sync_folder", 3),
+    "after its rename": lambda: kill_before("sync_folder", 4),
+    "before the first one is removed": lambda: kill_before("remove", 1),
     "between log and checkpoint": kill_between_log_and_checkpoint,
 }
 
@@ -333,14 +336,22 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
 
 
 def test_a_full_disk_names_the_checkpoint_that_is_left(tmp_path: Path):
-    def failing(*arguments) -> None:
-        raise OSError(28, "No space left on device")
+    output = tmp_path / "run"
 
     def run() -> None:
-        plain = checkpoints._write
-        checkpoints._write = lambda path, tensors: failing() if "00000004" in str(path) else plain(path, tensors)
-        with pytest.raises(RunError, match=r"step 4 could not be written.*No space left.*from step-00000002"):
-            runs.run(tmp_path / "run", "trainer.save_every=2")
+        plain = loop.train_step
+
+        def limited(parts: loop.Run, step: int) -> None:
+            if step == 3:
+                parts.saver.wait()
+                size = (output / "checkpoints/step-00000002/weights-rank0.safetensors").stat().st_size
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, resource.RLIM_INFINITY))
+            plain(parts, step)
+
+        loop.train_step = limited
+        with pytest.raises(RunError, match=r"step 4 could not be written.*File too large.*from step-00000002"):
+            runs.run(output, "trainer.save_every=2")
 
     assert runs.forked(run) == 0
-    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.save_every=2")) == 0
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000002"]
+    assert runs.forked(lambda: runs.run(output, "trainer.save_every=2")) == 0

@@ -1,4 +1,4 @@
-"""The smaller parts of the trainer: schedule, layouts, batches, references, checkpoint files, random state."""
+"""The smaller parts of the trainer: schedule, layouts, batches, references, random state."""
 
 import dataclasses
 import random
@@ -13,11 +13,11 @@ from tiny import ragged_batch, settings, tiny_qwen3
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hwgrpo.data.sampler import PromptSampler
-from hwgrpo.errors import CheckpointError, ConfigError, RewardError, RunError
+from hwgrpo.errors import ConfigError, RewardError, RunError
 from hwgrpo.models.loading import load_model, save_model
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.training import checkpoints, rng
+from hwgrpo.training import rng
 from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
 from hwgrpo.training.components import check_length, seed_everything
 from hwgrpo.training.evaluate import validate
@@ -179,62 +179,6 @@ def test_the_random_state_of_every_generator_comes_back():
     again = torch.rand(3), random.random(), np.random.rand()
     assert torch.equal(drawn[0], again[0])
     assert drawn[1:] == again[1:]
-
-
-def checkpoint(root: Path):
-    policy = policy_of(tiny_qwen3())
-    strategy = Single(torch.device("cpu"), "gloo")
-    strategy.wrap(policy, settings())
-    for p in policy.parameters():
-        p.grad = torch.ones_like(p)
-    strategy.step(1e-3)
-    words = {"rng": rng.capture(Device(BACKEND)), "state": {"sampler": {}}, "strategy": strategy, "keep": 2}
-    return checkpoints.save(root, 5, **words), strategy
-
-
-def test_a_checkpoint_gives_back_weights_and_moments_bit_for_bit(tmp_path: Path):
-    folder, saved = checkpoint(tmp_path)
-    other = policy_of(tiny_qwen3(seed=9))
-    fresh = Single(torch.device("cpu"), "gloo")
-    fresh.wrap(other, settings())
-    checkpoints.restore(checkpoints.verify(folder), fresh.pieces(), checkpoints.trainable_shapes(other.model))
-    for (name, a), b in zip(saved.policy.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b), name
-        assert set(saved.optimizer.state[a]) == {"step", "exp_avg", "exp_avg_sq"}
-        for key, value in saved.optimizer.state[a].items():
-            assert torch.equal(value, fresh.optimizer.state[b][key]), (name, key)
-    assert not list(folder.glob("*.pkl"))
-    assert not list(folder.glob("*.pt"))
-
-
-def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_parameter(tmp_path: Path):
-    folder, *_ = checkpoint(tmp_path)
-    other = lora_policy(settings("model.lora.rank=2"))
-    with pytest.raises(CheckpointError, match="parameters are in one and not in the other"):
-        checkpoints.restore_weights(checkpoints.verify(folder), other.model)
-    wider = policy_of(tiny_qwen3(vocab=40))
-    with pytest.raises(CheckpointError, match=r"embed_tokens.*shape \(37, 32\).*\(40, 32\)"):
-        checkpoints.restore_weights(checkpoints.verify(folder), wider.model)
-
-
-@pytest.mark.parametrize(
-    "name", ["weights-rank0.safetensors", "moments-rank0.safetensors", "rng-rank0.safetensors", "manifest.json"]
-)
-@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
-def test_any_damage_to_a_checkpoint_is_seen_and_named(tmp_path: Path, name: str, damage: str):
-    folder, *_ = checkpoint(tmp_path)
-    path = folder / name
-    content = bytearray(path.read_bytes())
-    if damage == "remove":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(content[:-7])
-    else:
-        content[len(content) // 2] ^= 0xFF
-        path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        checkpoints.verify(folder)
-    assert checkpoints.newest(tmp_path)[0] is None
 
 
 def test_the_final_model_loads_in_plain_transformers(tmp_path: Path):

@@ -1,0 +1,95 @@
+"""`hwgrpo export CHECKPOINT OUT`: a checkpoint as a model that other programs load."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hwgrpo.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from hwgrpo.config import Config
+    from hwgrpo.training.checkpoints import Checkpoint
+
+HELP = "write a checkpoint as a model in Hugging Face format"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "checkpoint", help="folder of a checkpoint (RUN/checkpoints/step-00000050), or of a run: its newest"
+    )
+    parser.add_argument("out", help="folder to make: safetensors, configuration, tokenizer")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--merge", action="store_true", help="of a LoRA run: the whole model, adapter merged (default)")
+    what.add_argument("--adapter", action="store_true", help="of a LoRA run: the adapter alone")
+    parser.add_argument(
+        "--max-shard-size", metavar="SIZE", help="of one file, e.g. 5GB (default: what transformers does)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the model; return the exit code."""
+    if args.max_shard_size is not None and args.adapter:
+        raise ConfigError("--max-shard-size: an adapter is one file; leave it out, or --adapter")
+    if args.max_shard_size is not None and not re.fullmatch(r"[1-9]\d*(KB|MB|GB)", args.max_shard_size):
+        raise ConfigError(f"--max-shard-size {args.max_shard_size}: write a whole number and KB, MB or GB, e.g. 500MB")
+    out = Path(args.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already; name a folder that is not, or remove it")
+
+    from hwgrpo.models.loading import load_tokenizer, save_model
+    from hwgrpo.models.lora import uses_lora
+    from hwgrpo.training.checkpoints import restore_weights
+    from hwgrpo.training.components import load_trainable
+
+    checkpoint = _checkpoint(Path(args.checkpoint))
+    config = _settings(checkpoint)
+    if args.adapter and not uses_lora(config.model.lora):
+        raise ConfigError(
+            f"--adapter: {checkpoint.folder} was trained without LoRA, so it has no adapter; leave it out"
+        )
+    tokenizer = load_tokenizer(config.model)
+    model = load_trainable(config)
+    restore_weights(checkpoint, model)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        save_model(model, tokenizer, partial, merge=not args.adapter, max_shard_size=args.max_shard_size)
+        if out.is_dir():
+            out.rmdir()
+        os.replace(partial, out)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise ConfigError(f"{out} cannot be written: {error.strerror or error}") from error
+    print(f"step {checkpoint.step} of {checkpoint.folder} is in {out}")
+    return 0
+
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    from hwgrpo.training import checkpoints
+
+    if (folder / "checkpoints").is_dir():
+        checkpoint, problems = checkpoints.newest(folder / "checkpoints")
+        for problem in problems:
+            print(f"passed over a checkpoint: {problem}")
+        if checkpoint is None:
+            raise CheckpointError(f"{folder} has no checkpoint that can be read")
+        return checkpoint
+    return checkpoints.verify(folder)
+
+
+def _settings(checkpoint: Checkpoint) -> Config:
+    """Return the settings that a checkpoint was saved with."""
+    from omegaconf import OmegaConf
+
+    from hwgrpo.config import Config
+
+    saved = OmegaConf.create(checkpoint.manifest["state"]["config"])
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), saved))
+    assert isinstance(config, Config)
+    return config

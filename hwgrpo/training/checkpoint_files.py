@@ -1,0 +1,85 @@
+"""A checkpoint's folder and files: their names, and writing them so that they are on the disk and known by checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8})")
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Return the folder of a step's checkpoint."""
+    return root / f"step-{step:08d}"
+
+
+def partial_of(root: Path, step: int) -> Path:
+    """Return the folder in which a step's checkpoint is made, before it is whole; or unmade."""
+    return root / f".step-{step:08d}.partial"
+
+
+def folders(root: Path) -> list[tuple[int, Path]]:
+    """Return step and folder of every checkpoint, oldest first."""
+    if not root.is_dir():
+        return []
+    return sorted((int(m[1]), p) for p in root.iterdir() if (m := _NAME.fullmatch(p.name)))
+
+
+def rng_file(rank: int) -> str:
+    """Return the name of a rank's file with random states."""
+    return f"rng-rank{rank}.safetensors"
+
+
+def share_file(rank: int) -> str:
+    """Return the name of the file by which a rank says that it has written its files; it is gone from a whole one."""
+    return f"share-rank{rank}.json"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Write a safetensors file through to the disk; return its fingerprint."""
+    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return fingerprint(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file through to the disk; it appears under its name at once whole."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with open(unfinished, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring a folder's list of names to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Return a file's size and checksum."""
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def remove(root: Path, step: int) -> None:
+    """Remove a checkpoint; it loses its name first, so that a kill leaves no part of it under it."""
+    partial = partial_of(root, step)
+    shutil.rmtree(partial, ignore_errors=True)
+    os.replace(folder_of(root, step), partial)
+    shutil.rmtree(partial)

@@ -1,0 +1,106 @@
+"""`hwgrpo export`: a checkpoint becomes the folder that the run itself would have left."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import ranks
+import runs
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hwgrpo.cli.main import main
+from hwgrpo.training import checkpoints
+
+LORA = ("model.lora.rank=2", "model.lora.dropout=0")
+RUNS = {"full": (1, ()), "lora": (1, LORA), "fsdp2": (2, ()), "fsdp2, lora": (2, LORA)}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory):
+    """Return the folder of a finished run of two steps by the name of its kind."""
+    folders: dict[str, Path] = {}
+    patch = pytest.MonkeyPatch()
+    patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+    def run(kind: str) -> Path:
+        if kind not in folders:
+            folders[kind] = tmp_path_factory.mktemp("run") / "run"
+            processes, words = RUNS[kind]
+            words = (*words, "trainer.max_steps=2", "trainer.save_every=1", "trainer.validate_at_start=false")
+            if processes == 1:
+                assert runs.forked(lambda: runs.run(folders[kind], *words)) == 0
+            else:
+                words = (*words, "trainer.strategy=fsdp2")
+                assert ranks.forked(processes, lambda rank: runs.run(folders[kind], *words)) == [0] * processes
+        return folders[kind]
+
+    yield run
+    patch.undo()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    assert folder.is_dir()
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_last_checkpoint_exports_to_what_the_run_left_byte_for_byte(tmp_path: Path, done, kind: str, capsys):
+    run = done(kind)
+    assert main(["export", str(run / "checkpoints/step-00000002"), str(tmp_path / "out")]) == 0
+    assert f"step 2 of {run}/checkpoints/step-00000002 is in {tmp_path}/out" in capsys.readouterr().out
+    assert contents(tmp_path / "out") == contents(run / "final")
+    if "lora" in kind:
+        assert main(["export", str(run), str(tmp_path / "adapter"), "--adapter"]) == 0
+        assert contents(tmp_path / "adapter") == contents(run / "final-adapter")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_exported_model_loads_in_plain_transformers_with_exactly_the_weights(tmp_path: Path, done):
+    run = done("full")
+    earlier = run / "checkpoints/step-00000001"
+    assert main(["export", str(earlier), str(tmp_path / "out"), "--max-shard-size", "20KB"]) == 0
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
+    weights = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).state_dict()
+    saved = load_file(earlier / "weights-rank0.safetensors")
+    assert saved.keys() <= weights.keys()
+    for name, weight in saved.items():
+        assert torch.equal(weight, weights[name].view(-1)), name
+    last = load_file(run / "checkpoints/step-00000002/weights-rank0.safetensors")
+    assert any(not torch.equal(last[name], weight) for name, weight in saved.items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("12")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["{run}", "{out}", "--adapter"], 2, "was trained without LoRA"),
+        (["{run}", "{out}", "--max-shard-size", "5"], 2, "--max-shard-size 5: write a whole number and KB, MB or GB"),
+        (["{run}", "{run}"], 2, "{run} is there already"),
+        (["{run}", "{run}/config.yaml/out"], 2, "cannot be written"),
+        (["{out}", "{out}"], 1, "not a checkpoint, it has no manifest.json"),
+        (["{run}/final", "{out}"], 1, "not a checkpoint, it has no manifest.json"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(tmp_path: Path, done, capsys, words: list[str], code: int, said: str):
+    places = {"run": done("full"), "out": tmp_path / "out"}
+    assert main(["export", *(word.format(**places) for word in words)]) == code
+    assert said.format(**places) in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_a_run_the_newest_checkpoint_that_is_good_is_taken(tmp_path: Path, done, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(done("full"), run)
+    manifest = run / "checkpoints/step-00000002/manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"files": {}}))
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "passed over a checkpoint: " in said
+    assert "step 1 of" in said
+    shutil.rmtree(run / "checkpoints/step-00000001")
+    assert checkpoints.newest(run / "checkpoints")[0] is None
+    assert main(["export", str(run), str(tmp_path / "again")]) == 1
+    assert "has no checkpoint that can be read" in capsys.readouterr().err

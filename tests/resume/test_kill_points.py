@@ -1,0 +1,206 @@
+"""Runs killed at random points, in all their threads, and started again: the same numbers to the last bit."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ranks
+import runs
+from kill_points import PLACES, count_lines, kill_after, kill_at
+from launch import torchrun
+
+from hwgrpo.config.load import to_yaml
+from hwgrpo.training import checkpoint_files, checkpoint_saver
+
+pytestmark = pytest.mark.slow
+
+POINTS, PROCESSES = 200, 2
+WORDS = (
+    "trainer.max_steps=4",
+    "trainer.save_every=1",
+    "trainer.validate_every=2",
+    "trainer.validate_at_start=false",
+    "trainer.prompts_per_update=2",
+    "model.lora.rank=2",
+    "model.lora.dropout=0.1",
+    "data.validation_max_rows=4",
+)
+Kill = tuple[str, float]
+"""A place and the number of a line there, or "time" and seconds."""
+
+
+def slow_disk() -> None:
+    """Let each file of a checkpoint be there by half for a while."""
+    plain = checkpoint_files.write_tensors
+
+    def slow(path: Path, tensors):
+        plain(path, tensors)
+        os.truncate(path, path.stat().st_size // 2)
+        time.sleep(0.02)
+        return plain(path, tensors)
+
+    checkpoint_files.write_tensors = slow
+
+
+def arm(kill: Kill | None) -> None:
+    if kill is not None:
+        place, number = kill
+        kill_after(number) if place == "time" else kill_at(place, int(number))
+
+
+def train(output: Path, kill: Kill | None, *words: str) -> None:
+    slow_disk()
+    arm(kill)
+    runs.run(output, *WORDS, *words)
+
+
+def measured(output: Path, *words: str) -> dict[str, float]:
+    """Run to the end; return how many lines each place has, and how many seconds the run takes."""
+
+    def counting() -> None:
+        counts: Counter[str] = Counter()
+        slow_disk()
+        count_lines(counts)
+        runs.run(output, *WORDS, *words)
+        (output.parent / "counts.json").write_text(json.dumps(counts))
+
+    assert runs.forked(counting) == 0
+    began = time.monotonic()
+    assert runs.forked(lambda: train(output.with_name("timed"), None, *words)) == 0
+    return json.loads((output.parent / "counts.json").read_text()) | {"time": time.monotonic() - began}
+
+
+def drawn(generator: random.Random, limits: dict[str, float]) -> Kill:
+    place = generator.choice(["time", *PLACES])
+    return place, generator.uniform(0, limits[place]) if place == "time" else generator.randint(1, int(limits[place]))
+
+
+def killed_and_resumed(output: Path, kills: list[Kill]) -> int:
+    """Run to the end, killed on the way; return how many of the kills met a run that was not done."""
+    met = 0
+    for kill in kills:
+        status = runs.forked(lambda kill=kill: train(output, kill))
+        assert status in (0, -signal.SIGKILL), status
+        met += status != 0
+    assert runs.forked(lambda: train(output, None)) == 0
+    return met
+
+
+def test_killed_at_random_points_every_run_ends_as_the_uninterrupted_one(tmp_path: Path):
+    limits = measured(tmp_path / "whole")
+    expected = runs.everything(tmp_path / "whole")
+    assert runs.everything(tmp_path / "timed") == expected
+    assert min(limits.values()) > 0, limits
+
+    def some(share: int) -> None:
+        """Do this process's share of the points, and write what was wrong, and how many kills there were."""
+        wrong, met = [], 0
+        for point in range(share, POINTS, PROCESSES):
+            generator = random.Random(point)
+            kills = [drawn(generator, limits) for _ in range(generator.choice([1, 1, 1, 2]))]
+            output = tmp_path / f"point-{point}"
+            try:
+                met += killed_and_resumed(output, kills)
+                left = [p.name for p in output.rglob("*") if ".partial" in p.name or p.name.endswith(".tmp")]
+                kept = sorted(p.name for p in (output / "checkpoints").iterdir())
+                found = runs.everything(output)
+                differs = [key for key in expected if found[key] != expected[key]]
+                if differs or left or kept != ["step-00000003", "step-00000004"]:
+                    wrong.append(f"point {point}, {kills}: differs in {differs}, left {left}, kept {kept}")
+            except AssertionError as error:
+                wrong.append(f"point {point}, {kills}: {error}")
+        (tmp_path / f"share-{share}.json").write_text(json.dumps([wrong, met]))
+
+    side_by_side = [_child(lambda share=share: some(share)) for share in range(PROCESSES)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in side_by_side] == [0] * PROCESSES
+    told = [json.loads((tmp_path / f"share-{share}.json").read_text()) for share in range(PROCESSES)]
+    assert [line for wrong, _ in told for line in wrong] == []
+    assert sum(met for _, met in told) >= 0.8 * POINTS, "too many runs were over before they were killed"
+
+
+def _child(body) -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(runs.forked(body) != 0)
+    return child
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_one_of_two_ranks_killed_at_random_points_changes_nothing(
+    tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checkpoint_saver, "GRACE_S", 0.5)  # what the rank that is left waits for one that is dead
+    words = (f"trainer.strategy={strategy}", "trainer.validate_every=0")
+
+    def counting(rank: int) -> None:
+        counts: Counter[str] = Counter()
+        slow_disk()
+        if rank == 1:
+            count_lines(counts)
+        runs.run(tmp_path / "whole", *WORDS, *words)
+        if rank == 1:
+            (tmp_path / "counts.json").write_text(json.dumps(counts))
+
+    assert ranks.forked(2, counting) == [0, 0]
+    limits = json.loads((tmp_path / "counts.json").read_text())
+    began = time.monotonic()
+    assert ranks.forked(2, lambda rank: train(tmp_path / "timed", None, *words)) == [0, 0]
+    limits["time"] = time.monotonic() - began
+    expected = runs.everything(tmp_path / "whole")
+    for point in range(5):
+        generator = random.Random(point)
+        kill, victim = drawn(generator, {key: limits.get(key, 1) for key in ("time", *PLACES)}), point % 2
+        output = tmp_path / f"point-{point}"
+        statuses = ranks.forked(2, lambda rank: train(output, kill if rank == victim else None, *words))  # noqa: B023
+        if statuses != [0, 0]:
+            assert statuses[victim] == -signal.SIGKILL, (kill, statuses)
+            assert statuses[1 - victim] in (0, 70), f"{kill}: the rank that was left did not end by itself"
+        assert ranks.forked(2, lambda rank: train(output, None, *words)) == [0, 0], kill  # noqa: B023
+        assert runs.everything(output) == expected, (kill, victim)
+
+
+DEADLY = """
+import os, signal
+
+def deadly(data_source, solution_str, ground_truth, extra_info=None):
+    marker = {marker!r}
+    if os.environ["RANK"] == "1" and os.path.exists(marker):
+        count = int(open(marker).read() or 0) + 1
+        if count == {number}:
+            os.unlink(marker)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with open(marker, "w") as file:
+            file.write(str(count))
+    return float(len(solution_str))
+"""
+
+
+def test_torchrun_ends_the_other_rank_and_a_new_start_ends_as_if_nothing_had_been(tmp_path: Path):
+    marker, rewards = tmp_path / "armed", tmp_path / "rewards.py"
+    rewards.write_text(DEADLY.format(marker=str(marker), number=30))
+    words = (
+        "trainer.save_every=1",
+        "trainer.max_steps=4",
+        "trainer.validate_at_start=false",
+        "trainer.strategy=fsdp2",
+        f"reward.functions=['{rewards}:deadly']",
+    )
+
+    def launched(name: str):
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(to_yaml(runs.small(tmp_path / name, *words)))
+        return torchrun(2, "-m", "hwgrpo", "train", str(recipe))
+
+    assert launched("whole").returncode == 0
+    marker.touch()
+    assert launched("run").returncode != 0
+    assert not marker.exists(), "nobody was killed"
+    assert not (tmp_path / "run/final").exists()
+    done = launched("run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert runs.everything(tmp_path / "run") == runs.everything(tmp_path / "whole")

@@ -1,0 +1,221 @@
+"""Runs of several processes: stopped, failed, and gone on with on other numbers of ranks by other strategies."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ranks
+import runs
+import torch
+from safetensors.torch import load_file
+
+from hwgrpo.errors import RunError
+from hwgrpo.training import checkpoint_files, checkpoints, loop
+from hwgrpo.training.strategies.processes import Processes
+
+LORA = ("model.lora.rank=2", "optim.lr=1e-2")
+GENTLE = ("optim.eps=1e-2", "optim.lr=0.02")
+"""AdamW that does not blow rounding up where a gradient is next to nothing."""
+
+
+def start(output: Path, way: str, steps: int, *words: str) -> None:
+    """Train to `steps`, as "STRATEGY RANKS" says."""
+    strategy, processes = way.split()
+    words = (*words, f"trainer.strategy={strategy}", f"trainer.max_steps={steps}", "trainer.validate_at_start=false")
+    if strategy == "single":
+        assert runs.forked(lambda: runs.run(output, *words)) == 0
+    else:
+        done = ranks.forked(int(processes), lambda rank: runs.run(output, *words))
+        assert done == [0] * int(processes)
+
+
+def pieces(output: Path, step: int) -> dict[str, list[list[int]]]:
+    manifest = json.loads((output / f"checkpoints/step-{step:08d}/manifest.json").read_text())
+    return {name: entry["pieces"] for name, entry in manifest["parameters"].items()}
+
+
+@pytest.mark.parametrize("kind", ["full", "lora with dropout"])
+@pytest.mark.parametrize("way", ["ddp 2", "fsdp2 2"])
+def test_going_on_with_as_many_ranks_changes_no_bit(tmp_path: Path, way: str, kind: str):
+    words = ("trainer.save_every=1",) if kind == "full" else ("trainer.save_every=1", *LORA, "model.lora.dropout=0.2")
+    start(tmp_path / "whole", way, 4, *words)
+    start(tmp_path / "parts", way, 2, *words)
+    start(tmp_path / "parts", way, 4, *words)
+    whole, parts = (steps(tmp_path / each) for each in ("whole", "parts"))
+    assert parts == whole
+    found, expected = (runs.everything(tmp_path / each) for each in ("parts", "whole"))
+    assert found["weights"] == expected["weights"]
+    assert found["completions"] == expected["completions"]
+
+
+def steps(output: Path) -> list[dict]:
+    """Return the metrics of training, without the validation at the end of a run."""
+    return [line for line in runs.metrics(output) if "actor/grad_norm" in line]
+
+
+CHAIN = ("single 1", "fsdp2 2", "fsdp2 4", "ddp 2")
+LONG_CHAIN = (*CHAIN, "fsdp2 2", "ddp 4", "single 1", "ddp 2", "fsdp2 4", "single 1", "ddp 4", "fsdp2 4", "fsdp2 2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "chain"),
+    [("full", CHAIN), ("lora", CHAIN), pytest.param("full", LONG_CHAIN, marks=pytest.mark.slow)],
+    ids=["full", "lora", "full, long"],
+)
+def test_each_step_on_other_ranks_by_another_strategy_is_that_of_one_process(
+    tmp_path: Path, kind: str, chain: tuple[str, ...]
+):
+    words = (*GENTLE, *(("model.lora.rank=2", "model.lora.dropout=0") if kind == "lora" else ()))
+    start(tmp_path / "one", "single 1", len(chain), *words)
+    cuts = []
+    for step, way in enumerate(chain, start=1):
+        start(tmp_path / "several", way, step, *words)
+        cuts.append(pieces(tmp_path / "several", step))
+    for number, held in zip(("1", "2", "4"), (cuts[0], cuts[1], cuts[2])):
+        assert {str(len({rank for parts in held.values() for rank, *_ in parts}))} == {number}
+    if kind == "lora":
+        assert min(len(parts) for parts in cuts[2].values()) == 2, "no rank is without a row of some parameter"
+    one, several = steps(tmp_path / "one"), steps(tmp_path / "several")
+    assert [line["step"] for line in several] == list(range(1, len(chain) + 1))
+    for left, right in zip(several, one, strict=True):
+        assert left["reward"] == right["reward"]
+        assert left["actor/grad_norm"] == pytest.approx(right["actor/grad_norm"], rel=1e-5)
+    final = load_file(tmp_path / "several/final/model.safetensors")
+    for name, expected in load_file(tmp_path / "one/final/model.safetensors").items():
+        found = final[name]
+        assert (found.double() - expected.double()).norm() <= 1e-5 * expected.double().norm(), name
+
+
+def test_a_signal_to_one_rank_saves_ends_both_cleanly_and_loses_nothing(tmp_path: Path):
+    words = ("trainer.save_every=1", "trainer.strategy=fsdp2", "trainer.max_steps=4", "trainer.validate_at_start=false")
+
+    def signalled(rank: int) -> None:
+        plain = loop.train_step
+
+        def raising(run: loop.Run, step: int) -> None:
+            if (rank, step) == (1, 2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            plain(run, step)
+
+        loop.train_step = raising
+        assert runs.run(tmp_path / "run", *words) == "interrupted"
+
+    assert ranks.forked(2, signalled) == [0, 0]
+    assert checkpoints.newest(tmp_path / "run/checkpoints")[0].step == 2
+    start(tmp_path / "run", "fsdp2 2", 4, *words)
+    start(tmp_path / "whole", "fsdp2 2", 4, *words)
+    assert runs.everything(tmp_path / "run") == runs.everything(tmp_path / "whole")
+
+
+def fail_on_rank_1(output: Path) -> None:
+    """Let no file of a checkpoint after that of step 2 be written by this process."""
+    size = (output / "checkpoints/step-00000002/weights-rank1.safetensors").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, resource.RLIM_INFINITY))
+
+
+def spoil_the_folder(output: Path) -> None:
+    """Let no folder be made among the checkpoints."""
+    (output / "checkpoints").rename(output / "aside")
+    (output / "checkpoints").write_text("")
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+@pytest.mark.parametrize(
+    ("rank", "fault", "said"),
+    [
+        (1, fail_on_rank_1, r"rank 1: .*File too large.* goes on from step-00000002"),
+        (0, spoil_the_folder, r"(Not a directory|File exists)"),
+    ],
+)
+def test_a_rank_that_cannot_write_ends_all_with_its_reason(
+    tmp_path: Path, rank: int, fault: Callable[[Path], None], said: str, asynchronous: str
+):
+    output = tmp_path / "run"
+    words = ("trainer.save_every=2", "trainer.strategy=ddp", f"trainer.save_async={asynchronous}")
+
+    def failing(own: int) -> None:
+        plain = loop.train_step
+
+        def faulty(run: loop.Run, step: int) -> None:
+            if step == 3:
+                run.saver.wait()
+                if own == rank:
+                    fault(output)
+            plain(run, step)
+
+        loop.train_step = faulty
+        with pytest.raises(RunError, match=f"checkpoint of step 4 could not be written.*{said}"):
+            runs.run(output, *words)
+
+    assert ranks.forked(2, failing) == [0, 0]
+    if (output / "aside").exists():
+        (output / "checkpoints").unlink()
+        (output / "aside").rename(output / "checkpoints")
+    assert [path.name for path in (output / "checkpoints").iterdir()] == ["step-00000002"]
+    start(output, "ddp 2", 5)
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("of-two") / "run"
+    start(output, "fsdp2 2", 2, "trainer.save_every=1", "trainer.save_final_model=false")
+    return output
+
+
+def swap(folder: Path) -> None:
+    (folder / "weights-rank0.safetensors").rename(folder / "w")
+    (folder / "weights-rank1.safetensors").rename(folder / "weights-rank0.safetensors")
+    (folder / "w").rename(folder / "weights-rank1.safetensors")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a rank's file gone": (
+        lambda f: (f / "moments-rank1.safetensors").unlink(),
+        "moments-rank1.safetensors is missing",
+    ),
+    "a rank's file cut": (lambda f: os.truncate(f / "weights-rank1.safetensors", 900), "weights-rank1.* is damaged"),
+    "ranks' files swapped": (swap, "weights-rank0.safetensors is damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_all_ranks_name_a_damaged_checkpoint_and_take_the_one_before(tmp_path: Path, of_two_ranks: Path, damage: str):
+    root = tmp_path / "checkpoints"
+    shutil.copytree(of_two_ranks / "checkpoints", root)
+    change, said = DAMAGE[damage]
+    change(root / "step-00000002")
+
+    def body(rank: int) -> None:
+        found, problems = checkpoints.newest(root, Processes(torch.device("cpu"), "gloo"))
+        assert found is not None
+        assert found.step == 1
+        (tmp_path / f"said-{rank}").write_text("\n".join(problems))
+
+    assert ranks.forked(2, body) == [0, 0]
+    problems = {(tmp_path / f"said-{rank}").read_text() for rank in (0, 1)}
+    assert len(problems) == 1
+    assert re.search(said, problems.pop())
+
+
+def test_each_file_of_a_checkpoint_is_read_by_one_rank_when_it_is_verified(tmp_path: Path, of_two_ranks: Path):
+    def body(rank: int) -> None:
+        plain = checkpoint_files.fingerprint
+
+        def noted(path: Path) -> dict:
+            with open(tmp_path / str(rank), "a") as file:
+                file.write(f"{path.name}\n")
+            return plain(path)
+
+        checkpoint_files.fingerprint = noted
+        checkpoints.newest(of_two_ranks / "checkpoints", Processes(torch.device("cpu"), "gloo"))
+
+    assert ranks.forked(2, body) == [0, 0]
+    read = [(tmp_path / str(rank)).read_text().split() for rank in (0, 1)]
+    assert len(read[0]) == len(read[1]) == 3
+    assert len({*read[0], *read[1]}) == 6

@@ -1,0 +1,79 @@
+"""Checkpoints of models without a run around them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
+from tiny import settings
+from torch import nn
+
+from hwgrpo.training import checkpoint_files, checkpoints
+from hwgrpo.training.checkpoint_saver import Saver
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.strategies.strategy import Strategy
+
+
+def policy_of(model: Any) -> PolicyModel:
+    return PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
+
+
+def trained(policy: PolicyModel, strategy: Strategy | None = None, updates: int = 1) -> Any:
+    """Wrap a policy and update it, with gradients of no meaning."""
+    strategy = strategy or Single(torch.device("cpu"), "gloo")
+    strategy.wrap(policy, settings())
+    for _ in range(updates):
+        update(strategy)
+    return strategy
+
+
+def update(strategy: Any) -> None:
+    for parameter in strategy.policy.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    strategy.step(1e-3)
+
+
+def saver(
+    root: Path, strategy: Strategy, *, keep: int = 2, asynchronous: bool = True, tell: Callable[[str], None] = print
+) -> Saver:
+    state = {"sampler": {}}
+    return Saver(root, strategy, Device(BACKEND), keep=keep, asynchronous=asynchronous, state=lambda: state, tell=tell)
+
+
+def saved(root: Path, strategy: Strategy, step: int = 5) -> Path:
+    """Write a checkpoint; return its folder."""
+    saver(root, strategy).save(step, last=True)
+    return checkpoint_files.folder_of(root, step)
+
+
+def load(folder: Path, strategy: Strategy, model: nn.Module) -> None:
+    """Put a checkpoint into a wrapped policy."""
+    checkpoint = checkpoints.verify(folder, strategy)
+    checkpoints.restore(checkpoint, strategy.pieces(), checkpoints.trainable_shapes(model))
+    strategy.pieces_written()
+
+
+class Gate:
+    """Holds up every write of a checkpoint's files until it is opened, as a disk does that has hung."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.reached = threading.Event()
+        """A write has begun."""
+        self._open = threading.Event()
+        plain = checkpoint_files.write_tensors
+
+        def slow(*arguments: Any) -> Any:
+            self.reached.set()
+            assert self._open.wait(60), "nobody opened the gate"
+            return plain(*arguments)
+
+        monkeypatch.setattr(checkpoint_files, "write_tensors", slow)
+
+    def open(self) -> None:
+        self._open.set()
