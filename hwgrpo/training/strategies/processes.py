@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
@@ -43,7 +44,7 @@ class Processes:
             )
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
-            dist.init_process_group(comm_backend)
+            _join(comm_backend)
         self.device = device
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -76,3 +77,19 @@ class Processes:
             self.__dict__.pop("module", None)
             self._cpu_group = None
             dist.destroy_process_group()
+
+
+def _join(comm_backend: str) -> None:
+    """Join the process group, in the launcher's store under a name that no earlier start has used.
+
+    torchrun keeps its store when it starts failed processes again (torch 2.13), and the addresses in it that nobody
+    listens at any more. On one host all processes count the starts alike, so that the count makes the name.
+    """
+    started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+    if started_again == "0" or not one_host:
+        dist.init_process_group(comm_backend)
+        return
+    store, rank, world_size = next(rendezvous("env://"))
+    store = dist.PrefixStore(f"start {started_again}", store)
+    dist.init_process_group(comm_backend, store=store, rank=rank, world_size=world_size)
