@@ -20,7 +20,9 @@ from tiny import ragged_batch, settings, tiny_qwen3
 from torch.distributed.tensor import DTensor
 
 from hwgrpo.training import STRATEGIES
+from hwgrpo.training.batch import token_signals
 from hwgrpo.training.layouts import PADDED
+from hwgrpo.training.micro_batch import lay_out
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.strategy import Strategy
@@ -65,7 +67,7 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     `grad.*` and the `norm` of the gradient, `loss` and `sum.*` of the metrics; the `clipped_norm` of the gradient once
     it was clipped; and after the step the log-probs [R] of the whole batch, `scored`, the `weight.*` themselves, and
     what the pieces of all ranks hold. Then `again.*`, the gradients of the same update at the new weights, after those
-    of another were discarded; and the log-probs once all weights were halved in the pieces.
+    of others were discarded; and the log-probs once all weights were halved in the pieces.
     """
     torch.set_num_threads(1)
     bounds, words = CASES[case]
@@ -90,6 +92,10 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     result |= {f"weight.{name}": weight.clone() for name, weight in strategy.whole()}
     result |= joined_pieces(strategy)
     update.accumulate_gradients(batch, range(len(batch) // 2))
+    strategy.discard_gradients()
+    signals = token_signals(full, range(len(full)), torch.ones(len(full)), rollout=False)
+    with strategy.accumulate(last=False):  # as an update that was broken off leaves it
+        strategy.backward(strategy.module(lay_out(full, [[0]], signals, PADDED), update.loss_fn, 0.0).loss)
     strategy.discard_gradients()
     update.accumulate_gradients(batch, range(len(batch)))
     result |= {f"again.{name}": gradient for name, gradient in gradients(strategy).items()}

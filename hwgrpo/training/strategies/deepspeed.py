@@ -25,6 +25,7 @@ from hwgrpo.training.strategies.deepspeed_config import deepspeed_config, with_p
 from hwgrpo.training.strategies.deepspeed_needs import check_needs, compile_note, quietly, silence_expected
 from hwgrpo.training.strategies.pieces import MOMENTS, Piece, moments_of
 from hwgrpo.training.strategies.processes import Processes
+from hwgrpo.training.strategies.strategy import clip_shards_by_norm
 from hwgrpo.training.strategies.zero_parts import Cut, Flattened, Parts
 
 
@@ -103,13 +104,7 @@ class Deepspeed(Processes):
         self._engine.backward(loss)
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        gradients = self._parts.gradients()
-        mine = torch.nn.utils.get_total_norm(gradients).double().square()
-        norm = torch.tensor(self.sum([float(mine)])[0], dtype=torch.float64).sqrt().float()
-        if max_norm > 0:
-            for gradient in gradients:
-                gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(gradient.device))
-        return norm
+        return clip_shards_by_norm(self._parts.gradients(), max_norm, self.sum)
 
     def step(self, lr: float) -> None:
         for group in self.optimizer.param_groups:

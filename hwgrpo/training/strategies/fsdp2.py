@@ -23,6 +23,7 @@ from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.strategies.pieces import MOMENTS, Piece, flat, moments_of
 from hwgrpo.training.strategies.processes import Processes
+from hwgrpo.training.strategies.strategy import clip_shards_by_norm
 
 
 class Fsdp2(Processes):
@@ -74,12 +75,7 @@ class Fsdp2(Processes):
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         gradients = [_local(p.grad) for p in self.policy.parameters() if p.grad is not None]
-        mine = torch.nn.utils.get_total_norm(gradients).double().square()
-        norm = torch.tensor(self.sum([float(mine)])[0], dtype=torch.float64).sqrt().float()
-        if max_norm > 0:
-            for gradient in gradients:
-                gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(gradient.device))
-        return norm
+        return clip_shards_by_norm(gradients, max_norm, self.sum)
 
     def step(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
