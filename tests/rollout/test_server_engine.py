@@ -18,8 +18,9 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.parts import EngineParts
-from hwgrpo.rollout.server_engine import VllmServerEngine, command_line
+from hwgrpo.rollout.server_engine import VllmServerEngine
 from hwgrpo.rollout.server_process import ServerProcess
+from hwgrpo.rollout.server_words import command_line, environment
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.rollout.weights import ModuleWeights
 from hwgrpo.values import Prompt, PromptBatch
@@ -284,10 +285,11 @@ def test_a_server_of_ours_gets_the_token_by_its_environment_and_not_the_trainers
     monkeypatch.setenv("PYTHONPATH", "/trainer")
     monkeypatch.setenv("RANK", "0")
     engine = make()
-    environment = engine._environment("secret")
-    assert environment[TOKEN_VARIABLE] == "secret"
-    assert environment["PYTHONPATH"].endswith("vllm_plugin")
-    assert "RANK" not in environment
+    variables = environment("secret", {"ONE_MORE": "1"})
+    assert variables[TOKEN_VARIABLE] == "secret"
+    assert variables["PYTHONPATH"].endswith("vllm_plugin")
+    assert variables["ONE_MORE"] == "1"
+    assert "RANK" not in variables
     assert not any("secret" in word for word in engine._command(1, None))
 
 
