@@ -9,7 +9,8 @@ set -uo pipefail
 
 # A group and its folders below tests/. Tests marked slow run in the group slow only, whatever folder they are in.
 groups="\
-unit algorithms backends bench config data models observe report rewards rollout training vllm
+unit algorithms backends bench config data models observe report rollout training
+rewards rewards
 kernels kernels peers
 commands cli doctor
 families families
@@ -20,6 +21,7 @@ torch_npu torch_npu
 lowering lowering
 structure structure setup
 distributed distributed
+vllm vllm
 simulated simulated_npu
 plugin plugin
 learning learning docs

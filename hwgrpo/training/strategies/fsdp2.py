@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -119,10 +120,14 @@ class Fsdp2(Processes):
     def whole(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parts():
             if parameter.requires_grad or not trainable_only:
-                assert isinstance(parameter, DTensor), f"{name} is not sharded"
                 # parts that are kept on the host are gathered by the device's group
-                part: Any = parameter.detach().to(self.device)
-                yield name, part.full_tensor()
+                mine = flat(_local(parameter)).to(self.device)
+                rows = parameter.shape[0]
+                size = -(-rows // self.world_size) * (parameter.numel() // max(rows, 1))
+                padded = torch.nn.functional.pad(mine, (0, size - mine.numel()))
+                gathered = mine.new_empty(size * self.world_size)
+                dist.all_gather_into_tensor(gathered, padded)
+                yield name, gathered[: parameter.numel()].view(parameter.shape)
 
 
 def decoder_layers(base: nn.Module) -> list[nn.Module]:

@@ -70,6 +70,16 @@ class Collectives final : public c10d::Backend {
     return done(c10d::OpType::_ALLGATHER_BASE, {output});
   }
 
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    auto to = host(output), from = host(input);
+    auto summed = options;
+    if (options.reduceOp == c10d::ReduceOp::AVG) summed.reduceOp = c10d::ReduceOp::SUM;
+    gloo_->_reduce_scatter_base(to, from, summed)->wait();
+    if (options.reduceOp == c10d::ReduceOp::AVG) to.div_(getSize());
+    return done(c10d::OpType::_REDUCE_SCATTER_BASE, {output});
+  }
+
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     auto plain = options;
     plain.device_ids.clear();

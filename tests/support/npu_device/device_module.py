@@ -131,6 +131,10 @@ def _runtime(kind: str, chip: str, compiled: Any) -> types.ModuleType:
         compiled.default_generator(index_of(device)).set_state(state)
 
     @api
+    def current_stream(device: Any = None) -> torch.Stream:
+        return torch.accelerator.current_stream(index_of(device))
+
+    @api
     @contextlib.contextmanager
     def stream(stream: torch.Stream) -> Iterator[None]:
         with stream:
