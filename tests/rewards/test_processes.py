@@ -400,7 +400,9 @@ def test_a_forked_copy_of_the_trainer_leaves_the_processes_alone(pipeline, make_
 
 
 TRAINER = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests in the background ignores it
+
 from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.rewards.process import open_reward
 from hwgrpo.values import Prompt
