@@ -5,7 +5,7 @@ are those without structured sparsity, with fp32 sums, for one device as torch c
 of Ascend's 910C). "tf32" is what fp32 products reach where torch may round their operands.
 
 Compared with copies of the documents they name: A100, A40, L4, L40, L40S, H100 SXM, H20, GH200, GB200, B200, MI350X,
-MI355X, 910A, and the bandwidth of MI300X. The other rows still want that.
+MI355X, 910A, and the bandwidth of MI300X. The other rows still want that, and so do all memory sizes.
 """
 
 from __future__ import annotations
