@@ -5,6 +5,7 @@ docs/faults.md tells users the same; its rows are those drilled here.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import runs
 import simulated_npu
+from full_disk import small_disk
 from launch import ROOT
 
 from hwgrpo.config.load import to_yaml
@@ -148,6 +150,24 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, undisturbed: dict, 
     assert resumed(tmp_path / "run", "observe.progress=plain") == undisturbed
     assert "step-00000004/moments-rank0.safetensors is damaged" in capfd.readouterr().out
     told("one bit of a checkpoint flips", "named, resumed from the one before; bitwise equal", "nothing")
+
+
+def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_once_there_is_room(
+    tmp_path: Path, undisturbed: dict, told: Told, capfd
+):
+    assert runs.forked(lambda: runs.run(tmp_path / "size", *WORDS, "trainer.max_steps=2")) == 0
+    size = sum(file.stat().st_size for file in (tmp_path / "size/checkpoints/step-00000002").iterdir())
+    (tmp_path / "run").mkdir()
+    with small_disk(tmp_path / "run/checkpoints", 6 * size) as disk:
+        filler = tmp_path / "run/checkpoints/filler"
+        filler.write_bytes(bytes(shutil.disk_usage(disk).free - size * 3 // 2))
+        assert runs.forked(lambda: runs.run(tmp_path / "run", *WORDS)) != 0
+        said = capfd.readouterr().err
+        assert "No space left on device" in said, said
+        assert "the run goes on from step-00000002" in said
+        filler.unlink()
+        assert resumed(tmp_path / "run") == undisturbed
+    told("the disk is full", "the run ended and said so; with room again it goes on; bitwise equal", "nothing")
 
 
 def test_an_accelerator_with_too_little_memory_takes_smaller_micro_batches(tmp_path: Path, told: Told):
