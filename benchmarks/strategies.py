@@ -1,0 +1,162 @@
+"""Seconds of an update, and of handing the new weights to a rollout engine, under each strategy, in turns in one run.
+
+    torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 zero-1 zero-2 --repeat 7 --output results.json
+
+Every strategy trains the same Qwen3 with random weights on the same sequences, in fp32 with one thread per rank. In
+each round every strategy runs one update (several micro-batches, gradient clipping, AdamW) and yields its weights whole
+to every rank; the first round is not counted. A time is that of the slowest rank. The norms of the gradients are
+compared first: a strategy whose norm is not that of the first by 1e-4 ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from hwgrpo.config import load_config
+from hwgrpo.training import STRATEGIES
+from hwgrpo.training.layouts import PADDED
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.values import TrainBatch
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 10, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192, "tie_word_embeddings": True,
+}  # fmt: skip
+PROMPT_TOKENS, SAMPLES = 32, 4
+
+
+def main() -> None:
+    """Measure and print a table on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ways", nargs="+", choices=("ddp", "fsdp2", "zero-1", "zero-2", "zero-3"))
+    parser.add_argument("--repeat", type=int, default=7, help="rounds that are counted")
+    parser.add_argument("--prompts", type=int, default=8, help="per rank, of 4 samples each")
+    parser.add_argument("--response-tokens", type=int, default=96)
+    parser.add_argument("--output", help="write the results as JSON to this file")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    updates = {way: updater(way, args.prompts) for way in args.ways}
+    batch = sequences(args.prompts, args.response_tokens)
+    check_losses(updates, batch)
+    times: dict[str, dict[str, list[float]]] = {way: {"update": [], "weights": []} for way in updates}
+    for number in range(args.repeat + 1):
+        for way, update in updates.items():
+            strategy = update.strategy
+            seconds = {
+                "update": timed(strategy, lambda update=update: update(batch)),
+                "weights": timed(strategy, lambda strategy=strategy: [None for _ in strategy.whole()]),
+            }
+            if number:
+                for name, each in seconds.items():
+                    times[way][name].append(each)
+    if dist.get_rank() == 0:
+        print(table(times))
+        if args.output:
+            Path(args.output).write_text(json.dumps(record(args, times), indent=1) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def updater(way: str, prompts: int) -> PolicyUpdate:
+    """Return the policy under a strategy."""
+    name, _, stage = way.partition("-")
+    words = [
+        f"trainer.strategy={'deepspeed' if stage else name}",
+        "model.path=builtin://tiny?task=sort",
+        "data.train=task://sort",
+    ]
+    words += [f"trainer.deepspeed.stage={stage}"] if stage else []
+    words += ["reward.functions=[exact_match]", "optim.lr=1e-6", "data.max_prompt_tokens=64"]
+    words += [f"trainer.prompts_per_step={prompts * dist.get_world_size()}"]
+    config = load_config(None, [*words, "trainer.tokens_per_micro_batch=1024", "rollout.max_response_tokens=128"])
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, max_position_embeddings=256))
+    policy = PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
+    strategy: Strategy = STRATEGIES.load(config.trainer.strategy)(torch.device("cpu"), "gloo")
+    strategy.prepare(config)
+    strategy.wrap(policy, config)
+    return PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1000)
+
+
+def sequences(prompts: int, response_tokens: int) -> TrainBatch:
+    """Return this rank's sequences, all of one length, of random tokens and advantages."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    count = prompts * SAMPLES
+
+    def tokens(size: int) -> torch.Tensor:
+        return torch.randint(SHAPE["vocab_size"], (size,), generator=generator)
+
+    return TrainBatch(
+        prompt_tokens=tokens(prompts * PROMPT_TOKENS),
+        prompt_offsets=torch.arange(prompts + 1) * PROMPT_TOKENS,
+        prompt_index=torch.arange(prompts).repeat_interleave(SAMPLES),
+        tokens=tokens(count * response_tokens),
+        offsets=torch.arange(count + 1) * response_tokens,
+        advantages=torch.randn(count, generator=generator),
+        rollout_logprobs=torch.full((count * response_tokens,), -9.0),
+    )
+
+
+def check_losses(updates: dict[str, PolicyUpdate], batch: TrainBatch) -> None:
+    """End the run where a strategy computes another gradient norm than the first."""
+    norms = {}
+    for way, update in updates.items():
+        update.accumulate_gradients(batch, range(len(batch)))
+        norms[way] = float(update.strategy.clip_gradients(0.0))
+        update.strategy.discard_gradients()
+    first = next(iter(norms.values()))
+    for way, norm in norms.items():
+        if abs(norm - first) > 1e-4 * first:
+            raise SystemExit(f"{way} computes a gradient of norm {norm}, the first strategy {first}: nothing is timed")
+
+
+def timed(strategy: Strategy, work: Any) -> float:
+    """Return the seconds of the slowest rank."""
+    strategy.barrier()
+    began = time.perf_counter()
+    work()
+    return max(strategy.gather_objects(time.perf_counter() - began))
+
+
+def table(times: dict[str, dict[str, list[float]]]) -> str:
+    """Return medians as text, each beside the first strategy's."""
+    first = statistics.median(next(iter(times.values()))["update"])
+    lines = [f"{'':8}{'update s':>10}{'of first':>10}{'weights s':>11}{'of update':>11}"]
+    for way, each in times.items():
+        update, weights = (statistics.median(each[name]) for name in ("update", "weights"))
+        lines.append(f"{way:8}{update:10.3f}{update / first:10.2f}{weights:11.4f}{weights / update:11.1%}")
+    return "\n".join(lines)
+
+
+def record(args: argparse.Namespace, times: Any) -> dict[str, Any]:
+    """Return the results with what they were measured on."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "ranks": dist.get_world_size(),
+        "shape": SHAPE,
+        "prompts per rank": args.prompts,
+        "samples": SAMPLES,
+        "response tokens": args.response_tokens,
+        "seconds": times,
+    }
+
+
+if __name__ == "__main__":
+    main()
