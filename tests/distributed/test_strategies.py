@@ -1,5 +1,6 @@
 """Processes over gloo give what one gives, whatever the strategy."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,34 +36,39 @@ def alone() -> Results:
     return {case: run_update(Single(torch.device("cpu"), "gloo"), case) for case in CASES}
 
 
+FAST = [("ddp", 2), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 4), ("fsdp2, weights kept", 2)]
+ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
+ZERO_RUNS += [("zero-3, small weights kept", 2)]
+BF16 = {"zero-1, bf16": "ddp, bf16", "zero-2, bf16": "ddp, bf16", "zero-3, bf16": "fsdp2, bf16"}
+"""Ways that keep the weights alike: whole and fp32 on every rank, or in shards that are gathered in bf16."""
+STARTS = [FAST, ZERO_RUNS + [(way, 2) for way in BF16], [(way, 2) for way in dict.fromkeys(BF16.values())]]
+"""Runs that may share one start of their processes, where they are of as many ranks: it takes longer than they do."""
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What ranks of a strategy give, by case; all cases of one in one start of its processes."""
+    """What ranks of a strategy give, by case."""
     known: dict[tuple[str, int], Results] = {}
 
     def of(way: str, ranks: int) -> Results:
         if (way, ranks) not in known:
+            together = next(runs for runs in STARTS if (way, ranks) in runs)
+            ways = {each: WAYS[each] for each, of_ranks in together if of_ranks == ranks}
             out = tmp_path_factory.mktemp("out")
-            strategy, *words = WAYS[way]
-            launch = with_deepspeed if strategy == "deepspeed" else torchrun
-            done = launch(ranks, str(ROOT / "tests/support/strategy_worker.py"), strategy, str(out), *words)
+            launch = with_deepspeed if WAYS[way][0] == "deepspeed" else torchrun
+            done = launch(ranks, str(ROOT / "tests/support/strategy_worker.py"), str(out), json.dumps(ways))
             assert done.returncode == 0, done.stderr[-3000:]
-            known[way, ranks] = {case: load_file(out / f"{case}.safetensors") for case in CASES}
+            for each in ways:
+                known[each, ranks] = {case: load_file(out / each / f"{case}.safetensors") for case in CASES}
         return known[way, ranks]
 
     return of
 
 
-ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("way", "ranks"),
-    [
-        *[("ddp", 2), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 4), ("fsdp2, weights kept", 2)],
-        *[pytest.param(*run, marks=pytest.mark.slow) for run in (*ZERO_RUNS, ("zero-3, small weights kept", 2))],
-    ],
+    [*FAST, *[pytest.param(*run, marks=pytest.mark.slow) for run in ZERO_RUNS]],
 )
 def test_an_update_on_several_ranks_is_that_of_one(way: str, ranks: int, case: str, alone: Results, found):
     several, one = found(way, ranks)[case], alone[case]
@@ -81,11 +87,8 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    ("way", "like"), [("zero-1, bf16", "ddp, bf16"), ("zero-2, bf16", "ddp, bf16"), ("zero-3, bf16", "fsdp2, bf16")]
-)
+@pytest.mark.parametrize(("way", "like"), BF16.items())
 def test_in_bf16_zero_keeps_weights_as_the_strategy_does_that_keeps_as_much(way: str, like: str, case: str, found):
-    """Whole and fp32 on every rank as ddp has them, or in shards that are gathered in bf16 as fsdp2 does."""
     assert_close(found(way, 2)[case], found(like, 2)[case], 1e-5)
 
 

@@ -1,13 +1,14 @@
-"""Run by torchrun: one update of a fixed batch under a strategy, each rank on its share of the prompts.
+"""Run by torchrun: one update of a fixed batch under strategies, each rank on its share of the prompts.
 
-torchrun --nproc-per-node 2 strategy_worker.py STRATEGY OUT [OVERRIDE...]
+torchrun --nproc-per-node 2 strategy_worker.py OUT '{"WAY": ["STRATEGY", "OVERRIDE", ...], ...}'
 
-OUT/CASE.safetensors, written by rank 0, is what resulted of each of CASES: see `run_update`.
+OUT/WAY/CASE.safetensors, written by rank 0, is what resulted of each of CASES: see `run_update`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import sys
 from collections.abc import Sequence
@@ -139,12 +140,14 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
 
 
 if __name__ == "__main__":
-    name, out, *more = sys.argv[1:]
+    out, ways = Path(sys.argv[1]), json.loads(sys.argv[2])
     dist.init_process_group("gloo")
-    for case in CASES:
-        strategy = STRATEGIES.load(name)(torch.device("cpu"), "gloo")
-        values = run_update(strategy, case, more)
-        if strategy.rank == 0:
-            # tied parameters share memory, which safetensors refuses
-            save_file({key: value.contiguous() for key, value in values.items()}, Path(out) / f"{case}.safetensors")
+    for way, (name, *more) in ways.items():
+        for case in CASES:
+            strategy = STRATEGIES.load(name)(torch.device("cpu"), "gloo")
+            values = run_update(strategy, case, more)
+            if strategy.rank == 0:
+                (out / way).mkdir(exist_ok=True)
+                # tied parameters share memory, which safetensors refuses
+                save_file({key: value.contiguous() for key, value in values.items()}, out / way / f"{case}.safetensors")
     dist.destroy_process_group()
