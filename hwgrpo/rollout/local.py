@@ -13,7 +13,6 @@ import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rollout.architectures import obstacle
 from hwgrpo.rollout.decoding import Decoded, decode
 from hwgrpo.rollout.engine import Sampling
@@ -21,6 +20,7 @@ from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.lean_step import LeanRows
 from hwgrpo.rollout.precision import slow_dtype
 from hwgrpo.rollout.recorded import RecordedRows
+from hwgrpo.rollout.requests import check_batch
 from hwgrpo.rollout.rows import ModelRows, Rows, proven_cache
 from hwgrpo.rollout.sampling import stream_keys
 from hwgrpo.rollout.stopping import StopWatch, end_token_ids
@@ -134,7 +134,7 @@ class LocalEngine:
         if not self._usable:
             raise RuntimeError("the local engine is asleep or closed: call wake() before generate()")
         assert len(batch) > 0
-        self._check(batch, sampling)
+        check_batch(batch, sampling, self._model.config)
         began = time.perf_counter()
         model = self._sampler
         longest = max(len(prompt.token_ids) for prompt in batch.prompts) + sampling.max_response_tokens
@@ -190,25 +190,6 @@ class LocalEngine:
     def close(self) -> None:
         """Free the copy of the weights; the policy itself stays as it is."""
         self.sleep()
-
-    def _check(self, batch: PromptBatch, sampling: Sampling) -> None:
-        config = self._model.config.get_text_config()
-        longest = 0
-        for prompt in batch.prompts:
-            if not prompt.token_ids:
-                raise DataError(f"prompt {prompt.uid!r} has no tokens: a response needs something to answer")
-            longest = max(longest, len(prompt.token_ids))
-        limit = getattr(config, "max_position_embeddings", None)
-        if limit is not None and longest + sampling.max_response_tokens > limit:
-            raise ConfigError(
-                f"rollout.max_response_tokens={sampling.max_response_tokens} and the longest prompt, {longest} tokens, "
-                f"exceed the model's {limit} positions (max_position_embeddings): lower it or data.max_prompt_tokens"
-            )
-        unknown = [token for token in sampling.stop_token_ids if token >= config.vocab_size]
-        if unknown:
-            raise ConfigError(
-                f"rollout.stop_token_ids={unknown} are not in the model's vocabulary of {config.vocab_size} tokens"
-            )
 
     def _parts(self, batch: PromptBatch, n: int) -> Iterator[tuple[list[Prompt], list[int]]]:
         """Yield the prompt and the sample index of each response, at most `max_sequences` at a time, whole groups."""

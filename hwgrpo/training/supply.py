@@ -2,7 +2,7 @@
 
 Ahead, the responses to a step's prompts are sampled while earlier steps are trained, by weights that are some versions
 older than the policy that learns from them. The bound on that, `rollout.max_staleness`, is kept twice: a batch is not
-begun before the engine has weights that will be new enough, and one that comes with older ones is generated again.
+begun before the engine has weights that will be new enough, and one that comes with older ones is not trained on.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from hwgrpo_backends.device import Device
 
+from hwgrpo.errors import RunError
 from hwgrpo.rollout.engine import Engine, Sampling
 from hwgrpo.rollout.gate import Gate, Stopped
 from hwgrpo.training.prompts import PromptSource
@@ -139,10 +140,16 @@ class Ahead:
                 raise self._error
             batch, self._state = self._done.popleft()
         policy = step - 1
-        while policy - batch.completions.weight_version > self._max_staleness:
+        if self._too_old(batch, policy) and self._source.world_size == 1:
             with self.alone():  # an engine that has lost weights, or a server that came back with older ones
                 self._engine.update_weights(policy)
                 batch = self._generate(batch.prompts)
+        if self._too_old(batch, policy):  # new weights are brought by all ranks together, which only this one knows of
+            raise RunError(
+                f"the responses of step {step} were sampled with weights {batch.completions.weight_version}, but the "
+                f"policy has weights {policy} and rollout.max_staleness={self._max_staleness}: the rollout engine does "
+                "not take new weights; start again from the newest checkpoint"
+            )
         # What is to be sampled beside this step begins before it: else its new weights could come first.
         wanted = min(step + 1, self._last_step)
         with self._changed:
@@ -200,6 +207,9 @@ class Ahead:
     def _generate(self, prompts: PromptBatch) -> Batch:
         completions = self._engine.generate(prompts, self._sampling)
         return Batch(prompts, completions, dict(self._engine.metrics))
+
+    def _too_old(self, batch: Batch, policy: int) -> bool:
+        return policy - batch.completions.weight_version > self._max_staleness
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         with self._changed:

@@ -95,7 +95,7 @@ def workers(launcher: int) -> dict[int, int]:
     return found
 
 
-def test_sigterm_saves_what_is_done_and_exits_0(tmp_path: Path, undisturbed: dict, told: Told):
+def test_sigterm_saves_what_is_done_exits_0_and_loses_nothing(tmp_path: Path, undisturbed: dict, told: Told):
     with command(tmp_path / "run", *LONG) as process:
         wait_for_step(tmp_path / "run", 3)
         began = time.monotonic()
@@ -107,6 +107,9 @@ def test_sigterm_saves_what_is_done_and_exits_0(tmp_path: Path, undisturbed: dic
     assert newest is not None
     steps = [line["step"] for line in read_lines(tmp_path / "run/metrics.jsonl")]
     assert newest.step == max(steps), "no finished step is lost"
+    if newest.step > 6:
+        pytest.fail(f"stopped after step {newest.step}, later than this drill has an end")
+    assert resumed(tmp_path / "run") == undisturbed
     told("SIGTERM", f"saved step {newest.step}, exit 0 after {took:.1f} s", "nothing")
 
 

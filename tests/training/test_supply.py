@@ -74,6 +74,8 @@ def test_a_run_ahead_that_is_resumed_asks_the_prompts_that_were_not_trained(tmp_
 class Source:
     """Draws numbers; the position is how many were drawn."""
 
+    world_size = 1
+
     def __init__(self) -> None:
         self.position = 0
 
@@ -156,6 +158,22 @@ def test_a_batch_of_weights_that_are_too_old_is_generated_again_with_the_policys
     batch = supply.next(3)
     assert batch.completions.weight_version == 2
     assert [prompt for prompt, _ in supply._engine.generated].count(3) == 2
+    supply.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_engine_that_takes_no_new_weights_ends_the_run(ranks):
+    """One of several ranks cannot bring weights alone."""
+    supply = ahead(1)
+    supply._source.world_size = ranks
+    supply._engine.may.release(100)
+    supply._engine.update_weights = lambda version: None
+    for step in (1, 2):
+        supply.next(step)
+        settle(supply, step + 1)
+        supply.update_weights(step)
+    with pytest.raises(RunError, match=r"step 3 were sampled with weights 0, but the policy has weights 2"):
+        supply.next(3)
     supply.close()
 
 

@@ -24,17 +24,17 @@ from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.strategies.pieces import MOMENTS, Piece, flat, moments_of
 from hwgrpo.training.strategies.processes import Processes
+from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_shards_by_norm
 
 
-class Fsdp2(Processes):
+class Fsdp2(Processes, Stepping):
     """Train with one process per device under torchrun, each with a part of every weight; see `Strategy`."""
 
     name = "fsdp2"
     shards = True
     module: nn.Module
     policy: PolicyModel
-    optimizer: torch.optim.Optimizer
 
     def wrap(self, policy: PolicyModel, config: Config) -> None:
         settings = config.trainer.fsdp2
@@ -71,21 +71,9 @@ class Fsdp2(Processes):
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()  # each pass reduces its gradients: until the last, they would be whole on every rank
 
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         gradients = [_local(p.grad) for p in self.policy.parameters() if p.grad is not None]
         return clip_shards_by_norm(gradients, max_norm, self.sum)
-
-    def step(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.discard_gradients()
-
-    def discard_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
 
     def pieces(self) -> list[Piece]:
         pieces = []

@@ -9,10 +9,11 @@ from torch import nn
 
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.strategies.pieces import Piece, shared_out, whole_pieces
+from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_by_norm
 
 
-class Replicated:
+class Replicated(Stepping):
     """The policy in one piece, with torch's AdamW over it; see `Strategy` for the methods."""
 
     shards = False
@@ -20,25 +21,12 @@ class Replicated:
     world_size: int
     module: nn.Module
     policy: PolicyModel
-    optimizer: torch.optim.Optimizer
 
     def wrap_reference(self, policy: PolicyModel) -> None:
         pass
 
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         return clip_by_norm(list(self.policy.parameters()), max_norm)
-
-    def step(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.discard_gradients()
-
-    def discard_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
 
     def pieces(self) -> list[Piece]:
         return whole_pieces(self.policy.model, self.optimizer)
