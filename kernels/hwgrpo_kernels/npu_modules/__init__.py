@@ -17,6 +17,6 @@ the ops: torch-npu's operator documents and CANN's aclnn documents. Never run on
 """
 
 from .applied import Applied, is_fused
-from .take import MODULES, apply, reason_against
+from .take import MODULES, adopt, apply, reason_against
 
-__all__ = ["MODULES", "Applied", "apply", "is_fused", "reason_against"]
+__all__ = ["MODULES", "Applied", "adopt", "apply", "is_fused", "reason_against"]
