@@ -61,14 +61,16 @@ class Filling:
         self._missing = {parameter: name for name, parameter in model.named_parameters()}
         self._places = places(model)
 
-    def fill(self, unit: nn.Module) -> None:
-        """Put new parameters with their weights, on the device, in the place of those of a unit.
+    def fill(self, unit: nn.Module) -> dict[str, nn.Parameter]:
+        """Put new parameters with their weights, on the device, in the place of those of a unit; return them by name.
 
-        What an earlier call has filled is left as it is; so is what shares a parameter with it.
+        What an earlier call has filled is left as it is, and what shares a parameter with it.
         """
+        done: dict[str, nn.Parameter] = {}
         for parameter in list(unit.parameters()):
             name = self._missing.pop(parameter, None)
             if name is not None:
-                filled = nn.Parameter(self._weights.whole(name, parameter), parameter.requires_grad)
+                done[name] = nn.Parameter(self._weights.whole(name, parameter), parameter.requires_grad)
                 for module, attribute in self._places.pop(parameter):
-                    module.register_parameter(attribute, filled)
+                    module.register_parameter(attribute, done[name])
+        return done

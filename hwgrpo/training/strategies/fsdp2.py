@@ -60,17 +60,19 @@ class Fsdp2(Processes, Stepping):
 
     def _shard(self, policy: PolicyModel, weights: Rank0Weights | None) -> None:
         """Cut a policy over the ranks, a decoder layer at a time; each is filled just before."""
-        fill = weights.filling(policy.model).fill if weights is not None else lambda unit: None
+        filling = None if weights is None else weights.filling(policy.model)
         options = dict(self._options)
         if policy.compute_dtype != torch.float32:
             # Weights travel in the compute dtype, gradients are summed in fp32. What losses read stays in fp32.
             options["mp_policy"] = MixedPrecisionPolicy(policy.compute_dtype, torch.float32, cast_forward_inputs=False)
         for layer in decoder_layers(policy.base):
-            fill(layer)
+            if filling is not None:
+                filling.fill(layer)
             fully_shard(layer, **options)
         # The head is read at a forward's end and the backward begins with it: between the two it stays gathered.
         options["reshard_after_forward"] = False
-        fill(policy.model)
+        if filling is not None:
+            filling.fill(policy.model)
         fully_shard(policy, **options)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
