@@ -94,8 +94,8 @@ class ShardedWeights:
         base = causal_lm(self._model)
         own = {parameter: name for name, parameter in self._model.named_parameters()}
         parameters = dict(base.named_parameters(remove_duplicate=False))
-        hollow = {name: torch.empty(0, device="meta") for name in parameters}
-        untied = remove_tied_weights_from_state_dict(hollow, base)
+        in_place = {parameter: torch.empty(1) for parameter in own}  # ties are told by shared memory
+        untied = remove_tied_weights_from_state_dict({n: in_place[p] for n, p in parameters.items()}, base)
         clean = _names_without_adapters(base)
         names = {own[parameters[name]]: clean[name] for name in untied if name in clean}
         if self._apart is None:

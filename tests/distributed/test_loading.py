@@ -1,0 +1,86 @@
+"""Where a strategy cuts the policy, rank 0 alone reads it, no rank holds it whole, and every rank gets the right part."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simulated_npu
+from deepspeed_package import with_deepspeed
+from launch import ROOT, torchrun
+from loading_worker import make
+from tiny import settings
+
+from hwgrpo.models.loading import load_model
+from hwgrpo.models.lora import apply_lora
+
+FSDP = ["trainer.strategy=fsdp2"]
+ZERO = ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=3"]
+SERVED = ["rollout.engine=vllm"]
+"""No copy that samples in this process."""
+LAYERS = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models: tied, untied, one with an adapter, and a larger one of equal layers and little else."""
+    root = tmp_path_factory.mktemp("models")
+    make(root / "tied", tied=True)
+    make(root / "untied", tied=False)
+    (root / "bytes").write_text(str(make(root / "large", tied=True, hidden=512, layers=LAYERS)))
+    config = settings(f"model.path={root}/tied", "model.lora.rank=2")
+    adapted = apply_lora(load_model(config.model, attention="sdpa"), config.model.lora)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    adapted.save_pretrained(str(root / "adapter"))
+    return root
+
+
+def cases(root: Path, strategy: list[str]) -> dict[str, list[str]]:
+    tied, untied = (f"model.path={root}/{name}" for name in ("tied", "untied"))
+    kl = "algorithm.kl.coef=0.1"
+    return {
+        "tied, with a reference": [tied, kl, *strategy],
+        "untied, with a reference": [untied, kl, *strategy],
+        "bf16": [untied, "rollout.dtype=float32", "model.dtype=bfloat16", *strategy],
+        "new adapters": [tied, kl, "model.lora.rank=2", *strategy],
+        "an adapter trained further": [tied, kl, f"model.lora.adapter={root}/adapter", *strategy],
+        "large": [f"model.path={root}/large", *SERVED, *strategy],
+    }
+
+
+NAMES = list(cases(Path(), []))
+
+
+def started(root: Path, out: Path, strategy: list[str], backend: str = "cpu", launch: Any = torchrun, **more: Any):
+    worker = str(ROOT / "tests/support/loading_worker.py")
+    done = launch(2, worker, str(out), backend, json.dumps(cases(root, strategy)), **more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: [json.loads((out / f"{name}-{rank}.json").read_text()) for rank in range(2)] for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def sharded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """What two ranks of fsdp2 have."""
+    return started(folder, tmp_path_factory.mktemp("fsdp2"), FSDP)
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_two_ranks_have_the_models_that_one_would_read(sharded, case: str):
+    assert [rank["faults"] for rank in sharded[case]] == [[], []]
+
+
+def test_a_rank_beside_the_first_never_has_the_whole_model_in_memory(sharded, folder: Path):
+    whole = int((folder / "bytes").read_text())
+    half_and_a_layer = whole / 2 + whole / LAYERS
+    assert sharded["large"][1]["host"] < half_and_a_layer + 0.15 * whole
+
+
+@pytest.mark.slow
+def test_under_zero_3_two_ranks_have_the_models_that_one_would_read(folder: Path, tmp_path: Path):
+    found = started(folder, tmp_path, ZERO, launch=with_deepspeed)
+    assert {name: [rank["faults"] for rank in ranks] for name, ranks in found.items()} == dict.fromkeys(NAMES, [[], []])
+    whole = int((folder / "bytes").read_text())
+    # Two parts: of weights and their gradients, which DeepSpeed makes room for as it starts.
+    assert found["large"][1]["host"] < 4 * whole
