@@ -39,13 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cases(root: Path, strategy: list[str]) -> dict[str, list[str]]:
     tied, untied = (f"model.path={root}/{name}" for name in ("tied", "untied"))
-    kl = "algorithm.kl.coef=0.1"
+    words = ["algorithm.kl.coef=0.1", "model.dtype=float32", *strategy]
     return {
-        "tied, with a reference": [tied, kl, *strategy],
-        "untied, with a reference": [untied, kl, *strategy],
+        "tied, with a reference": [tied, *words],
+        "untied, with a reference": [untied, *words],
         "bf16": [untied, "rollout.dtype=float32", "model.dtype=bfloat16", *strategy],
-        "new adapters": [tied, kl, "model.lora.rank=2", *strategy],
-        "an adapter trained further": [tied, kl, f"model.lora.adapter={root}/adapter", *strategy],
+        "new adapters": [tied, "model.lora.rank=2", *words],
+        "an adapter trained further": [tied, f"model.lora.adapter={root}/adapter", *words],
         "large": [f"model.path={root}/large", *SERVED, *strategy],
     }
 
@@ -75,6 +75,16 @@ def test_a_rank_beside_the_first_never_has_the_whole_model_in_memory(sharded, fo
     whole = int((folder / "bytes").read_text())
     half_and_a_layer = whole / 2 + whole / LAYERS
     assert sharded["large"][1]["host"] < half_and_a_layer + 0.15 * whole
+
+
+def test_no_device_ever_holds_the_whole_model(folder: Path, tmp_path: Path):
+    """What the allocators of two simulated devices had given out at the most."""
+    more = {"packages": [simulated_npu.packages()], "SIMULATED_NPU_DEVICES": "2"}
+    found = started(folder, tmp_path, FSDP, "npu", **more)
+    assert {name: [rank["faults"] for rank in ranks] for name, ranks in found.items()} == dict.fromkeys(NAMES, [[], []])
+    whole = int((folder / "bytes").read_text())
+    for rank in found["large"]:
+        assert whole / 2 < rank["device"] < whole / 2 + 1.6 * whole / LAYERS, "shards, a layer, its part"
 
 
 @pytest.mark.slow

@@ -92,11 +92,8 @@ def faults(config: Config, models: Models, strategy: Strategy, device: torch.dev
     if models.apart is not None:
         parts.append(("replica", {name: p.detach().cpu() for name, p in models.apart.replica.named_parameters()}))
     if models.reference is not None and models.reference.policy is not models.policy:
-        whole = {}
-        for name, p in models.reference.policy.model.named_parameters():
-            assert not p.requires_grad
-            whole[name] = (p.full_tensor() if isinstance(p, DTensor) else p).cpu()
-        parts.append(("reference", whole))
+        named = models.reference.policy.model.named_parameters()
+        parts.append(("reference", {name: joined(p, strategy) for name, p in named}))
     wrong = []
     for what, held in parts:
         wrong += [f"{what} lacks or adds {name}" for name in held.keys() ^ weights.keys()]
@@ -123,6 +120,14 @@ def faults(config: Config, models: Models, strategy: Strategy, device: torch.dev
     if config.model.lora.adapter and model.active_adapter != TRAINED_ADAPTER:
         wrong.append(f"the active adapter is {model.active_adapter}")
     return wrong
+
+
+def joined(parameter: Any, strategy: Strategy) -> torch.Tensor:
+    """Return a frozen parameter whole: FSDP2 cuts it by rows, ZeRO-3 by elements."""
+    assert not parameter.requires_grad
+    mine = parameter.to_local() if isinstance(parameter, DTensor) else parameter.ds_tensor
+    runs = torch.cat(strategy.gather_objects(mine.cpu()))
+    return runs if isinstance(parameter, DTensor) else runs[: parameter.ds_numel].view(parameter.ds_shape)
 
 
 if __name__ == "__main__":
