@@ -159,7 +159,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     elif not sharding.whole:
         unit = 4 * max(shape.largest_layer, shape.outside_layers)
         loading = {name: size for name, size in always.items() if name in parameters}
-        loading |= {"a layer, or what is no layer, before it is cut": unit}
+        loading |= {"a layer or the rest (fp32), being cut": unit}
     if loading:
         loading |= {name: size for name, size in always.items() if name == COPY}
     rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}

@@ -113,7 +113,7 @@ def test_at_the_start_a_model_whose_weights_are_cut_is_whole_a_layer_at_a_time()
     unit = 4 * max(SHAPE.largest_layer, SHAPE.outside_layers)
     for strategy, size in (("fsdp2", 4), ("zero3", 2)):
         loading = held(strategy, 8).loading
-        assert loading.pop("a layer, or what is no layer, before it is cut") == unit
+        assert loading.pop("a layer or the rest (fp32), being cut") == unit
         assert list(loading.values()) == [size * SHAPE.parameters // 8]
     with_copy = held("fsdp2", 8, samples=True)
     assert with_copy.loading["copy that samples"] == with_copy.always["copy that samples"]
