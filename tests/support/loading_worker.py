@@ -11,13 +11,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import hwgrpo_backends
+import npu_reference_ops
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
+from hwgrpo_kernels.fused_modules import is_fused
 from tiny import settings
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -78,7 +81,10 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
     device.reset_peak()
     models = put_together(config, device, strategy, tokenizer, attention, layout)
     held = {"host": resident_peak() - before, "device": device.memory().peak}
-    return held | {"rank": strategy.rank, "faults": faults(config, models, strategy, device.torch_device)}
+    base = models.policy.base
+    taken = [name for name, module in base.named_modules() if is_fused(module)] + [base.config._attn_implementation]
+    wrong = faults(config, models, strategy, device.torch_device)
+    return held | {"rank": strategy.rank, "fused": taken, "faults": wrong}
 
 
 def faults(config: Config, models: Models, strategy: Strategy, device: torch.device) -> list[str]:
@@ -134,7 +140,8 @@ if __name__ == "__main__":
     out, backend, cases = Path(sys.argv[1]), hwgrpo_backends.get(sys.argv[2]), json.loads(sys.argv[3])
     Device(backend, int(os.environ["LOCAL_RANK"])).set_device()
     torch.distributed.init_process_group(backend.comm)
-    for case, words in cases.items():
-        values = loaded(words, backend)
-        (out / f"{case}-{values['rank']}.json").write_text(json.dumps(values))
+    with npu_reference_ops.registered() if backend.modules else nullcontext():
+        for case, words in cases.items():
+            values = loaded(words, backend)
+            (out / f"{case}-{values['rank']}.json").write_text(json.dumps(values))
     torch.distributed.destroy_process_group()

@@ -65,7 +65,7 @@ class Deepspeed(Processes):
         for filled in self._cut(policy, weights) if weights is not None else [dict(policy.model.named_parameters())]:
             exact |= {name: self._share(p) for name, p in filled.items() if half and p.requires_grad}
         self.policy = policy
-        self.optimizer = build_optimizer(policy, config.optim)
+        self.optimizer = build_optimizer(policy, config.optim, masters_apart=bool(exact))
         if config.trainer.deepspeed.offload_optimizer:
             _step_on_host(self.optimizer)
         self.module = self._engine = self._started(policy, self.optimizer)
