@@ -34,6 +34,7 @@ from hwgrpo.training import STRATEGIES
 from hwgrpo.training.choices import attention_of, choose_layout
 from hwgrpo.training.components import load_trainable, prepare_process
 from hwgrpo.training.models import Models, put_together
+from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.strategy import Strategy
 
 
@@ -79,8 +80,12 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.model)
     before = resident_peak(again=True)
     device.reset_peak()
+    held: dict[str, Any] = {}
+    if isinstance(strategy, Deepspeed):  # what it makes as it starts, beside the weights, is another matter
+        start = strategy._started
+        strategy._started = lambda *given: (held.setdefault("host", resident_peak() - before), start(*given))[1]
     models = put_together(config, device, strategy, tokenizer, attention, layout)
-    held = {"host": resident_peak() - before, "device": device.memory().peak}
+    held = {"host": resident_peak() - before, "device": device.memory().peak} | held
     base = models.policy.base
     taken = [name for name, module in base.named_modules() if is_fused(module)] + [base.config._attn_implementation]
     wrong = faults(config, models, strategy, device.torch_device)
