@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import hwgrpo_kernels
@@ -123,10 +125,18 @@ def load_trainable(config: Config, attention: str = "sdpa", *, hollow: bool = Fa
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
     if uses_lora(config.model.lora):
-        with META if hollow else nullcontext():
+        with _without_weights() if hollow else nullcontext():
             model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
     return model
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    with warnings.catch_warnings(), META:
+        # of an adapter that is read: its weights have no place here, which is the point
+        warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
+        yield
 
 
 def _without_embedding_hook(model: Any) -> None:

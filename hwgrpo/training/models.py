@@ -114,11 +114,15 @@ def _read_by_rank_0(
     model, policy, tried = together(strategy, read)
     mine = (tried, beside_parameters(model), _structure(model)) if main else None
     tried, beside, structure = strategy.gather_objects(mine)[0]
-    if _structure(model) != structure:
-        raise RunError(
-            f"rank {strategy.rank} makes another {type(causal_lm(model)).__name__} of model.path="
-            f"{config.model.path!r} than rank 0: give every host the same files and the same transformers and peft"
-        )
+
+    def compare() -> None:
+        if _structure(model) != structure:
+            raise RunError(
+                f"rank {strategy.rank} makes another {type(causal_lm(model)).__name__} of model.path="
+                f"{config.model.path!r} than rank 0: give every host the same files and the same transformers and peft"
+            )
+
+    together(strategy, compare)
     set_beside_parameters(model, beside, device.torch_device)
     weights = Rank0Weights(model, device.torch_device, strategy.rank)
     if policy is None:
@@ -130,5 +134,5 @@ def _read_by_rank_0(
 
 
 def _structure(model: torch.nn.Module) -> list[tuple[str, tuple[int, ...], bool]]:
-    """Return names and shapes of a model's parameters, and whether they are trained."""
-    return [(name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters(remove_duplicate=False)]
+    """Return names and shapes of a model's parameters, tied ones once, and whether they are trained."""
+    return [(name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()]

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.hollow import beside_parameters
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.models.lora import TRAINED_ADAPTER
@@ -147,6 +148,10 @@ if __name__ == "__main__":
     torch.distributed.init_process_group(backend.comm)
     with npu_reference_ops.registered() if backend.modules else nullcontext():
         for case, words in cases.items():
-            values = loaded(words, backend)
+            rank = torch.distributed.get_rank()
+            try:
+                values = loaded([word.replace("RANK", str(rank)) for word in words], backend)
+            except (ConfigError, RunError) as error:
+                values = {"rank": rank, "error": f"{type(error).__name__}: {error}"}
             (out / f"{case}-{values['rank']}.json").write_text(json.dumps(values))
     torch.distributed.destroy_process_group()
