@@ -236,8 +236,16 @@ def ahead(bound: int, last_step: int = 9, source=None, **waiting) -> Ahead:
     sampling = Sampling(n=1, max_response_tokens=1)
     gate, device = Gate(), Device(BACKEND)
     return Ahead(
-        source or Source(), engine, sampling, gate, device, max_staleness=bound, first_step=1, last_step=last_step, **waiting
-    )  # fmt: skip
+        source or Source(),
+        engine,
+        sampling,
+        gate,
+        device,
+        max_staleness=bound,
+        first_step=1,
+        last_step=last_step,
+        **waiting,
+    )
 
 
 def settle(supply: Ahead, generated: int) -> None:
