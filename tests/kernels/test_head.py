@@ -40,7 +40,9 @@ def between(view):
         (50257, torch.bfloat16, ON_ASCEND, 50257),
     ],
 )
-def test_16_bytes_or_64_of_a_cpu_divide_the_stride_of_a_row_except_where_gemms_may_not_write_it(vocab, dtype, device_type, stride):
+def test_16_bytes_or_64_of_a_cpu_divide_the_stride_of_a_row_except_where_gemms_may_not_write_it(
+    vocab, dtype, device_type, stride
+):
     assert row_stride(vocab, dtype, device_type) == stride
 
 
