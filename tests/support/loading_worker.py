@@ -40,7 +40,10 @@ from hwgrpo.training.strategies.strategy import Strategy
 
 
 def make(folder: Path, *, tied: bool, hidden: int = 32, layers: int = 2) -> int:
-    """Write a Qwen3 with random weights and a tokenizer; return the bytes of its weights."""
+    """Write a Qwen3 with random weights in bf16 and a tokenizer; return the bytes of its weights in fp32.
+
+    Weights in fp32 could be used where the file is mapped, and would be in nobody's memory before they are.
+    """
     torch.manual_seed(0)
     tokenizer = character_tokenizer("")
     model = Qwen3ForCausalLM(
@@ -56,9 +59,10 @@ def make(folder: Path, *, tied: bool, hidden: int = 32, layers: int = 2) -> int:
             tie_word_embeddings=tied,
         )
     )
-    model.save_pretrained(folder)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return sum(parameter.nbytes for parameter in model.parameters())
+    return size
 
 
 def resident_peak(again: bool = False) -> int:
