@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import simulated_npu
+import torch
 from deepspeed_package import with_deepspeed
 from launch import ROOT, torchrun
 from loading_worker import make
@@ -27,7 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     make(root / "tied", tied=True)
     make(root / "untied", tied=False)
-    (root / "bytes").write_text(str(make(root / "large", tied=True, hidden=512, layers=LAYERS)))
+    # fp32 weights would be used where the file is mapped, and be in nobody's memory before they are: these are converted
+    large = make(root / "large", tied=True, hidden=512, layers=LAYERS, dtype=torch.bfloat16)
+    (root / "bytes").write_text(str(large))
     (root / "rank-0").symlink_to(root / "tied")
     (root / "rank-1").symlink_to(root / "untied")
     config = settings(f"model.path={root}/tied", "model.lora.rank=2")

@@ -39,11 +39,8 @@ from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.strategy import Strategy
 
 
-def make(folder: Path, *, tied: bool, hidden: int = 32, layers: int = 2) -> int:
-    """Write a Qwen3 with random weights in bf16 and a tokenizer; return the bytes of its weights in fp32.
-
-    Weights in fp32 could be used where the file is mapped, and would be in nobody's memory before they are.
-    """
+def make(folder: Path, *, tied: bool, hidden: int = 32, layers: int = 2, dtype: torch.dtype = torch.float32) -> int:
+    """Write a Qwen3 with random weights in a dtype, and a tokenizer; return the bytes of its weights in fp32."""
     torch.manual_seed(0)
     tokenizer = character_tokenizer("")
     model = Qwen3ForCausalLM(
@@ -60,7 +57,7 @@ def make(folder: Path, *, tied: bool, hidden: int = 32, layers: int = 2) -> int:
         )
     )
     size = sum(parameter.nbytes for parameter in model.parameters())
-    model.bfloat16().save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return size
 
