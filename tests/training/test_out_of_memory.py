@@ -5,7 +5,6 @@ import torch
 from runs import SMALL, metrics, run, small
 from tiny import settings
 
-import hwgrpo.training.build as build
 from hwgrpo.cli.main import main
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local import LocalEngine
@@ -61,7 +60,7 @@ def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monke
 
 
 def test_a_model_that_does_not_fit_is_told_before_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "load_policy", too_much)
+    monkeypatch.setattr("hwgrpo.training.models.load_policy", too_much)
     with pytest.raises(RunError, match=r"out of memory while putting the model together.*\n.*model\.lora\.rank=16"):
         run(tmp_path / "run")
     assert not (tmp_path / "run" / ".lock").exists()
