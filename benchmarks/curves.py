@@ -29,6 +29,12 @@ WAYS: dict[str, list[str]] = {
     "fsdp2": ["trainer.strategy=fsdp2"],
     **{f"zero-{stage}": [ZERO, f"trainer.deepspeed.stage={stage}"] for stage in (1, 2, 3)},
 }
+VLLM = [
+    "rollout.engine=vllm_server",
+    "rollout.kv_cache_gb=0.5",
+    "rollout.engine_kwargs={block_size: 32}",
+    "model.path=builtin://tiny?task=sort&head=32",  # vLLM has no attention on a CPU for heads of 16
+]
 COLUMNS = {
     "reward": "reward",
     "loss": "actor/loss",
@@ -49,19 +55,23 @@ def main() -> None:
     parser.add_argument("--server-python", help="sample by a vLLM server from this Python, not by the local engine")
     parser.add_argument("--output", required=True, help="CSV file that the curves are written to")
     args = parser.parse_args()
-    server = [] if args.server_python is None else ["rollout.engine=vllm_server", "rollout.kv_cache_gb=0.5"]
-    server += [f"rollout.server.python={args.server_python}"] * bool(server)
+    server = [] if args.server_python is None else [*VLLM, f"rollout.server.python={args.server_python}"]
     curves: dict[str, Curve] = {}
     learned: dict[str, tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for way in args.ways:
             print(f"training: {way}", file=sys.stderr, flush=True)
             curves[way], learned[way] = train(Path(folder) / way, way, args.steps, server)
-    with open(args.output, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["way", "step", *COLUMNS], lineterminator="\n")
+            write(args.output, curves)  # a way that fails takes none of those before it along
+    print(table(curves, learned))
+
+
+def write(file: str, curves: dict[str, Curve]) -> None:
+    """Write a row for each way and step."""
+    with open(file, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, ["way", "step", *COLUMNS], lineterminator="\n")
         writer.writeheader()
         writer.writerows({"way": way, **row} for way, curve in curves.items() for row in curve)
-    print(table(curves, learned))
 
 
 def train(output: Path, way: str, steps: int, more: Sequence[str]) -> tuple[Curve, tuple[float, float]]:
