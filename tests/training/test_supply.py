@@ -1,5 +1,6 @@
 """Responses that are generated ahead: in what order, how old at the most, and what becomes of failures."""
 
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from hwgrpo.observe.jsonlines import read_lines
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.gate import Gate, Stopped
 from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.training import build, checkpoints, waiting
+from hwgrpo.training import build, checkpoint_files, checkpoints, waiting
 from hwgrpo.training.loop import train
-from hwgrpo.training.supply import Ahead, InTurn
+from hwgrpo.training.supply import Ahead, Batch, InTurn, Waiting
 from hwgrpo.values import Completions
 
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "trainer.validate_every=2")
@@ -131,10 +132,44 @@ def test_what_was_sampled_ahead_is_taken_over(far_ahead):
     assert loaded(*far_ahead, bound=3) == ([4, 5, 6], [])
 
 
-def test_what_was_sampled_ahead_is_left_where_its_weights_are_older_than_the_bound_now(far_ahead):
-    steps, told = loaded(*far_ahead, bound=1)
-    assert len(steps) < 3
-    assert told == [f"what was sampled ahead is sampled again from step {4 + len(steps)} on: rollout.max_staleness=1"]
+@pytest.mark.parametrize(("bound", "steps"), [(0, [4]), (1, [4, 5]), (2, [4, 5, 6]), (3, [4, 5, 6])])
+def test_what_was_sampled_ahead_is_left_where_its_weights_are_older_than_the_bound_now(
+    far_ahead, tmp_path, bound, steps
+):
+    """The three batches are written anew as if version 3 had sampled them: they are 0, 1 and 2 versions old."""
+    output, source = far_ahead
+    shutil.copytree(output / "checkpoints", tmp_path / "checkpoints")
+    checkpoint = checkpoints.verify(tmp_path / "checkpoints/step-00000003")
+    source.restore(checkpoint.manifest["state"]["sampler"])
+    batches = [each.batch for each in waiting.load(checkpoint, source, 3)[0]]
+    young = [replace(b, completions=replace(b.completions, weight_version=3)) for b in batches]
+    for name, tensors in waiting.files_of(young, 0).items():
+        checkpoint_files.write_tensors(checkpoint.folder / name, tensors)
+    source.restore(checkpoint.manifest["state"]["sampler"])
+    ahead, told = waiting.load(checkpoint, source, bound)
+    assert [4 + i for i in range(len(ahead))] == steps
+    again = f"what was sampled ahead is sampled again from step {4 + len(steps)} on: rollout.max_staleness={bound}"
+    assert told == ([again] if len(steps) < 3 else [])
+    assert source.state() == ahead[-1].state
+
+
+def test_batches_that_wait_are_handed_out_first_and_the_position_in_the_data_is_theirs():
+    source = Source()
+    before, batches = source.state(), []
+    for _ in range(2):
+        prompts = source.next()
+        nothing = torch.zeros(0, dtype=torch.int64)
+        completions = Completions(nothing, nothing, nothing, nothing.float(), nothing.bool(), (), 0)
+        batches.append(Waiting(Batch(prompts, completions, {}), source.state()))
+    supply = ahead(2, source=source, waiting=batches, state=before)
+    supply._engine.may.release(100)
+    assert [batch.prompts for batch in supply.waiting()] == [1, 2]
+    assert supply.state() == {"position": 0}
+    for step in (1, 2, 3):
+        assert supply.next(step).prompts == step
+        assert supply.state() == {"position": step}
+        supply.update_weights(step)
+    supply.close()
 
 
 def test_what_was_sampled_ahead_is_left_where_the_prompts_are_others(far_ahead, monkeypatch):
@@ -196,13 +231,21 @@ class Engine:
         self.version = version
 
 
-def ahead(bound: int, last_step: int = 9, source=None) -> Ahead:
+def ahead(bound: int, last_step: int = 9, source=None, **waiting) -> Ahead:
     engine = Engine()
     sampling = Sampling(n=1, max_response_tokens=1)
     gate, device = Gate(), Device(BACKEND)
     return Ahead(
-        source or Source(), engine, sampling, gate, device, max_staleness=bound, first_step=1, last_step=last_step
-    )  # fmt: skip
+        source or Source(),
+        engine,
+        sampling,
+        gate,
+        device,
+        max_staleness=bound,
+        first_step=1,
+        last_step=last_step,
+        **waiting,
+    )
 
 
 def settle(supply: Ahead, generated: int) -> None:
