@@ -29,6 +29,7 @@ from hwgrpo.training.fused import choose_modules
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.memory import Memory, Work, estimate, in_words
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
+from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shapes import model_shape, planned_settings
 from hwgrpo.training.sharding import Sharding, sharding_of
 from hwgrpo.training.trial import try_rewards
@@ -74,6 +75,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
     choose_kernels(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)
     dtype, attention = _choices(config, backend, settings, here=obstacle is None)
+    check_sequence_parallel(config, settings, attention)
     layout = choose_layout(config, settings, attention.loaded_as)
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     notes += compare_data(checkpoint, train=data.training, validation=data.validation)

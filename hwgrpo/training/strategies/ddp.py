@@ -30,6 +30,10 @@ class Ddp(Processes, Replicated):
     name = "ddp"
     meets_in_passes = False
 
+    def prepare(self, config: Config) -> None:
+        super().prepare(config)
+        self.meets_in_passes = self.sequence_group.size > 1
+
     def wrap(self, policy: PolicyModel, config: Config) -> None:
         self.policy = self.module = policy
         with torch.no_grad():

@@ -12,6 +12,7 @@ from torch import nn
 from hwgrpo.config import Config
 from hwgrpo.errors import DataError, RewardError, RunError
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.sequence_group import SequenceGroup
 from hwgrpo.training.strategies.pieces import Piece
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ class Strategy(Protocol):
     """Whether a rank holds only a part of the policy's weights, so that its forward alone finds them whole."""
     meets_in_passes: bool
     """Whether ranks wait for each other within a forward or backward pass, so that none can repeat one by itself."""
+    sequence_group: SequenceGroup
+    """The ranks that go through the same micro-batches, a part of the tokens each; known once it is prepared."""
     module: nn.Module
     """The wrapped policy; call it as `module(micro_batch, loss_fn)`."""
     optimizer: torch.optim.Optimizer
