@@ -138,6 +138,8 @@ def attention_of(config: Config, device: Device) -> AttentionChoice:
 def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     """Return the layout of micro-batches: `grouped` where rows of several sequences are possible, else `padded`.
 
+    Ranks that share sequences do so because these are long: then `padded`, the one without masks, is best.
+
     Without `sdpa`, which branches are built on, grouped means the form with a dense mask.
 
     Args:
@@ -156,7 +158,9 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     window = has_window(config, model_config)
     wanted = config.model.layout
     if wanted == "auto":
-        possible = not states and (attention == "sdpa" or (attention in TAKES_MASKS and not window))
+        # a mask over whole rows would be as large on each of the ranks that share them
+        shared = config.trainer.sequence_parallel_size > 1
+        possible = not (states or shared) and (attention == "sdpa" or (attention in TAKES_MASKS and not window))
         wanted = "grouped" if possible else "padded"
     if wanted == "grouped" and attention != "sdpa":
         wanted = "grouped_masked"

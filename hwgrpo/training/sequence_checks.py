@@ -36,14 +36,14 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
     heads = getattr(text, "num_attention_heads", None)
     beyond = layers_beyond_attention(text)
     if beyond:
-        raise _refused(size, f"a {text.model_type} model ({', '.join(beyond)}): tokens meet by more than attention")
+        raise _refused(size, f"tokens of a {text.model_type} model meet by more than attention ({', '.join(beyond)})")
     if not heads or heads % size:
         fitting = [divisor for divisor in range(2, size) if (heads or 1) % divisor == 0]
         use = f"{' or '.join(map(str, fitting))}, or 1" if fitting else "1"
         raise _refused(size, f"it does not divide the model's {heads or 'unknown number of'} attention heads", use)
     ropes = sorted(_rope_types(getattr(text, "rope_parameters", None)) & set(ROPES_OF_LENGTH))
     if ropes:
-        raise _refused(size, f"a model whose rotary embeddings depend on the sequence's length ({', '.join(ropes)})")
+        raise _refused(size, f"rotary embeddings of the model depend on the sequence's length ({', '.join(ropes)})")
     if attention.loaded_as != "sdpa":
         raise _refused(size, f"{attention.line}: only one that takes masks as sdpa does exchanges heads for tokens")
     if build_loss(loss_spec(config)).scope == "batch":
@@ -72,4 +72,4 @@ def _rope_types(parameters: Any) -> set[str]:
 
 
 def _refused(size: int, why: str, use: str = "1") -> ConfigError:
-    return ConfigError(f"trainer.sequence_parallel_size={size} with {why}; use trainer.sequence_parallel_size={use}")
+    return ConfigError(f"trainer.sequence_parallel_size={size}: {why}; use trainer.sequence_parallel_size={use}")
