@@ -204,6 +204,8 @@ def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) 
     most = sequences * (longest + r.max_response_tokens)
     each = f"{t.prompts_per_step} prompts x {r.n} samples, {_counted(updates, 'update', 'updates')} each"
     tokens = f"at most {most:,} tokens a step, {micro_batch:,} per micro-batch"
+    if t.sequence_parallel_size > 1:
+        tokens += f" on each of the {t.sequence_parallel_size} devices that share sequences"
     if training is None and not t.max_steps:
         return [f"{_counted(t.epochs, 'pass', 'passes')} over the data in steps of {each}", tokens]
     steps = planned_steps(config, len(training) if training else 0)

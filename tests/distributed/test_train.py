@@ -42,6 +42,11 @@ WAYS = {
     "zero-1": ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=1"],
     "zero-2": ["trainer.strategy=deepspeed"],
     "zero-3": ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=3"],
+    "zero-3, sequences shared": [
+        "trainer.strategy=deepspeed",
+        "trainer.deepspeed.stage=3",
+        "trainer.sequence_parallel_size=2",
+    ],
     "zero-3, LoRA, layers recomputed": [
         "trainer.strategy=deepspeed",
         f"trainer.deepspeed.config={ROOT}/tests/support/deepspeed.json",
