@@ -1,16 +1,20 @@
 """Ranks that share the tokens of sequences (trainer.sequence_parallel_size) give what one process gives."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import runs
 import torch
 import torch.distributed as dist
+from hwgrpo_backends.cpu import BACKEND
 from ranks import forked
 from safetensors.torch import load_file
 from sequence_cases import CASES, kept_bytes, run_all, run_case
 from tiny import tiny_llama
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.training import build
 from hwgrpo.training.layouts import BRANCHED, PADDED
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.sequence_checks import prove_sequence_parallel
@@ -95,6 +99,32 @@ def test_a_model_in_which_tokens_meet_beside_attention_is_refused_on_every_rank(
         layer.mlp.register_forward_hook(lambda _, given, output: output + 0.5 * given[0].roll(1, dims=1))
         with pytest.raises(ConfigError, match=r"sequence_parallel_size=2: LlamaForCausalLM: .* would differ by"):
             prove_sequence_parallel(policy, PADDED, group)
+        dist.destroy_process_group()
+
+    assert forked(2, body) == [0, 0]
+
+
+def test_a_run_refuses_before_the_model_is_loaded_and_tries_the_model_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each rank finds the same, so that none is left waiting."""
+
+    def loaded(*given: Any) -> Any:
+        raise AssertionError("loaded")
+
+    def tried(*given: Any) -> None:
+        raise ConfigError("tried")
+
+    def body(rank: int) -> None:
+        dist.init_process_group("gloo")
+        shared = ("trainer.strategy=ddp", "trainer.sequence_parallel_size=2")
+        eager, usual = (runs.small(tmp_path / "run", *shared, *more) for more in (("model.attention=eager",), ()))
+        monkeypatch.setattr(build, "prove_sequence_parallel", tried)
+        with pytest.raises(ConfigError, match="tried"):
+            build.build_run(usual, BACKEND, rank, 2)
+        monkeypatch.setattr(build, "load_policy", loaded)
+        with pytest.raises(ConfigError, match="parallel_size=2: attention eager"):
+            build.build_run(eager, BACKEND, rank, 2)
         dist.destroy_process_group()
 
     assert forked(2, body) == [0, 0]

@@ -1,10 +1,13 @@
 """What each rank of a group gets of a micro-batch, of a pool, and which models and settings may be shared at all."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import runs
 import torch
+from hwgrpo_backends.cpu import BACKEND
 from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
 from transformers import Gemma2Config, Qwen3Config, Qwen3NextConfig
 
@@ -17,6 +20,7 @@ from hwgrpo.training.batch import token_signals
 from hwgrpo.training.choices import AttentionChoice, choose_layout, micro_batch_tokens
 from hwgrpo.training.layouts import BRANCHED, PADDED, Layout
 from hwgrpo.training.micro_batch import MicroBatch, TokenSignals, lay_out
+from hwgrpo.training.plan import make_plan
 from hwgrpo.training.pool import pool
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.sequence_group import ALONE, SequenceGroup
@@ -182,3 +186,12 @@ def test_a_pool_of_one_group_keeps_the_signals_of_what_is_computed(monkeypatch: 
 def test_a_size_that_divides_the_heads_is_named():
     with pytest.raises(ConfigError, match=r"use trainer.sequence_parallel_size=2 or 3, or 1"):
         check_sequence_parallel(settings("trainer.sequence_parallel_size=4"), Qwen3Config(num_attention_heads=6), SDPA)
+
+
+def test_a_dry_run_refuses_what_the_run_would_and_says_what_is_shared(tmp_path: Path):
+    words = ("trainer.strategy=ddp", "trainer.sequence_parallel_size=2")
+    text = make_plan(runs.small(tmp_path / "run", *words), BACKEND, 2).text
+    assert "per micro-batch on each of the 2 devices that share sequences" in text
+    assert "padded layout" in text
+    with pytest.raises(ConfigError, match="sequence_parallel_size=2: attention eager"):
+        make_plan(runs.small(tmp_path / "run", *words, "model.attention=eager"), BACKEND, 2)
