@@ -158,13 +158,13 @@ def run_case(strategy: Strategy, case: Case, size: int) -> dict[str, torch.Tenso
     return result | {f"weight.{name}": weight.clone() for name, weight in strategy.whole()}
 
 
-def run_all(out: Path, ways: Sequence[tuple[str, int]]) -> None:
-    """Run every case on this rank, with each strategy and size of groups; rank 0 writes OUT/STRATEGY SIZE CASE."""
+def run_all(out: Path, ways: Sequence[tuple[str, int]], titles: Sequence[str]) -> None:
+    """Run cases on this rank, with each strategy and size of groups; rank 0 writes OUT/STRATEGY SIZE CASE."""
     dist.init_process_group("gloo")
     for name, size in ways:
-        for title, case in CASES.items():
+        for title in titles:
             strategy = STRATEGIES.load(name)(torch.device("cpu"), "gloo")
-            values = run_case(strategy, case, size)
+            values = run_case(strategy, CASES[title], size)
             if strategy.rank == 0:
                 save_file({k: v.contiguous() for k, v in values.items()}, out / f"{name} {size} {title}")
     dist.destroy_process_group()
