@@ -195,3 +195,19 @@ def test_a_dry_run_refuses_what_the_run_would_and_says_what_is_shared(tmp_path: 
     assert "padded layout" in text
     with pytest.raises(ConfigError, match="sequence_parallel_size=2: attention eager"):
         make_plan(runs.small(tmp_path / "run", *words, "model.attention=eager"), BACKEND, 2)
+
+
+def test_under_autocast_no_more_is_sent_than_attention_reads(monkeypatch: pytest.MonkeyPatch):
+    sent: list[torch.dtype] = []
+    monkeypatch.setattr(exchanged_attention, "all_to_all", lambda tensor, *_: sent.append(tensor.dtype) or tensor)
+    query = torch.randn(1, 4, 3, 8)
+
+    def attend(module: Any, query: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        return query.transpose(1, 2), None
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, _ = attend_exchanged(
+            torch.nn.Identity(), query, query, query.bfloat16(), None, attend=attend, exchange=Exchange(None, 2)
+        )
+    assert sent == [torch.bfloat16, torch.bfloat16]
+    assert output.shape == (1, 3, 4, 8)
