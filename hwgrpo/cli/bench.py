@@ -88,7 +88,7 @@ def _run_step(args: argparse.Namespace) -> int:
 
         if (strategy := config.trainer.strategy) not in WHOLE:
             raise ConfigError(
-                f"trainer.strategy={strategy!r} with hwgrpo bench: it compares the gradients of layouts, and of a policy "
+                f"trainer.strategy={strategy!r} with hwgrpo bench: it compares the gradients of layouts, of a policy "
                 f"that is in one piece; use {' or '.join(WHOLE)}"
             )
 

@@ -19,7 +19,7 @@ from hwgrpo_backends.environment import profile
 import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.validate import planned_steps, prompts_per_update, sampling_of
+from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
@@ -45,6 +45,7 @@ from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
+from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
@@ -92,6 +93,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     notes += filter(None, (dtype_note(config, device),))
     attention = attention_of(config, device)
     choose_modules(config, device.backend)
+    check_sequence_parallel(config, model_settings(config.model), attention)
     layout = choose_layout(config, model_settings(config.model), attention.loaded_as)
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
@@ -239,8 +241,8 @@ def build_supply(
 
 def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
     """Return the token budget of micro-batches, which a full memory makes smaller for this run."""
-    least = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return TokenBudget(micro_batch_tokens(config, device.torch_device), least=least, device=device, folder=output)
+    least, tokens = longest_share(config), micro_batch_tokens(config, device.torch_device)
+    return TokenBudget(tokens, least=least, device=device, folder=output)
 
 
 def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy) -> None:

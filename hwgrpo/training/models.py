@@ -23,6 +23,7 @@ from hwgrpo.training.layouts import Layout
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.rank0_weights import Rank0Weights
 from hwgrpo.training.reference import Reference, build_reference
+from hwgrpo.training.sequence_checks import prove_sequence_parallel
 from hwgrpo.training.strategies.strategy import Strategy, together
 
 
@@ -60,7 +61,7 @@ def put_together(
         layout: of micro-batches, as the settings have it.
 
     Raises:
-        ConfigError: the model cannot be read, or is none that can be trained like this.
+        ConfigError: the model cannot be read, or is none that can be trained like this, or by ranks that share rows.
         RunError: ranks differ in what they have.
     """
     weights = None
@@ -78,6 +79,7 @@ def put_together(
     strategy.wrap(policy, config, weights)
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
+    prove_sequence_parallel(policy, tried.layout, strategy.sequence_group)
     return Models(policy, reference, apart, trainable, tried.fused, tried.layout, tried.obstacle)
 
 

@@ -180,3 +180,25 @@ def test_a_mistake_is_named_with_its_remedy(capsys, words, parts):
     line = refused(capsys, *words)
     for part in parts:
         assert part in line
+
+
+def test_devices_that_share_sequences_hold_a_part_of_their_activations_and_exchange_heads_for_it():
+    words = (RECIPE, "--devices", "8", "rollout.max_response_tokens=31744", "model.layout=padded")
+    one, two = (
+        (*words, f"trainer.sequence_parallel_size={size}", f"trainer.tokens_per_micro_batch={32768 // size}")
+        for size in (1, 2)
+    )
+    assert "padded layout, sequences shared by 2" in said(*two)
+    assert "shared by" not in said(*one)
+    assert planned(*two)["sequence_parallel_size"] == 2
+    whole, part = chip(*one), chip(*two)
+    kept = [
+        next(size for name, size in each["components"]["update"].items() if name.startswith("activations"))
+        for each in (whole, part)
+    ]
+    assert kept[1] == pytest.approx(kept[0] / 2, rel=1e-3)
+    assert part["seconds"]["update"] == whole["seconds"]["update"]
+    # Gradients of adapters are the same, the rest is heads. Per device and step 16 prompts of 8 samples, 32767 tokens
+    # each; 36 layers of 32 heads and 8 key heads, twice 128 wide, 2 bytes; forward, its repetition, backward; a half
+    sent = 16 * 8 * 32767 * 36 * (32 + 8) * 2 * 128 * 2 * 3 / 2
+    assert part["seconds"]["exchange"] - whole["seconds"]["exchange"] == pytest.approx(sent / 50e9, rel=1e-6)

@@ -35,10 +35,12 @@ def test_the_recipe_trains_on_npus_as_on_the_cpu(tmp_path: Path, ranks: int):
     assert 0 < rewards[0] < rewards[-1], "nothing was learned, so nothing is tested"
 
 
-def test_a_policy_cut_over_two_npus_trains_as_whole_ones_on_the_cpu(tmp_path: Path):
+def test_a_policy_cut_over_two_npus_trains_as_whole_ones_on_the_cpu_with_sequences_shared_or_not(tmp_path: Path):
     steps = f"trainer.max_steps={SHARDED_STEPS}"
     on_cpu = train(tmp_path / "cpu", steps, npus=0, ranks=2)
-    on_npu = train(tmp_path / "npu", steps, "trainer.strategy=fsdp2", npus=2, ranks=2)
-    assert on_npu.environment["backend"] == "npu"
-    assert len(on_npu.metrics) == len(on_cpu.metrics) == SHARDED_STEPS + 2
-    assert_same(on_npu, on_cpu)
+    for size in (1, 2):
+        words = (steps, "trainer.strategy=fsdp2", f"trainer.sequence_parallel_size={size}")
+        on_npu = train(tmp_path / f"npu {size}", *words, npus=2, ranks=2)
+        assert on_npu.environment["backend"] == "npu"
+        assert len(on_npu.metrics) == len(on_cpu.metrics) == SHARDED_STEPS + 2
+        assert_same(on_npu, on_cpu)

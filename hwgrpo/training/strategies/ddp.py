@@ -31,6 +31,10 @@ class Ddp(Processes, Replicated):
     name = "ddp"
     meets_in_passes = False
 
+    def prepare(self, config: Config) -> None:
+        super().prepare(config)
+        self.meets_in_passes = self.sequence_group.size > 1
+
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         assert weights is None, "it is whole on every rank"
         self.policy = self.module = policy

@@ -41,6 +41,7 @@ class Deepspeed(Processes):
     optimizer: torch.optim.AdamW
 
     def prepare(self, config: Config) -> None:
+        super().prepare(config)
         settings = config.trainer.deepspeed
         self.shards = settings.stage == 3
         if self.device.type == "cpu":

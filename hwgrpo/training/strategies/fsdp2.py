@@ -15,7 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from hwgrpo.config import Config
@@ -74,6 +80,7 @@ class Fsdp2(Processes, Stepping):
         if filling is not None:
             filling.fill(policy.model)
         fully_shard(policy, **options)
+        register_fsdp_forward_method(policy, "hidden_states")  # the trial of shared sequences calls it
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()  # each pass reduces its gradients: until the last, they would be whole on every rank

@@ -13,6 +13,7 @@ from hwgrpo.config import Config
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.rank0_weights import Rank0Weights
+from hwgrpo.training.sequence_group import ALONE
 from hwgrpo.training.strategies.replicated import Replicated
 
 
@@ -22,6 +23,7 @@ class Single(Replicated):
     rank = 0
     world_size = 1
     meets_in_passes = False
+    sequence_group = ALONE
     record: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:

@@ -13,6 +13,7 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.rank0_weights import Rank0Weights
+from hwgrpo.training.sequence_group import SequenceGroup
 from hwgrpo.training.strategies.pieces import Piece
 
 T = TypeVar("T")
@@ -31,6 +32,8 @@ class Strategy(Protocol):
     """Whether a rank holds only a part of the policy's weights, so that its forward alone finds them whole."""
     meets_in_passes: bool
     """Whether ranks wait for each other within a forward or backward pass, so that none can repeat one by itself."""
+    sequence_group: SequenceGroup
+    """The ranks that go through the same micro-batches, a part of the tokens each; known once it is prepared."""
     module: nn.Module
     """The wrapped policy; call it as `module(micro_batch, loss_fn)`."""
     optimizer: torch.optim.Optimizer
