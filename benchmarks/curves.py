@@ -4,9 +4,9 @@
     python benchmarks/curves.py --server-python VLLM_ENV/bin/python --output benchmarks/results/curves_vllm.csv
 
 Every way trains `tiny_sort` in fp32 with the same seed, one after another, as `hwgrpo train` would. The local engine
-draws by a hash of seed, prompt and position, so that ways differ by rounding alone, until a draw falls beyond
-a boundary: the table says how long all rewards were those of the first way, and how far apart the losses were by
-then. vLLM draws by a generator whose batches are another's, so that ways are compared by what they learn.
+draws by a hash of seed, prompt and position, and vLLM is given a seed with each prompt, so that ways differ by rounding
+alone, until a draw falls on the other side of a boundary: the table says how long all rewards were those of the first
+way, and how far apart the losses were by then.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def _run_step(args: argparse.Namespace) -> int:
 
         if (strategy := config.trainer.strategy) not in WHOLE:
             raise ConfigError(
-                f"trainer.strategy={strategy!r} with hwgrpo bench: it compares the gradients of layouts, of a policy "
-                f"that is in one piece; use {' or '.join(WHOLE)}"
+                f"trainer.strategy={strategy!r} with hwgrpo bench: it compares the gradients of layouts, which takes a "
+                f"policy in one piece; use {' or '.join(WHOLE)}"
             )
 
         from hwgrpo.cli.host import prepare_host

@@ -37,12 +37,7 @@ def test_a_rank_that_dies_on_one_of_two_nodes_is_started_again_and_the_run_goes_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     """Without a store for each start, the ranks that are started again wait for those that died."""
-    words = (
-        "trainer.save_every=2",
-        "trainer.validate_at_start=false",
-        "trainer.strategy=ddp",
-        "observe.progress=plain",
-    )
+    words = ("trainer.save_every=2", "trainer.strategy=ddp", "observe.progress=plain")
     recipe = tmp_path / "small.yaml"
     recipe.write_text(to_yaml(runs.small(tmp_path / "run", *words)))
     with socket.socket() as free:
