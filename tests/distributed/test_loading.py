@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
     make(root / "tied", tied=True)
     make(root / "untied", tied=False)
-    # fp32 weights would be used where the file is mapped, and be in no memory before they are: these are converted
+    # in bf16, so that who reads it holds it: fp32 weights are used where the file is mapped, and not there before
     large = make(root / "large", tied=True, hidden=512, layers=LAYERS, dtype=torch.bfloat16)
     (root / "bytes").write_text(str(large))
     (root / "rank-0").symlink_to(root / "tied")
