@@ -123,8 +123,13 @@ class RolloutServerConfig:
     token_variable: str = "HWGRPO_ROLLOUT_TOKEN"
     """Environment variable with the token that the server asks for; where it is empty a server of our own gets a random
     one."""
+    transfer: str = choice("auto", ("auto", "folder", "group"))
+    """How weights go to the server. `group`: through a process group of rank 0 and the server's workers, over the
+    backend's communication library; neither encrypted nor guarded by the token. `folder`: through files. auto: the
+    group where both sides have the same library, else a folder, and a note says why. Adapters go through a folder."""
     weights_dir: str | None = None
-    """Folder through which weights go, seen by both sides; null: in shared memory, for a server on this host."""
+    """Folder through which weights go, seen by both sides; null: where they do not go through a group, one in shared
+    memory, for a server on this host."""
     start_timeout: float = limited(600.0, above=0)
     """Seconds that a server may take to start, or to come back."""
     request_timeout: float = limited(600.0, above=0)

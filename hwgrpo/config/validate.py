@@ -332,6 +332,11 @@ def _check_server(rollout: RolloutConfig) -> None:
                 f"rollout.server.{field.name}={value!r} has no effect with rollout.server.url={server.url!r}: that "
                 "server runs already; leave one of them out"
             )
+    if server.transfer == "group" and server.weights_dir is not None:
+        raise ConfigError(
+            f"rollout.server.weights_dir={server.weights_dir!r} has no effect with rollout.server.transfer='group'; "
+            "leave one of them out"
+        )
     if server.url is not None and not server.url.startswith(("http://", "https://")):
         raise ConfigError(f"rollout.server.url={server.url!r} must begin with http:// or https://")
 

@@ -11,6 +11,6 @@ ENGINES = Registry(
     {
         "local": "hwgrpo.rollout.makers:local",
         "vllm": "hwgrpo.rollout.vllm_engine:VllmEngine",
-        "vllm_server": "hwgrpo.rollout.server_engine:VllmServerEngine",
+        "vllm_server": "hwgrpo.rollout.vllm_server:vllm_server",
     },
 )

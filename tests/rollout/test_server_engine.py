@@ -10,48 +10,16 @@ from typing import Any
 import pytest
 import torch
 from fake_server import TOKEN, FakeServer, come_back
-from hwgrpo_backends.cpu import BACKEND
-from hwgrpo_backends.device import Device
-from tiny import settings, tiny_qwen3
+from served import SAMPLING, TOKENIZER, batch, parts_for
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.parts import EngineParts
-from hwgrpo.rollout.server_engine import VllmServerEngine
+from hwgrpo.rollout.server_engine import ServerEngine
 from hwgrpo.rollout.server_process import ServerProcess
-from hwgrpo.rollout.server_words import command_line, environment
+from hwgrpo.rollout.server_words import command_line
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
+from hwgrpo.rollout.vllm_server import VllmServer, vllm_server
 from hwgrpo.rollout.weights import ModuleWeights
-from hwgrpo.values import Prompt, PromptBatch
-
-TOKENIZER = character_tokenizer("")
-SAMPLING = Sampling(n=2, max_response_tokens=3)
-
-
-def batch(*texts: str) -> PromptBatch:
-    return PromptBatch(
-        tuple(
-            Prompt(uid=text, text=text, token_ids=tuple(TOKENIZER(text).input_ids), ground_truth=None, columns={})
-            for text in texts
-        )
-    )
-
-
-def parts_for(url: str | None, tmp_path: Path, *overrides: str) -> EngineParts:
-    address = [f"rollout.server.url={url}"] if url else []
-    config = settings(
-        "rollout.engine=vllm_server",
-        "rollout.server.start_timeout=8",
-        "rollout.server.request_timeout=5",
-        "rollout.server.token_variable=THE_TOKEN",
-        f"rollout.server.weights_dir={tmp_path / 'weights'}",
-        f"trainer.output_dir={tmp_path / 'run'}",
-        *address,
-        *overrides,
-    )
-    model = tiny_qwen3(vocab=len(TOKENIZER))
-    return EngineParts(config, model, ModuleWeights(model), TOKENIZER, Device(BACKEND), torch.float32)
 
 
 @pytest.fixture
@@ -66,8 +34,8 @@ def server(monkeypatch):
 def make(server, tmp_path):
     engines = []
 
-    def make(*overrides: str) -> VllmServerEngine:
-        engines.append(VllmServerEngine(parts_for(server.url, tmp_path, *overrides)))
+    def make(*overrides: str) -> ServerEngine:
+        engines.append(vllm_server(parts_for(server.url, tmp_path, *overrides)))
         return engines[-1]
 
     yield make
@@ -209,20 +177,20 @@ def test_a_server_that_stays_away_is_an_error_within_the_time_it_may_take(make, 
 def test_a_wrong_token_is_refused_and_appears_in_no_message(server, tmp_path, monkeypatch):
     monkeypatch.setenv("THE_TOKEN", "wrong-token")
     with pytest.raises(ConfigError, match=r"refuses the token.*rollout\.server\.token_variable") as error:
-        VllmServerEngine(parts_for(server.url, tmp_path))
+        vllm_server(parts_for(server.url, tmp_path))
     assert "wrong-token" not in str(error.value)
 
 
 def test_without_a_token_a_server_of_somebody_elses_is_not_asked(server, tmp_path, monkeypatch):
     monkeypatch.delenv("THE_TOKEN")
     with pytest.raises(ConfigError, match="needs a token: set THE_TOKEN"):
-        VllmServerEngine(parts_for(server.url, tmp_path))
+        vllm_server(parts_for(server.url, tmp_path))
 
 
 def test_where_nobody_answers_the_address_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("THE_TOKEN", TOKEN)
     with pytest.raises(ConfigError, match=r"rollout\.server\.url='http://127\.0\.0\.1:1'"):
-        VllmServerEngine(parts_for("http://127.0.0.1:1", tmp_path))
+        vllm_server(parts_for("http://127.0.0.1:1", tmp_path))
 
 
 def test_health_is_that_of_the_server_and_its_weights(make, server):
@@ -244,13 +212,13 @@ def test_closing_removes_the_weights(make, tmp_path):
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"rollout\.server\.python='/nowhere/python' cannot be run"):
-        VllmServerEngine(parts_for(None, tmp_path, "rollout.server.python=/nowhere/python"))
+        vllm_server(parts_for(None, tmp_path, "rollout.server.python=/nowhere/python"))
 
 
 def test_a_server_that_ends_while_it_starts_shows_the_end_of_its_log(tmp_path):
     here = f"rollout.server.python={sys.executable}"  # this environment has no vLLM
     with pytest.raises(ConfigError, match="ended while it started") as error:
-        VllmServerEngine(parts_for(None, tmp_path, here))
+        vllm_server(parts_for(None, tmp_path, here))
     assert "No module named" in str(error.value)
 
 
@@ -285,12 +253,12 @@ def test_a_server_of_ours_gets_the_token_by_its_environment_and_not_the_trainers
     monkeypatch.setenv("PYTHONPATH", "/trainer")
     monkeypatch.setenv("RANK", "0")
     engine = make()
-    variables = environment("secret", {"ONE_MORE": "1"})
+    variables = VllmServer().environment("secret", {"ONE_MORE": "1"})
     assert variables[TOKEN_VARIABLE] == "secret"
     assert variables["PYTHONPATH"].endswith("vllm_plugin")
     assert variables["ONE_MORE"] == "1"
     assert "RANK" not in variables
-    assert not any("secret" in word for word in engine._command(1, None))
+    assert not any("secret" in word for word in VllmServer().command(engine._parts, None, "127.0.0.1", 1))
 
 
 def test_settings_become_words_of_the_command_line():

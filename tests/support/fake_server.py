@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +16,56 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from hwgrpo.rollout.vllm_server import PLUGIN
+
 TOKEN = "only-the-test-knows"
+
+
+class FakeWorkers:
+    """Processes that have this project's plugin and no model."""
+
+    def __init__(self, count: int) -> None:
+        self._scratch = tempfile.TemporaryDirectory()
+        self.files = [Path(self._scratch.name) / f"{rank}.safetensors" for rank in range(count)]
+        script = Path(__file__).with_name("fake_group_worker.py")
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), str(rank), str(file)],
+                env={**os.environ, "PYTHONPATH": str(PLUGIN), "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, file in enumerate(self.files)
+        ]
+        self._one_call = threading.Lock()
+        self.call("set_fails", False)  # they are there
+
+    @property
+    def count(self) -> int:
+        return len(self.files)
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call a method of every worker.
+
+        Raises:
+            RuntimeError: it failed on one of them.
+        """
+        with self._one_call:
+            for process in self._processes:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps([method, arguments]) + "\n")
+                process.stdin.flush()
+            told = [json.loads(each.stdout.readline() or '"it died"') for each in self._processes if each.stdout]
+        problem = next((each for each in told if each), None)
+        if problem:
+            raise RuntimeError(problem)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        self._scratch.cleanup()
 
 
 class FakeServer:
@@ -21,10 +74,20 @@ class FakeServer:
     Attributes:
         faults: taken off one by one by requests for samples: "hang", "drop" (the connection), "not json", "large",
             "drip", "status 500", or a function that changes a good answer.
+        offer: what it tells of a process group with its workers.
+
+    Args:
+        port: 0 takes a free one.
+        token: that requests must carry.
+        workers: that receive weights through a group; they outlive the server.
     """
 
-    def __init__(self, port: int = 0, token: str = TOKEN) -> None:
+    def __init__(self, port: int = 0, token: str = TOKEN, workers: FakeWorkers | None = None) -> None:
         self.token = token
+        self.workers = workers
+        self.offer: dict[str, Any] = {"library": "gloo", "workers": workers.count} if workers else {}
+        self.group: str | None = None
+        self.receive = "hwgrpo_receive_weights"
         self.faults: list[str | Callable[[Any], Any]] = []
         self.asked: list[dict[str, Any]] = []
         self.taken: list[int] = []
@@ -66,19 +129,43 @@ class FakeServer:
         if request.path == "/v1/models":
             return _send(request, 200, json.dumps({"data": [{"id": "fake"}]}).encode())
         if request.path == "/hwgrpo/weights":
-            if request.command == "POST":
-                order = json.loads(body)
-                files = sorted(Path(order["folder"]).glob("*.safetensors"))
-                self.weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
-                self.version = order["version"]
-                self.taken.append(self.version)
-            return _send(request, 200, json.dumps({"version": self.version}).encode())
+            return self._weights(request, json.loads(body or b"{}"))
+        if request.path == "/hwgrpo/group" and self.workers is not None:
+            order = json.loads(body)
+            if self._work(request, order["name"], lambda: self.workers.call("hwgrpo_join_group", order)):
+                _send(request, 200, json.dumps({"group": self.group}).encode())
+            return None
         if request.path != "/v1/completions":
             return _send(request, 404, b"nothing here")
         asked = json.loads(body)
         self.asked.append(asked)
         fault = self.faults.pop(0) if self.faults else None
         return self._misbehave(request, asked, fault)
+
+    def _weights(self, request: BaseHTTPRequestHandler, order: dict[str, Any]) -> None:
+        if request.command != "POST":
+            told = {"version": self.version, "group": self.group, **self.offer}
+            return _send(request, 200, json.dumps(told).encode())
+        files = sorted(Path(order["folder"]).glob("*.safetensors")) if "folder" in order else self.workers.files
+        receive = "transfer" in order
+        if receive and not self._work(request, self.group, lambda: self.workers.call(self.receive, order["transfer"])):
+            self.version = -1
+            return None
+        self.weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        self.version = order["version"]
+        self.taken.append(self.version)
+        return _send(request, 200, json.dumps({"version": self.version}).encode())
+
+    def _work(self, request: BaseHTTPRequestHandler, group: str | None, work: Callable[[], None]) -> bool:
+        """Have the workers do something in a group; answer where it fails, or where nothing follows."""
+        try:
+            work()
+        except RuntimeError as error:
+            self.group = None
+            _send(request, 500, json.dumps({"error": str(error)}).encode())
+            return False
+        self.group = group
+        return True
 
     def _misbehave(self, request: BaseHTTPRequestHandler, asked: dict[str, Any], fault: Any) -> None:
         answer: Any = good(asked)
