@@ -10,6 +10,7 @@ ENGINES = Registry(
     "rollout.engine",
     {
         "local": "hwgrpo.rollout.makers:local",
+        "sglang_server": "hwgrpo.rollout.sglang_server:sglang_server",
         "vllm": "hwgrpo.rollout.vllm_engine:VllmEngine",
         "vllm_server": "hwgrpo.rollout.vllm_server:vllm_server",
     },

@@ -16,8 +16,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from hwgrpo.rollout.vllm_server import PLUGIN
-
+PLUGIN = Path(__file__).parents[2] / "hwgrpo/rollout/vllm_plugin"
 TOKEN = "only-the-test-knows"
 
 
@@ -114,6 +113,10 @@ class FakeServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
+    def answer(self, asked: dict[str, Any]) -> Any:
+        """Return a good answer to a request for samples."""
+        return good(asked)
+
     def close(self) -> None:
         """Stop listening; what hangs is let go."""
         self.released.set()
@@ -168,7 +171,7 @@ class FakeServer:
         return True
 
     def _misbehave(self, request: BaseHTTPRequestHandler, asked: dict[str, Any], fault: Any) -> None:
-        answer: Any = good(asked)
+        answer: Any = self.answer(asked)
         if fault == "hang":
             self.released.wait(30)
             return
@@ -195,12 +198,17 @@ class FakeServer:
         _send(request, 500 if fault == "status 500" else 200, text, version=str(self.version))
 
 
+def sample(index: int, most: int) -> tuple[list[int], list[float]]:
+    """Return tokens and log-probs: sample i has the tokens 5 + i, 6 + i, ..., as many as i + 1 and at most `most`."""
+    tokens = [5 + index + k for k in range(min(index + 1, most))]
+    return tokens, [-0.5 - k for k in range(len(tokens))]
+
+
 def good(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer: sample i has the tokens 5, 6, ..., as many as i + 1 and at most as are asked for."""
+    """Return an answer to /v1/completions."""
     choices = []
     for index in range(asked["n"]):
-        tokens = [5 + index + k for k in range(min(index + 1, asked["max_tokens"]))]
-        logprobs = [-0.5 - k for k in range(len(tokens))]
+        tokens, logprobs = sample(index, asked["max_tokens"])
         choices.append(
             {
                 "index": index,
@@ -228,7 +236,7 @@ def come_back(server: FakeServer, after: float) -> tuple[threading.Thread, list[
 
     def start() -> None:
         time.sleep(after)
-        back.append(FakeServer(server.port))
+        back.append(type(server)(server.port))
 
     thread = threading.Thread(target=start)
     thread.start()

@@ -21,7 +21,7 @@ class Use:
     file: str
     """Below the folder that the wheel was unpacked to."""
     name: str
-    """`function`, `Class`, `Class.method` or `Class.attribute`; `a = b` for text that has to stand in the file."""
+    """`Class.method` or `Class.attribute`; `child = base` for a class that inherits; in quotes, text of the file."""
     arguments: tuple[str, ...] = ()
     """Names of parameters that are given."""
 
@@ -101,12 +101,66 @@ ASCEND = (
 """Of vllm-ascend 0.23, whose runner inherits the rest from vLLM's."""
 
 
+_ROUTES = (
+    '@app.get("/health")',
+    '@app.get("/model_info")',
+    '"/generate"',
+    '@app.post("/update_weights_from_disk")',
+    '"/release_memory_occupation"',
+    '"/resume_memory_occupation"',
+    '"weight_version": ',
+    '"success": success',
+)
+_SERVER, _MANAGER = "sglang/srt/entrypoints/http_server.py", "sglang/srt/managers/tokenizer_manager.py"
+SGLANG = (
+    *(Use(_SERVER, f'"{route}"') for route in _ROUTES),
+    *_fields("sglang/srt/managers/io_struct.py", "GenerateReqInput", "input_ids sampling_params return_logprob"),
+    *_fields(
+        "sglang/srt/managers/io_struct.py",
+        "UpdateWeightFromDiskReqInput",
+        "model_path load_format weight_version flush_cache",
+    ),
+    *_fields(
+        "sglang/srt/sampling/sampling_params.py",
+        "SamplingParams",
+        "max_new_tokens temperature top_k top_p min_p stop stop_token_ids no_stop_trim skip_special_tokens "
+        "sampling_seed",
+    ),
+    Use(_MANAGER, "TokenizerManager.update_weights_from_disk"),
+    *(Use(_MANAGER, f'"{key}"') for key in ('"output_ids": ', '"finish_reason": ', '"weight_version": ')),
+    Use(_MANAGER, '"output_token_logprobs"'),
+    Use("sglang/srt/utils/weight_versions.py", '"meta_info["weight_versions"]"'),
+    Use("sglang/srt/environ.py", '"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION = "'),
+    Use("sglang/srt/environ.py", '"SGLANG_RETURN_ORIGINAL_LOGPROB = "'),
+    Use("sglang/launch_server.py", '"prepare_server_args(sys.argv[1:])"'),
+    *_fields(
+        "sglang/srt/arg_groups/fields/model.py",
+        "Model",
+        "model_path revision trust_remote_code dtype load_format context_length",
+    ),
+    *_fields(
+        "sglang/srt/arg_groups/fields/serving.py",
+        "Serving",
+        "tokenizer_path host port api_key served_model_name sampling_defaults",
+    ),
+    *_fields("sglang/srt/arg_groups/fields/schedule.py", "Schedule", "mem_fraction_static max_running_requests"),
+    *_fields("sglang/srt/arg_groups/fields/device.py", "Device", "device random_seed"),
+    Use("sglang/srt/arg_groups/fields/parallel.py", "Parallel.tp_size"),
+    Use("sglang/srt/arg_groups/fields/exec_.py", "ExecFeatures.enable_memory_saver"),
+    Use("sglang/srt/server_args.py", '"--disable-cuda-graph"'),
+)
+"""Of SGLang 0.5.23."""
+
+
 def problem(root: Path, use: Use) -> str | None:
     """Say what a source tree lacks of a use, or return None."""
     path = root / use.file
     if not path.is_file():
         return f"there is no {use.file}"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if use.name.startswith('"'):
+        return None if use.name.strip('"') in text else f"{use.file} does not say {use.name}"
+    tree = ast.parse(text)
     owner, _, member = use.name.partition(".")
     if " = " in use.name:
         child, base = use.name.split(" = ")
