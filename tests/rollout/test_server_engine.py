@@ -13,6 +13,7 @@ from fake_server import TOKEN, FakeServer, come_back
 from served import SAMPLING, TOKENIZER, batch, parts_for
 
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout import http_client
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.server_engine import ServerEngine
 from hwgrpo.rollout.server_process import ServerProcess
@@ -124,6 +125,41 @@ def test_after_one_bad_answer_the_request_is_sent_again(make, server, fault):
     assert found.tokens.tolist() == [5, 6, 7]
     assert len(server.asked) == 2
     assert engine.metrics["rollout/server_retries"] == 1
+
+
+class Dripping:
+    """A connection and its answer: a byte a second, by a clock that it moves itself."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.limits: list[float] = []
+        self.sock = self
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def settimeout(self, seconds: float) -> None:
+        self.limits.append(seconds)
+
+    def read1(self, size: int) -> bytes:
+        self.now += 1
+        return b" "
+
+
+def test_each_piece_of_an_answer_may_take_only_what_is_left_of_its_time(monkeypatch):
+    answer: Any = Dripping()
+    monkeypatch.setattr(http_client, "time", answer)
+    with pytest.raises(TimeoutError):
+        http_client.Client("http://nowhere", "", 100)._read(answer, answer, "/path", end=103.0)
+    assert answer.limits == [3.0, 2.0, 1.0]
+
+
+def test_requests_are_marked_with_the_version_of_the_weights(make, server):
+    engine = make()
+    for version in (1, 2):
+        engine.update_weights(version)
+        engine.generate(batch("ab"), SAMPLING)
+    assert [asked["cache_salt"] for asked in server.asked] == ["weights 1", "weights 2"]
 
 
 @pytest.mark.parametrize("fault", ["hang", "drip"])
