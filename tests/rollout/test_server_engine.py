@@ -3,6 +3,7 @@ tests/vllm has the real one."""
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fake_server import TOKEN, FakeServer, come_back
 from served import SAMPLING, TOKENIZER, batch, parts_for
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout import http_client
+from hwgrpo.rollout import http_client, server_engine
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.server_engine import ServerEngine
 from hwgrpo.rollout.server_process import ServerProcess
@@ -201,6 +202,33 @@ def test_a_server_that_comes_back_without_weights_gets_the_current_ones_and_the_
     assert found.tokens.tolist() == [5, 6, 7] * 3
     assert back[0].taken == [3]
     assert back[0].weights.keys() == dict(engine._parts.weights.whole()).keys()
+
+
+def test_while_only_other_ranks_wait_for_it_rank_0_brings_a_server_its_weights_again(make, server, monkeypatch):
+    monkeypatch.setattr(server_engine, "WATCH", 0.05)
+    engine = make()
+    engine.update_weights(2)
+    watch = threading.Thread(target=engine._watch)
+    watch.start()
+    server.version = -1
+    for _ in range(400):
+        if server.version == 2:
+            break
+        time.sleep(0.05)
+    engine.close()
+    watch.join(20)
+    assert server.taken == [0, 2, 2]
+    assert not watch.is_alive()
+
+
+def test_a_rank_that_does_not_send_weights_waits_until_the_server_has_them(make, server):
+    engine = make()
+    engine._delivery = None  # as on ranks other than 0
+    late = threading.Timer(0.5, lambda: setattr(server, "version", 6))
+    late.start()
+    engine.update_weights(6)
+    assert server.version == 6
+    late.join()
 
 
 def test_a_server_that_stays_away_is_an_error_within_the_time_it_may_take(make, server):
