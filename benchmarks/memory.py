@@ -196,7 +196,6 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
 
     watched.take, watched.failed = watch.take, None  # pyright: ignore[reportFunctionMemberAccess]
     run.watch = watched  # pyright: ignore[reportAttributeAccessIssue]
-    run.save = lambda step: None
     train(run)
     return {"after_imports": after_imports, "measured": peaks, "held_after": held}
 

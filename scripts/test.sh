@@ -30,6 +30,10 @@ drill drill
 perf perf
 slow"
 
+# Groups whose tests keep to themselves and to one core each: as many run at a time as there are cores, up to 4.
+# Tests of the others start processes of their own, make something that all of them use, or are timed.
+side_by_side="unit rewards kernels commands families interpreter compile structure"
+
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo" || exit 1
 
@@ -64,6 +68,18 @@ unset PYTHONPATH PYTHONHOME
 # Says why this machine has nothing that a group's tests could run on; fails where it has, and for any other group.
 nothing_here() { [ "$1" = gpu ] && .venv/bin/python tests/support/accelerator.py; }
 
+cores=$(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)))')
+workers=$((cores < 4 ? cores : 4))
+
+# Runs pytest on a group, or on a part of it: run NAME-OF-REPORT WORKERS ARGUMENTS...
+run() {
+    local report=$1 count=$2
+    shift 2
+    local beside=()
+    [ "$count" = 1 ] || beside=(-n "$count" --dist worksteal)
+    .venv/bin/python -m pytest "$@" "${beside[@]}" --junitxml="$reports/$report.xml" </dev/null
+}
+
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
 trap 'exit 130' INT # otherwise Ctrl-C would only end the current group
@@ -76,14 +92,24 @@ for group in "${wanted[@]}"; do
     for folder in $(folders_of "$group"); do
         [ ! -d "tests/$folder" ] || paths+=("tests/$folder")
     done
-    mark="not slow"
-    [ "$group" != slow ] || { mark=slow; paths=(tests); }
+    count=1
+    [[ " $side_by_side " != *" $group "* ]] || count=$workers
     echo
     echo "== $group =="
     began=$SECONDS
     code=5 # what pytest says when it found no test
-    if [ ${#paths[@]} -gt 0 ]; then
-        .venv/bin/python -m pytest "${paths[@]}" -m "$mark" "$@" --junitxml="$reports/$group.xml" </dev/null
+    if [ "$group" = slow ]; then # what is compiled for every chip keeps to itself, too
+        run slow-compile "$workers" tests/compile -m slow "$@"
+        compiled=$?
+        run slow 1 tests --ignore=tests/compile -m slow "$@"
+        code=$?
+        case $compiled in
+            0) [ $code -ne 5 ] || code=0 ;;
+            5) ;;
+            *) code=$compiled ;;
+        esac
+    elif [ ${#paths[@]} -gt 0 ]; then
+        run "$group" "$count" "${paths[@]}" -m "not slow" "$@"
         code=$?
     fi
     case $code in

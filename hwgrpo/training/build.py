@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.parts import Apart
-from hwgrpo.training import STRATEGIES, checkpoints
+from hwgrpo.training import STRATEGIES, checkpoints, waiting
 from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.checkpoint_saver import Saver
 from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note, micro_batch_tokens
@@ -49,7 +50,7 @@ from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.reference import build_reference
 from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.training.supply import Ahead, InTurn, Supply
+from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
 
 
@@ -144,7 +145,11 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     gate = Gate(between_steps=config.rollout.partial)
     engine = build_engine(config, policy, tokenizer, device, apart, gate)
     engine.update_weights(start)
-    supply = build_supply(config, source, engine, gate, device, start, total_steps)
+    drawn, ahead = source.state(), []
+    if checkpoint is not None and config.rollout.max_staleness:
+        ahead, told = waiting.load(checkpoint, source, config.rollout.max_staleness)
+        notes += told
+    supply = build_supply(config, source, engine, gate, device, start, total_steps, ahead, drawn)
     undo.callback(supply.close)
 
     observer = Observer(config.observe, output, total_steps=total_steps, is_main=strategy.rank == 0)
@@ -189,6 +194,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         keep=t.keep_checkpoints,
         asynchronous=t.save_async,
         state=state,
+        batches=supply.waiting,
         tell=observer.note,
     )
 
@@ -225,13 +231,24 @@ def build_supply(
     device: Device,
     start: int,
     total_steps: int,
+    ahead: Sequence[Waiting] = (),
+    drawn: dict[str, Any] | None = None,
 ) -> Supply:
-    """Return where the steps after `start` get their responses from."""
+    """Return where the steps after `start` get their responses from; see `Ahead` for `ahead` and `drawn`."""
     sampling, bound = sampling_of(config), config.rollout.max_staleness
     if not bound:
         return InTurn(source, engine, sampling)
     return Ahead(
-        source, engine, sampling, gate, device, max_staleness=bound, first_step=start + 1, last_step=total_steps
+        source,
+        engine,
+        sampling,
+        gate,
+        device,
+        max_staleness=bound,
+        first_step=start + 1,
+        last_step=total_steps,
+        waiting=ahead,
+        state=drawn,
     )
 
 

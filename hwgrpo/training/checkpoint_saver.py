@@ -6,14 +6,15 @@ gives the folder its name. So a checkpoint gets whole without a collective, even
 meanwhile. Whether it did is told to all ranks at the ends of steps, in their main threads.
 
 What is under way within a step (prompts drawn, responses half done) is not in a checkpoint: a run that goes on from it
-repeats the step after it from that step's beginning, with the same prompts and the same random numbers.
+repeats the step after it from that step's beginning, with the same prompts and the same random numbers. Batches that
+were sampled ahead are in it.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -23,10 +24,11 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import RunError
 from hwgrpo.training import checkpoint_files as files
-from hwgrpo.training import checkpoint_tensors, rng
+from hwgrpo.training import checkpoint_tensors, rng, waiting
 from hwgrpo.training.checkpoint_writer import CheckpointWriter
 from hwgrpo.training.checkpoints import SCHEMA
 from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.supply import Batch
 
 GRACE_S = 20.0
 """How long an error waits for a checkpoint to get whole; launchers kill after about 30 seconds."""
@@ -45,6 +47,7 @@ class Saver:
         asynchronous: whether the training goes on meanwhile, at the price of a copy of this rank's share (fp32
             parameters and two moments) in host memory.
         state: returns the JSON-able rest (sampler position, updates done, ...), equal on all ranks.
+        batches: returns what this rank has sampled ahead and not handed out.
         tell: takes a line for the user.
     """
 
@@ -57,6 +60,7 @@ class Saver:
         keep: int,
         asynchronous: bool,
         state: Callable[[], Mapping[str, Any]],
+        batches: Callable[[], Sequence[Batch]],
         tell: Callable[[str], None],
     ) -> None:
         self._root = root
@@ -65,6 +69,7 @@ class Saver:
         self._keep = keep
         self._asynchronous = asynchronous
         self._state = state
+        self._batches = batches
         self._tell = tell
         self._save: CheckpointWriter | None = None
 
@@ -88,6 +93,7 @@ class Saver:
         if background:
             own = {name: {key: _copied(t) for key, t in tensors.items()} for name, tensors in own.items()}
             self._device.synchronize()
+        own |= waiting.files_of(self._batches(), rank)
         manifest = {
             "schema": SCHEMA,
             "step": step,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,6 +33,15 @@ class Batch:
     """The engine's, and how old the weights were."""
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A batch that is done and was not handed out."""
+
+    batch: Batch
+    state: dict[str, Any]
+    """The position in the data after it."""
+
+
 class Supply(Protocol):
     """Hands out the batches of one step after the other."""
 
@@ -50,6 +59,10 @@ class Supply(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Return the position in the data after the last batch that was handed out, JSON-able."""
+        ...
+
+    def waiting(self) -> list[Batch]:
+        """Return the batches that are done and were not handed out, the next first."""
         ...
 
     def close(self) -> None:
@@ -79,6 +92,9 @@ class InTurn:
     def state(self) -> dict[str, Any]:
         return self.source.state()
 
+    def waiting(self) -> list[Batch]:
+        return []
+
     def close(self) -> None:
         pass
 
@@ -90,8 +106,8 @@ class Ahead:
     next are sampled, and its new weights wait for them. With more the thread runs ahead as far as the bound lets it,
     and which version samples a batch depends on time.
 
-    What was generated and not yet handed out is not part of a checkpoint: a run that is resumed generates it again from
-    the same prompts, by the weights that it has then.
+    Batches that wait to be handed out are part of a checkpoint, and the one that is being sampled is begun again after
+    a resume: with a bound of 1 from the same weights, so that the run goes on to the last bit as it would have.
 
     Args:
         source: the prompts, drawn by the thread.
@@ -102,6 +118,8 @@ class Ahead:
         max_staleness: versions, at least 1.
         first_step: that will be asked for.
         last_step: after which nothing is generated.
+        waiting: batches of the first steps that there are already; `source` stands after them.
+        state: the position in the data before them; None where there are none.
     """
 
     def __init__(
@@ -115,19 +133,21 @@ class Ahead:
         max_staleness: int,
         first_step: int,
         last_step: int,
+        waiting: Sequence[Waiting] = (),
+        state: dict[str, Any] | None = None,
     ) -> None:
         assert max_staleness >= 1
         self._source, self._engine, self._sampling, self._gate, self._device = source, engine, sampling, gate, device
         self._max_staleness = max_staleness
         self._last_step = last_step
-        self._state = source.state()
+        self._state = state or source.state()
         self._version = first_step - 1
-        self._begun = first_step - 1
-        self._done: deque[tuple[Batch, dict[str, Any]]] = deque()
+        self._done = deque(waiting)
+        self._begun = first_step + len(waiting) - 1
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(
-            target=self._generate_all, args=(first_step,), name="hwgrpo-rollout", daemon=True
+            target=self._generate_all, args=(self._begun + 1,), name="hwgrpo-rollout", daemon=True
         )
 
     def next(self, step: int) -> Batch:
@@ -138,7 +158,8 @@ class Ahead:
             if not self._done:
                 assert self._error is not None
                 raise self._error
-            batch, self._state = self._done.popleft()
+            taken = self._done.popleft()
+        batch, self._state = taken.batch, taken.state
         policy = step - 1
         if self._too_old(batch, policy) and self._source.world_size == 1:
             with self.alone():  # an engine that has lost weights, or a server that came back with older ones
@@ -173,6 +194,10 @@ class Ahead:
     def state(self) -> dict[str, Any]:
         return self._state
 
+    def waiting(self) -> list[Batch]:
+        with self._changed:
+            return [each.batch for each in self._done]
+
     def close(self) -> None:
         self._gate.stop()
         with self._changed:
@@ -197,7 +222,7 @@ class Ahead:
                     batch = self._generate(prompts)
                 with self._changed:
                     if self._error is None:
-                        self._done.append((batch, state))
+                        self._done.append(Waiting(batch, state))
                         self._changed.notify_all()
         except BaseException as error:  # the thread that asks for the batch raises it
             with self._changed:

@@ -11,6 +11,7 @@ from .chunks import even_chunks
 from .matrices import accumulated
 
 _ACCESS_BYTES = 16  # the widest access of one thread on every GPU
+_TILE_BYTES = 64  # a row of an AMX tile
 _CHUNKS_PER_PRODUCT = 2  # of fp32 logits: their gradients in 16 bits fill as much memory as the logits of one
 _PRODUCT_ENTRIES = 2**26  # of dW at once, where it cannot be added to as it is made
 
@@ -50,14 +51,23 @@ def row_stride(columns: int, dtype: torch.dtype, device_type: str) -> int:
 
     Row kernels then read 16 bytes at a time and GEMMs keep their fast paths whatever V is; BLAS writes such rows where
     they lie, by its leading dimension. That Ascend's GEMMs do is not known, so there rows follow each other.
+
+    On a CPU it is 64 bytes: oneDNN's bf16 products on AMX (3.12, in torch 2.13) read a row to the end of its last tile
+    and multiply what lies beyond the row by zero, so that a NaN of the next row would come into this one's result.
     """
-    per_access = 1 if device_type == "npu" else max(1, _ACCESS_BYTES // dtype.itemsize)
+    bytes_ = {"npu": dtype.itemsize, "cpu": _TILE_BYTES}.get(device_type, _ACCESS_BYTES)
+    per_access = max(1, bytes_ // dtype.itemsize)
     return -(-columns // per_access) * per_access
 
 
 def empty_rows(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a buffer [R,C] with `row_stride` from row to row; what lies between the rows is never written."""
-    return torch.empty(rows, row_stride(columns, dtype, device.type), dtype=dtype, device=device)[:, :columns]
+    """Return a buffer [R,C] with `row_stride` from row to row; what lies between the rows is zero and never written.
+
+    Zero, since a product may read it; see `row_stride`.
+    """
+    buffer = torch.empty(rows, row_stride(columns, dtype, device.type), dtype=dtype, device=device)
+    buffer[:, columns:].zero_()
+    return buffer[:, :columns]
 
 
 class Head:

@@ -32,13 +32,17 @@ def between(view):
     [
         (50257, torch.bfloat16, ON_GPU, 50264),
         (50257, torch.float32, ON_GPU, 50260),
-        (50257, torch.float64, "cpu", 50258),
+        (50257, torch.float64, "cpu", 50264),
+        (50257, torch.bfloat16, "cpu", 50272),
         (151936, torch.float16, ON_GPU, 151936),
-        (1, torch.bfloat16, "cpu", 8),
+        (1, torch.bfloat16, "cpu", 32),
+        (1, torch.bfloat16, ON_GPU, 8),
         (50257, torch.bfloat16, ON_ASCEND, 50257),
     ],
 )
-def test_16_bytes_divide_the_stride_of_a_row_except_where_gemms_may_not_write_it(vocab, dtype, device_type, stride):
+def test_16_bytes_or_64_of_a_cpu_divide_the_stride_of_a_row_except_where_gemms_may_not_write_it(
+    vocab, dtype, device_type, stride
+):
     assert row_stride(vocab, dtype, device_type) == stride
 
 
@@ -246,6 +250,18 @@ def test_torch_takes_an_out_of_padded_rows_together_with_an_out_dtype(wide_produ
         chunk = logits[start : start + 2]
         gradients.add(gradients.out_for(chunk), start)
     assert [each is None or each.dtype for each in gradients.finish()] == [torch.bfloat16, torch.float32, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_row_that_is_not_finite_and_old_memory_come_into_no_other_row_of_a_product(dtype):
+    junk = [torch.full((size,), float("nan"), dtype=dtype) for size in range(40 * 500, 40 * 600, 40) for _ in range(3)]
+    del junk  # what is allocated now may find it
+    logits = empty_rows(40, 517, dtype, torch.device("cpu"))
+    assert (between(logits) == 0).all()
+    logits.copy_(torch.randn(40, 517))
+    logits[5] = float("nan")
+    bad = (logits @ torch.randn(517, 70).to(dtype)).isnan().any(1)
+    assert bad.nonzero().flatten().tolist() == [5]
 
 
 def test_a_buffer_without_rows_or_of_one_row_is_one():

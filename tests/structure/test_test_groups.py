@@ -1,5 +1,6 @@
 """Every folder of tests is in exactly one group of scripts/test.sh, so that no test is left out unnoticed."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,11 @@ def test_every_test_folder_is_in_a_group_and_every_folder_of_a_group_exists():
 def test_no_folder_is_in_two_groups():
     folders = [folder for folders in groups().values() for folder in folders]
     assert len(folders) == len(set(folders))
+
+
+def test_groups_whose_tests_run_side_by_side_are_groups():
+    [words] = re.findall(r'^side_by_side="(.*)"$', RUNNER.read_text(), re.MULTILINE)
+    assert set(words.split()) <= set(groups())
 
 
 def test_an_unknown_group_is_refused_with_the_list_of_groups():
@@ -76,6 +82,34 @@ def test_any_other_group_without_tests_fails(runner):
     done = runner("print('no GPU in sight')", "interpreter")
     assert done.returncode == 1
     assert "no test ran in: interpreter" in done.stdout
+
+
+def test_tests_that_run_side_by_side_are_all_counted_and_one_that_fails_fails_the_group(runner, tmp_path):
+    (tmp_path / "tests" / "kernels").mkdir()
+    file = tmp_path / "tests" / "kernels" / "test_some.py"
+    some = "import pytest\n@pytest.mark.parametrize('number', range(9))\ndef test_some(number): assert number != {}\n"
+    file.write_text(some.format(9))
+    done = runner("", "kernels")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "9 passed, 0 failed, 0 skipped" in done.stdout
+    file.write_text(some.format(8))
+    done = runner("", "kernels")
+    assert done.returncode == 1
+    assert "8 passed, 1 failed, 0 skipped" in done.stdout
+
+
+@pytest.mark.parametrize(("folder", "wrong"), [("compile", "compile"), ("compile", "perf"), ("perf", "perf")])
+def test_slow_tests_are_those_of_all_folders_and_one_that_fails_fails_the_group(runner, tmp_path, folder, wrong):
+    for name in {folder, wrong}:
+        (tmp_path / "tests" / name).mkdir()
+        slow = f"import pytest\n@pytest.mark.slow\ndef test_slow(): assert {wrong != name}\n"
+        (tmp_path / "tests" / name / f"test_{name}.py").write_text(slow + "def test_fast(): assert False\n")
+    done = runner("", "slow")
+    assert done.returncode == 1
+    assert f"{len({folder, wrong}) - 1} passed, 1 failed, 0 skipped" in done.stdout
+    (tmp_path / "tests" / wrong / f"test_{wrong}.py").write_text("def test_fast(): assert False\n")
+    done = runner("", "slow")
+    assert done.returncode == (0 if folder != wrong else 1), done.stdout + done.stderr
 
 
 def test_a_test_of_the_group_gpu_that_fails_is_a_failure_wherever_it_runs(runner, tmp_path):

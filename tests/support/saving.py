@@ -43,7 +43,16 @@ def saver(
     root: Path, strategy: Strategy, *, keep: int = 2, asynchronous: bool = True, tell: Callable[[str], None] = print
 ) -> Saver:
     state = {"sampler": {}}
-    return Saver(root, strategy, Device(BACKEND), keep=keep, asynchronous=asynchronous, state=lambda: state, tell=tell)
+    return Saver(
+        root,
+        strategy,
+        Device(BACKEND),
+        keep=keep,
+        asynchronous=asynchronous,
+        state=lambda: state,
+        batches=list,
+        tell=tell,
+    )
 
 
 def saved(root: Path, strategy: Strategy, step: int = 5) -> Path:

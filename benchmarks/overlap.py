@@ -1,0 +1,111 @@
+"""Tokens per second of whole steps with rollout in turn with training and beside it, in turns in one run, on a CPU.
+
+    python benchmarks/overlap.py --repeat 3 --output results.json
+
+Every way trains the same Qwen3 with random weights, made on the spot, by `hwgrpo train`, a process for each round of a
+way. A step of "in turn" does one thing after the other on one thread; beside each other rollout and training have a
+thread each, as they would have a device each. "in turn, 2 threads" has both cores for both, one after the other. The
+first two steps of a process are not counted: the second is the first that finds its responses done. Correction of the
+older weights (truncated, per token) is on in every way, so that all do the same work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import memory  # makes model, prompts and reward
+
+WAYS: dict[str, tuple[str, ...]] = {
+    "in turn": ("trainer.threads=1",),
+    "in turn, 2 threads": ("trainer.threads=2",),
+    "one step off": ("trainer.threads=1", "rollout.max_staleness=1"),
+    "up to 2 steps off": ("trainer.threads=1", "rollout.max_staleness=2"),
+}
+CORRECTED = ("algorithm.correction.name=token_truncate",)
+WARM = 2
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=memory.SIZES, default="36m")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds")
+    parser.add_argument("--steps", type=int, default=8, help="of a process, two of them not counted")
+    parser.add_argument("--output", help="write the results as JSON to this file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all runs")
+    args = parser.parse_args()
+    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory(prefix="hwgrpo-overlap-") as folder:
+        memory.make(args.size, folder)
+        for number in range(args.repeat):
+            for way, words in WAYS.items():
+                output = Path(folder, f"{way} {number}".replace(" ", "-"))
+                rounds[way].append(measured(Path(folder), output, args.steps, [*words, *args.overrides]))
+    print(table(rounds))
+    if args.output:
+        Path(args.output).write_text(json.dumps(record(args, rounds), indent=1) + "\n")
+
+
+def measured(folder: Path, output: Path, steps: int, words: list[str]) -> dict[str, float]:
+    """Train in a process of its own; return tokens per second and mean seconds of a step and its stages."""
+    from hwgrpo.config.load import to_yaml
+
+    config = memory.settings(folder, [*CORRECTED, f"trainer.max_steps={steps}", f"trainer.output_dir={output}", *words])
+    recipe = output.with_suffix(".yaml")
+    recipe.write_text(to_yaml(config))
+    subprocess.run(
+        [sys.executable, "-m", "hwgrpo", "train", recipe],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(memory.PACKAGES)},
+    )
+    lines = [json.loads(each) for each in (output / "metrics.jsonl").read_text().splitlines()]
+    counted = [each for each in lines if "timing_s/step" in each][WARM:]
+    seconds = sum(each["timing_s/step"] for each in counted)
+    return {
+        "tokens_per_second": sum(each["perf/total_num_tokens"] for each in counted) / seconds,
+        "step": seconds / len(counted),
+        "gen": sum(each["timing_s/gen"] for each in counted) / len(counted),
+    }
+
+
+def table(rounds: dict[str, list[dict[str, float]]]) -> str:
+    """Return medians as text, each beside the first way's of the same round."""
+    first = next(iter(rounds.values()))
+    lines = [f"{'':20}{'tokens/s':>10}{'of first':>10}{'step s':>9}{'waits for rollout':>19}"]
+    for way, each in rounds.items():
+        ratio = statistics.median(
+            a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(each, first, strict=True)
+        )
+        speed, step, gen = (statistics.median(one[key] for one in each) for key in ("tokens_per_second", "step", "gen"))
+        lines.append(f"{way:20}{speed:10.0f}{ratio:10.2f}{step:9.2f}{gen / step:19.0%}")
+    return "\n".join(lines)
+
+
+def record(args: argparse.Namespace, rounds: Any) -> dict[str, Any]:
+    """Return the results with what they were measured on."""
+    import torch
+
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "size": args.size,
+        "steps": args.steps,
+        "overrides": args.overrides,
+        "rounds": rounds,
+    }
+
+
+if __name__ == "__main__":
+    main()
