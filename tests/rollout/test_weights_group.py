@@ -181,6 +181,16 @@ def test_a_library_is_named_with_the_version_that_both_sides_must_have(monkeypat
     assert group.library("nccl") == "rccl 2.27.3"
 
 
+def test_a_weight_that_lives_only_until_the_next_is_copied_in_time():
+    def one_after_the_other():
+        place = torch.zeros(8)
+        for number in range(3):
+            yield str(number), place.fill_(number)
+
+    (parcel,) = group.parcels(one_after_the_other(), torch.float32, torch.device("cpu"))
+    assert [float(weight.mean()) for _, weight in group.unpacked(parcel)] == [0.0, 1.0, 2.0]
+
+
 def test_weights_of_all_kinds_come_out_of_a_parcel_as_they_went_in():
     weights = {
         "half": torch.randn(3, 5, dtype=torch.float64),
