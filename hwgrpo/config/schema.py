@@ -113,7 +113,7 @@ class RolloutServerConfig:
     url: str | None = None
     """Address of a server that runs already, e.g. http://127.0.0.1:8000; null starts one and ends it with the run."""
     python: str | None = None
-    """Python of the environment that has vLLM, e.g. /opt/vllm/bin/python; null: the trainer's own."""
+    """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's own."""
     host: str = "127.0.0.1"
     """Address that the server listens on; others than this one are reached over the network."""
     port: int = limited(0, at_least=0, at_most=65535)
@@ -123,8 +123,13 @@ class RolloutServerConfig:
     token_variable: str = "HWGRPO_ROLLOUT_TOKEN"
     """Environment variable with the token that the server asks for; where it is empty a server of our own gets a random
     one."""
+    transfer: str = choice("auto", ("auto", "folder", "group"))
+    """How weights go to the server. `group`: through a process group of rank 0 and the server's workers, over the
+    backend's communication library; neither encrypted nor guarded by the token. `folder`: through files. auto: the
+    group where both sides have the same library, else a folder, and a note says why. Adapters go through a folder."""
     weights_dir: str | None = None
-    """Folder through which weights go, seen by both sides; null: in shared memory, for a server on this host."""
+    """Folder through which weights go, seen by both sides; null: where they do not go through a group, one in shared
+    memory, for a server on this host."""
     start_timeout: float = limited(600.0, above=0)
     """Seconds that a server may take to start, or to come back."""
     request_timeout: float = limited(600.0, above=0)
@@ -139,7 +144,8 @@ class RolloutServerConfig:
 class RolloutConfig:
     engine: str = choice("local", lambda: rollout.ENGINES.names())
     """What generates: `local` is the training model itself, `vllm` is vLLM in the training process, `vllm_server` is
-    `vllm serve` as a process of its own, which may live in another environment."""
+    `vllm serve` as a process of its own, which may live in another environment, `sglang_server` is SGLang in the same
+    way, which has not met a real server yet."""
     n: int = limited(8, at_least=1)
     """Samples per prompt: the group size."""
     max_response_tokens: int = limited(512, at_least=1)
@@ -175,17 +181,17 @@ class RolloutConfig:
     """Record the local engine's decode step as a device graph where the backend offers that (cuda, rocm). It is tried
     at the start, and left where its logits are not the model's. It has not been run on hardware yet."""
     gpu_memory_utilization: float = limited(0.5, above=0, at_most=1)
-    """vLLM: share of the device's memory for its weights and its keys and values; the trainer needs the rest."""
+    """vLLM, SGLang: share of the device's memory for weights, keys and values; the trainer needs the rest."""
     kv_cache_gb: float | None = limited(None, above=0)
     """vLLM: GiB for keys and values; null: what gpu_memory_utilization leaves, or 2 on a CPU."""
     max_model_len: int | None = limited(None, at_least=1)
-    """vLLM: longest prompt and response together; null: data.max_prompt_tokens + rollout.max_response_tokens."""
+    """vLLM, SGLang: longest prompt and response together; null: data.max_prompt_tokens + max_response_tokens."""
     enforce_eager: bool | None = None
-    """vLLM: neither compile nor record graphs; null: on a CPU only."""
+    """vLLM, SGLang: neither compile nor record graphs; null: on a CPU only."""
     tensor_parallel_size: int = limited(1, at_least=1)
-    """vLLM: devices that share one copy of the model; above 1 with vllm_server only."""
+    """vLLM, SGLang: devices that share one copy of the model; above 1 with servers only."""
     engine_kwargs: dict[str, Any] = field(default_factory=dict)
-    """vLLM: further arguments of its engine, e.g. {block_size: 32}; they win over what hwgrpo sets."""
+    """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they win over what hwgrpo sets."""
     server: RolloutServerConfig = field(default_factory=RolloutServerConfig)
 
 

@@ -307,6 +307,8 @@ FOR_VLLM = (
     "engine_kwargs",
 )
 """Settings of `rollout` that the local engine has no use for."""
+ON_SERVERS = ("vllm_server", "sglang_server")
+"""Engines that are processes of their own."""
 OF_OWN_SERVER = ("python", "host", "port", "env")
 """Settings of `rollout.server` that say how a server is started."""
 
@@ -317,13 +319,16 @@ def _check_rollout(config: Config) -> None:
         for name in FOR_VLLM:
             if getattr(r, name) != getattr(fresh, name):
                 raise ConfigError(
-                    f"rollout.{name}={getattr(r, name)!r} has no effect with rollout.engine='local'; it belongs to vllm"
+                    f"rollout.{name}={getattr(r, name)!r} has no effect with rollout.engine='local'; it "
+                    "belongs to vllm and servers"
                 )
-    if r.engine in ("vllm", "vllm_server") and r.graphs:
+    if r.engine in ("vllm", *ON_SERVERS) and r.graphs:
         raise ConfigError(
-            f"rollout.graphs=true has no effect with rollout.engine={r.engine!r}; vLLM records graphs by itself, "
+            f"rollout.graphs=true has no effect with rollout.engine={r.engine!r}, which records graphs by itself, "
             "see rollout.enforce_eager"
         )
+    if r.engine == "sglang_server":
+        _check_sglang(config)
     if r.engine == "vllm" and r.tensor_parallel_size > 1:
         raise ConfigError(
             f"rollout.tensor_parallel_size={r.tensor_parallel_size} with rollout.engine='vllm': in the training "
@@ -339,20 +344,44 @@ def _check_rollout(config: Config) -> None:
     _check_server(r)
 
 
+def _check_sglang(config: Config) -> None:
+    r, lora = config.rollout, config.model.lora
+    if lora.rank or lora.adapter:
+        raise ConfigError(
+            f"rollout.engine='sglang_server' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
+            "it gets whole models only; use rollout.engine=vllm_server, vllm or local"
+        )
+    if r.kv_cache_gb is not None:
+        raise ConfigError(
+            f"rollout.kv_cache_gb={r.kv_cache_gb} has no effect with rollout.engine='sglang_server'; set "
+            "rollout.gpu_memory_utilization, or rollout.engine_kwargs={max_total_tokens: ...}"
+        )
+    if r.server.transfer == "group":
+        raise ConfigError(
+            "rollout.server.transfer='group' with rollout.engine='sglang_server': its weights go through a folder; "
+            "leave it out"
+        )
+
+
 def _check_server(rollout: RolloutConfig) -> None:
     server, fresh = rollout.server, RolloutServerConfig()
     for field in dataclasses.fields(server):
         value = getattr(server, field.name)
-        if rollout.engine != "vllm_server" and value != getattr(fresh, field.name):
+        if rollout.engine not in ON_SERVERS and value != getattr(fresh, field.name):
             raise ConfigError(
                 f"rollout.server.{field.name}={value!r} has no effect with rollout.engine={rollout.engine!r}; it "
-                "belongs to vllm_server"
+                f"belongs to {' and '.join(ON_SERVERS)}"
             )
         if server.url is not None and field.name in OF_OWN_SERVER and value != getattr(fresh, field.name):
             raise ConfigError(
                 f"rollout.server.{field.name}={value!r} has no effect with rollout.server.url={server.url!r}: that "
                 "server runs already; leave one of them out"
             )
+    if server.transfer == "group" and server.weights_dir is not None:
+        raise ConfigError(
+            f"rollout.server.weights_dir={server.weights_dir!r} has no effect with rollout.server.transfer='group'; "
+            "leave one of them out"
+        )
     if server.url is not None and not server.url.startswith(("http://", "https://")):
         raise ConfigError(f"rollout.server.url={server.url!r} must begin with http:// or https://")
 

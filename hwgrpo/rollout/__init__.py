@@ -10,7 +10,8 @@ ENGINES = Registry(
     "rollout.engine",
     {
         "local": "hwgrpo.rollout.makers:local",
+        "sglang_server": "hwgrpo.rollout.sglang_server:sglang_server",
         "vllm": "hwgrpo.rollout.vllm_engine:VllmEngine",
-        "vllm_server": "hwgrpo.rollout.server_engine:VllmServerEngine",
+        "vllm_server": "hwgrpo.rollout.vllm_server:vllm_server",
     },
 )

@@ -43,6 +43,7 @@ class Client:
 
     def __init__(self, url: str, token: str, largest: int) -> None:
         self.url = url.rstrip("/")
+        self.token = token
         self._parts = urlsplit(self.url)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._largest = largest

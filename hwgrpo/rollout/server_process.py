@@ -58,7 +58,7 @@ class ServerProcess:
             except OSError as error:
                 raise ConfigError(
                     f"rollout.server.python={self._command[0]!r} cannot be run: {error.strerror}; name the Python of "
-                    "an environment that has vLLM"
+                    "an environment that has the server"
                 ) from error
 
     @property

@@ -80,7 +80,8 @@ def test_this_machine_is_told_about_in_a_document_with_its_kernels(sound):
     assert document["facts"]["torch"]["version"] == torch.__version__
     assert {op["op"]: op["chosen"] for op in document["kernels"]["ops"]}["row_stats"] == "torch"
     assert [each["name"] for each in document["attention"]] == ["sdpa", "eager"]
-    assert document["rollout"] == [{"name": "local", "usable": True, "reason": "part of hwgrpo"}]
+    assert document["rollout"][0] == {"name": "local", "usable": True, "reason": "part of hwgrpo"}
+    assert [each["name"] for each in document["rollout"][1:]] == ["vllm_server", "sglang_server"]
     assert document["run"] is None
 
 

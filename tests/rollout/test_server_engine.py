@@ -3,6 +3,7 @@ tests/vllm has the real one."""
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,48 +11,17 @@ from typing import Any
 import pytest
 import torch
 from fake_server import TOKEN, FakeServer, come_back
-from hwgrpo_backends.cpu import BACKEND
-from hwgrpo_backends.device import Device
-from tiny import settings, tiny_qwen3
+from served import SAMPLING, TOKENIZER, batch, parts_for
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.rollout import http_client, server_engine
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.parts import EngineParts
-from hwgrpo.rollout.server_engine import VllmServerEngine
+from hwgrpo.rollout.server_engine import ServerEngine
 from hwgrpo.rollout.server_process import ServerProcess
-from hwgrpo.rollout.server_words import command_line, environment
+from hwgrpo.rollout.server_words import command_line
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
+from hwgrpo.rollout.vllm_server import VllmServer, vllm_server
 from hwgrpo.rollout.weights import ModuleWeights
-from hwgrpo.values import Prompt, PromptBatch
-
-TOKENIZER = character_tokenizer("")
-SAMPLING = Sampling(n=2, max_response_tokens=3)
-
-
-def batch(*texts: str) -> PromptBatch:
-    return PromptBatch(
-        tuple(
-            Prompt(uid=text, text=text, token_ids=tuple(TOKENIZER(text).input_ids), ground_truth=None, columns={})
-            for text in texts
-        )
-    )
-
-
-def parts_for(url: str | None, tmp_path: Path, *overrides: str) -> EngineParts:
-    address = [f"rollout.server.url={url}"] if url else []
-    config = settings(
-        "rollout.engine=vllm_server",
-        "rollout.server.start_timeout=8",
-        "rollout.server.request_timeout=5",
-        "rollout.server.token_variable=THE_TOKEN",
-        f"rollout.server.weights_dir={tmp_path / 'weights'}",
-        f"trainer.output_dir={tmp_path / 'run'}",
-        *address,
-        *overrides,
-    )
-    model = tiny_qwen3(vocab=len(TOKENIZER))
-    return EngineParts(config, model, ModuleWeights(model), TOKENIZER, Device(BACKEND), torch.float32)
 
 
 @pytest.fixture
@@ -66,8 +36,8 @@ def server(monkeypatch):
 def make(server, tmp_path):
     engines = []
 
-    def make(*overrides: str) -> VllmServerEngine:
-        engines.append(VllmServerEngine(parts_for(server.url, tmp_path, *overrides)))
+    def make(*overrides: str) -> ServerEngine:
+        engines.append(vllm_server(parts_for(server.url, tmp_path, *overrides)))
         return engines[-1]
 
     yield make
@@ -158,6 +128,41 @@ def test_after_one_bad_answer_the_request_is_sent_again(make, server, fault):
     assert engine.metrics["rollout/server_retries"] == 1
 
 
+class Dripping:
+    """A connection and its answer: a byte a second, by a clock that it moves itself."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.limits: list[float] = []
+        self.sock = self
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def settimeout(self, seconds: float) -> None:
+        self.limits.append(seconds)
+
+    def read1(self, size: int) -> bytes:
+        self.now += 1
+        return b" "
+
+
+def test_each_piece_of_an_answer_may_take_only_what_is_left_of_its_time(monkeypatch):
+    answer: Any = Dripping()
+    monkeypatch.setattr(http_client, "time", answer)
+    with pytest.raises(TimeoutError):
+        http_client.Client("http://nowhere", "", 100)._read(answer, answer, "/path", end=103.0)
+    assert answer.limits == [3.0, 2.0, 1.0]
+
+
+def test_requests_are_marked_with_the_version_of_the_weights(make, server):
+    engine = make()
+    for version in (1, 2):
+        engine.update_weights(version)
+        engine.generate(batch("ab"), SAMPLING)
+    assert [asked["cache_salt"] for asked in server.asked] == ["weights 1", "weights 2"]
+
+
 @pytest.mark.parametrize("fault", ["hang", "drip"])
 def test_a_server_that_hangs_is_noticed_and_asked_again(make, server, fault):
     engine = make("rollout.server.request_timeout=1")
@@ -199,6 +204,33 @@ def test_a_server_that_comes_back_without_weights_gets_the_current_ones_and_the_
     assert back[0].weights.keys() == dict(engine._parts.weights.whole()).keys()
 
 
+def test_while_only_other_ranks_wait_for_it_rank_0_brings_a_server_its_weights_again(make, server, monkeypatch):
+    monkeypatch.setattr(server_engine, "WATCH", 0.05)
+    engine = make()
+    engine.update_weights(2)
+    watch = threading.Thread(target=engine._watch)
+    watch.start()
+    server.version = -1
+    for _ in range(400):
+        if server.version == 2:
+            break
+        time.sleep(0.05)
+    engine.close()
+    watch.join(20)
+    assert server.taken == [0, 2, 2]
+    assert not watch.is_alive()
+
+
+def test_a_rank_that_does_not_send_weights_waits_until_the_server_has_them(make, server):
+    engine = make()
+    engine._delivery = None  # as on ranks other than 0
+    late = threading.Timer(0.5, lambda: setattr(server, "version", 6))
+    late.start()
+    engine.update_weights(6)
+    assert server.version == 6
+    late.join()
+
+
 def test_a_server_that_stays_away_is_an_error_within_the_time_it_may_take(make, server):
     engine = make("rollout.server.start_timeout=2")
     server.close()
@@ -209,20 +241,20 @@ def test_a_server_that_stays_away_is_an_error_within_the_time_it_may_take(make, 
 def test_a_wrong_token_is_refused_and_appears_in_no_message(server, tmp_path, monkeypatch):
     monkeypatch.setenv("THE_TOKEN", "wrong-token")
     with pytest.raises(ConfigError, match=r"refuses the token.*rollout\.server\.token_variable") as error:
-        VllmServerEngine(parts_for(server.url, tmp_path))
+        vllm_server(parts_for(server.url, tmp_path))
     assert "wrong-token" not in str(error.value)
 
 
 def test_without_a_token_a_server_of_somebody_elses_is_not_asked(server, tmp_path, monkeypatch):
     monkeypatch.delenv("THE_TOKEN")
     with pytest.raises(ConfigError, match="needs a token: set THE_TOKEN"):
-        VllmServerEngine(parts_for(server.url, tmp_path))
+        vllm_server(parts_for(server.url, tmp_path))
 
 
 def test_where_nobody_answers_the_address_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("THE_TOKEN", TOKEN)
     with pytest.raises(ConfigError, match=r"rollout\.server\.url='http://127\.0\.0\.1:1'"):
-        VllmServerEngine(parts_for("http://127.0.0.1:1", tmp_path))
+        vllm_server(parts_for("http://127.0.0.1:1", tmp_path))
 
 
 def test_health_is_that_of_the_server_and_its_weights(make, server):
@@ -244,13 +276,13 @@ def test_closing_removes_the_weights(make, tmp_path):
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"rollout\.server\.python='/nowhere/python' cannot be run"):
-        VllmServerEngine(parts_for(None, tmp_path, "rollout.server.python=/nowhere/python"))
+        vllm_server(parts_for(None, tmp_path, "rollout.server.python=/nowhere/python"))
 
 
 def test_a_server_that_ends_while_it_starts_shows_the_end_of_its_log(tmp_path):
     here = f"rollout.server.python={sys.executable}"  # this environment has no vLLM
     with pytest.raises(ConfigError, match="ended while it started") as error:
-        VllmServerEngine(parts_for(None, tmp_path, here))
+        vllm_server(parts_for(None, tmp_path, here))
     assert "No module named" in str(error.value)
 
 
@@ -285,12 +317,12 @@ def test_a_server_of_ours_gets_the_token_by_its_environment_and_not_the_trainers
     monkeypatch.setenv("PYTHONPATH", "/trainer")
     monkeypatch.setenv("RANK", "0")
     engine = make()
-    variables = environment("secret", {"ONE_MORE": "1"})
+    variables = VllmServer().environment("secret", {"ONE_MORE": "1"})
     assert variables[TOKEN_VARIABLE] == "secret"
     assert variables["PYTHONPATH"].endswith("vllm_plugin")
     assert variables["ONE_MORE"] == "1"
     assert "RANK" not in variables
-    assert not any("secret" in word for word in engine._command(1, None))
+    assert not any("secret" in word for word in VllmServer().command(engine._parts, None, "127.0.0.1", 1))
 
 
 def test_settings_become_words_of_the_command_line():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from hwgrpo.rollout.vllm_plugin import hwgrpo_vllm
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE, VERSION_HEADER, WEIGHTS_ROUTE, Guard
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import GROUP_ROUTE, TOKEN_VARIABLE, VERSION_HEADER, WEIGHTS_ROUTE, Guard
 
 TOKEN = "the-token"
 
@@ -19,6 +20,7 @@ class Engine:
     def __init__(self) -> None:
         self.done: list[Any] = []
         self.broken = False
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=4, data_parallel_size=1))
 
     async def collective_rpc(self, method: str, args: tuple) -> None:
         await asyncio.sleep(0.01)
@@ -50,6 +52,8 @@ class App:
 @pytest.fixture
 def guard(monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type="cpu"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     app = App()
     return Guard(app), app
 
@@ -73,7 +77,9 @@ def order(version: int) -> dict[str, Any]:
     return {"folder": f"/weights/{version}", "version": version, "adapter": False}
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/metrics", WEIGHTS_ROUTE, "/collective_rpc"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/health", "/metrics", WEIGHTS_ROUTE, GROUP_ROUTE, "/collective_rpc"]
+)
 @pytest.mark.parametrize("token", [None, "", "the-tokem", "the-token "])
 def test_no_route_answers_without_the_token(guard, path, token):
     guard, app = guard
@@ -105,7 +111,7 @@ def test_answers_carry_the_version_of_the_weights(guard):
     before, after, told = asyncio.run(run())
     assert before[1][VERSION_HEADER] == "-1"
     assert after[1][VERSION_HEADER] == "4"
-    assert told[2] == {"version": 4}
+    assert told[2] == {"version": 4, "group": None, "library": "gloo", "workers": 4}
     assert app.state.engine_client.done == [("hwgrpo_load_weights", "/weights/4"), "reset"]
 
 
@@ -146,12 +152,53 @@ def test_weights_that_could_not_be_taken_leave_no_version(guard):
     assert answer[1][VERSION_HEADER] == "-1"
 
 
+JOIN = {"name": "the-group", "host": "here"}
+
+
+def test_a_group_is_joined_by_all_workers_and_weights_come_through_it(guard):
+    guard, app = guard
+
+    async def run():
+        joined = await ask(guard, app, GROUP_ROUTE, JOIN)
+        taken = await ask(guard, app, WEIGHTS_ROUTE, {"version": 6, "transfer": 3})
+        return joined, taken, await ask(guard, app, WEIGHTS_ROUTE, method="GET")
+
+    joined, taken, told = asyncio.run(run())
+    assert (joined[0], joined[2]) == (200, {"group": "the-group"})
+    assert (taken[0], taken[2]) == (200, {"version": 6})
+    assert (told[2]["group"], told[2]["version"]) == ("the-group", 6)
+    assert app.state.engine_client.done == [("hwgrpo_join_group", JOIN), ("hwgrpo_receive_weights", 3), "reset"]
+
+
+def test_a_group_that_failed_is_no_group_any_more(guard):
+    guard, app = guard
+
+    async def run():
+        await ask(guard, app, GROUP_ROUTE, JOIN)
+        app.state.engine_client.broken = True
+        failed = await ask(guard, app, WEIGHTS_ROUTE, {"version": 6, "transfer": 0})
+        after = await ask(guard, app, WEIGHTS_ROUTE, method="GET")
+        return failed, after, await ask(guard, app, GROUP_ROUTE, JOIN)
+
+    failed, after, again = asyncio.run(run())
+    assert failed[0] == again[0] == 500
+    assert (after[2]["group"], after[2]["version"]) == (None, -1)
+
+
+def test_a_server_of_several_engines_offers_no_group(guard):
+    guard, app = guard
+    app.state.engine_client.vllm_config.parallel_config.data_parallel_size = 2
+    told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET"))
+    assert told[2] == {"version": -1, "group": None}
+
+
 @pytest.mark.parametrize(
     "body", [None, [], {"folder": "x"}, {"folder": "x", "version": "new", "adapter": False}, "x" * 70000]
 )
 def test_an_order_that_is_none_is_refused(guard, body):
     guard, app = guard
-    assert asyncio.run(ask(guard, app, WEIGHTS_ROUTE, body))[0] == 400
+    for route in (WEIGHTS_ROUTE, GROUP_ROUTE):
+        assert asyncio.run(ask(guard, app, route, body))[0] == 400
     assert app.state.engine_client.done == []
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +16,55 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+PLUGIN = Path(__file__).parents[2] / "hwgrpo/rollout/vllm_plugin"
 TOKEN = "only-the-test-knows"
+
+
+class FakeWorkers:
+    """Processes that have this project's plugin and no model."""
+
+    def __init__(self, count: int) -> None:
+        self._scratch = tempfile.TemporaryDirectory()
+        self.files = [Path(self._scratch.name) / f"{rank}.safetensors" for rank in range(count)]
+        script = Path(__file__).with_name("fake_group_worker.py")
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, str(script), str(rank), str(file)],
+                env={**os.environ, "PYTHONPATH": str(PLUGIN), "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, file in enumerate(self.files)
+        ]
+        self._one_call = threading.Lock()
+        self.call("set_fails", False)  # they are there
+
+    @property
+    def count(self) -> int:
+        return len(self.files)
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call a method of every worker.
+
+        Raises:
+            RuntimeError: it failed on one of them.
+        """
+        with self._one_call:
+            for process in self._processes:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps([method, arguments]) + "\n")
+                process.stdin.flush()
+            told = [json.loads(each.stdout.readline() or '"it died"') for each in self._processes if each.stdout]
+        problem = next((each for each in told if each), None)
+        if problem:
+            raise RuntimeError(problem)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        self._scratch.cleanup()
 
 
 class FakeServer:
@@ -21,10 +73,20 @@ class FakeServer:
     Attributes:
         faults: taken off one by one by requests for samples: "hang", "drop" (the connection), "not json", "large",
             "drip", "status 500", or a function that changes a good answer.
+        offer: what it tells of a process group with its workers.
+
+    Args:
+        port: 0 takes a free one.
+        token: that requests must carry.
+        workers: that receive weights through a group; they outlive the server.
     """
 
-    def __init__(self, port: int = 0, token: str = TOKEN) -> None:
+    def __init__(self, port: int = 0, token: str = TOKEN, workers: FakeWorkers | None = None) -> None:
         self.token = token
+        self.workers = workers
+        self.offer: dict[str, Any] = {"library": "gloo", "workers": workers.count} if workers else {}
+        self.group: str | None = None
+        self.receive = "hwgrpo_receive_weights"
         self.faults: list[str | Callable[[Any], Any]] = []
         self.asked: list[dict[str, Any]] = []
         self.taken: list[int] = []
@@ -51,6 +113,10 @@ class FakeServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
+    def answer(self, asked: dict[str, Any]) -> Any:
+        """Return a good answer to a request for samples."""
+        return good(asked)
+
     def close(self) -> None:
         """Stop listening; what hangs is let go."""
         self.released.set()
@@ -58,15 +124,11 @@ class FakeServer:
         self._server.server_close()
 
     def take(self, order: dict[str, Any]) -> None:
-        """Take the weights of a folder."""
-        files = sorted(Path(order["folder"]).glob("*.safetensors"))
+        """Take the weights of a folder, or what workers have received."""
+        files = sorted(Path(order["folder"]).glob("*.safetensors")) if "folder" in order else self.workers.files
         self.weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
         self.version = order["version"]
         self.taken.append(self.version)
-
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return what a request for samples is answered with."""
-        return good(asked)
 
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
@@ -77,15 +139,40 @@ class FakeServer:
         if request.path == "/v1/models":
             return _send(request, 200, json.dumps({"data": [{"id": "fake"}]}).encode())
         if request.path == "/hwgrpo/weights":
-            if request.command == "POST":
-                self.take(json.loads(body))
-            return _send(request, 200, json.dumps({"version": self.version}).encode())
+            return self._weights(request, json.loads(body or b"{}"))
+        if request.path == "/hwgrpo/group" and self.workers is not None:
+            order = json.loads(body)
+            if self._work(request, order["name"], lambda: self.workers.call("hwgrpo_join_group", order)):
+                _send(request, 200, json.dumps({"group": self.group}).encode())
+            return None
         if request.path != "/v1/completions":
             return _send(request, 404, b"nothing here")
         asked = json.loads(body)
         self.asked.append(asked)
         fault = self.faults.pop(0) if self.faults else None
         return self._misbehave(request, asked, fault)
+
+    def _weights(self, request: BaseHTTPRequestHandler, order: dict[str, Any]) -> None:
+        if request.command != "POST":
+            told = {"version": self.version, "group": self.group, **self.offer}
+            return _send(request, 200, json.dumps(told).encode())
+        receive = "transfer" in order
+        if receive and not self._work(request, self.group, lambda: self.workers.call(self.receive, order["transfer"])):
+            self.version = -1
+            return None
+        self.take(order)
+        return _send(request, 200, json.dumps({"version": self.version}).encode())
+
+    def _work(self, request: BaseHTTPRequestHandler, group: str | None, work: Callable[[], None]) -> bool:
+        """Have the workers do something in a group; answer where it fails, or where nothing follows."""
+        try:
+            work()
+        except RuntimeError as error:
+            self.group = None
+            _send(request, 500, json.dumps({"error": str(error)}).encode())
+            return False
+        self.group = group
+        return True
 
     def _misbehave(self, request: BaseHTTPRequestHandler, asked: dict[str, Any], fault: Any) -> None:
         answer: Any = self.answer(asked)
@@ -115,12 +202,17 @@ class FakeServer:
         _send(request, 500 if fault == "status 500" else 200, text, version=str(self.version))
 
 
+def sample(index: int, most: int) -> tuple[list[int], list[float]]:
+    """Return tokens and log-probs: sample i has the tokens 5 + i, 6 + i, ..., as many as i + 1 and at most `most`."""
+    tokens = [5 + index + k for k in range(min(index + 1, most))]
+    return tokens, [-0.5 - k for k in range(len(tokens))]
+
+
 def good(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer: sample i has the tokens 5, 6, ..., as many as i + 1 and at most as are asked for."""
+    """Return an answer to /v1/completions."""
     choices = []
     for index in range(asked["n"]):
-        tokens = [5 + index + k for k in range(min(index + 1, asked["max_tokens"]))]
-        logprobs = [-0.5 - k for k in range(len(tokens))]
+        tokens, logprobs = sample(index, asked["max_tokens"])
         choices.append(
             {
                 "index": index,
@@ -148,7 +240,7 @@ def come_back(server: FakeServer, after: float) -> tuple[threading.Thread, list[
 
     def start() -> None:
         time.sleep(after)
-        back.append(FakeServer(server.port))
+        back.append(type(server)(server.port))
 
     thread = threading.Thread(target=start)
     thread.start()

@@ -21,7 +21,7 @@ class Use:
     file: str
     """Below the folder that the wheel was unpacked to."""
     name: str
-    """`function`, `Class`, `Class.method` or `Class.attribute`; `a = b` for text that has to stand in the file."""
+    """`Class.method` or `Class.attribute`; `child = base` for a class that inherits; in quotes, text of the file."""
     arguments: tuple[str, ...] = ()
     """Names of parameters that are given."""
 
@@ -35,6 +35,11 @@ PLUGIN = (
     Use("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner.get_model"),
     Use("vllm/v1/engine/async_llm.py", "AsyncLLM.collective_rpc", ("method", "args")),
     Use("vllm/v1/engine/async_llm.py", "AsyncLLM.reset_prefix_cache"),
+    Use("vllm/v1/engine/async_llm.py", "AsyncLLM.vllm_config"),
+    Use("vllm/config/parallel.py", "ParallelConfig.world_size"),
+    Use("vllm/config/parallel.py", "ParallelConfig.data_parallel_size"),
+    Use("vllm/platforms/interface.py", "Platform.device_type"),
+    Use("vllm/v1/worker/worker_base.py", "WorkerBase.rank"),
     Use("vllm/v1/engine/async_llm.py", "AsyncLLM.add_lora", ("lora_request",)),
     Use("vllm/v1/engine/async_llm.py", "AsyncLLM.remove_lora", ("lora_id",)),
     Use("vllm/lora/request.py", "LoRARequest.lora_name"),
@@ -87,6 +92,8 @@ ASCEND = (
     Use("vllm_ascend/worker/worker.py", "NPUWorker._check_nz_disabled"),
     Use("vllm_ascend/worker/worker.py", "NPUWorker.model_runner"),
     Use("vllm_ascend/worker/worker.py", "NPUWorker.device"),
+    Use("vllm_ascend/worker/worker.py", "NPUWorker = WorkerBase"),
+    Use("vllm_ascend/platform.py", "NPUPlatform.device_type"),
     Use("vllm_ascend/worker/worker.py", "NPUWorker.add_lora", ("lora_request",)),
     Use("vllm_ascend/worker/worker.py", "NPUWorker.remove_lora", ("lora_id",)),
     Use("vllm_ascend/worker/model_runner_v1.py", "NPUModelRunner = GPUModelRunner"),
@@ -94,12 +101,66 @@ ASCEND = (
 """Of vllm-ascend 0.23, whose runner inherits the rest from vLLM's."""
 
 
+_ROUTES = (
+    '@app.get("/health")',
+    '@app.get("/model_info")',
+    '"/generate"',
+    '@app.post("/update_weights_from_disk")',
+    '"/release_memory_occupation"',
+    '"/resume_memory_occupation"',
+    '"weight_version": ',
+    '"success": success',
+)
+_SERVER, _MANAGER = "sglang/srt/entrypoints/http_server.py", "sglang/srt/managers/tokenizer_manager.py"
+SGLANG = (
+    *(Use(_SERVER, f'"{route}"') for route in _ROUTES),
+    *_fields("sglang/srt/managers/io_struct.py", "GenerateReqInput", "input_ids sampling_params return_logprob"),
+    *_fields(
+        "sglang/srt/managers/io_struct.py",
+        "UpdateWeightFromDiskReqInput",
+        "model_path load_format weight_version flush_cache",
+    ),
+    *_fields(
+        "sglang/srt/sampling/sampling_params.py",
+        "SamplingParams",
+        "max_new_tokens temperature top_k top_p min_p stop stop_token_ids no_stop_trim skip_special_tokens "
+        "sampling_seed",
+    ),
+    Use(_MANAGER, "TokenizerManager.update_weights_from_disk"),
+    *(Use(_MANAGER, f'"{key}"') for key in ('"output_ids": ', '"finish_reason": ', '"weight_version": ')),
+    Use(_MANAGER, '"output_token_logprobs"'),
+    Use("sglang/srt/utils/weight_versions.py", '"meta_info["weight_versions"]"'),
+    Use("sglang/srt/environ.py", '"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION = "'),
+    Use("sglang/srt/environ.py", '"SGLANG_RETURN_ORIGINAL_LOGPROB = "'),
+    Use("sglang/launch_server.py", '"prepare_server_args(sys.argv[1:])"'),
+    *_fields(
+        "sglang/srt/arg_groups/fields/model.py",
+        "Model",
+        "model_path revision trust_remote_code dtype load_format context_length",
+    ),
+    *_fields(
+        "sglang/srt/arg_groups/fields/serving.py",
+        "Serving",
+        "tokenizer_path host port api_key served_model_name sampling_defaults",
+    ),
+    *_fields("sglang/srt/arg_groups/fields/schedule.py", "Schedule", "mem_fraction_static max_running_requests"),
+    *_fields("sglang/srt/arg_groups/fields/device.py", "Device", "device random_seed"),
+    Use("sglang/srt/arg_groups/fields/parallel.py", "Parallel.tp_size"),
+    Use("sglang/srt/arg_groups/fields/exec_.py", "ExecFeatures.enable_memory_saver"),
+    Use("sglang/srt/server_args.py", '"--disable-cuda-graph"'),
+)
+"""Of SGLang 0.5.23."""
+
+
 def problem(root: Path, use: Use) -> str | None:
     """Say what a source tree lacks of a use, or return None."""
     path = root / use.file
     if not path.is_file():
         return f"there is no {use.file}"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    if use.name.startswith('"'):
+        return None if use.name.strip('"') in text else f"{use.file} does not say {use.name}"
+    tree = ast.parse(text)
     owner, _, member = use.name.partition(".")
     if " = " in use.name:
         child, base = use.name.split(" = ")

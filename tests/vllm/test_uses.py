@@ -1,4 +1,4 @@
-"""What is used of vLLM and of vllm-ascend is there: read from their sources, since no NPU is needed for that."""
+"""What is used of vLLM, vllm-ascend and SGLang is there: read from their sources, which needs no device."""
 
 import subprocess
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import rollout_uses
 import vllm_environment
-from rollout_uses import ASCEND, IN_PROCESS, PLUGIN, Use
+from rollout_uses import ASCEND, IN_PROCESS, PLUGIN, SGLANG, Use
 
 
 def problems(root: Path, uses: tuple[Use, ...]) -> list[str]:
@@ -30,6 +30,11 @@ def test_vllm_ascend_0_23_has_all_that_a_server_needs():
     assert problems(rollout_uses.sources("vllm-ascend", "0.23.0"), ASCEND) == []
 
 
+@pytest.mark.slow
+def test_sglang_0_5_23_has_all_that_its_engine_uses():
+    assert problems(rollout_uses.sources("sglang", "0.5.23"), SGLANG) == []
+
+
 SOURCE = """
 class Engine(Base):
     field: int = 0
@@ -51,6 +56,8 @@ class Engine(Base):
         (Use("engine.py", "Motor.call"), "engine.py has no class Motor"),
         (Use("engine.py", "Engine = Other"), "engine.py: Engine does not inherit from Other"),
         (Use("motor.py", "Motor.call"), "there is no motor.py"),
+        (Use("engine.py", '"self.kept = 1"'), None),
+        (Use("engine.py", '"self.kept = 2"'), 'engine.py does not say "self.kept = 2"'),
     ],
     ids=lambda value: value.name if isinstance(value, Use) else "",
 )

@@ -1,8 +1,4 @@
-"""Taking new weights, and guarding the server's door: the part of hwgrpo that runs inside vLLM.
-
-It must run in the server's environment, which may be much older than the trainer's (vllm-ascend 0.23 has torch 2.10):
-it imports only torch and safetensors, and calls only what vLLM 0.23 to 0.33 have alike.
-"""
+"""The guard of the server's door: asks for the token, and changes weights between requests."""
 
 from __future__ import annotations
 
@@ -14,61 +10,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from safetensors import safe_open
+from torch import distributed as dist
 
-TOKEN_VARIABLE = "HWGRPO_SERVER_TOKEN"
-"""Environment variable of the server with the token that every request must bring."""
-LIFELINE_VARIABLE = "HWGRPO_SERVER_LIFELINE"
-"""Environment variable of a server that ends when its standard input is closed: when the run that started it is
-gone."""
-ADAPTER = "hwgrpo-adapter"
-"""Name of the model that has the adapter."""
-WEIGHTS_ROUTE = "/hwgrpo/weights"
-VERSION_HEADER = "x-hwgrpo-weight-version"
+from .group import library
+from .words import ADAPTER, GROUP_ROUTE, LIFELINE_VARIABLE, TOKEN_VARIABLE, VERSION_HEADER, WEIGHTS_ROUTE
+
 LARGEST_ORDER = 1 << 16
-"""Bytes of the largest body that `WEIGHTS_ROUTE` reads."""
-
-
-def load_weights(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Give a worker's model new weights, under their names in a Hugging Face checkpoint.
-
-    `model.load_weights` alone will not do: layers have packed their weights, and some have let go of the originals.
-
-    Args:
-        worker: a worker of vLLM.
-        weights: all of them.
-    """
-    # vllm-ascend: reformatted weights would be overwritten by plain ones; it says which variable to set.
-    check = getattr(worker, "_check_nz_disabled", None)
-    if check is not None:
-        check()
-    with torch.device(worker.device):
-        worker.model_runner.reload_weights(weights_iterator=weights)
-    for module in worker.model_runner.get_model().modules():
-        # On a CPU an LM head tied to the embeddings multiplies with a packed copy, which reloading leaves as it was.
-        if hasattr(module, "cpu_linear") and hasattr(module, "quant_method") and module.weight.numel() > 0:
-            module.quant_method.process_weights_after_loading(module)
-
-
-def stored_weights(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of a folder of safetensors files, one at a time."""
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a dict)
-                yield name, file.get_tensor(name)
-
-
-class WorkerExtension:
-    """Methods that every worker of the server gets (`--worker-extension-cls hwgrpo_vllm.WorkerExtension`)."""
-
-    def hwgrpo_load_weights(self, folder: str) -> None:
-        """Take the weights of a folder."""
-        load_weights(self, stored_weights(folder))
+"""Bytes of the largest body that this reads itself."""
 
 
 class Guard:
@@ -92,6 +43,7 @@ class Guard:
         self._changed = asyncio.Condition()
         self._loading = False
         self._adapter = 0
+        self._group: str | None = None
         if os.environ.get(LIFELINE_VARIABLE):
             threading.Thread(target=_end_with_standard_input, daemon=True).start()
 
@@ -105,6 +57,8 @@ class Guard:
             await _answer(send, 401, {"error": "the token is missing or wrong"})
         elif scope["path"] == WEIGHTS_ROUTE:
             await self._weights(scope, receive, send)
+        elif scope["path"] == GROUP_ROUTE and scope["method"] == "POST":
+            await self._join(scope, receive, send)
         elif scope["path"].startswith("/v1/") and scope["method"] == "POST":
             await self._generate(scope, receive, send)
         else:
@@ -129,23 +83,27 @@ class Guard:
                 self._changed.notify_all()
 
     async def _weights(self, scope: Any, receive: Any, send: Any) -> None:
-        """GET tells the version; POST {"folder": ..., "version": ..., "adapter": bool} takes new weights."""
+        """GET tells what there is; POST {"version": ...} takes new weights.
+
+        They are in {"folder": ..., "adapter": bool}, or come through the group as its {"transfer": ...}th.
+        """
+        state = scope["app"].state
         if scope["method"] != "POST":
-            await _answer(send, 200, {"version": self._version})
+            await _answer(send, 200, {"version": self._version, "group": self._group, **_offer(state)})
             return
         try:
             order = json.loads(await _body(receive))
-            folder, version, adapter = str(order["folder"]), int(order["version"]), bool(order["adapter"])
+            version = int(order["version"])
+            transfer = int(order["transfer"]) if "transfer" in order else None
+            folder, adapter = ("", False) if "transfer" in order else (str(order["folder"]), bool(order["adapter"]))
         except (ValueError, KeyError, TypeError) as error:
             await _answer(send, 400, {"error": f"not an order for weights: {error!r}"})
             return
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._loading)
-            self._loading = True
-            await self._changed.wait_for(lambda: self._running == 0)
+        await self._alone()
         try:
-            state = scope["app"].state
-            if adapter:
+            if transfer is not None:
+                await state.engine_client.collective_rpc("hwgrpo_receive_weights", args=(transfer,))
+            elif adapter:
                 await self._take_adapter(state, folder)
             else:
                 await state.engine_client.collective_rpc("hwgrpo_load_weights", args=(folder,))
@@ -154,11 +112,42 @@ class Guard:
             await _answer(send, 200, {"version": version})
         except Exception as error:  # the trainer is told what went wrong here, and keeps or ends the server
             self._version = -1  # half of the new weights may be in place
+            if transfer is not None:
+                self._group = None
             await _answer(send, 500, {"error": f"{type(error).__name__}: {error}"})
         finally:
-            async with self._changed:
-                self._loading = False
-                self._changed.notify_all()
+            await self._open()
+
+    async def _join(self, scope: Any, receive: Any, send: Any) -> None:
+        """Have all workers meet the trainer in a group; the order is `Group`'s arguments by name."""
+        try:
+            order = json.loads(await _body(receive))
+            name = str(order["name"])
+        except (ValueError, KeyError, TypeError) as error:
+            await _answer(send, 400, {"error": f"not an order for a group: {error!r}"})
+            return
+        await self._alone()
+        try:
+            self._group = None
+            await scope["app"].state.engine_client.collective_rpc("hwgrpo_join_group", args=(order,))
+            self._group = name
+            await _answer(send, 200, {"group": name})
+        except Exception as error:  # the trainer is told, and sends weights in another way
+            await _answer(send, 500, {"error": f"{type(error).__name__}: {error}"})
+        finally:
+            await self._open()
+
+    async def _alone(self) -> None:
+        """Return when no request is running; those that come wait."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._loading)
+            self._loading = True
+            await self._changed.wait_for(lambda: self._running == 0)
+
+    async def _open(self) -> None:
+        async with self._changed:
+            self._loading = False
+            self._changed.notify_all()
 
     async def _take_adapter(self, state: Any, folder: str) -> None:
         old, self._adapter = self._adapter, self._adapter + 1
@@ -167,6 +156,16 @@ class Guard:
             await state.engine_client.remove_lora(old)
         await state.engine_client.add_lora(request)
         state.openai_serving_models.lora_requests[ADAPTER] = request
+
+
+def _offer(state: Any) -> Mapping[str, Any]:
+    """Return what a group with this server's workers would be like, or nothing where they are of several engines."""
+    parallel = state.engine_client.vllm_config.parallel_config
+    if parallel.data_parallel_size > 1:
+        return {}
+    device_type = importlib.import_module("vllm.platforms").current_platform.device_type
+    backend = dist.get_default_backend_for_device(device_type)  # vllm-ascend does not name its own
+    return {"library": library(backend), "workers": parallel.world_size}
 
 
 def _end_with_standard_input() -> None:

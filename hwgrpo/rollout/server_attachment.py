@@ -1,0 +1,164 @@
+"""Finding a rollout server or starting one, which rank 0 does for all ranks."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import distributed as dist
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.rollout.delivery import Delivery, FolderDelivery, GroupDelivery
+from hwgrpo.rollout.http_client import Client, ServerProblem
+from hwgrpo.rollout.parts import EngineParts
+from hwgrpo.rollout.server_process import ServerProcess, free_port
+from hwgrpo.rollout.server_words import MODEL, Dialect
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import library
+from hwgrpo.rollout.weights import AdapterWeights
+
+HEALTH_TIMEOUT = 10.0
+"""Seconds in which a server that is well answers to a question after its health."""
+
+
+@dataclass
+class Server:
+    """A server as one rank sees it."""
+
+    client: Client
+    model: str
+    """Name of the model that requests are for."""
+    process: ServerProcess | None = None
+    """Where this rank has started it."""
+    delivery: Delivery | None = None
+    """How it gets weights; rank 0 has it."""
+
+
+def attach(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
+    """Start or find the server on rank 0; tell the other ranks where it is.
+
+    Raises:
+        ConfigError: it does not start or is none of this kind, the token is missing or refused, or weights cannot go as
+            `rollout.server.transfer` says.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    server: Server | None = None
+    found: list[Any] = [None]
+    if rank == 0:
+        try:
+            server = _first(parts, dialect, adapter)
+            found[0] = server.client.url, server.client.token, server.model
+        except ConfigError as error:
+            found[0] = error
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(found)
+    if isinstance(found[0], ConfigError):
+        raise found[0]
+    url, token, model = found[0]
+    return server or Server(_client(parts, url, token), model)
+
+
+def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
+    settings = parts.config.rollout.server
+    if settings.url is None:
+        server = _start(parts, dialect, adapter)
+    else:
+        token = os.environ.get(settings.token_variable, "")
+        if not token:
+            raise ConfigError(
+                f"rollout.server.url={settings.url!r} needs a token: set {settings.token_variable} "
+                "(rollout.server.token_variable) to the one that the server was started with"
+            )
+        client = _client(parts, settings.url, token)
+        server = Server(client, _served_model(client, dialect) if adapter is None else ADAPTER)
+    try:
+        server.delivery = choose_delivery(parts, dialect, server.client, adapter)
+    except BaseException:
+        if server.process is not None:
+            server.process.stop()
+        raise
+    return server
+
+
+def _client(parts: EngineParts, url: str, token: str) -> Client:
+    return Client(url, token, int(parts.config.rollout.server.max_reply_mb * 2**20))
+
+
+def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
+    s = parts.config.rollout.server
+    port = s.port or free_port(s.host)
+    token = os.environ.get(s.token_variable) or secrets.token_urlsafe(32)
+    log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
+    process = ServerProcess(dialect.command(parts, adapter, s.host, port), dialect.environment(token, s.env), log)
+    # What listens on all addresses is reached by this one.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
+    client = _client(parts, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token)
+    try:
+        process.start()
+        process.wait_until_healthy(client, s.start_timeout)
+    except BaseException:
+        process.stop()
+        raise
+    return Server(client, MODEL if adapter is None else ADAPTER, process)
+
+
+def _served_model(client: Client, dialect: Dialect) -> str:
+    try:
+        return dialect.model_of(client, HEALTH_TIMEOUT)
+    except ServerProblem as error:
+        raise ConfigError(
+            f"rollout.server.url={client.url!r}: no {dialect.name} server answers there: {error}"
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"{error}. {dialect.start_by_hand}") from error
+
+
+def choose_delivery(
+    parts: EngineParts, dialect: Dialect, client: Client, adapter: AdapterWeights | None
+) -> FolderDelivery | GroupDelivery:
+    """Return the way that weights go, and have it ready.
+
+    Raises:
+        ConfigError: `rollout.server.transfer` asks for a group that cannot be.
+    """
+    s = parts.config.rollout.server
+
+    def load(folder: Path, version: int, is_adapter: bool) -> None:
+        dialect.load(client, folder, version, is_adapter, s.request_timeout)
+
+    if s.transfer == "folder" or s.weights_dir is not None:
+        return FolderDelivery(s.weights_dir, parts.compute_dtype, load)
+    group = "an adapter alone is trained, which is small" if adapter is not None else _group(parts, dialect, client)
+    if isinstance(group, GroupDelivery):
+        return group
+    if s.transfer == "group":
+        raise ConfigError(
+            f"rollout.server.transfer='group': {group}; use rollout.server.transfer=folder, or leave it out"
+        )
+    return FolderDelivery(None, parts.compute_dtype, load, why=group)
+
+
+def _group(parts: EngineParts, dialect: Dialect, client: Client) -> GroupDelivery | str:
+    """Return a group with the server's workers, or what is in its way."""
+    backend = parts.device.comm_backend
+    ours = library(backend)
+    try:
+        offer = dialect.offer(client, HEALTH_TIMEOUT)
+        if offer is None:
+            return "the server offers no process group"
+        if offer.library != ours:
+            return f"the trainer communicates by {ours} and the server by {offer.library}"
+        return GroupDelivery(
+            client,
+            backend=backend,
+            library=ours,
+            device=parts.device.torch_device,
+            dtype=parts.compute_dtype,
+            workers=offer.workers,
+            seconds=parts.config.rollout.server.request_timeout,
+        )
+    except ServerProblem as problem:
+        return f"a process group over {ours} could not be made: {problem}"

@@ -1,0 +1,121 @@
+"""Ranks that share a rollout server, in another process: a run of two is the run of one, in turns and overlapped."""
+
+from pathlib import Path
+
+import model_server
+import pytest
+import ranks
+import runs
+import torch
+from fake_server import TOKEN
+from hwgrpo_backends.cpu import BACKEND
+from safetensors.torch import load_file
+
+from hwgrpo.training.build import build_run
+from hwgrpo.training.finish import finish
+from hwgrpo.training.loop import train
+
+MODEL = next(word for word in runs.SMALL if word.startswith("model.path=")).removeprefix("model.path=")
+AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
+STEPS = 3
+COMMON = (f"trainer.max_steps={STEPS}", "trainer.prompts_per_update=2", "observe.completions_per_step=64")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(_cache):
+    with model_server.served(MODEL) as address, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HWGRPO_ROLLOUT_TOKEN", TOKEN)
+        yield address
+
+
+def served(server: model_server.Address, *more: str) -> tuple[str, ...]:
+    address = ("rollout.engine=vllm_server", f"rollout.server.url={server.url}", "rollout.server.request_timeout=60")
+    return (*COMMON, *address, *more)
+
+
+def two(output: Path, *words: str) -> None:
+    def body(rank: int) -> None:
+        parts = build_run(runs.small(output, *words), BACKEND, rank, 2)
+        try:
+            status = train(parts)
+            finish(parts, status)
+        finally:
+            parts.close()
+            parts.strategy.close()
+
+    assert ranks.forked(2, body) == [0, 0]
+
+
+def one(output: Path, *words: str) -> None:
+    assert runs.forked(lambda: runs.run(output, *words)) == 0
+
+
+def assert_same_run(two: Path, one: Path) -> None:
+    ours, theirs = runs.metrics(two), runs.metrics(one)
+    assert len(ours) == len(theirs) == STEPS + 2
+    for left, right in zip(ours, theirs, strict=True):
+        assert left.keys() == right.keys()
+        for name, value in right.items():
+            if not name.startswith(("rollout_corr/", "training/", "rollout/server")):  # gaps of 1e-8, all rounding
+                assert left[name] == pytest.approx(value, rel=2e-4, abs=1e-6), name
+    finals = [next(each.glob("final*/*.safetensors")) for each in (two, one)]
+    several, alone = load_file(finals[0]), load_file(finals[1])
+    for name, weight in alone.items():
+        torch.testing.assert_close(several[name], weight, rtol=0, atol=2e-5, msg=name)
+
+
+def assert_sampled_with_the_policy(output: Path) -> None:
+    """The trainer's log-probs of a response are the server's: no rank was given responses of other weights."""
+    gaps = [abs(line["rollout_corr/kl"]) for line in runs.metrics(output) if "rollout_corr/kl" in line]
+    assert len(gaps) == STEPS
+    assert max(gaps) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def alone(server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("alone") / "run"
+    one(output, *served(server))
+    return output
+
+
+@pytest.fixture(scope="module")
+def ahead_alone(_cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("ahead") / "run"
+    one(output, *COMMON, *AHEAD)
+    return output
+
+
+@pytest.mark.parametrize("strategy, way", [("ddp", "group"), ("fsdp2", "group"), ("fsdp2", "folder")])
+def test_two_ranks_on_one_server_train_like_one_in_its_own_process(server, alone, tmp_path: Path, strategy, way):
+    more = (f"rollout.server.transfer={way}",)
+    server.ways()
+    two(tmp_path / "two", *served(server, *more), f"trainer.strategy={strategy}")
+    # at the start, where the run begins, and after every step
+    assert server.ways() == [way] * (2 + STEPS)
+    assert_same_run(tmp_path / "two", alone)
+    assert_sampled_with_the_policy(tmp_path / "two")
+    retries = [line["rollout/server_retries"] for line in runs.metrics(tmp_path / "two") if "reward" in line]
+    assert retries == [0.0] * STEPS, "no rank asked before the server had its weights"
+
+
+def test_two_ranks_that_sample_ahead_on_one_server_train_like_one_that_does(server, tmp_path: Path):
+    two(tmp_path / "two", *served(server, *AHEAD), "trainer.strategy=ddp")
+    one(tmp_path / "one", *served(server, *AHEAD))
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+    stale = [line["rollout/staleness_max"] for line in runs.metrics(tmp_path / "two") if "reward" in line]
+    assert stale == [0, 1, 1]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_that_sample_ahead_by_themselves_train_like_one_that_does(ahead_alone, tmp_path: Path, strategy: str):
+    two(tmp_path / "two", *COMMON, *AHEAD, f"trainer.strategy={strategy}")
+    assert_same_run(tmp_path / "two", ahead_alone)
+    stale = [line["rollout/staleness_max"] for line in runs.metrics(tmp_path / "two") if "reward" in line]
+    assert stale == [0, 1, 1]

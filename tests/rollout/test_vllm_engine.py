@@ -1,0 +1,72 @@
+"""What the engine in the training process says to vLLM, to one that is not there; tests/vllm has the real one."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from served import SAMPLING, TOKENIZER, batch, parts_for
+from tiny import settings
+
+from hwgrpo.rollout import vllm_engine
+from hwgrpo.rollout.vllm_engine import VllmEngine
+
+
+class Llm:
+    """Remembers what it is told, in order."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.told: list[Any] = []
+        self.version = "none"
+        core = SimpleNamespace(shutdown=lambda: None)
+        self.llm_engine = SimpleNamespace(set_weight_version=self.set_version, engine_core=core)
+
+    def set_version(self, version: str) -> None:
+        self.version = version
+        self.told.append(f"version {version}")
+
+    def collective_rpc(self, method: Any, args: tuple) -> None:
+        self.told.append("weights")
+
+    def reset_prefix_cache(self) -> None:
+        self.told.append("reset")
+
+    def generate(self, prompts: list[dict], settings: list[Any], **more: Any) -> list[Any]:
+        self.prompts = prompts
+        token = {5: SimpleNamespace(logprob=-0.5)}
+        span = SimpleNamespace(version=self.version)
+        sample = SimpleNamespace(token_ids=[5], logprobs=[token], finish_reason="length", weight_versions=[span])
+        samples = [[SimpleNamespace(index=i, **vars(sample)) for i in range(asked.n)] for asked in settings]
+        return [SimpleNamespace(outputs=outputs) for outputs in samples]
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY=0))
+    vllm = SimpleNamespace(
+        LLM=Llm, SamplingParams=lambda **s: SimpleNamespace(**s), sampling_params=kinds, __version__="0"
+    )
+    monkeypatch.setattr(vllm_engine, "_load", lambda device: vllm)
+    monkeypatch.setattr("hwgrpo.rollout.vllm_settings.locate", lambda path: path)
+    parts = replace(parts_for(None, tmp_path), config=settings("rollout.engine=vllm"))
+    engine = VllmEngine(parts)
+    yield engine
+    engine.close()
+
+
+def test_what_older_weights_computed_is_forgotten_before_anything_is_sampled_with_new_ones(engine):
+    engine._llm.told.clear()
+    engine.update_weights(3)
+    assert engine._llm.told == ["weights", "reset", "version 3"]
+
+
+def test_every_prompt_is_marked_with_the_version_of_the_weights(engine):
+    for version in (3, 4):
+        engine.update_weights(version)
+        found = engine.generate(batch("ab", "c"), SAMPLING)
+        assert found.weight_version == version
+        assert {prompt["cache_salt"] for prompt in engine._llm.prompts} == {f"weights {version}"}
+    assert [prompt["prompt_token_ids"] for prompt in engine._llm.prompts] == [
+        TOKENIZER("ab").input_ids,
+        TOKENIZER("c").input_ids,
+    ]

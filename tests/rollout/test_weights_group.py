@@ -1,0 +1,212 @@
+"""Weights through a process group: the trainer's side and the plugin's, over gloo, with workers that have no model."""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_server import TOKEN, FakeServer, FakeWorkers
+from safetensors.torch import load_file
+from served import SAMPLING, batch, parts_for
+
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout.server_engine import ServerEngine
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
+from hwgrpo.rollout.vllm_server import vllm_server
+
+GROUP = ("rollout.server.transfer=group", "rollout.server.weights_dir=null", "rollout.server.request_timeout=20")
+
+
+@pytest.fixture(scope="module")
+def workers():
+    workers = FakeWorkers(2)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def server(workers, monkeypatch):
+    monkeypatch.setenv("THE_TOKEN", TOKEN)
+    workers.call("set_fails", False)
+    server = FakeServer(workers=workers)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def make(server, tmp_path):
+    engines = []
+
+    def make(*overrides: str) -> ServerEngine:
+        engines.append(vllm_server(parts_for(server.url, tmp_path, *GROUP, *overrides)))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@torch.no_grad()
+def set_weights(engine: ServerEngine, value: float) -> dict[str, torch.Tensor]:
+    """Change the policy; return what a server must then have."""
+    for parameter in engine._parts.model.parameters():
+        parameter.add_(value)
+    return {name: weight.clone() for name, weight in engine._parts.weights.whole()}
+
+
+def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, weight in wanted.items():
+        assert torch.equal(found[name], weight), name
+
+
+def test_every_worker_gets_all_weights_of_every_version_bit_for_bit(make, server, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(group, "PARCEL_BYTES", 4096)  # several parcels, and weights that are larger than one
+    engine = make()
+    for version in (1, 2):
+        wanted = set_weights(engine, 0.125)
+        engine.update_weights(version)
+        for file in server.workers.files:
+            assert_same(load_file(file), wanted)
+        assert server.version == version
+    assert engine.generate(batch("ab"), SAMPLING).weight_version == 2
+    assert engine._delivery is not None
+    assert len(engine._delivery._kept) > 2, "there were several parcels"  # pyright: ignore
+    assert not (tmp_path / "weights").exists()
+    assert any("process group over gloo" in note for note in engine.notes)
+
+
+def test_a_server_that_has_lost_its_weights_and_its_group_gets_those_of_before_again(make, server):
+    engine = make()
+    wanted = set_weights(engine, 0.5)
+    engine.update_weights(1)
+    set_weights(engine, 0.5)  # training goes on; what is sent again is what was sent
+    server.version, server.group = -1, None
+    assert engine.generate(batch("ab"), SAMPLING).weight_version == 1
+    assert_same(server.weights, wanted)
+    assert server.taken == [0, 1, 1]
+
+
+@pytest.mark.parametrize("way", ["fails to load", "dies"])
+def test_a_worker_that_fails_in_a_transfer_is_noticed_at_once_and_told(make, server, way: str, request):
+    if way == "dies":
+        server.workers = FakeWorkers(2)
+        request.addfinalizer(server.workers.close)
+    engine = make("rollout.server.retries=0", "rollout.server.start_timeout=2")
+    set_weights(engine, 0.5)
+    if way == "dies":
+        server.receive = "die"
+    else:
+        server.workers.call("set_fails", True)
+    began = time.monotonic()
+    told = r"did not take weights 1: .*" + ("no room for" if way == "fails to load" else "it died|broke")
+    with pytest.raises(RunError, match=told):
+        engine.update_weights(1)
+    assert time.monotonic() - began < 10, "nobody waits for the time that requests may take (20 s)"
+
+
+def test_after_a_failed_transfer_another_group_takes_the_same_weights(make, server):
+    engine = make()
+    wanted = set_weights(engine, 0.5)
+    server.workers.call("set_fails", True)
+    first = server.group
+
+    def mended(method: str, *arguments: Any) -> None:
+        server.workers.call = plain
+        try:
+            plain(method, *arguments)
+        finally:
+            plain("set_fails", False)
+
+    plain, server.workers.call = server.workers.call, mended
+    engine.update_weights(1)
+    assert_same(server.weights, wanted)
+    assert server.taken == [0, 1]
+    assert server.group != first
+
+
+def test_workers_that_do_not_come_are_waited_for_no_longer_than_a_request_may_take(make, server):
+    engine = make("rollout.server.retries=0", "rollout.server.request_timeout=2")
+    server.receive = "set_fails"  # they do something else
+    began = time.monotonic()
+    with pytest.raises(RunError, match="did not take weights 1"):
+        engine.update_weights(1)
+    assert time.monotonic() - began < 15
+
+
+OFFERS = {
+    "no offer": ({}, "the server offers no process group"),
+    "another library": ({"library": "hccl", "workers": 2}, "the trainer communicates by gloo and the server by hccl"),
+    "a worker too many": ({"library": "gloo", "workers": 3}, "a process group over gloo could not be made"),
+}
+
+
+@pytest.mark.parametrize("case", OFFERS)
+def test_without_a_common_group_auto_takes_a_folder_and_says_why_and_group_is_refused(make, server, case: str):
+    server.offer, told = OFFERS[case]
+    engine = make("rollout.server.transfer=auto", "rollout.server.request_timeout=3")
+    engine.update_weights(1)
+    assert server.weights.keys() == dict(engine._parts.weights.whole()).keys()
+    assert any(f"through a folder: {told}" in note for note in engine.notes)
+    with pytest.raises(ConfigError, match=re.escape(f"rollout.server.transfer='group': {told}")):
+        make("rollout.server.request_timeout=3")
+
+
+def test_auto_takes_the_group_where_both_have_the_same_library(make, server):
+    engine = make("rollout.server.transfer=auto")
+    assert server.group is not None
+    assert any("process group" in note for note in engine.notes)
+
+
+def test_the_meeting_point_is_no_address_that_others_reach(server):
+    from hwgrpo.rollout.weights_group import _listen
+
+    host, listening = _listen(server.url)
+    assert (host, listening.getsockname()[0]) == ("127.0.0.1", "127.0.0.1")
+    listening.close()
+
+
+def test_a_library_is_named_with_the_version_that_both_sides_must_have(monkeypatch):
+    import importlib
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(version=lambda: (2, 27, 3)))
+    assert group.library("gloo") == "gloo"
+    assert group.library("hccl") == "hccl"
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert group.library("nccl") == "nccl 2.27.3"
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert group.library("nccl") == "rccl 2.27.3"
+
+
+def test_a_weight_that_lives_only_until_the_next_is_copied_in_time():
+    def one_after_the_other():
+        place = torch.zeros(8)
+        for number in range(3):
+            yield str(number), place.fill_(number)
+
+    (parcel,) = group.parcels(one_after_the_other(), torch.float32, torch.device("cpu"))
+    assert [float(weight.mean()) for _, weight in group.unpacked(parcel)] == [0.0, 1.0, 2.0]
+
+
+def test_weights_of_all_kinds_come_out_of_a_parcel_as_they_went_in():
+    weights = {
+        "half": torch.randn(3, 5, dtype=torch.float64),
+        "flag": torch.tensor([True, False, True]),
+        "number": torch.tensor(7),
+        "nothing": torch.zeros(0, 4),
+        "odd": torch.arange(5, dtype=torch.int8),
+        "transposed": torch.randn(4, 6).T,
+        "nan": torch.tensor([float("nan"), float("inf")]),
+    }
+    made = list(group.parcels(iter(weights.items()), torch.bfloat16, torch.device("cpu")))
+    found = dict(pair for parcel in made for pair in group.unpacked(parcel))
+    assert len(made) == 1
+    assert found.keys() == weights.keys()
+    for name, weight in weights.items():
+        wanted = weight.to(torch.bfloat16) if weight.is_floating_point() else weight
+        assert found[name].dtype == wanted.dtype
+        assert found[name].shape == wanted.shape
+        assert torch.equal(found[name].nan_to_num(), wanted.nan_to_num()), name

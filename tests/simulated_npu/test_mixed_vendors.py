@@ -1,0 +1,55 @@
+"""Rollout on one vendor's device and training on another's: a simulated NPU trains, a server samples on the CPU.
+
+tests/vllm/test_mixed_vendors.py does the same with a real vLLM server.
+"""
+
+from pathlib import Path
+
+import model_server
+import pytest
+import runs
+import simulated_npu
+from fake_server import TOKEN
+
+from hwgrpo.config.load import to_yaml
+
+STEPS = 4
+MODEL = next(word for word in runs.SMALL if word.startswith("model.path=")).removeprefix("model.path=")
+
+
+def train(output: Path, server: model_server.Address, npus: int) -> str:
+    """Train by responses of the server; return what was said."""
+    words = (
+        "model.dtype=float32",
+        "trainer.tokens_per_micro_batch=4096",
+        f"trainer.max_steps={STEPS}",
+        "observe.progress=plain",
+        "rollout.engine=vllm_server",
+        f"rollout.server.url={server.url}",
+    )
+    recipe = output.with_suffix(".yaml")
+    recipe.write_text(to_yaml(runs.small(output, *words)))
+    done = simulated_npu.train(str(recipe), npus=npus, HWGRPO_ROLLOUT_TOKEN=TOKEN)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_an_npu_that_trains_by_a_server_on_the_cpu_learns_what_a_cpu_does(tmp_path: Path):
+    with model_server.served(MODEL) as server:
+        said = train(tmp_path / "npu", server, npus=1)
+        assert "a folder: the trainer communicates by hccl and the server by gloo" in said
+        assert set(server.ways()) == {"folder"}
+        said = train(tmp_path / "cpu", server, npus=0)
+        assert "through a process group over gloo" in said
+        assert set(server.ways()) == {"group"}
+    on_npu, on_cpu = runs.metrics(tmp_path / "npu"), runs.metrics(tmp_path / "cpu")
+    assert len(on_npu) == len(on_cpu) == STEPS + 2
+    for ours, theirs in zip(on_npu, on_cpu, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            rough = name.startswith(("rollout_corr/", "actor/grad_norm"))
+            tolerance = 2e-4 if rough else 1e-5
+            assert ours[name] == pytest.approx(value, rel=tolerance, abs=tolerance), (theirs["step"], name)
+    gaps = [abs(line["rollout_corr/kl"]) for line in on_npu if "rollout_corr/kl" in line]
+    assert len(gaps) == STEPS
+    assert max(gaps) < 1e-6, "every response is of the weights that the NPU had"

@@ -1,0 +1,130 @@
+"""Real vLLM with several ranks, and beside a trainer on another vendor's device: every rank samples with the policy.
+
+The trainer's log-probs of what vLLM sampled are vLLM's own to 1e-5 in every step, over all ranks: after an update that
+a rank or a server has not got, they are apart by far more.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import runs
+import simulated_npu
+import torch
+import vllm_environment
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
+from launch import torchrun
+
+from hwgrpo.config.load import to_yaml
+from hwgrpo.rollout.http_client import Client
+from hwgrpo.rollout.parts import EngineParts
+from hwgrpo.rollout.server_process import ServerProcess, free_port
+from hwgrpo.rollout.vllm_server import VllmServer
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+TOKEN = "of-the-test"
+WORDS = (
+    "model.path=builtin://tiny?task=sort&head=32&steps=30&batch=32&digits=3",
+    "model.dtype=float32",
+    "rollout.engine_kwargs={block_size: 32}",
+    "rollout.kv_cache_gb=0.5",
+    "trainer.tokens_per_micro_batch=4096",
+    "trainer.validate_at_start=false",
+    "observe.progress=plain",
+    f"trainer.max_steps={STEPS}",
+)
+AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HWGRPO_ROLLOUT_TOKEN", TOKEN)
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for all tests; each run finds the weights of the one before and brings its own."""
+    folder = tmp_path_factory.mktemp("server")
+    python = f"rollout.server.python={vllm_environment.vllm_python()}"
+    config = runs.small(folder, *WORDS, "rollout.engine=vllm_server", python)
+    parts = EngineParts(config, None, None, None, Device(BACKEND), torch.float32)  # pyright: ignore
+    port, dialect = free_port("127.0.0.1"), VllmServer()
+    process = ServerProcess(
+        dialect.command(parts, None, "127.0.0.1", port), dialect.environment(TOKEN, {}), folder / "log"
+    )
+    client = Client(f"http://127.0.0.1:{port}", TOKEN, 1 << 20)
+    try:
+        process.start()
+        process.wait_until_healthy(client, 600)
+        yield client.url
+    finally:
+        process.stop()
+
+
+def recipe(output: Path, *more: str) -> str:
+    path = output.with_suffix(".yaml")
+    path.write_text(to_yaml(runs.small(output, *WORDS, *more)))
+    return str(path)
+
+
+def served(server: str, *more: str) -> tuple[str, ...]:
+    return ("rollout.engine=vllm_server", f"rollout.server.url={server}", *more)
+
+
+def steps_of(output: Path) -> list[dict]:
+    found = [line for line in runs.metrics(output) if "critic/rewards/mean" in line]
+    assert [line["step"] for line in found] == list(range(1, STEPS + 1))
+    return found
+
+
+def assert_on_its_own_weights(output: Path) -> list[dict]:
+    found = steps_of(output)
+    for line in found:
+        assert abs(line["rollout_corr/kl"]) < 1e-5
+        assert line["rollout_corr/rollout_is_eff_sample_size"] > 0.999
+    assert any(line["actor/grad_norm"] > 1e-3 for line in found), "the weights have changed"
+    return found
+
+
+def test_a_simulated_npu_trains_by_vllm_on_the_cpu(server: str, tmp_path: Path):
+    done = simulated_npu.train(recipe(tmp_path / "run", *served(server)), npus=1)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert "a folder: the trainer communicates by hccl and the server by gloo" in done.stdout
+    assert_on_its_own_weights(tmp_path / "run")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_share_a_server(server: str, tmp_path: Path, strategy: str):
+    words = served(server, f"trainer.strategy={strategy}")
+    done = torchrun(2, "-m", "hwgrpo", "train", recipe(tmp_path / "run", *words))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert "through a process group over gloo" in done.stdout
+    found = assert_on_its_own_weights(tmp_path / "run")
+    assert [line["rollout/server_retries"] for line in found] == [0.0] * STEPS
+
+
+def test_two_ranks_sample_ahead_on_a_server(server: str, tmp_path: Path):
+    words = served(server, *AHEAD, "trainer.strategy=ddp")
+    done = torchrun(2, "-m", "hwgrpo", "train", recipe(tmp_path / "run", *words))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    found = steps_of(tmp_path / "run")
+    assert [line["rollout/staleness_max"] for line in found] == [0, 1, 1]
+    gaps = [abs(line["rollout_corr/k3_kl"]) for line in found]
+    assert gaps[0] < 1e-9 < min(gaps[1:]), "the policy has moved since"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_have_an_engine_each_in_their_own_process(tmp_path: Path, strategy: str):
+    path = recipe(tmp_path / "run", "rollout.engine=vllm", f"trainer.strategy={strategy}")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = vllm_environment.run_there(*launcher, "-m", "hwgrpo", "train", path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    assert_on_its_own_weights(tmp_path / "run")
+    assert os.path.exists(tmp_path / "run" / "final")
