@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fake_server import FakeServer, _send
+from fake_server import TOKEN, FakeServer, _send
 
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models.loading import load_model, load_tokenizer
@@ -39,14 +39,14 @@ class ModelServer(FakeServer):
         ways: how weights came, "folder" or "group", one for each version; asking for /ways empties it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, port: int = 0, token: str = TOKEN) -> None:
         config = ModelConfig(path=path)
         self._model = load_model(config, attention="sdpa").float().eval()
         self._tokenizer = load_tokenizer(config)
         self._lock = threading.Lock()
         self._worker = _Worker(self._take)
         self.ways: list[str] = []
-        super().__init__()
+        super().__init__(port, token)
         self.offer = {"library": "gloo", "workers": 1}
 
     def answer(self, asked: dict[str, Any]) -> Any:
