@@ -27,7 +27,7 @@ from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
-from hwgrpo.rollout.parts import Apart
+from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training import STRATEGIES, checkpoints, waiting
 from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.checkpoint_saver import Saver
@@ -36,20 +36,16 @@ from hwgrpo.training.components import (
     build_engine,
     build_rewards,
     check_length,
-    load_policy,
-    make_replica,
-    needs_replica,
     prepare_process,
 )
-from hwgrpo.training.fused import Fused, check_ranks_agree, choose_modules, fuse
-from hwgrpo.training.layout_check import proven_layout
+from hwgrpo.training.fused import Fused, choose_modules
 from hwgrpo.training.loop import Run
+from hwgrpo.training.models import put_together
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
-from hwgrpo.training.reference import build_reference
 from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
-from hwgrpo.training.sequence_checks import check_sequence_parallel, prove_sequence_parallel
+from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
@@ -108,22 +104,9 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     lock = claim(output, fresh=checkpoint is None) if strategy.rank == 0 else None
     if lock is not None:
         undo.callback(lock.close)
-    policy = load_policy(config, device, tokenizer)
-    fused = fuse(config, device.backend, policy, attention)
-    check_ranks_agree(fused, strategy)
-    notes += filter(None, (fused.attention.line, fused.line))
-    layout, obstacle = proven_layout(config, policy, layout)
-    if obstacle:
-        notes.append(obstacle)
-    prove_sequence_parallel(policy, layout, strategy.sequence_group)
-    reference = build_reference(policy, config)
-    trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    apart = None
-    if needs_replica(config, strategy.shards):
-        apart = Apart(make_replica(config, policy), lambda: strategy.whole(trainable_only=True))
-    strategy.wrap(policy, config)
-    if reference is not None and reference.policy is not policy:
-        strategy.wrap_reference(reference.policy)
+    models = put_together(config, device, strategy, tokenizer, attention, layout)
+    policy, fused, reference = models.policy, models.fused, models.reference
+    notes += filter(None, (fused.attention.line, fused.line, models.obstacle))
     source = PromptSource(
         training_data,
         PromptSampler(len(training_data), t.seed, config.data.shuffle),
@@ -137,7 +120,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         strategy=strategy,
         policy=policy,
         device=device.torch_device,
-        layout=layout,
+        layout=models.layout,
         budget=token_budget(config, device, output),
         total_updates=total_steps * (t.prompts_per_step // prompts_per_update(config)) * t.epochs_per_batch,
     )
@@ -146,7 +129,8 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     else:
         seed_rank(device, config, strategy.rank)
     gate = Gate(between_steps=config.rollout.partial)
-    engine = build_engine(config, policy, tokenizer, device, apart, gate)
+    weights = ShardedWeights(policy.model, strategy.whole) if strategy.shards else None
+    engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights)
     engine.update_weights(start)
     drawn, ahead = source.state(), []
     if checkpoint is not None and config.rollout.max_staleness:
@@ -173,7 +157,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
             )
     observer.note(
         f"{device.name} ({device.backend.name}, {str(policy.compute_dtype).removeprefix('torch.')}), "
-        f"{trainable:,} trainable parameters, "
+        f"{models.trainable:,} trainable parameters, "
         f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 

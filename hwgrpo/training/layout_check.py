@@ -16,6 +16,7 @@ from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.sequence_group import ALONE, SequenceGroup
 from hwgrpo.training.sequence_shard import share_out
+from hwgrpo.training.sharded import whole_shape
 from hwgrpo.values import TrainBatch
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -88,7 +89,7 @@ def obstacle_to(
 def _gap(policy: PolicyModel, layout: Layout, group: SequenceGroup = ALONE) -> float:
     """Return the relative difference of hidden states between the layout and each sequence by itself."""
     table = policy.base.get_input_embeddings().weight
-    ids = torch.arange(24) % table.shape[0]
+    ids = torch.arange(24) % whole_shape(table)[0]
     batch = TrainBatch(
         prompt_tokens=ids[:7],
         prompt_offsets=torch.tensor([0, 3, 7]),

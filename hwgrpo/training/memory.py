@@ -62,7 +62,7 @@ class Memory:
     host: dict[str, int] = field(default_factory=dict)
     """What lies in the host's memory instead, for one device."""
     loading: dict[str, int] = field(default_factory=dict)
-    """What is held before the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
+    """What is held while the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
 
     @property
     def rollout_peak(self) -> int:
@@ -157,6 +157,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     loading = {}
     if sharding.loads_whole:
         loading = {"the whole model (fp32), before it is cut": 4 * (shape.parameters + adapters)}
+    elif not sharding.whole:
+        unit = 4 * max(shape.largest_layer, shape.outside_layers)
+        loading = {name: size for name, size in always.items() if name in parameters}
+        loading |= {"a layer or the rest (fp32), being cut": unit}
+    if loading:
         loading |= {name: size for name, size in always.items() if name == COPY}
     rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)

@@ -13,7 +13,7 @@ from torch import nn
 
 from hwgrpo.models import branched_attention, exchanged_attention
 from hwgrpo.models.exchanged_attention import Exchange
-from hwgrpo.models.head import backbone, causal_lm, read_head
+from hwgrpo.models.head import HeadReading, backbone, causal_lm, read_head
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.training.micro_batch import MicroBatch
 from hwgrpo.training.sharded import in_place_of_forward, refuse_rounded, refuse_sharded, refuse_sharded_inside
@@ -40,19 +40,22 @@ class PolicyModel(nn.Module):
         model: a transformers causal LM, or one wrapped by peft.
         compute_dtype: dtype of matrix products; parameters stay fp32 masters and autocast does the rest.
         options: temperature of the log-probs, and how logits are streamed.
+        head: how the model forms its logits, where that is known; None: it is tried, and the model must have weights.
 
     Raises:
         ConfigError: the model's logits are not what hidden states and head give by any reading that is known; its
             weights are in shards already.
     """
 
-    def __init__(self, model: Any, *, compute_dtype: torch.dtype, options: HeadOptions) -> None:
+    def __init__(
+        self, model: Any, *, compute_dtype: torch.dtype, options: HeadOptions, head: HeadReading | None = None
+    ) -> None:
         super().__init__()
         refuse_sharded(model)
         self.model = model
         self.compute_dtype = compute_dtype
         self.options = options
-        self.head = read_head(model)
+        self.head = read_head(model) if head is None else head
         self.hidden_size = int(self.base.config.get_text_config().hidden_size)
 
     @property

@@ -14,7 +14,7 @@ from sequence_cases import CASES, kept_bytes, run_all, run_case
 from tiny import tiny_llama
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training import build
+from hwgrpo.training import build, models
 from hwgrpo.training.layouts import BRANCHED, PADDED
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.sequence_checks import prove_sequence_parallel
@@ -117,10 +117,10 @@ def test_a_run_refuses_before_the_model_is_loaded_and_tries_the_model_then(
         dist.init_process_group("gloo")
         shared = ("trainer.strategy=ddp", "trainer.sequence_parallel_size=2")
         eager, usual = (runs.small(tmp_path / "run", *shared, *more) for more in (("model.attention=eager",), ()))
-        monkeypatch.setattr(build, "prove_sequence_parallel", tried)
+        monkeypatch.setattr(models, "prove_sequence_parallel", tried)
         with pytest.raises(ConfigError, match="tried"):
             build.build_run(usual, BACKEND, rank, 2)
-        monkeypatch.setattr(build, "load_policy", loaded)
+        monkeypatch.setattr(models, "load_policy", loaded)
         with pytest.raises(ConfigError, match="parallel_size=2: attention eager"):
             build.build_run(eager, BACKEND, rank, 2)
         dist.destroy_process_group()

@@ -85,9 +85,12 @@ def test_long_responses_take_what_the_command_says():
         assert told == [f"{kept / GIB:.1f}", f"{chip['peak'] / GIB:.1f}", "yes" if chip["fits"] else "no", *seconds]
 
 
-def test_the_page_says_what_is_held_before_a_model_is_cut():
-    start = planned("Qwen3-235B-A22B")["chips"][0]["components"]["loading"]
-    assert f"{sum(start.values()) / GIB:.0f} GiB for 235B" in PAGE
+def test_the_page_says_what_is_held_while_a_model_is_cut():
+    plan = planned("Qwen3-235B-A22B")
+    text = " ".join(PAGE.split())
+    start = plan["chips"][0]["components"]["loading"]
+    assert f"on 128 devices that takes {sum(start.values()) / GIB:.0f} GiB of each" in text
+    assert f"{4 * plan['parameters'] / GIB:.0f} GiB for 235B, on that one host" in text
 
 
 def test_the_page_names_what_this_project_does_not_do():

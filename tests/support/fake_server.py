@@ -16,7 +16,7 @@ TOKEN = "only-the-test-knows"
 
 
 class FakeServer:
-    """Serves on loopback; every sample is the tokens that `reply` makes of a request.
+    """Serves on loopback.
 
     Attributes:
         faults: taken off one by one by requests for samples: "hang", "drop" (the connection), "not json", "large",
@@ -57,6 +57,17 @@ class FakeServer:
         self._server.shutdown()
         self._server.server_close()
 
+    def take(self, order: dict[str, Any]) -> None:
+        """Take the weights of a folder."""
+        files = sorted(Path(order["folder"]).glob("*.safetensors"))
+        self.weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        self.version = order["version"]
+        self.taken.append(self.version)
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return what a request for samples is answered with."""
+        return good(asked)
+
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         if request.headers.get("Authorization") != f"Bearer {self.token}":
@@ -67,11 +78,7 @@ class FakeServer:
             return _send(request, 200, json.dumps({"data": [{"id": "fake"}]}).encode())
         if request.path == "/hwgrpo/weights":
             if request.command == "POST":
-                order = json.loads(body)
-                files = sorted(Path(order["folder"]).glob("*.safetensors"))
-                self.weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
-                self.version = order["version"]
-                self.taken.append(self.version)
+                self.take(json.loads(body))
             return _send(request, 200, json.dumps({"version": self.version}).encode())
         if request.path != "/v1/completions":
             return _send(request, 404, b"nothing here")
@@ -81,7 +88,7 @@ class FakeServer:
         return self._misbehave(request, asked, fault)
 
     def _misbehave(self, request: BaseHTTPRequestHandler, asked: dict[str, Any], fault: Any) -> None:
-        answer: Any = good(asked)
+        answer: Any = self.answer(asked)
         if fault == "hang":
             self.released.wait(30)
             return

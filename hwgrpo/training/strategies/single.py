@@ -12,6 +12,7 @@ import torch
 from hwgrpo.config import Config
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.rank0_weights import Rank0Weights
 from hwgrpo.training.sequence_group import ALONE
 from hwgrpo.training.strategies.replicated import Replicated
 
@@ -31,7 +32,8 @@ class Single(Replicated):
     def prepare(self, config: Config) -> None:
         pass
 
-    def wrap(self, policy: PolicyModel, config: Config) -> None:
+    def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
+        assert weights is None, "it is whole on every rank"
         self.policy = self.module = policy
         self.optimizer = build_optimizer(policy, config.optim)
 
