@@ -1,6 +1,7 @@
 """The memory of a plan against what tensors really take: state, keys and values, activations."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.training.memory import KEPT_FREE, LIBRARIES, Work, activation_bytes, cache_bytes, estimate
+from hwgrpo.training.memory import KEPT_FREE, LIBRARIES, Work, activation_bytes, cache_bytes, estimate, micro_batches
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.shapes import model_shape
 
@@ -157,3 +158,11 @@ def test_with_gradient_checkpointing_each_further_layer_keeps_its_input(tmp_path
     shapes = [model_shape(planned().model, small("Qwen3-8B", tmp_path, n)) for n in (2, 4)]
     told = [activation_bytes(shape, 96, torch.bfloat16, recomputed=True) for shape in shapes]
     assert kept[1] - kept[0] == told[1] - told[0] == 2 * 96 * 4 * 128
+
+
+def test_devices_that_share_sequences_fill_their_budgets_together():
+    for size, prompts in ((1, 8), (2, 4)):
+        config = planned("rollout.max_response_tokens=13", "rollout.n=4", f"trainer.sequence_parallel_size={size}")
+        tokens, number = micro_batches(config, replace(WORK, prompts=prompts))
+        assert tokens == 64, "rows of 32 tokens"
+        assert number == 32 // (2 * size)

@@ -21,10 +21,13 @@ from hwgrpo.training.choices import AttentionChoice, choose_layout, micro_batch_
 from hwgrpo.training.layouts import BRANCHED, PADDED, Layout
 from hwgrpo.training.micro_batch import MicroBatch, TokenSignals, lay_out
 from hwgrpo.training.plan import make_plan
+from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.pool import pool
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.sequence_group import ALONE, SequenceGroup
 from hwgrpo.training.sequence_shard import share_out
+from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.update import PolicyUpdate
 
 SDPA = AttentionChoice("sdpa")
 
@@ -211,3 +214,16 @@ def test_under_autocast_no_more_is_sent_than_attention_reads(monkeypatch: pytest
         )
     assert sent == [torch.bfloat16, torch.bfloat16]
     assert output.shape == (1, 3, 4, 8)
+
+
+def test_a_micro_batch_has_as_many_tokens_as_its_ranks_may_hold_together():
+    def parts(tokens: int, size: int) -> int:
+        strategy = Single(torch.device("cpu"), "gloo")
+        strategy.sequence_group = SequenceGroup(size)
+        policy = PolicyModel(tiny_llama(), compute_dtype=torch.float32, options=HeadOptions())
+        longest = ("data.max_prompt_tokens=8", "rollout.max_response_tokens=8")
+        config = settings(*longest, f"trainer.tokens_per_micro_batch={tokens}")
+        update = PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1)
+        return len(update._parts(ragged_batch(), range(12)))
+
+    assert parts(16, 2) == parts(32, 1) < parts(16, 1)

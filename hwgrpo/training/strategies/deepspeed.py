@@ -41,7 +41,6 @@ class Deepspeed(Processes):
     optimizer: torch.optim.AdamW
 
     def prepare(self, config: Config) -> None:
-        super().prepare(config)
         settings = config.trainer.deepspeed
         self.shards = settings.stage == 3
         if self.device.type == "cpu":
@@ -55,6 +54,7 @@ class Deepspeed(Processes):
         os.environ.setdefault("DS_ACCELERATOR", self.device.type)
         os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))
         self._merged = deepspeed_config(config)
+        super().prepare(config)
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         half = self.shards and policy.compute_dtype != torch.float32
