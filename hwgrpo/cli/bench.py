@@ -17,6 +17,8 @@ HELP = "measure here: a training step of a recipe, or the kernels beside other p
 STEP_HELP = "measure a training step of a recipe here: its stages, and its update in every layout side by side"
 DEFAULT_RECIPE = "tiny_sort"
 DONE, WRONG = 0, 1
+WHOLE = ("auto", "single", "ddp")
+"""Strategies that leave the policy, and its gradients, in one piece."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +85,12 @@ def _run_step(args: argparse.Namespace) -> int:
         config = load_config(
             recipe, [*overrides, *threads, f"trainer.output_dir={folder}", "trainer.resume=never", *quiet]
         )
+
+        if (strategy := config.trainer.strategy) not in WHOLE:
+            raise ConfigError(
+                f"trainer.strategy={strategy!r} with hwgrpo bench: it compares the gradients of layouts, which takes a "
+                f"policy in one piece; use {' or '.join(WHOLE)}"
+            )
 
         from hwgrpo.cli.host import prepare_host
 

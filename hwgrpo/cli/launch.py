@@ -23,6 +23,11 @@ HELP = "print or run what starts a recipe on several devices, hosts or a Slurm c
 PORT = 29500
 """Where torchrun's processes meet, unless told otherwise; torch's own default."""
 MAX_RESTARTS = 3
+NEW_STORE = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+"""Variable of torchrun on several nodes. Its processes meet in a store that it keeps when it starts them again (torch
+2.13), and with it the addresses of those that died, which the new ones would wait for: with this each start has a store
+of its own. Processes of one node join under the restart's number instead (`strategies.processes`)."""
+WHY_NEW_STORE = "# each start has a store of its own: one that is kept has the addresses of processes that died"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     check_world_size(config, devices * args.nodes)
     backend = _backend(config)
     restarts = _restarts(args.max_restarts, config)
-    variables = _variables(backend, visible, devices, os.environ)
+    variables = _variables(backend, visible, devices, os.environ) | dict([NEW_STORE] if args.nodes > 1 else [])
     train = ["train", args.recipe, *args.overrides]
     if args.slurm:
         script = slurm_script(train, backend, devices, args.nodes, restarts, args.sbatch or ())
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     words = command(train, devices, args.nodes, restarts, args.rendezvous)
     if args.started:
         return _start(words, backend, variables, config)
-    lines = [f"# on each of the {args.nodes} nodes"] if args.nodes > 1 else []
+    lines = [f"# on each of the {args.nodes} nodes", WHY_NEW_STORE] if args.nodes > 1 else []
     if words[0] == "torchrun":
         lines.append(f'eval "$({_tool("hwgrpo")} env --backend {config.backend.name} --shell)"')
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
@@ -135,7 +140,10 @@ def slurm_script(
     words = command(train, devices, nodes, restarts, "HOST:PORT")
     line = shlex.join(words[1:])
     line = line.replace("HOST:PORT", f'"$head:{PORT}"').replace("--rdzv-id hwgrpo", '--rdzv-id "$SLURM_JOB_ID"')
-    meet = ['head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if nodes > 1 else []
+    meet = []
+    if nodes > 1:
+        meet = ['head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)']
+        meet += [WHY_NEW_STORE, f"export {'='.join(NEW_STORE)}"]
     return "\n".join(
         [
             "#!/usr/bin/env bash",

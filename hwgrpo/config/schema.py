@@ -346,7 +346,7 @@ class TrainerConfig:
     """Passes over each batch of samples."""
     tokens_per_micro_batch: int | None = limited(None, at_least=1)
     """Tokens (prompt, response, padding) of one forward and backward pass on one device; null: 16384 on an accelerator,
-    4096 on a CPU, whose caches hold no more, or the longest sequence if that is more."""
+    4096 on a CPU, whose caches hold no more, or what a device has of the longest sequence if that is more."""
     max_steps: int = limited(0, at_least=0)
     """Steps to train; 0 derives it from `epochs`."""
     epochs: int = limited(1, at_least=1)
@@ -358,6 +358,10 @@ class TrainerConfig:
     are averaged. `fsdp2`: weights, gradients and moments are cut over all (fully_shard). `deepspeed`: the same by
     DeepSpeed, in stages; an optional package: pip install "hwgrpo[deepspeed]". auto: ddp where a launcher started
     several processes (torchrun), else single."""
+    sequence_parallel_size: int = limited(1, at_least=1)
+    """Consecutive ranks that share every sequence when the policy is trained and scored (Ulysses): each holds this part
+    of the tokens, and of the heads in attention, so that a response may be this many times as long. It divides the
+    ranks and the model's attention heads; every strategy of several processes takes it."""
     fsdp2: Fsdp2Config = field(default_factory=Fsdp2Config)
     deepspeed: DeepspeedConfig = field(default_factory=DeepspeedConfig)
     resume: str = "auto"

@@ -48,6 +48,12 @@ def check_world_size(config: Config, world_size: int) -> None:
             f"trainer.strategy='single' with {world_size} ranks would train {world_size} separate models; "
             "use trainer.strategy=ddp (or auto)"
         )
+    if world_size % t.sequence_parallel_size:
+        raise ConfigError(
+            f"trainer.sequence_parallel_size={t.sequence_parallel_size} does not divide the run's {world_size} "
+            f"{'rank' if world_size == 1 else 'ranks'}: groups of so many share sequences; use a divisor of "
+            f"{world_size}, or start a multiple of {t.sequence_parallel_size} processes (hwgrpo launch)"
+        )
     for key, value in (("prompts_per_step", t.prompts_per_step), ("prompts_per_update", prompts_per_update(config))):
         if value % world_size:
             raise ConfigError(
@@ -58,6 +64,12 @@ def check_world_size(config: Config, world_size: int) -> None:
 def prompts_per_update(config: Config) -> int:
     """Return the prompts per optimizer update, over all ranks."""
     return config.trainer.prompts_per_update or config.trainer.prompts_per_step
+
+
+def longest_share(config: Config) -> int:
+    """Return the most tokens of one sequence that a device has to hold in a pass."""
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return -(-longest // config.trainer.sequence_parallel_size)
 
 
 def planned_steps(config: Config, prompts: int) -> int:
@@ -227,12 +239,21 @@ def _check_contradictions(config: Config) -> None:
             f"trainer.prompts_per_update={t.prompts_per_update} does not divide trainer.prompts_per_step="
             f"{t.prompts_per_step}; a step is cut into whole updates"
         )
-    longest = c.data.max_prompt_tokens + c.rollout.max_response_tokens
+    longest = longest_share(c)
     if t.tokens_per_micro_batch is not None and t.tokens_per_micro_batch < longest:
+        shared = t.sequence_parallel_size > 1
         raise ConfigError(
-            f"trainer.tokens_per_micro_batch={t.tokens_per_micro_batch} is smaller than one sequence can be "
+            f"trainer.tokens_per_micro_batch={t.tokens_per_micro_batch} is smaller than "
+            f"{'a rank has of one sequence' if shared else 'one sequence can be'} "
             f"(data.max_prompt_tokens={c.data.max_prompt_tokens} + rollout.max_response_tokens="
-            f"{c.rollout.max_response_tokens}); use at least {longest}"
+            f"{c.rollout.max_response_tokens}"
+            f"{f', over trainer.sequence_parallel_size={t.sequence_parallel_size}' if shared else ''}); "
+            f"use at least {longest}"
+        )
+    if t.strategy == "single" and t.sequence_parallel_size > 1:
+        raise ConfigError(
+            f"trainer.sequence_parallel_size={t.sequence_parallel_size} with trainer.strategy='single': sequences are "
+            "shared by several processes; use trainer.strategy=ddp, fsdp2 or deepspeed, or leave it out"
         )
     if Path(t.output_dir).exists() and not Path(t.output_dir).is_dir():
         raise ConfigError(f"trainer.output_dir={t.output_dir!r} is a file; name a folder")

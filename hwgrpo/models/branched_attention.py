@@ -80,8 +80,8 @@ class Branches:
         if window is not None:
             visible = visible & (distance < window)
             behind = column[:, None] - column
-            of_prompt = _additive((behind >= 0) & (behind < window), dtype) if window < P else None
-        return of_prompt, _additive(visible, dtype).repeat_interleave(K, dim=0)[:, None]
+            of_prompt = additive((behind >= 0) & (behind < window), dtype) if window < P else None
+        return of_prompt, additive(visible, dtype).repeat_interleave(K, dim=0)[:, None]
 
 
 def use_in(model: PreTrainedModel) -> None:
@@ -91,9 +91,16 @@ def use_in(model: PreTrainedModel) -> None:
         ValueError: the architecture does not let its attention be replaced.
     """
     own = model.config._attn_implementation or "eager"
-    if own.startswith(NAME):
-        return
-    name = _over(own)
+    if NAME not in own:  # the exchange of heads and tokens may stand around it
+        replace_attention(model, _over(own))
+
+
+def replace_attention(model: PreTrainedModel, name: str) -> None:
+    """Make a model's attention the one that is registered with transformers under `name`.
+
+    Raises:
+        ValueError: the architecture does not let its attention be replaced.
+    """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it would warn of what is raised below
     try:
@@ -148,7 +155,7 @@ def branched_attention(
     # For sdpa, query heads that share a key-value head become further queries of it, so that no key and no value is
     # repeated for them. A fused attention shares them by itself; its mask stays that much smaller.
     group = query.shape[1] // key.shape[1] if attend is sdpa_attention_forward else 1
-    window = _window(module, options.get("sliding_window"))
+    window = window_of(module, options.get("sliding_window"))
     prompt_mask, response_mask = branches.masks(window, query.dtype, group)
     options["is_causal"] = prompt_mask is None
     prompt = slice(branches.prompt_width)
@@ -166,8 +173,16 @@ _UNGROUPED: Any = SimpleNamespace(num_key_value_groups=1)
 """What transformers' attention reads of a layer in which every query head has a key head of its own."""
 
 
-def _window(module: torch.nn.Module, told: int | None) -> int | None:
-    """Return the sliding window of a layer; whether it has one is in its configuration."""
+def window_of(module: torch.nn.Module, told: int | None) -> int | None:
+    """Return the sliding window of a layer; whether it has one is in its configuration.
+
+    Args:
+        module: the attention layer.
+        told: what its attention function was given.
+
+    Raises:
+        ValueError: the layer has one and does not tell it.
+    """
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     if kinds:
@@ -180,7 +195,7 @@ def _window(module: torch.nn.Module, told: int | None) -> int | None:
     return told if sliding else None
 
 
-def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return 0 where True, else the lowest finite number."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
 

@@ -22,6 +22,7 @@ from transformers import (
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
+from hwgrpo.models.hollow import META
 from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.paths import did_you_mean, find_model
 
@@ -89,12 +90,13 @@ def attention_obstacle(settings: PreTrainedConfig, attention: str) -> str | None
     return None
 
 
-def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
+def load_model(config: ModelConfig, *, attention: str, hollow: bool = False) -> PreTrainedModel:
     """Load the causal language model of `model.path` with fp32 parameters and no dropout, on the CPU.
 
     Args:
         config: the run's `model` settings.
         attention: attention implementation as transformers names it ("sdpa", "eager", ...).
+        hollow: make the same model on the meta device: no weight is read, and no tensor in it has memory.
 
     Raises:
         ConfigError: it cannot be found or read, is not a causal language model, or lacks weights.
@@ -111,6 +113,7 @@ def load_model(config: ModelConfig, *, attention: str) -> PreTrainedModel:
             output_loading_info=True,
             revision=config.revision,
             trust_remote_code=config.trust_remote_code,
+            device_map=META if hollow else None,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _unreadable("model.path", source, "a model", error) from error

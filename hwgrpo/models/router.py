@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedConfig
 
 from hwgrpo.errors import ConfigError
@@ -76,7 +77,9 @@ def experts_per_token(base: Any) -> int:
     return int(getattr(base, "num_experts_per_tok", None) or base.config.get_text_config().num_experts_per_tok)
 
 
-def router_loss(router_logits: Sequence[torch.Tensor], is_token: torch.Tensor, top_k: int) -> torch.Tensor:
+def router_loss(
+    router_logits: Sequence[torch.Tensor], is_token: torch.Tensor, top_k: int, group: Any = None
+) -> torch.Tensor:
     """Return the load-balancing loss over all layers, as transformers computes it.
 
     With E experts it is E times the sum over experts of f * P: f is the share of tokens that go to the expert, P its
@@ -87,15 +90,20 @@ def router_loss(router_logits: Sequence[torch.Tensor], is_token: torch.Tensor, t
         router_logits: per layer [B * L, E].
         is_token: [B, L] bool, False at padding.
         top_k: experts per token.
+        group: process group whose ranks hold the tokens together; None: they are all here.
 
     Returns:
-        [] fp32.
+        [] fp32; with a group this rank's part, and the loss is the sum of its ranks'.
     """
     chosen = torch.cat([logits[is_token.flatten()] for logits in router_logits])
     probability = chosen.float().softmax(dim=-1)
     experts = chosen.shape[-1]
-    share = torch.bincount(probability.topk(top_k, dim=-1).indices.flatten(), minlength=experts) / len(chosen)
-    return experts * (share * probability.mean(dim=0)).sum()
+    choices = torch.bincount(probability.topk(top_k, dim=-1).indices.flatten(), minlength=experts)
+    counts = torch.cat([choices, choices.new_tensor([len(chosen)])])
+    if group is not None:
+        dist.all_reduce(counts, group=group)
+    share, tokens = counts[:-1] / counts[-1], counts[-1]
+    return experts * (share * probability.sum(dim=0) / tokens).sum()
 
 
 def _without(coef: float, name: str) -> ConfigError:

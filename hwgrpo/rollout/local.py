@@ -251,17 +251,23 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def replica_of(model: PreTrainedModel, dtype: torch.dtype, device: torch.device | None = None) -> PreTrainedModel:
+def replica_of(
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    weights: Iterator[tuple[torch.nn.Parameter, torch.Tensor]] | None = None,
+) -> PreTrainedModel:
     """Return a copy of a model with frozen parameters of its own in `dtype`; its buffers keep theirs.
 
     Args:
         model: to be copied.
         dtype: of the copy's parameters.
-        device: of the copy's parameters; None: the model's.
+        weights: yields every parameter of the model with what the copy gets for it, where the model is without weights;
+            None: the parameters themselves.
     """
+    pairs = ((parameter, parameter) for parameter in model.parameters()) if weights is None else weights
     memo = {
-        id(parameter): torch.nn.Parameter(parameter.detach().to(device, dtype, copy=True), requires_grad=False)
-        for parameter in model.parameters()
+        id(parameter): torch.nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+        for parameter, weight in pairs
     }
     return copy.deepcopy(model, memo)
 

@@ -15,6 +15,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from hwgrpo.models.head import causal_lm
 from hwgrpo.models.lora import TRAINED_ADAPTER
+from hwgrpo.training.sharded import whole_shape
 
 
 @dataclass(frozen=True)
@@ -74,28 +75,69 @@ class ModuleWeights:
         return AdapterWeights(adapter_settings(self._model), tensors)
 
 
-class ReplicaWeights(ModuleWeights):
-    """The weights of a policy that is in shards, collected in a whole copy of its model.
+class ShardedWeights:
+    """The weights of a model that is in shards, whole one parameter at a time.
 
     Args:
-        replica: the copy, as the policy was before it was cut.
-        trainable: yields the policy's trainable weights whole, by their names in the model.
+        model: a transformers causal LM, or one wrapped by peft, as a strategy has cut it.
+        whole: `Strategy.whole`: yields its parameters whole, by name; with True only those that are trained.
     """
 
-    def __init__(self, replica: Any, trainable: Callable[[], Iterator[tuple[str, torch.Tensor]]]) -> None:
-        super().__init__(replica)
-        self._trainable = trainable
+    def __init__(self, model: Any, whole: Callable[[bool], Iterator[tuple[str, torch.Tensor]]]) -> None:
+        self._model = model
+        self._whole = whole
+        self._apart: bool | None = None
 
+    @torch.no_grad()
     def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight of the base model under its name in a Hugging Face checkpoint."""
-        take_over(self._trainable(), self._model)
-        yield from super().whole()
+        base = causal_lm(self._model)
+        own = {parameter: name for name, parameter in self._model.named_parameters()}
+        parameters = dict(base.named_parameters(remove_duplicate=False))
+        in_place = {parameter: torch.empty(1) for parameter in own}  # ties are told by shared memory
+        untied = remove_tied_weights_from_state_dict({n: in_place[p] for n, p in parameters.items()}, base)
+        clean = _names_without_adapters(base)
+        names = {own[parameters[name]]: clean[name] for name in untied if name in clean}
+        if self._apart is None:
+            self._apart = _converted_apart(base, {names[own[p]]: whole_shape(p) for p in own if own[p] in names})
+        together: dict[str, torch.Tensor] = {}
+        for name, weight in self._whole(False):
+            if name in names and self._apart:
+                yield from revert_weight_conversion(base, {names[name]: weight}).items()
+            elif name in names:
+                together[names[name]] = weight.to("cpu", copy=True)
+        saved = base.state_dict().keys()
+        together |= {clean[name]: buffer for name, buffer in base.named_buffers() if name in saved}
+        yield from revert_weight_conversion(base, together).items()
 
+    @torch.no_grad()
     def adapter(self) -> AdapterWeights | None:
         """Return the adapter that is trained, or None."""
-        if isinstance(self._model, PeftModel):
-            take_over(self._trainable(), self._model)
-        return super().adapter()
+        if not isinstance(self._model, PeftModel):
+            return None
+        trained = {name: weight.clone() for name, weight in self._whole(True)}
+        tensors = get_peft_model_state_dict(
+            self._model, trained, adapter_name=TRAINED_ADAPTER, save_embedding_layers=False
+        )
+        return AdapterWeights(adapter_settings(self._model), tensors)
+
+
+def _converted_apart(base: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether each of a model's parameters becomes its weights in a checkpoint without the others.
+
+    Args:
+        base: the model, with its conversion.
+        shapes: of its parameters.
+    """
+    hollow = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    expected = {name: weight.shape for name, weight in revert_weight_conversion(base, hollow).items()}
+    found = {}
+    for pair in hollow.items():
+        try:
+            found |= {name: weight.shape for name, weight in revert_weight_conversion(base, dict([pair])).items()}
+        except (KeyError, IndexError, RuntimeError, TypeError, ValueError):  # what it is joined with is missing
+            return False
+    return found == expected
 
 
 @torch.no_grad()
@@ -114,12 +156,18 @@ def adapter_settings(model: PeftModel) -> dict[str, Any]:
 
 def _without_adapters(base: nn.Module) -> dict[str, torch.Tensor]:
     """Return a model's state under the names it has without peft's layers."""
+    clean = _names_without_adapters(base)
+    return {clean[name]: tensor for name, tensor in base.state_dict().items() if name in clean}
+
+
+def _names_without_adapters(base: nn.Module) -> dict[str, str]:
+    """Return the names that a model's state has without peft's layers, by those that it has; adapters are left out."""
     adapted = tuple(f"{name}." for name, module in base.named_modules() if isinstance(module, BaseTunerLayer))
-    state = {}
-    for name, tensor in base.state_dict().items():
+    names = {}
+    for name in base.state_dict():
         prefix = next((prefix for prefix in adapted if name.startswith(prefix)), None)
         if prefix is None:
-            state[name] = tensor
+            names[name] = name
         elif name.startswith(f"{prefix}base_layer."):
-            state[prefix + name.removeprefix(f"{prefix}base_layer.")] = tensor
-    return state
+            names[name] = prefix + name.removeprefix(f"{prefix}base_layer.")
+    return names

@@ -19,7 +19,7 @@ from hwgrpo_backends.environment import profile
 import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.validate import planned_steps, prompts_per_update, sampling_of
+from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
@@ -27,7 +27,7 @@ from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
-from hwgrpo.rollout.parts import Apart
+from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training import STRATEGIES, checkpoints, waiting
 from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.checkpoint_saver import Saver
@@ -36,19 +36,16 @@ from hwgrpo.training.components import (
     build_engine,
     build_rewards,
     check_length,
-    load_policy,
-    make_replica,
-    needs_replica,
     prepare_process,
 )
-from hwgrpo.training.fused import Fused, check_ranks_agree, choose_modules, fuse
-from hwgrpo.training.layout_check import proven_layout
+from hwgrpo.training.fused import Fused, choose_modules
 from hwgrpo.training.loop import Run
+from hwgrpo.training.models import put_together
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
-from hwgrpo.training.reference import build_reference
 from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
+from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
@@ -96,6 +93,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     notes += filter(None, (dtype_note(config, device),))
     attention = attention_of(config, device)
     choose_modules(config, device.backend)
+    check_sequence_parallel(config, model_settings(config.model), attention)
     layout = choose_layout(config, model_settings(config.model), attention.loaded_as)
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
@@ -106,21 +104,9 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     lock = claim(output, fresh=checkpoint is None) if strategy.rank == 0 else None
     if lock is not None:
         undo.callback(lock.close)
-    policy = load_policy(config, device, tokenizer)
-    fused = fuse(config, device.backend, policy, attention)
-    check_ranks_agree(fused, strategy)
-    notes += filter(None, (fused.attention.line, fused.line))
-    layout, obstacle = proven_layout(config, policy, layout)
-    if obstacle:
-        notes.append(obstacle)
-    reference = build_reference(policy, config)
-    trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    apart = None
-    if needs_replica(config, strategy.shards):
-        apart = Apart(make_replica(config, policy), lambda: strategy.whole(trainable_only=True))
-    strategy.wrap(policy, config)
-    if reference is not None and reference.policy is not policy:
-        strategy.wrap_reference(reference.policy)
+    models = put_together(config, device, strategy, tokenizer, attention, layout)
+    policy, fused, reference = models.policy, models.fused, models.reference
+    notes += filter(None, (fused.attention.line, fused.line, models.obstacle))
     source = PromptSource(
         training_data,
         PromptSampler(len(training_data), t.seed, config.data.shuffle),
@@ -134,7 +120,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         strategy=strategy,
         policy=policy,
         device=device.torch_device,
-        layout=layout,
+        layout=models.layout,
         budget=token_budget(config, device, output),
         total_updates=total_steps * (t.prompts_per_step // prompts_per_update(config)) * t.epochs_per_batch,
     )
@@ -143,7 +129,8 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     else:
         seed_rank(device, config, strategy.rank)
     gate = Gate(between_steps=config.rollout.partial)
-    engine = build_engine(config, policy, tokenizer, device, apart, gate)
+    weights = ShardedWeights(policy.model, strategy.whole) if strategy.shards else None
+    engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights)
     engine.update_weights(start)
     drawn, ahead = source.state(), []
     if checkpoint is not None and config.rollout.max_staleness:
@@ -170,7 +157,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
             )
     observer.note(
         f"{device.name} ({device.backend.name}, {str(policy.compute_dtype).removeprefix('torch.')}), "
-        f"{trainable:,} trainable parameters, "
+        f"{models.trainable:,} trainable parameters, "
         f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 
@@ -254,8 +241,8 @@ def build_supply(
 
 def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
     """Return the token budget of micro-batches, which a full memory makes smaller for this run."""
-    least = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return TokenBudget(micro_batch_tokens(config, device.torch_device), least=least, device=device, folder=output)
+    least, tokens = longest_share(config), micro_batch_tokens(config, device.torch_device)
+    return TokenBudget(tokens, least=least, device=device, folder=output)
 
 
 def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy) -> None:

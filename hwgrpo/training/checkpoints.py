@@ -81,6 +81,11 @@ def newest(root: Path, strategy: Strategy | None = None) -> tuple[Checkpoint | N
     return None, problems
 
 
+def newest_step(root: Path) -> int | None:
+    """Return the step of the newest checkpoint, whose files are not read: it had a name only once it was whole."""
+    return max((step for step, _ in files.folders(root)), default=None)
+
+
 def verify(folder: Path, strategy: Strategy | None = None) -> Checkpoint:
     """Check a checkpoint's files against its manifest.
 

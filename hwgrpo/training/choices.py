@@ -12,6 +12,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
+from hwgrpo.config.validate import longest_share
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import TAKES_MASKS, is_fused, reason_against
 from hwgrpo.models.loading import attention_obstacle, model_settings
@@ -102,6 +103,8 @@ def choose_attention(
 
     def obstacle(name: str) -> str | None:
         fused = is_fused(name, backend)
+        if name not in TAKES_MASKS and not fused and config.trainer.sequence_parallel_size > 1:
+            return "ranks that share sequences (trainer.sequence_parallel_size) need one that takes masks as sdpa does"
         if name not in TAKES_MASKS and not fused and config.model.layout not in ("auto", "padded"):
             return f"the {config.model.layout} layout needs an attention that takes a mask"
         return attention_obstacle(model_config, "sdpa" if fused else name) or reason_against(
@@ -135,6 +138,8 @@ def attention_of(config: Config, device: Device) -> AttentionChoice:
 def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     """Return the layout of micro-batches: `grouped` where rows of several sequences are possible, else `padded`.
 
+    Ranks that share sequences do so because these are long: then `padded`, the one without masks, is best.
+
     Without `sdpa`, which branches are built on, grouped means the form with a dense mask.
 
     Args:
@@ -149,11 +154,13 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
             next.
     """
     text = model_config.get_text_config()
-    states = _layers_beyond_attention(text)
+    states = layers_beyond_attention(text)
     window = has_window(config, model_config)
     wanted = config.model.layout
     if wanted == "auto":
-        possible = not states and (attention == "sdpa" or (attention in TAKES_MASKS and not window))
+        # a mask over whole rows would be as large on each of the ranks that share them
+        shared = config.trainer.sequence_parallel_size > 1
+        possible = not (states or shared) and (attention == "sdpa" or (attention in TAKES_MASKS and not window))
         wanted = "grouped" if possible else "padded"
     if wanted == "grouped" and attention != "sdpa":
         wanted = "grouped_masked"
@@ -174,8 +181,7 @@ def micro_batch_tokens(config: Config, device: torch.device) -> int:
     """Return the token budget of a micro-batch: the one configured, else what suits the device."""
     if config.trainer.tokens_per_micro_batch is not None:
         return config.trainer.tokens_per_micro_batch
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return max(longest, CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH)
+    return max(longest_share(config), CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH)
 
 
 def has_window(config: Config, model_config: Any) -> bool:
@@ -188,7 +194,7 @@ def has_window(config: Config, model_config: Any) -> bool:
     return bool(window and sliding and window < longest)
 
 
-def _layers_beyond_attention(text: Any) -> list[str]:
+def layers_beyond_attention(text: Any) -> list[str]:
     """Return the kinds of layers in which a token meets the ones before it by more than masked attention."""
     kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     return sorted(kinds) or (["no attention"] if getattr(text, "is_attention_free", False) else [])

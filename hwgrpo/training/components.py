@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import hwgrpo_kernels
@@ -16,7 +19,8 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.head import causal_lm
+from hwgrpo.models.head import HeadReading, causal_lm
+from hwgrpo.models.hollow import META
 from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.moving import move_to
@@ -27,9 +31,10 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.local import replica_of
 from hwgrpo.rollout.parts import Apart, EngineParts
-from hwgrpo.rollout.weights import ModuleWeights, ReplicaWeights
+from hwgrpo.rollout.weights import ModuleWeights, PolicyWeights
 from hwgrpo.training.choices import attention_of, choose_dtype
 from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.rank0_weights import Rank0Weights
 
 
 def prepare_process(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Device:
@@ -73,37 +78,65 @@ def choose_kernels(config: Config, backend: Backend) -> None:
 
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
-    dtype = choose_dtype(config, device)
-    model = load_trainable(config, attention_of(config, device).loaded_as)
+    model = load_checked(config, attention_of(config, device).loaded_as, tokenizer)
+    move_to(model, device.torch_device)
+    return policy_of(config, device, model)
+
+
+def load_checked(config: Config, attention: str, tokenizer: Any, *, hollow: bool = False) -> Any:
+    """Do as `load_trainable`, and check that the model fits the tokenizer and the settings."""
+    model = load_trainable(config, attention, hollow=hollow)
     check_vocabulary(model, tokenizer)
     check_router_loss(config.model.router_loss_coef, causal_lm(model).config)
-    move_to(model, device.torch_device)
+    return model
+
+
+def policy_of(config: Config, device: Device, model: Any, head: HeadReading | None = None) -> PolicyModel:
+    """Make a model the policy.
+
+    Args:
+        config: the run's settings.
+        device: where it computes.
+        model: from `load_checked`.
+        head: how it forms its logits, as another rank has found; None: the model is tried for that and for its router.
+    """
     logits = config.kernels.logits_dtype
     options = HeadOptions(
         temperature=config.rollout.temperature,
         chunk_rows=config.kernels.chunk_rows,
         logits_dtype=None if logits == "auto" else getattr(torch, logits),
     )
-    policy = PolicyModel(model, compute_dtype=dtype, options=options)
-    check_router(config.model.router_loss_coef, policy.base)
+    policy = PolicyModel(model, compute_dtype=choose_dtype(config, device), options=options, head=head)
+    if head is None:
+        check_router(config.model.router_loss_coef, policy.base)
     return policy
 
 
-def load_trainable(config: Config, attention: str = "sdpa") -> Any:
+def load_trainable(config: Config, attention: str = "sdpa", *, hollow: bool = False) -> Any:
     """Load the model as it is before training, adapters on it, into host memory; fp32 throughout.
 
     Args:
         config: the run's settings.
         attention: attention implementation as transformers names it.
+        hollow: make the same model on the meta device, with no weights in it.
     """
-    model: Any = load_model(config.model, attention=attention)
+    model: Any = load_model(config.model, attention=attention, hollow=hollow)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
     if uses_lora(config.model.lora):
-        model = apply_lora(model, config.model.lora)
+        with _without_weights() if hollow else nullcontext():
+            model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
     return model
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    with warnings.catch_warnings(), META:
+        # of an adapter that is read: its weights have no place here, which is the point
+        warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
+        yield
 
 
 def _without_embedding_hook(model: Any) -> None:
@@ -122,6 +155,7 @@ def build_engine(
     device: Device,
     apart: Apart | None = None,
     gate: Gate | None = None,
+    weights: PolicyWeights | None = None,
 ) -> Engine:
     """Return the rollout engine of the configuration.
 
@@ -130,13 +164,14 @@ def build_engine(
         policy: whose responses are sampled.
         tokenizer: decodes them.
         device: where the policy is.
-        apart: what the engine reads weights from where the policy's own are in shards, or in use meanwhile.
+        apart: what the local engine samples with where the policy's weights are in shards, or in use meanwhile.
         gate: where an engine that generates in a thread of its own makes way for new weights.
+        weights: how other engines get the policy's; None: they are whole on this rank.
     """
     parts = EngineParts(
         config=config,
         model=policy.model,
-        weights=ModuleWeights(policy.model) if apart is None else ReplicaWeights(apart.replica, apart.trainable),
+        weights=ModuleWeights(policy.model) if weights is None else weights,
         tokenizer=tokenizer,
         device=device,
         compute_dtype=_rollout_dtype(config, policy),
@@ -146,23 +181,26 @@ def build_engine(
     return ENGINES.load(config.rollout.engine)(parts)
 
 
-def make_replica(config: Config, policy: PolicyModel) -> Any:
-    """Return a whole copy of a policy's model for its engine; it is made before a strategy cuts the policy over ranks.
+def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:
+    """Return a whole copy of a policy's model on this rank's device, for the local engine to sample with.
 
-    The local engine samples with it. Others have copies of their own, for which it only collects: on the host.
+    Args:
+        config: the run's settings.
+        policy: not wrapped by a strategy.
+        weights: what the copy is filled with where the policy itself has no weights.
     """
-    device = None if config.rollout.engine == "local" else torch.device("cpu")
-    return replica_of(policy.model, _rollout_dtype(config, policy), device)
+    pairs = None if weights is None else weights.named(policy.model)
+    return replica_of(policy.model, _rollout_dtype(config, policy), pairs)
 
 
 def needs_replica(config: Config, shards: bool) -> bool:
-    """Tell whether the engine needs a copy of the model beside the policy's.
+    """Tell whether the engine samples with a copy of the model in this process beside the policy.
 
     Args:
         config: the run's settings.
         shards: the strategy cuts the policy's weights over ranks.
     """
-    return shards or (config.rollout.max_staleness > 0 and config.rollout.engine == "local")
+    return config.rollout.engine == "local" and (shards or config.rollout.max_staleness > 0)
 
 
 def _rollout_dtype(config: Config, policy: PolicyModel) -> torch.dtype:

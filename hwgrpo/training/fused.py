@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from hwgrpo_backends import Backend
 from hwgrpo_kernels import fused_modules
 
@@ -75,6 +76,18 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
         passed_over = (*attention.passed_over, (attention.name, why))
         attention = AttentionChoice(attention.loaded_as, passed_over=passed_over)
     return Fused(attention, applied.as_json(), applied.line())
+
+
+def fuse_alike(fused: Fused, policy: PolicyModel, device: torch.device) -> None:
+    """Put the fused modules that rank 0 has tried and taken into this rank's policy.
+
+    Args:
+        fused: what became of them on rank 0.
+        policy: has no weights yet, with which it could be tried.
+        device: where it will be.
+    """
+    if fused.record:
+        fused_modules.adopt(policy.model, fused.record["taken"], device.type)
 
 
 def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:

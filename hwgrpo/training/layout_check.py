@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
@@ -12,6 +14,9 @@ from hwgrpo.training.choices import has_window
 from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout
 from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.sequence_group import ALONE, SequenceGroup
+from hwgrpo.training.sequence_shard import share_out
+from hwgrpo.training.sharded import whole_shape
 from hwgrpo.values import TrainBatch
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -47,10 +52,10 @@ def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[
     reasons = []
     candidates = [layout]
     if layout.attention == "branched":
-        mask_suffices = not has_window(config, policy.base.config) and _obstacle(policy, GROUPED_MASKED) is None
+        mask_suffices = not has_window(config, policy.base.config) and obstacle_to(policy, GROUPED_MASKED) is None
         candidates = [layout if mask_suffices else BRANCHED, *([GROUPED_MASKED] if mask_suffices else [])]
     for one in candidates:
-        obstacle = None if one is PADDED else _obstacle(policy, replace(one, dense_up_to=0))
+        obstacle = None if one is PADDED else obstacle_to(policy, replace(one, dense_up_to=0))
         if obstacle is None:
             return one, f"layout {one.name}: {'; '.join(reasons)}" if reasons else None
         policy.base.set_attn_implementation(attention)
@@ -60,18 +65,31 @@ def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[
     return PADDED, f"layout padded: {'; '.join(reasons)}"
 
 
-def _obstacle(policy: PolicyModel, layout: Layout) -> str | None:
+def obstacle_to(
+    policy: PolicyModel,
+    layout: Layout,
+    group: SequenceGroup = ALONE,
+    tolerance: Mapping[torch.dtype, float] = MappingProxyType(TOLERANCE),
+) -> str | None:
+    """Return why hidden states would not be those of a sequence by itself, or None.
+
+    Args:
+        policy: the model, on its device.
+        layout: of rows.
+        group: of ranks that share rows; all of them call this together.
+        tolerance: by compute dtype.
+    """
     try:
-        gap = _gap(policy, layout)
+        gap = _gap(policy, layout, group)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # what a forward raises at a mask it cannot read
         return f"its forward does not take such a mask ({type(error).__name__}: {str(error).splitlines()[0]})"
-    return None if gap <= TOLERANCE[policy.compute_dtype] else f"its hidden states would differ by {gap:.2g}"
+    return None if gap <= tolerance[policy.compute_dtype] else f"its hidden states would differ by {gap:.2g}"
 
 
-def _gap(policy: PolicyModel, layout: Layout) -> float:
+def _gap(policy: PolicyModel, layout: Layout, group: SequenceGroup = ALONE) -> float:
     """Return the relative difference of hidden states between the layout and each sequence by itself."""
     table = policy.base.get_input_embeddings().weight
-    ids = torch.arange(24) % table.shape[0]
+    ids = torch.arange(24) % whole_shape(table)[0]
     batch = TrainBatch(
         prompt_tokens=ids[:7],
         prompt_offsets=torch.tensor([0, 3, 7]),
@@ -85,14 +103,15 @@ def _gap(policy: PolicyModel, layout: Layout) -> float:
     was_training = policy.training
     policy.eval()
     with torch.no_grad():
-        alone = [(PADDED, [[s]]) for s in range(4)]
-        for parts in (alone, [(layout, layout.rows(batch, range(4), 1000, policy.hidden_size))]):
+        alone = [(PADDED, [[s]], ALONE) for s in range(4)]
+        for parts in (alone, [(layout, layout.rows(batch, range(4), 1000, policy.hidden_size), group)]):
             by_token = torch.zeros(16, policy.hidden_size)
-            for one, rows in parts:
-                micro = lay_out(batch, rows, TokenSignals({}, {}), one)
-                hidden = policy.hidden_states(micro.to(table.device)).flatten(0, 1).cpu().float()
-                by_token[micro.token_index] = hidden[micro.hidden_rows]
+            for one, rows, by in parts:
+                micro = lay_out(batch, rows, TokenSignals({}, {}), one, multiple=by.size)
+                micro = share_out(micro, by, whole_sequences=False)
+                by_token[micro.token_index] = policy.hidden_states(micro.to(table.device)).cpu().float()
             states.append(by_token)
+    states[1] = group.sum(states[1])
     policy.train(was_training)
     expected, found = states
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))

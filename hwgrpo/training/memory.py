@@ -9,7 +9,8 @@ AdamW's moments, where the next activations cut them up, so that the next gradie
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 from hwgrpo_kernels.chunks import chunk_rows_for
@@ -61,7 +62,7 @@ class Memory:
     host: dict[str, int] = field(default_factory=dict)
     """What lies in the host's memory instead, for one device."""
     loading: dict[str, int] = field(default_factory=dict)
-    """What is held before the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
+    """What is held while the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
 
     @property
     def rollout_peak(self) -> int:
@@ -119,7 +120,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     tokens, passes = micro_batches(config, work)
     activations = {
         f"activations of {tokens:,} tokens, about": activation_bytes(
-            shape,
+            replace(shape, kv_heads=math.lcm(shape.kv_heads, config.trainer.sequence_parallel_size)),
             tokens,
             work.dtype,
             config.model.gradient_checkpointing,
@@ -156,6 +157,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     loading = {}
     if sharding.loads_whole:
         loading = {"the whole model (fp32), before it is cut": 4 * (shape.parameters + adapters)}
+    elif not sharding.whole:
+        unit = 4 * max(shape.largest_layer, shape.outside_layers)
+        loading = {name: size for name, size in always.items() if name in parameters}
+        loading |= {"a layer or the rest (fp32), being cut": unit}
+    if loading:
         loading |= {name: size for name, size in always.items() if name == COPY}
     rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)
@@ -198,18 +204,23 @@ def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:
 
 
 def micro_batches(config: Config, work: Work) -> tuple[int, int]:
-    """Return the tokens of the largest micro-batch, and how many an update has, with responses at their longest."""
+    """Return a device's tokens of the largest micro-batch, and how many an update has, with responses at their longest.
+
+    Devices that share sequences go through the micro-batches of all of them, with a part of the tokens each.
+    """
     n, prompt = config.rollout.n, work.prompt_tokens
     response = config.rollout.max_response_tokens - 1  # the last token predicts nothing
-    prompts = max(1, work.prompts * prompts_per_update(config) // config.trainer.prompts_per_step)
+    shared_by = config.trainer.sequence_parallel_size
+    prompts = max(1, work.prompts * shared_by * prompts_per_update(config) // config.trainer.prompts_per_step)
+    budget = work.micro_batch_tokens * shared_by
     if work.shares_prompt:
         # a row is a prompt and as many responses to it as the budget takes
-        responses = min(n, max(1, (work.micro_batch_tokens - prompt) // max(1, response)))
+        responses = min(n, max(1, (budget - prompt) // max(1, response)))
         row, rows = prompt + responses * response, prompts * -(-n // responses)
     else:
         row, rows = prompt + response, prompts * n
-    at_once = min(rows, max(1, work.micro_batch_tokens // row))
-    return row * at_once, -(-rows // at_once)
+    at_once = min(rows, max(1, budget // row))
+    return -(-row * at_once // shared_by), -(-rows // at_once)
 
 
 def cache_bytes(

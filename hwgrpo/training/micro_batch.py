@@ -14,6 +14,7 @@ import torch
 
 from hwgrpo.models.branched_attention import Branches
 from hwgrpo.training.layouts import Layout, Rows
+from hwgrpo.training.sequence_shard import SequenceShard
 from hwgrpo.values import TrainBatch
 
 
@@ -41,6 +42,9 @@ class MicroBatch:
     """[N] int64: where each response token stands in the TrainBatch's [R] arrays."""
     signals: Mapping[str, torch.Tensor]
     """name -> [N] fp32: what the loss reads per token (advantage, weight, old_logprob, ...)."""
+    shard: SequenceShard | None = None
+    """Where a group of ranks goes through these rows: `input_ids`, `position_ids` and `is_token` are then this rank's
+    [B, L / S], N those response tokens whose loss it computes; mask, branches and `hidden_rows` are of whole rows."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same micro-batch on `device`."""
@@ -57,6 +61,7 @@ class MicroBatch:
             targets=self.targets.to(device),
             cu_seqlens=self.cu_seqlens.to(device),
             signals={name: tensor.to(device) for name, tensor in self.signals.items()},
+            shard=None if self.shard is None else self.shard.to(device),
         )
 
 
@@ -70,7 +75,7 @@ class TokenSignals:
     """name -> [R] fp32."""
 
 
-def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout) -> MicroBatch:
+def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout, multiple: int = 1) -> MicroBatch:
     """Fill rows with the tokens of their sequences.
 
     Args:
@@ -78,6 +83,7 @@ def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout
         rows: B rows of sequence indices; none gives one row of one token and N = 0.
         signals: what the loss reads per token.
         layout: whether the sequences of a row share their prompt (they must then answer the same one).
+        multiple: what divides the width L, padding included.
     """
     sequence_S = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
     row_S = torch.repeat_interleave(torch.tensor([len(row) for row in rows], dtype=torch.int64))
@@ -93,6 +99,7 @@ def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout
     begin_S = end_S - own_prompt_S - input_S
     column_S = begin_S - begin_S[first_S][row_S]  # where the sequence's first own token stands in its row
     width = int((column_S + own_prompt_S + input_S).max()) if rows else 1
+    width = -(-width // multiple) * multiple
     prompt_end_S = prompt_length_S if layout.shares_prompt else column_S + prompt_length_S
     response_S = column_S + own_prompt_S
 

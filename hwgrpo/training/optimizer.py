@@ -8,20 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from hwgrpo.training.sharded import whole_shape
 
-def build_optimizer(module: nn.Module, optim: Any) -> torch.optim.AdamW:
+
+def build_optimizer(module: nn.Module, optim: Any, *, masters_apart: bool = False) -> torch.optim.AdamW:
     """Return AdamW for the parameters that need gradients; norms and biases get no weight decay.
 
     Args:
         module: the policy; its trainable parameters must be fp32, since a step of lr 1e-6 is below bf16's resolution.
         optim: the `optim` section of the configuration.
+        masters_apart: fp32 masters are kept beside the parameters, which then may have the compute dtype.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     assert trainable, "no parameter is trainable"
-    assert all(p.dtype == torch.float32 for p in trainable), "trainable parameters are fp32 masters"
+    masters = masters_apart or all(p.dtype == torch.float32 for p in trainable)
+    assert masters, "trainable parameters are fp32 masters"
     groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in trainable if len(whole_shape(p)) >= 2], "weight_decay": optim.weight_decay},
+        {"params": [p for p in trainable if len(whole_shape(p)) < 2], "weight_decay": 0.0},
     ]
     on_cpu = trainable[0].device.type == "cpu"
     return torch.optim.AdamW(

@@ -56,8 +56,9 @@ def explained(config: Config, device: Device, stage: Callable[[], str | None]) -
 def _message(config: Config, device: Device, stage: str | None, error: BaseException) -> str:
     doing = STAGES.get(stage or "", f"in stage {stage}" if stage else "between two stages")
     said = next(iter(str(error).splitlines()), "") or type(error).__name__
-    last, _ = checkpoints.newest(Path(config.trainer.output_dir) / "checkpoints")
-    goes_on = f"goes on after step {last.step}" if last else "begins anew, for there is no checkpoint yet"
+    # Not verified: that would read all of it on each rank that fails, and the others wait until this one has ended.
+    last = checkpoints.newest_step(Path(config.trainer.output_dir) / "checkpoints")
+    goes_on = f"goes on after step {last}" if last is not None else "begins anew, for there is no checkpoint yet"
     smaller = remembered(Path(config.trainer.output_dir))
     if smaller is not None and smaller < micro_batch_tokens(config, device.torch_device):
         goes_on = f"begins with {smaller} tokens per micro-batch, which it has found, and {goes_on}"

@@ -29,6 +29,7 @@ from hwgrpo.training.fused import choose_modules
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.memory import Memory, Work, estimate, in_words
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
+from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shapes import model_shape, planned_settings
 from hwgrpo.training.sharding import Sharding, sharding_of
 from hwgrpo.training.trial import try_rewards
@@ -74,6 +75,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
     choose_kernels(config, backend)
     check_router_loss(config.model.router_loss_coef, settings)
     dtype, attention = _choices(config, backend, settings, here=obstacle is None)
+    check_sequence_parallel(config, settings, attention)
     layout = choose_layout(config, settings, attention.loaded_as)
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     notes += compare_data(checkpoint, train=data.training, validation=data.validation)
@@ -202,6 +204,8 @@ def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) 
     most = sequences * (longest + r.max_response_tokens)
     each = f"{t.prompts_per_step} prompts x {r.n} samples, {_counted(updates, 'update', 'updates')} each"
     tokens = f"at most {most:,} tokens a step, {micro_batch:,} per micro-batch"
+    if t.sequence_parallel_size > 1:
+        tokens += f" on each of the {t.sequence_parallel_size} devices that share sequences"
     if training is None and not t.max_steps:
         return [f"{_counted(t.epochs, 'pass', 'passes')} over the data in steps of {each}", tokens]
     steps = planned_steps(config, len(training) if training else 0)

@@ -11,8 +11,9 @@ import torch
 from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
 from torch import nn
 
-from hwgrpo.models import branched_attention
-from hwgrpo.models.head import backbone, causal_lm, read_head
+from hwgrpo.models import branched_attention, exchanged_attention
+from hwgrpo.models.exchanged_attention import Exchange
+from hwgrpo.models.head import HeadReading, backbone, causal_lm, read_head
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.training.micro_batch import MicroBatch
 from hwgrpo.training.sharded import in_place_of_forward, refuse_rounded, refuse_sharded, refuse_sharded_inside
@@ -39,19 +40,22 @@ class PolicyModel(nn.Module):
         model: a transformers causal LM, or one wrapped by peft.
         compute_dtype: dtype of matrix products; parameters stay fp32 masters and autocast does the rest.
         options: temperature of the log-probs, and how logits are streamed.
+        head: how the model forms its logits, where that is known; None: it is tried, and the model must have weights.
 
     Raises:
         ConfigError: the model's logits are not what hidden states and head give by any reading that is known; its
             weights are in shards already.
     """
 
-    def __init__(self, model: Any, *, compute_dtype: torch.dtype, options: HeadOptions) -> None:
+    def __init__(
+        self, model: Any, *, compute_dtype: torch.dtype, options: HeadOptions, head: HeadReading | None = None
+    ) -> None:
         super().__init__()
         refuse_sharded(model)
         self.model = model
         self.compute_dtype = compute_dtype
         self.options = options
-        self.head = read_head(model)
+        self.head = read_head(model) if head is None else head
         self.hidden_size = int(self.base.config.get_text_config().hidden_size)
 
     @property
@@ -71,7 +75,7 @@ class PolicyModel(nn.Module):
 
         Returns:
             With a loss function, its `TokenLoss`, in whose sums `router_loss` is N times the load-balancing loss;
-            without, its `TokenLogprob`.
+            without, its `TokenLogprob`. Of a shard it is the rank's part: losses and sums add up over the group.
 
         Raises:
             ConfigError: it is sharded in a way in which weights stay in shards, or what losses read came rounded.
@@ -79,7 +83,7 @@ class PolicyModel(nn.Module):
         refuse_sharded_inside(self.model, self.base)
         refuse_rounded(batch.signals)
         output = self._backbone(batch, output_router_logits=True) if router_weight else self._backbone(batch)
-        hidden = output.last_hidden_state.to(self.compute_dtype).flatten(0, 1)[batch.hidden_rows]
+        hidden = self._predicting(output, batch)
         head = self.base.get_output_embeddings()
         if loss_fn is None:
             return in_place_of_forward(head, lambda hidden: self._logprob(hidden, head, batch), hidden)
@@ -87,8 +91,9 @@ class PolicyModel(nn.Module):
         result = TokenLoss(*parts)
         if not router_weight:
             return result
-        balance = router_loss(output.router_logits, batch.is_token, experts_per_token(self.base))
-        sums = result.sums | {"router_loss": balance.detach() * len(batch.targets)}
+        group, tokens = (batch.shard.group, batch.shard.total) if batch.shard else (None, len(batch.targets))
+        balance = router_loss(output.router_logits, batch.is_token, experts_per_token(self.base), group)
+        sums = result.sums | {"router_loss": balance.detach() * tokens}
         return replace(result, loss=result.loss + router_weight * balance, sums=sums)
 
     def _logprob(self, hidden: torch.Tensor, head: Any, batch: MicroBatch) -> TokenLogprob:
@@ -119,8 +124,12 @@ class PolicyModel(nn.Module):
         }
 
     def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the last hidden states [B, L, H] in the compute dtype."""
-        return self._backbone(batch).last_hidden_state.to(self.compute_dtype)
+        """Return the last hidden states [N, H] that predict the response tokens, in the compute dtype."""
+        return self._predicting(self._backbone(batch), batch)
+
+    def _predicting(self, output: Any, batch: MicroBatch) -> torch.Tensor:
+        hidden = output.last_hidden_state.to(self.compute_dtype).flatten(0, 1)
+        return batch.shard.own(hidden) if batch.shard else hidden[batch.hidden_rows]
 
     def _backbone(self, batch: MicroBatch, **options: Any) -> Any:
         """Run the model up to the LM head; `options` go to its forward."""
@@ -132,7 +141,12 @@ class PolicyModel(nn.Module):
         elif branches is not None:
             branched_attention.use_in(self.base)
             options["branches"] = branches
-            mask = torch.zeros(1, 1, 1, 1, device=branches.place.device)  # four dimensions: transformers builds none
+        if batch.shard is not None:
+            exchanged_attention.use_in(self.base)
+            options["exchange"] = Exchange(batch.shard.group, batch.shard.size, mask)
+        if branches is not None or batch.shard is not None:
+            # four dimensions: transformers builds none
+            mask = torch.zeros(1, 1, 1, 1, device=batch.input_ids.device)
         with self._autocast(batch.input_ids.device):
             return backbone(self.base)(
                 input_ids=batch.input_ids,

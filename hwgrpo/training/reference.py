@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hwgrpo.config import Config
+from hwgrpo.models.hollow import hollow_copy
 from hwgrpo.models.lora import REFERENCE_ADAPTER, uses_lora
 from hwgrpo.training.policy import PolicyModel
 
@@ -42,16 +43,17 @@ class Reference:
                 self.policy.model.set_adapter(trained)  # also makes this adapter alone trainable again
 
 
-def build_reference(policy: PolicyModel, config: Config) -> Reference | None:
+def build_reference(policy: PolicyModel, config: Config, *, hollow: bool = False) -> Reference | None:
     """Return the reference model, or None where no KL term needs one.
 
     Args:
         policy: the policy before its first update, not wrapped by a strategy.
         config: its `algorithm.kl.coef` and `model.lora` decide.
+        hollow: a copy gets no weights; the strategy fills it with those that the policy starts with.
     """
     if config.algorithm.kl.coef == 0:
         return None
     if not uses_lora(config.model.lora):
-        frozen = copy.deepcopy(policy).eval().requires_grad_(False)
+        frozen = (hollow_copy(policy) if hollow else copy.deepcopy(policy)).eval().requires_grad_(False)
         return Reference(frozen, "copy")
     return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")

@@ -78,6 +78,8 @@ class ScalePlan:
     shape: ModelShape
     work: Work
     layout: str
+    shared_by: int
+    """Devices that go through a sequence together."""
     strategy: str
     cluster: Cluster
     chips: tuple[OnChip, ...]
@@ -99,6 +101,7 @@ class ScalePlan:
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "layout": self.layout,
+            "sequence_parallel_size": self.shared_by,
             "assumed": {"usable": c.usable, "mfu": c.rates.mfu, "mbu": c.rates.mbu, "link": c.rates.link},
             "chips": [
                 {
@@ -247,6 +250,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         shape=planner.shape,
         work=work,
         layout=planner.layout(backend).name,
+        shared_by=config.trainer.sequence_parallel_size,
         strategy=cluster.strategy or _strategy(config, cluster.devices),
         cluster=cluster,
         chips=tuple(results),

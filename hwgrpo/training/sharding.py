@@ -30,7 +30,7 @@ class Sharding:
     """So do parameters and gradients that are not gathered."""
 
     loads_whole: bool = False
-    """Each device holds the whole fp32 model once, before it is cut."""
+    """Each device holds the whole fp32 model once, at the start; else, where parameters are cut, a layer of it."""
 
     @property
     def whole(self) -> bool:
@@ -67,7 +67,6 @@ def sharding_of(
             units=2 if reshard_after_forward else "all",  # the layer at work and the one that is fetched meanwhile
             offloads_moments=offload_parameters,
             offloads_parameters=offload_parameters,
-            loads_whole=True,
         )
     assert strategy == "deepspeed", strategy
     return Sharding(
@@ -79,7 +78,7 @@ def sharding_of(
         keeps_gradients=True,
         offloads_moments=offload_optimizer or offload_parameters,
         offloads_parameters=offload_parameters,
-        loads_whole=True,
+        loads_whole=stage < 3,
     )
 
 

@@ -9,6 +9,7 @@ devices at the link's rate; a ring moves (devices - 1) / devices of what is gath
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -77,9 +78,7 @@ def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, 
     n, prompt, response = config.rollout.n, work.prompt_tokens, config.rollout.max_response_tokens
     forward_share = FORWARD / (FORWARD + BACKWARD)
     per_token, per_head = forward_share * frozen.per_token, forward_share * frozen.per_response_token
-    # A prompt that a layout computes once counts once.
-    prompts = work.prompts * (1 if work.shares_prompt else n)
-    tokens = prompts * prompt + work.prompts * n * (response - 1)
+    prompts, tokens = _computed(config, work)
     of_prompt, of_sequence = _pairs(frozen, prompt), _pairs(frozen, prompt + response - 1)
     pairs = prompts * of_prompt + work.prompts * n * (of_sequence - of_prompt)
     layers, head = tokens * per_token + pairs, work.prompts * n * response * per_head
@@ -99,6 +98,13 @@ def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, 
         scoring=(references + rescored) * forward,
         update=config.trainer.epochs_per_batch * update,
     )
+
+
+def _computed(config: Config, work: Work) -> tuple[int, int]:
+    """Return the prompts and the tokens that a device computes in a pass over its batch."""
+    n, response = config.rollout.n, config.rollout.max_response_tokens
+    prompts = work.prompts * (1 if work.shares_prompt else n)  # a prompt that a layout computes once counts once
+    return prompts, prompts * work.prompt_tokens + work.prompts * n * (response - 1)
 
 
 def _pairs(frozen: TrainingWork, length: int) -> float:
@@ -158,7 +164,11 @@ def step_seconds(
         "update": _quotient(of and of.update, matrix),
         # parameter, gradient and two moments are read, all but the gradient written; fp32
         "optimizer": _quotient(updates * 28.0 * shape.trainable / sharding.moments, memory),
-        "exchange": _exchanged(config, shape, work, sharding, updates) * ring / rates.link,
+        "exchange": (
+            _exchanged(config, shape, work, sharding, updates) * ring
+            + _heads_exchanged(config, shape, work, rescored=rescored)
+        )
+        / rates.link,
         "sync": sync,
     }
 
@@ -213,3 +223,14 @@ def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding
     reduced = (size if sharding.masters is not None else 4) * shape.trainable
     # all-reduce is a reduce-scatter and an all-gather; ZeRO's second half gathers new parameters instead
     return 2.0 * updates * reduced
+
+
+def _heads_exchanged(config: Config, shape: ModelShape, work: Work, *, rescored: bool) -> float:
+    """Return the bytes of queries, keys, values and outputs that a device sends where devices share sequences."""
+    size = config.trainer.sequence_parallel_size
+    heads, keys = shape.heads, math.lcm(shape.kv_heads, size)
+    width = (heads + keys) * (shape.head_dim + shape.value_dim)
+    _, tokens = _computed(config, work)
+    recomputed = 1 if config.model.gradient_checkpointing else 0
+    passes = config.trainer.epochs_per_batch * (2 + recomputed) + rescored + bool(config.algorithm.kl.coef)
+    return passes * tokens * shape.layers * width * work.dtype.itemsize * (size - 1) / size

@@ -20,10 +20,12 @@ from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.choices import micro_batch_tokens
 from hwgrpo.training.flops import training_work
 from hwgrpo.training.layouts import Layout, Rows, cut
-from hwgrpo.training.micro_batch import TokenSignals, lay_out
+from hwgrpo.training.micro_batch import MicroBatch, TokenSignals, lay_out
 from hwgrpo.training.optimizer import learning_rate
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.pool import Pool, pool
 from hwgrpo.training.reference import Reference
+from hwgrpo.training.sequence_shard import share_out
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import TrainBatch
 
@@ -127,18 +129,21 @@ class PolicyUpdate:
         """
         scorer = policy or self.policy
         logprobs = torch.zeros(len(batch.tokens))
-        nothing = TokenSignals({}, {})
+        wanted = range(len(batch)) if sequences is None else sequences
+        given = pool(self.strategy.sequence_group, batch, wanted, TokenSignals({}, {}))
+        found = torch.zeros(len(given.batch.tokens))
 
         def passes() -> None:
-            for part in self._parts(batch, range(len(batch)) if sequences is None else sequences):
-                micro = lay_out(batch, part, nothing, self.layout)
-                logprobs[micro.token_index] = scorer(micro.to(self.device)).logprob.float().cpu()
+            for part in self._parts(given.batch, given.sequences):
+                micro = share_out(self._laid_out(given, part), given.group, whole_sequences=False)
+                found[micro.token_index] = scorer(micro.to(self.device)).logprob.float().cpu()
 
         was_training = scorer.training
         scorer.eval()
         with torch.no_grad():
             self._within_budget("scoring", passes, undo=lambda: None)
         scorer.train(was_training)
+        logprobs[given.own_tokens] = given.own(found)
         return logprobs
 
     def __call__(self, batch: TrainBatch) -> dict[str, float]:
@@ -227,12 +232,14 @@ class PolicyUpdate:
         weights = weights * self.strategy.world_size
         signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.spec.correction.name != "none")
         trained = self.trained(batch, sequences)
+        given = pool(self.strategy.sequence_group, batch, trained, signals)
+        found = None if logprobs is None else torch.zeros(len(given.batch.tokens))
         loss, sums = self._within_budget(
-            "updating",
-            lambda: self._passes(batch, trained, signals, tokens, logprobs),
-            undo=self.strategy.discard_gradients,
+            "updating", lambda: self._passes(given, tokens, found), undo=self.strategy.discard_gradients
         )
         self.strategy.reduce_gradients()
+        if logprobs is not None and found is not None:
+            logprobs[given.own_tokens] = given.own(found)
         skipped = torch.ones(len(batch), dtype=torch.bool)
         skipped[trained] = False
         skipped &= torch.isin(torch.arange(len(batch)), torch.tensor(list(sequences), dtype=torch.int64))
@@ -246,27 +253,23 @@ class PolicyUpdate:
         return total_loss, dict(zip(names, totals, strict=True)) | {"tokens": tokens}
 
     def _passes(
-        self,
-        batch: TrainBatch,
-        trained: Sequence[int],
-        signals: TokenSignals,
-        tokens: float,
-        logprobs: torch.Tensor | None,
+        self, given: Pool, tokens: float, logprobs: torch.Tensor | None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Run the forward and backward passes over the `trained` sequences.
+        """Run the forward and backward passes over what is trained; leave its log-probs in `logprobs` [R] if given.
 
         Returns:
             Loss and metric sums of this rank, both before they are divided by the number of ranks.
         """
-        parts = self._parts(batch, trained)
+        parts = self._parts(given.batch, given.sequences)
         loss = torch.zeros((), dtype=torch.float64)
         sums: dict[str, torch.Tensor] = {}
         flops = 0.0
         self.policy.train()
         for i, part in enumerate(parts):
-            micro = lay_out(batch, part, signals, self.layout)
-            flops += self._work.of(micro) if self._work else 0.0
+            micro = self._laid_out(given, part)
+            flops += self._work.of(micro) / given.group.size if self._work else 0.0
             share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
+            micro = share_out(micro, given.group, whole_sequences=self.loss_fn.scope != "token")
             with self.strategy.accumulate(last=i == len(parts) - 1):
                 out = self.strategy.module(
                     micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share
@@ -291,9 +294,13 @@ class PolicyUpdate:
     def _within_budget(self, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
         return self.budget.within(self.strategy, what, work, undo) if self.budget else work()
 
+    def _laid_out(self, given: Pool, part: Rows) -> MicroBatch:
+        return lay_out(given.batch, part, given.signals, self.layout, multiple=given.group.size)
+
     def _parts(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
         """Cut into micro-batches; every rank gets the same number, since collectives must match."""
         tokens = self.budget.tokens if self.budget else micro_batch_tokens(self.config, self.device)
+        tokens *= self.strategy.sequence_group.size  # each of its ranks has a part of them
         parts = cut(batch, sequences, tokens, self.layout, self.policy.hidden_size)
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]

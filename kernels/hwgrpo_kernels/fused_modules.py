@@ -1,6 +1,6 @@
 """Fused modules by device type, for callers that name no device; npu_modules/ holds those of Ascend."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,19 @@ def apply(model: nn.Module, modules: Sequence[str], dtype: torch.dtype | None = 
     if family is None:
         raise ValueError(f"modules={list(modules)}: the model is on {device_type}, which has no fused modules")
     return family.apply(model, modules, dtype)
+
+
+def adopt(model: nn.Module, taken: Mapping[str, Sequence[str]], device_type: str) -> None:
+    """Put fused modules where they were taken in another copy of a model; see `npu_modules.adopt`.
+
+    Args:
+        model: may be without weights.
+        taken: by fused module, the names of the sub-modules.
+        device_type: where the model will be.
+    """
+    family = _family(device_type)
+    assert family is not None, f"nothing was taken on {device_type}"
+    family.adopt(model, taken)
 
 
 def is_fused(module: nn.Module) -> bool:

@@ -41,9 +41,11 @@ def test_several_devices_of_a_host_are_torchruns(capsys):
 
 @pytest.mark.parametrize(("given", "endpoint"), [("node1", "node1:29500"), ("node1:4000", "node1:4000")])
 def test_several_nodes_meet_where_they_are_told(capsys, given, endpoint):
-    where, _, line = printed(capsys, "tiny_sort", "--nodes", "2", "--devices", "8", "--rendezvous", given)
+    where, why, _, line = printed(capsys, "tiny_sort", "--nodes", "2", "--devices", "8", "--rendezvous", given)
     assert where == "# on each of the 2 nodes"
+    assert "a store of its own" in why
     words = shlex.split(line)
+    assert words[:2] == ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "torchrun"]
     assert words[words.index("--nnodes") + 1] == "2"
     assert words[words.index("--nproc-per-node") + 1] == "8"
     assert words[words.index("--rdzv-endpoint") + 1] == endpoint
@@ -73,14 +75,14 @@ def test_the_script_for_slurm_is_a_shells_and_finds_the_first_node(capsys, tmp_p
     stubs = {
         "scontrol": "printf 'first\\nsecond\\n'",
         "hwgrpo": "echo 'export FROM_PROFILE=1'",
-        "srun": 'echo "$FROM_PROFILE $*"',
+        "srun": 'echo "$FROM_PROFILE $TORCH_DISABLE_SHARE_RDZV_TCP_STORE $*"',
     }
     for name, body in stubs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("1 --kill-on-bad-exit=1 torchrun ")
+    assert done.stdout.startswith("1 1 --kill-on-bad-exit=1 torchrun ")
     assert "--rdzv-endpoint first:29500 --rdzv-id 7 " in done.stdout
 
 

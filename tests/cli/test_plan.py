@@ -132,10 +132,13 @@ def test_rollout_apart_takes_the_copy_and_the_cache_off_the_devices_that_train()
 
 
 def test_a_run_that_fits_but_cannot_be_started_is_marked():
-    words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--strategy", "fsdp2")
-    one = chip(*words, "--rollout", "apart")
-    assert (one["fits"], one["starts"]) == (True, False)
-    assert "(1) fits once it runs, but cannot be started" in said(*words, "--rollout", "apart", "--chip", "H100 SXM")
+    words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--rollout", "apart")
+    own = ("--chip", "mine=100,1000,120")
+    [whole] = planned(*words, *own, "--strategy", "zero2")["chips"]
+    assert (whole["fits"], whole["starts"]) == (True, False)
+    assert "(1) fits once it runs, but cannot be started" in said(*words, *own, "--strategy", "zero2")
+    [cut] = planned(*words, *own, "--strategy", "fsdp2")["chips"]
+    assert (cut["fits"], cut["starts"]) == (True, True)
 
 
 def test_chips_are_found_by_parts_of_their_names_and_can_be_described():
@@ -177,3 +180,25 @@ def test_a_mistake_is_named_with_its_remedy(capsys, words, parts):
     line = refused(capsys, *words)
     for part in parts:
         assert part in line
+
+
+def test_devices_that_share_sequences_hold_a_part_of_their_activations_and_exchange_heads_for_it():
+    words = (RECIPE, "--devices", "8", "rollout.max_response_tokens=31744", "model.layout=padded")
+    one, two = (
+        (*words, f"trainer.sequence_parallel_size={size}", f"trainer.tokens_per_micro_batch={32768 // size}")
+        for size in (1, 2)
+    )
+    assert "padded layout, sequences shared by 2" in said(*two)
+    assert "shared by" not in said(*one)
+    assert planned(*two)["sequence_parallel_size"] == 2
+    whole, part = chip(*one), chip(*two)
+    kept = [
+        next(size for name, size in each["components"]["update"].items() if name.startswith("activations"))
+        for each in (whole, part)
+    ]
+    assert kept[1] == pytest.approx(kept[0] / 2, rel=1e-3)
+    assert part["seconds"]["update"] == whole["seconds"]["update"]
+    # Gradients of adapters are the same, the rest is heads. Per device and step 16 prompts of 8 samples, 32767 tokens
+    # each; 36 layers of 32 heads and 8 key heads, twice 128 wide, 2 bytes; forward, its repetition, backward; a half
+    sent = 16 * 8 * 32767 * 36 * (32 + 8) * 2 * 128 * 2 * 3 / 2
+    assert part["seconds"]["exchange"] - whole["seconds"]["exchange"] == pytest.approx(sent / 50e9, rel=1e-6)

@@ -147,3 +147,21 @@ def test_batches_must_be_shared_out_among_the_ranks_and_single_means_one_rank():
         check_world_size(load("trainer.prompts_per_step=32"), 3)
     with pytest.raises(ConfigError, match="strategy=ddp"):
         check_world_size(load("trainer.strategy=single"), 2)
+
+
+def test_ranks_share_sequences_only_where_there_are_groups_of_them():
+    two = "trainer.sequence_parallel_size=2"
+    check_world_size(load("trainer.prompts_per_step=32", two), 4)
+    with pytest.raises(ConfigError, match=r"sequence_parallel_size=2 does not divide the run's 1 rank: "):
+        check_world_size(load(two), 1)
+    with pytest.raises(ConfigError, match=r"sequence_parallel_size=2 does not divide the run's 3 ranks"):
+        check_world_size(load("trainer.prompts_per_step=3", two), 3)
+    assert "by several processes; use trainer.strategy=ddp" in refusal(two, "trainer.strategy=single")
+
+
+def test_a_micro_batch_holds_a_ranks_part_of_a_sequence():
+    longest = ("data.max_prompt_tokens=40", "rollout.max_response_tokens=61", "trainer.sequence_parallel_size=4")
+    load(*longest, "trainer.tokens_per_micro_batch=26")
+    said = refusal(*longest, "trainer.tokens_per_micro_batch=25")
+    assert "is smaller than a rank has of one sequence" in said
+    assert "over trainer.sequence_parallel_size=4); use at least 26" in said

@@ -20,8 +20,8 @@ def section(title: str) -> str:
     return text
 
 
-def planned(title: str, devices: int | None = None, without: str = "") -> dict:
-    """Run a section's command, with other devices or without an option, and return what it says."""
+def planned(title: str, devices: int | None = None, without: str = "", instead: tuple[str, ...] = ()) -> dict:
+    """Run a section's command, with other devices or settings or without an option, and return what it says."""
     [block] = re.findall(r"^```bash\n(.*?)^```$", section(title), flags=re.DOTALL | re.MULTILINE)
     words = shlex.split(block.replace("\\\n", " "))
     assert words[:2] == ["hwgrpo", "plan"]
@@ -30,6 +30,9 @@ def planned(title: str, devices: int | None = None, without: str = "") -> dict:
     if without:
         at = words.index(without)
         del words[at : at + 2]
+    for setting in instead:
+        [at] = [i for i, word in enumerate(words) if word.startswith(setting.partition("=")[0] + "=")]
+        words[at] = setting
     with redirect_stdout(io.StringIO()) as out:
         assert main([*words[1:], "--json"]) == 0
     return json.loads(out.getvalue())
@@ -73,9 +76,21 @@ def test_the_seconds_of_the_large_step_are_the_commands():
     assert f"products {seconds['update']:.0f} s, and {seconds['exchange']:.0f} s to move state" in text
 
 
-def test_the_page_says_what_is_held_before_a_model_is_cut():
-    start = planned("Qwen3-235B-A22B")["chips"][0]["components"]["loading"]
-    assert f"{sum(start.values()) / GIB:.0f} GiB for 235B" in PAGE
+def test_long_responses_take_what_the_command_says():
+    for size, tokens, *told in rows("Long responses"):
+        settings = f"trainer.sequence_parallel_size={size}", f"trainer.tokens_per_micro_batch={tokens.replace(',', '')}"
+        chip = planned("Long responses", instead=settings)["chips"][0]
+        [kept] = [value for name, value in chip["components"]["update"].items() if name.startswith("activations")]
+        seconds = [f"{chip['seconds'][stage]:.0f} s" for stage in ("update", "exchange")]
+        assert told == [f"{kept / GIB:.1f}", f"{chip['peak'] / GIB:.1f}", "yes" if chip["fits"] else "no", *seconds]
+
+
+def test_the_page_says_what_is_held_while_a_model_is_cut():
+    plan = planned("Qwen3-235B-A22B")
+    text = " ".join(PAGE.split())
+    start = plan["chips"][0]["components"]["loading"]
+    assert f"on 128 devices that takes {sum(start.values()) / GIB:.0f} GiB of each" in text
+    assert f"{4 * plan['parameters'] / GIB:.0f} GiB for 235B, on that one host" in text
 
 
 def test_the_page_names_what_this_project_does_not_do():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import local_server
 import pytest
 import runs
 import simulated_npu
@@ -236,6 +237,33 @@ def test_a_reward_that_hangs_costs_its_samples(tmp_path: Path, told: Told):
     counts = [line.get("reward_failures/timeouts/hangs_now_and_then", 0) for line in runs.metrics(tmp_path / "run")]
     assert sum(counts) > 0
     told("a reward hangs", f"{sum(counts):.0f} samples stopped after 0.5 s and taken out", "those samples")
+
+
+def test_a_rollout_server_that_is_killed_comes_back_with_the_current_weights(tmp_path: Path, told: Told):
+    words = (*WORDS, "rollout.engine=vllm_server", f"rollout.server.python={local_server.program(tmp_path)}")
+    assert runs.forked(lambda: runs.run(tmp_path / "whole", *words)) == 0
+    held = tmp_path / "held"
+    hold = f"rollout.server.env={{HOLD_FILE: '{held}', HOLD_AT: '10'}}"
+    kill = f"until [ -f {held} ]; do sleep 0.02; done; kill -KILL $(cat {held})"
+    with subprocess.Popen(["bash", "-c", kill]) as killer:
+        try:
+            assert runs.forked(lambda: runs.run(tmp_path / "run", *words, hold)) == 0
+        finally:
+            killer.terminate()
+    assert killer.returncode == 0, "no server was killed"
+    found, expected = runs.everything(tmp_path / "run"), runs.everything(tmp_path / "whole")
+    counts = [
+        {name: line.pop(f"rollout/server_{name}", 0) for name in ("restarts", "retries")}
+        for line in (*found["metrics"], *expected["metrics"])
+    ]
+    assert counts[0] == counts[-1] == {"restarts": 0, "retries": 0}
+    again = max(line["retries"] for line in counts)
+    assert again >= 1
+    assert max(line["restarts"] for line in counts) == 1
+    assert found == expected
+    log = (tmp_path / "run/rollout-server.log").read_text()
+    assert re.findall(r"weights (\d+)", log) == ["0", "0", "1", "2", "2", "3", "4", "5", "6"], log
+    told("the rollout server is killed", f"started again, weights 2 again, {again:.0f} requests repeated", "nothing")
 
 
 def test_the_page_on_faults_has_a_row_for_each_drill():

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -19,25 +20,32 @@ PACKAGES = (
 COMPILE = "from deepspeed.ops.op_builder import ShareMemCommBuilder; ShareMemCommBuilder().load()"
 
 
+def folders() -> list[Path]:
+    """Return the folders of packages that a process needs beside its environment's; fetch them first.
+
+    Raises:
+        RuntimeError: pip cannot get them.
+    """
+    return [] if importlib.util.find_spec("deepspeed") is not None else [fetched("deepspeed", PACKAGES)]
+
+
 def with_deepspeed(ranks: int, *words: str, **extra: str) -> CompletedProcess[str]:
-    """Run `torchrun --nproc-per-node RANKS WORDS` with DeepSpeed at hand.
+    """Run `torchrun --nproc-per-node RANKS WORDS` on a CPU with DeepSpeed at hand.
 
     Raises:
         RuntimeError: pip cannot get it, or there is no C++ compiler, or it fails.
     """
     if shutil.which("c++") is None:
         raise RuntimeError("DeepSpeed compiles a part of itself as it starts: install g++ (apt-get install g++)")
-    if importlib.util.find_spec("deepspeed") is not None:
-        packages, programs, compiled = [], Path(sys.executable).parent, FETCHED / "deepspeed-compiled"
-    else:
-        folder = fetched("deepspeed", PACKAGES)
-        packages, programs, compiled = [folder], folder / "bin", folder / "compiled"
+    packages = folders()
+    programs = packages[0] / "bin" if packages else Path(sys.executable).parent
+    compiled = (packages[0] if packages else FETCHED) / "deepspeed-compiled"
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     made_once(compiled, lambda there: compile_into(there, packages, path))
     return torchrun(ranks, *words, packages=packages, PATH=path, TORCH_EXTENSIONS_DIR=str(compiled), **extra)
 
 
-def compile_into(folder: Path, packages: list[Path], path: str) -> None:
+def compile_into(folder: Path, packages: Sequence[Path], path: str) -> None:
     """Compile what DeepSpeed loads on a CPU; under load that takes longer than tests give their processes."""
     done = subprocess.run(
         [sys.executable, "-c", COMPILE],

@@ -60,6 +60,10 @@ class FakeWorkers:
         if problem:
             raise RuntimeError(problem)
 
+    def weights(self) -> dict[str, Any]:
+        """Return what they have received."""
+        return in_files(self.files)
+
     def close(self) -> None:
         for process in self._processes:
             process.kill()
@@ -68,7 +72,7 @@ class FakeWorkers:
 
 
 class FakeServer:
-    """Serves on loopback; every sample is the tokens that `reply` makes of a request.
+    """Serves on loopback.
 
     Attributes:
         faults: taken off one by one by requests for samples: "hang", "drop" (the connection), "not json", "large",
@@ -78,10 +82,10 @@ class FakeServer:
     Args:
         port: 0 takes a free one.
         token: that requests must carry.
-        workers: that receive weights through a group; they outlive the server.
+        workers: `FakeWorkers` or the like, which receive weights through a group; they outlive the server.
     """
 
-    def __init__(self, port: int = 0, token: str = TOKEN, workers: FakeWorkers | None = None) -> None:
+    def __init__(self, port: int = 0, token: str = TOKEN, workers: Any = None) -> None:
         self.token = token
         self.workers = workers
         self.offer: dict[str, Any] = {"library": "gloo", "workers": workers.count} if workers else {}
@@ -113,15 +117,24 @@ class FakeServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    def answer(self, asked: dict[str, Any]) -> Any:
-        """Return a good answer to a request for samples."""
-        return good(asked)
-
     def close(self) -> None:
         """Stop listening; what hangs is let go."""
         self.released.set()
         self._server.shutdown()
         self._server.server_close()
+
+    def take(self, order: dict[str, Any]) -> None:
+        """Take the weights of a folder, or those that the workers have received."""
+        if "folder" in order:
+            self.weights = in_files(sorted(Path(order["folder"]).glob("*.safetensors")))
+        else:
+            self.weights = self.workers.weights()
+        self.version = order["version"]
+        self.taken.append(self.version)
+
+    def answer(self, asked: dict[str, Any]) -> Any:
+        """Return what a request for samples is answered with."""
+        return good(asked)
 
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
@@ -149,14 +162,11 @@ class FakeServer:
         if request.command != "POST":
             told = {"version": self.version, "group": self.group, **self.offer}
             return _send(request, 200, json.dumps(told).encode())
-        files = sorted(Path(order["folder"]).glob("*.safetensors")) if "folder" in order else self.workers.files
         receive = "transfer" in order
         if receive and not self._work(request, self.group, lambda: self.workers.call(self.receive, order["transfer"])):
             self.version = -1
             return None
-        self.weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
-        self.version = order["version"]
-        self.taken.append(self.version)
+        self.take(order)
         return _send(request, 200, json.dumps({"version": self.version}).encode())
 
     def _work(self, request: BaseHTTPRequestHandler, group: str | None, work: Callable[[], None]) -> bool:
@@ -196,6 +206,11 @@ class FakeServer:
             str(fault), json.dumps(answer).encode()
         )
         _send(request, 500 if fault == "status 500" else 200, text, version=str(self.version))
+
+
+def in_files(files: list[Path]) -> dict[str, Any]:
+    """Return the tensors of safetensors files."""
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def sample(index: int, most: int) -> tuple[list[int], list[float]]:

@@ -128,6 +128,8 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
     """Return the gradients of an update, averaged over ranks, whole, however the strategy keeps them."""
     found = {}
     for name, parameter in strategy.policy.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if isinstance(strategy, Deepspeed):
             from deepspeed.utils import safe_get_full_grad
 

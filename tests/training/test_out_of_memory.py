@@ -5,7 +5,6 @@ import torch
 from runs import SMALL, metrics, run, small
 from tiny import settings
 
-import hwgrpo.training.build as build
 from hwgrpo.cli.main import main
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local import LocalEngine
@@ -60,8 +59,22 @@ def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monke
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
 
 
+def test_a_rank_that_fails_reads_no_checkpoint_while_the_others_wait_for_its_end(tmp_path, monkeypatch):
+    def read(path):
+        raise AssertionError(f"{path} was read")
+
+    def full(*_, **__):
+        monkeypatch.setattr("hwgrpo.training.checkpoint_files.fingerprint", read)
+        return too_much()
+
+    run(tmp_path / "run", *SHORT, "trainer.max_steps=1")
+    monkeypatch.setattr(LocalEngine, "generate", full)
+    with pytest.raises(RunError, match="goes on after step 1"):
+        run(tmp_path / "run", *SHORT)
+
+
 def test_a_model_that_does_not_fit_is_told_before_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "load_policy", too_much)
+    monkeypatch.setattr("hwgrpo.training.models.load_policy", too_much)
     with pytest.raises(RunError, match=r"out of memory while putting the model together.*\n.*model\.lora\.rank=16"):
         run(tmp_path / "run")
     assert not (tmp_path / "run" / ".lock").exists()

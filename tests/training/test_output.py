@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from hwgrpo.errors import ConfigError, RewardError
-from hwgrpo.training import build, output
+from hwgrpo.training import build, models, output
 from hwgrpo.training.output import LOCK, START_FILES, claim
 
 REWARD = """
@@ -118,7 +118,7 @@ def failing_model(*_, **__):
 
 def test_a_first_start_that_fails_while_the_model_loads_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        patch.setattr(build, "load_policy", failing_model)
+        patch.setattr(models, "load_policy", failing_model)
         with pytest.raises(ConfigError, match="lacks weights"):
             runs.run(tmp_path / "runs/mine")
     assert everything_in(tmp_path) == {}
@@ -158,7 +158,7 @@ def test_a_resumed_run_that_fails_at_once_keeps_everything(tmp_path: Path, monke
     assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
     before = everything_in(tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(build, "load_policy", failing_model)
+        patch.setattr(models, "load_policy", failing_model)
         with pytest.raises(ConfigError, match="lacks weights"):
             runs.run(tmp_path / "run", "trainer.max_steps=2")
     assert everything_in(tmp_path / "run") == before

@@ -108,8 +108,16 @@ def test_offloading_moves_state_to_the_host_and_frees_the_device():
     assert per_parameter(here) == per_parameter(there)
 
 
-def test_a_model_that_is_cut_is_whole_at_the_start():
-    assert held("fsdp2", 8).loading["the whole model (fp32), before it is cut"] == 4 * SHAPE.parameters
+def test_at_the_start_a_model_whose_weights_are_cut_is_whole_a_layer_at_a_time():
+    assert held("zero2", 8).loading["the whole model (fp32), before it is cut"] == 4 * SHAPE.parameters
+    unit = 4 * max(SHAPE.largest_layer, SHAPE.outside_layers)
+    for strategy, size in (("fsdp2", 4), ("zero3", 2)):
+        loading = held(strategy, 8).loading
+        assert loading.pop("a layer or the rest (fp32), being cut") == unit
+        assert list(loading.values()) == [size * SHAPE.parameters // 8]
+    with_copy = held("fsdp2", 8, samples=True)
+    assert with_copy.loading["copy that samples"] == with_copy.always["copy that samples"]
+    assert list(held("fsdp2+offload", 8).loading.values()) == [unit], "the rest is in the host's memory"
     assert held("ddp", 8).loading == {}
 
 

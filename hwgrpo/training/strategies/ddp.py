@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hwgrpo.config import Config
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.rank0_weights import Rank0Weights
 from hwgrpo.training.strategies.processes import Processes
 from hwgrpo.training.strategies.replicated import Replicated
 
@@ -30,7 +31,12 @@ class Ddp(Processes, Replicated):
     name = "ddp"
     meets_in_passes = False
 
-    def wrap(self, policy: PolicyModel, config: Config) -> None:
+    def prepare(self, config: Config) -> None:
+        super().prepare(config)
+        self.meets_in_passes = self.sequence_group.size > 1
+
+    def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
+        assert weights is None, "it is whole on every rank"
         self.policy = self.module = policy
         with torch.no_grad():
             for parameter in policy.parameters():

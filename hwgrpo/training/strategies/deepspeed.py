@@ -19,8 +19,10 @@ from torch import nn
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.layers import decoder_layers
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.rank0_weights import Rank0Weights
 from hwgrpo.training.strategies.deepspeed_config import deepspeed_config, with_precision
 from hwgrpo.training.strategies.deepspeed_needs import check_needs, compile_note, quietly, silence_expected
 from hwgrpo.training.strategies.pieces import MOMENTS, Piece, moments_of
@@ -39,6 +41,7 @@ class Deepspeed(Processes):
     optimizer: torch.optim.AdamW
 
     def prepare(self, config: Config) -> None:
+        super().prepare(config)
         settings = config.trainer.deepspeed
         self.shards = settings.stage == 3
         if self.device.type == "cpu":
@@ -53,15 +56,17 @@ class Deepspeed(Processes):
         os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))
         self._merged = deepspeed_config(config)
 
-    def wrap(self, policy: PolicyModel, config: Config) -> None:
+    def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         half = self.shards and policy.compute_dtype != torch.float32
         trainable = [p for p in policy.parameters() if p.requires_grad]
         self._config = with_precision(self._merged, half=half, elements=sum(p.numel() for p in trainable))
         self.record: Mapping[str, Any] = {"deepspeed": self._config}
         # DeepSpeed makes masters of weights that it has rounded already; these are what they were before.
-        exact = {name: self._share(p) for name, p in policy.model.named_parameters() if half and p.requires_grad}
+        exact: dict[str, torch.Tensor] = {}
+        for filled in self._cut(policy, weights) if weights is not None else [dict(policy.model.named_parameters())]:
+            exact |= {name: self._share(p) for name, p in filled.items() if half and p.requires_grad}
         self.policy = policy
-        self.optimizer = build_optimizer(policy, config.optim)
+        self.optimizer = build_optimizer(policy, config.optim, masters_apart=bool(exact))
         if config.trainer.deepspeed.offload_optimizer:
             _step_on_host(self.optimizer)
         self.module = self._engine = self._started(policy, self.optimizer)
@@ -77,9 +82,23 @@ class Deepspeed(Processes):
                 piece.values["parameter"].copy_(exact[piece.name])
             self.pieces_written()
 
-    def wrap_reference(self, policy: PolicyModel) -> None:
+    def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         if self.shards:
+            for _ in self._cut(policy, weights) if weights is not None else ():
+                pass
             self._references.append(self._started(policy))
+
+    def _cut(self, policy: PolicyModel, weights: Rank0Weights) -> Iterator[dict[str, nn.Parameter]]:
+        """Fill a policy without weights and cut it over the ranks, a decoder layer at a time; yield each before."""
+        deepspeed: Any = importlib.import_module("deepspeed")
+        filling = weights.filling(policy.model)
+        for unit in (*decoder_layers(policy.base), policy.model):
+            filled = filling.fill(unit)
+            yield filled
+            for parameter in filled.values():
+                parameter.data = parameter.data.to(policy.compute_dtype)
+            with quietly():
+                deepspeed.zero.Init(module=unit, config_dict_or_path=self._config, dtype=policy.compute_dtype)
 
     def _started(self, policy: PolicyModel, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Hand a policy to DeepSpeed; return its engine."""

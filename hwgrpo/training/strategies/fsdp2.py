@@ -15,13 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.layers import decoder_layers
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.rank0_weights import Rank0Weights
 from hwgrpo.training.strategies.pieces import MOMENTS, Piece, flat, moments_of
 from hwgrpo.training.strategies.processes import Processes
 from hwgrpo.training.strategies.stepping import Stepping
@@ -36,7 +44,7 @@ class Fsdp2(Processes, Stepping):
     module: nn.Module
     policy: PolicyModel
 
-    def wrap(self, policy: PolicyModel, config: Config) -> None:
+    def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         settings = config.trainer.fsdp2
         if settings.offload and self.device.type == "cpu":
             raise ConfigError(
@@ -49,24 +57,30 @@ class Fsdp2(Processes, Stepping):
         }
         if settings.offload:
             self._options["offload_policy"] = CPUOffloadPolicy()
-        self._shard(policy)
+        self._shard(policy, weights)
         self.policy = self.module = policy
         self.optimizer = build_optimizer(policy, config.optim)
 
-    def wrap_reference(self, policy: PolicyModel) -> None:
-        self._shard(policy)
+    def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
+        self._shard(policy, weights)
 
-    def _shard(self, policy: PolicyModel) -> None:
-        """Cut a policy over the ranks, a decoder layer at a time."""
+    def _shard(self, policy: PolicyModel, weights: Rank0Weights | None) -> None:
+        """Cut a policy over the ranks, a decoder layer at a time; each is filled just before."""
+        filling = None if weights is None else weights.filling(policy.model)
         options = dict(self._options)
         if policy.compute_dtype != torch.float32:
             # Weights travel in the compute dtype, gradients are summed in fp32. What losses read stays in fp32.
             options["mp_policy"] = MixedPrecisionPolicy(policy.compute_dtype, torch.float32, cast_forward_inputs=False)
         for layer in decoder_layers(policy.base):
+            if filling is not None:
+                filling.fill(layer)
             fully_shard(layer, **options)
         # The head is read at a forward's end and the backward begins with it: between the two it stays gathered.
         options["reshard_after_forward"] = False
+        if filling is not None:
+            filling.fill(policy.model)
         fully_shard(policy, **options)
+        register_fsdp_forward_method(policy, "hidden_states")  # the trial of shared sequences calls it
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()  # each pass reduces its gradients: until the last, they would be whole on every rank
@@ -116,16 +130,6 @@ class Fsdp2(Processes, Stepping):
                 gathered = mine.new_empty(size * self.world_size)
                 dist.all_gather_into_tensor(gathered, padded)
                 yield name, gathered[: parameter.numel()].view(parameter.shape)
-
-
-def decoder_layers(base: nn.Module) -> list[nn.Module]:
-    """Return the modules of a transformers model that are to be gathered one at a time, in the order of the forward.
-
-    They are those that the model itself says must stay in one piece (`_no_split_modules`), the innermost of each.
-    """
-    names = set(getattr(base, "_no_split_modules", None) or ())
-    layers = [m for m in base.modules() if type(m).__name__ in names and next(m.parameters(), None) is not None]
-    return [layer for layer in layers if not any(inner in layers for inner in list(layer.modules())[1:])]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.training.sequence_group import ALONE, SequenceGroup, join
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torch.distributed needs to find the other processes; torchrun sets it."""
@@ -33,6 +34,7 @@ class Processes:
     """The strategy's, for messages."""
     meets_in_passes = True
     record: Mapping[str, Any] = MappingProxyType({})
+    sequence_group: SequenceGroup = ALONE
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:
         launched = dist.is_initialized() or all(name in os.environ for name in RENDEZVOUS)
@@ -46,6 +48,7 @@ class Processes:
         if self._owns_group:
             _join(comm_backend)
         self.device = device
+        self.comm_backend = comm_backend
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         # Small CPU values travel over gloo beside the device's own group.
@@ -55,7 +58,7 @@ class Processes:
         pass
 
     def prepare(self, config: Config) -> None:
-        pass
+        self.sequence_group = join(config.trainer.sequence_parallel_size, self.comm_backend)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor([float(v) for v in values], dtype=torch.float64)
@@ -76,6 +79,7 @@ class Processes:
             # ends may abort the process: it lets go of a backward's Python objects, with no interpreter to take them.
             self.__dict__.pop("module", None)
             self._cpu_group = None
+            self.sequence_group = ALONE
             dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.rank0_weights import Rank0Weights
 from hwgrpo.training.strategies.pieces import Piece, shared_out, whole_pieces
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_by_norm
@@ -22,7 +23,7 @@ class Replicated(Stepping):
     module: nn.Module
     policy: PolicyModel
 
-    def wrap_reference(self, policy: PolicyModel) -> None:
+    def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         pass
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:

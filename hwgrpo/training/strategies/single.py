@@ -12,6 +12,8 @@ import torch
 from hwgrpo.config import Config
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.rank0_weights import Rank0Weights
+from hwgrpo.training.sequence_group import ALONE
 from hwgrpo.training.strategies.replicated import Replicated
 
 
@@ -21,6 +23,7 @@ class Single(Replicated):
     rank = 0
     world_size = 1
     meets_in_passes = False
+    sequence_group = ALONE
     record: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, device: torch.device, comm_backend: str) -> None:
@@ -29,7 +32,8 @@ class Single(Replicated):
     def prepare(self, config: Config) -> None:
         pass
 
-    def wrap(self, policy: PolicyModel, config: Config) -> None:
+    def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
+        assert weights is None, "it is whole on every rank"
         self.policy = self.module = policy
         self.optimizer = build_optimizer(policy, config.optim)
 

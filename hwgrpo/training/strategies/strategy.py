@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from hwgrpo.config import Config
-from hwgrpo.errors import DataError, RewardError, RunError
+from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.rank0_weights import Rank0Weights
+from hwgrpo.training.sequence_group import SequenceGroup
 from hwgrpo.training.strategies.pieces import Piece
 
 T = TypeVar("T")
@@ -30,6 +32,8 @@ class Strategy(Protocol):
     """Whether a rank holds only a part of the policy's weights, so that its forward alone finds them whole."""
     meets_in_passes: bool
     """Whether ranks wait for each other within a forward or backward pass, so that none can repeat one by itself."""
+    sequence_group: SequenceGroup
+    """The ranks that go through the same micro-batches, a part of the tokens each; known once it is prepared."""
     module: nn.Module
     """The wrapped policy; call it as `module(micro_batch, loss_fn)`."""
     optimizer: torch.optim.Optimizer
@@ -44,11 +48,17 @@ class Strategy(Protocol):
         """
         ...
 
-    def wrap(self, policy: PolicyModel, config: Config) -> None:
-        """Take the policy, on its device and whole, wrap it, and make its optimizer."""
+    def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
+        """Take the policy, wrap it, and make its optimizer.
+
+        Args:
+            policy: on its device and whole, where there are no `weights`.
+            config: the run's settings.
+            weights: where the strategy shards: what the policy is filled with, part by part.
+        """
         ...
 
-    def wrap_reference(self, policy: PolicyModel) -> None:
+    def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         """Keep a frozen copy of the policy as the policy itself is kept; it is called as it is."""
         ...
 
@@ -150,7 +160,7 @@ def together(strategy: Strategy, work: Callable[[], T]) -> T:
     result, error = None, None
     try:
         result = work()
-    except (RewardError, DataError, RunError) as failure:
+    except (ConfigError, RewardError, DataError, RunError) as failure:
         error = failure
     failures = [f for f in strategy.gather_objects(str(error) if error else None) if f is not None]
     if failures:

@@ -3,6 +3,7 @@
     applied = apply(model, modules=("rms_norm", "rotary", "swiglu", "attention"))
     applied.taken, applied.left          what was taken, and why the rest was not
     applied.undo()                       the model as it was
+    adopt(copy, applied.taken)           the same in a copy of the model, untried
 
     rms_norm.py     npu_rms_norm in RMSNorm layers
     rotary.py       npu_rotary_mul on queries and keys
@@ -17,6 +18,6 @@ the ops: torch-npu's operator documents and CANN's aclnn documents. Never run on
 """
 
 from .applied import Applied, is_fused
-from .take import MODULES, apply, reason_against
+from .take import MODULES, adopt, apply, reason_against
 
-__all__ = ["MODULES", "Applied", "apply", "is_fused", "reason_against"]
+__all__ = ["MODULES", "Applied", "adopt", "apply", "is_fused", "reason_against"]

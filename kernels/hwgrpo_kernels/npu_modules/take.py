@@ -1,7 +1,7 @@
 """Taking fused modules into a model: who could be one, a trial of each with its own inputs, and the replacement."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,28 @@ def apply(model: nn.Module, modules: Sequence[str] = MODULES, dtype: torch.dtype
             applied.undo()
             raise
     return applied
+
+
+def adopt(model: nn.Module, taken: Mapping[str, Sequence[str]]) -> None:
+    """Put fused modules where `apply` took them in another copy of a model; nothing is tried.
+
+    Args:
+        model: in whose place the copy was tried; it may be without weights.
+        taken: `Applied.taken` of the copy.
+    """
+    for kind, names in taken.items():
+        if kind == attention.NAME:
+            if names:
+                attention.replace_in(model)
+            continue
+        for module in map(model.get_submodule, names):
+            replace_forward(module, _fused_forward(kind, module))
+
+
+def _fused_forward(kind: str, module: Any) -> Callable[..., Any]:
+    if kind == rotary.NAME:
+        return rotary.forward_with(module, rotary.rotation_by_op(rotary.plain_of(module)))
+    return rms_norm.forward if kind == rms_norm.NAME else swiglu.forward_of(module)
 
 
 def _take(model: nn.Module, wanted: list[str], applied: Applied) -> None:
@@ -146,11 +168,9 @@ def _tried(kind: str, module: nn.Module, inputs: tuple[Any, ...] | None) -> tupl
     """Return the fused forward of a sub-module, and why it is not to be taken, or None."""
     if inputs is None:
         return None, NOT_MET
+    forward = _fused_forward(kind, module)
     if kind == rotary.NAME:
-        return rotary.forward_with(module, rotary.rotation_by_op(rotary.plain_of(module))), _rotary_reason(
-            module, inputs
-        )
-    forward = rms_norm.forward if kind == rms_norm.NAME else swiglu.forward_of(module)
+        return forward, _rotary_reason(module, inputs)
     if kind == rms_norm.NAME:
         with torch.no_grad():
             reason = rms_norm.reason_by_values(module, module(*inputs), *inputs)

@@ -52,6 +52,16 @@ def test_new_memory_holds_nothing_that_could_be_taken_for_a_result():
     assert (torch.empty(9, dtype=torch.int64, device="npu") == -1).all()
 
 
+def test_host_memory_that_was_pinned_is_known_as_such_and_holds_the_same():
+    plain = torch.arange(5.0)
+    pinned = plain.pin_memory()
+    assert not plain.is_pinned()
+    assert pinned.is_pinned()
+    assert pinned[2:].is_pinned()
+    assert pinned.pin_memory() is pinned
+    assert torch.equal(pinned.to("npu", non_blocking=True).cpu(), plain)
+
+
 def test_memory_is_counted_per_device_and_freed():
     gc.collect()
     before = torch.npu.memory_allocated(1)

@@ -80,6 +80,17 @@ class Collectives final : public c10d::Backend {
     return done(c10d::OpType::_REDUCE_SCATTER_BASE, {output});
   }
 
+  WorkPtr alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<int64_t>& output_sizes,
+      std::vector<int64_t>& input_sizes,
+      const c10d::AllToAllOptions& options) override {
+    auto to = host(output), from = host(input);
+    gloo_->alltoall_base(to, from, output_sizes, input_sizes, options)->wait();
+    return done(c10d::OpType::ALLTOALL_BASE, {output});
+  }
+
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     auto plain = options;
     plain.device_ids.clear();

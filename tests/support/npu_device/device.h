@@ -128,8 +128,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     TORCH_CHECK(header.mark == kMark, "this is not where a block of NPU memory begins");
     return {kNpu, header.device};
   }
-  bool isPinnedPtr(const void*) const override { return false; }
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetAllocator(c10::kCPU); }
+  bool isPinnedPtr(const void* data) const override { return pinned_memory.holds(data); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
 
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto* block = storage.unsafeGetStorageImpl();

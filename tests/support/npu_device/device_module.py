@@ -90,6 +90,10 @@ def _runtime(kind: str, chip: str, compiled: Any) -> types.ModuleType:
         return chip
 
     @api
+    def get_device_properties(device: Any = None) -> types.SimpleNamespace:
+        return types.SimpleNamespace(name=get_device_name(device), total_memory=mem_get_info(device)[1])
+
+    @api
     def is_bf16_supported() -> bool:
         return True
 
@@ -116,6 +120,14 @@ def _runtime(kind: str, chip: str, compiled: Any) -> types.ModuleType:
     @api
     def reset_peak_memory_stats(device: Any = None) -> None:
         torch.accelerator.reset_peak_memory_stats(index_of(device))
+
+    @api
+    def FloatTensor(values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=f"{kind}:{index_of()}")
+
+    @api
+    def memory_stats(device: Any = None) -> dict[str, Any]:
+        return dict(torch.accelerator.memory_stats(index_of(device)))
 
     @api
     def manual_seed_all(seed: int) -> None:

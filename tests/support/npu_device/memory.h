@@ -4,6 +4,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/impl/alloc_cpu.h>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <string>
 
 namespace npu {
@@ -155,6 +157,40 @@ inline void Memory::release(void* data) {
     memory.usage[header.device].used -= header.bytes;
   }
   std::free(base);
+}
+
+// Host memory that a device could read by itself. It is known as such, and otherwise like any other.
+struct PinnedMemory final : c10::Allocator {
+  std::mutex lock;
+  std::set<const void*> blocks;
+
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = c10::alloc_cpu(std::max<size_t>(bytes, 1));
+    const std::lock_guard<std::mutex> guard(lock);
+    blocks.insert(data);
+    return {data, data, &release, c10::Device(c10::kCPU)};
+  }
+
+  bool holds(const void* data) {
+    const std::lock_guard<std::mutex> guard(lock);
+    return blocks.count(data) > 0;
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+ private:
+  static void release(void* data);
+};
+
+inline PinnedMemory pinned_memory;
+
+inline void PinnedMemory::release(void* data) {
+  {
+    const std::lock_guard<std::mutex> guard(pinned_memory.lock);
+    pinned_memory.blocks.erase(data);
+  }
+  c10::free_cpu(data);
 }
 
 }  // namespace npu

@@ -14,7 +14,7 @@ from hwgrpo_backends.npu import BACKEND as NPU
 from hwgrpo_kernels.npu_modules import MODULES, Applied, apply
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from hwgrpo.training import build
+from hwgrpo.training import models
 
 OPS = {
     "rms_norm": "npu_rms_norm",
@@ -87,14 +87,14 @@ def test_a_step_of_training_runs_through_them_and_trains_what_the_cpu_trains(
     monkeypatch.setenv("HWGRPO_CACHE", os.environ.get("HWGRPO_CACHE", str(tmp_path / "cache")))
     runs.run(tmp_path / "cpu", *STEP, backend=CPU)
     taken: list[Applied] = []
-    plain = build.load_policy
+    plain = models.load_policy
 
     def load_policy(*given: Any) -> Any:
         policy = plain(*given)
         taken.append(apply(policy.model))
         return policy
 
-    monkeypatch.setattr(build, "load_policy", load_policy)
+    monkeypatch.setattr(models, "load_policy", load_policy)
     before = dict(virtual_ascend.calls)
     runs.run(tmp_path / "npu", *STEP, backend=NPU)
     [applied] = taken

@@ -1,0 +1,117 @@
+"""The tiny recipe's curve under every strategy: the same run of one process, and of two that share it in several ways.
+
+    python benchmarks/curves.py --output benchmarks/results/curves.csv
+    python benchmarks/curves.py --server-python VLLM_ENV/bin/python --output benchmarks/results/curves_vllm.csv
+
+Every way trains `tiny_sort` in fp32 with the same seed, one after another, as `hwgrpo train` would. The local engine
+draws by a hash of seed, prompt and position, and vLLM is given a seed with each prompt, so that ways differ by rounding
+alone, until a draw falls on the other side of a boundary: the table says how long all rewards were those of the first
+way, and how far apart the losses were by then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ZERO = "trainer.strategy=deepspeed"
+WAYS: dict[str, list[str]] = {
+    "single": ["trainer.strategy=single"],
+    "ddp": ["trainer.strategy=ddp"],
+    "fsdp2": ["trainer.strategy=fsdp2"],
+    **{f"zero-{stage}": [ZERO, f"trainer.deepspeed.stage={stage}"] for stage in (1, 2, 3)},
+}
+VLLM = [
+    "rollout.engine=vllm_server",
+    "rollout.kv_cache_gb=0.5",
+    "rollout.engine_kwargs={block_size: 32}",
+    "model.path=builtin://tiny?task=sort&head=32",  # vLLM has no attention on a CPU for heads of 16
+]
+COLUMNS = {
+    "reward": "reward",
+    "loss": "actor/loss",
+    "grad_norm": "actor/grad_norm",
+    "entropy": "entropy",
+    "response_length": "response_length/mean",
+}
+"""Columns of the results, and the metrics they are."""
+GREEDY = "val-core/task://sort/reward/greedy"
+Curve = list[dict[str, float]]
+
+
+def main() -> None:
+    """Train, write the curves, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=list(WAYS))
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--server-python", help="sample by a vLLM server from this Python, not by the local engine")
+    parser.add_argument("--output", required=True, help="CSV file that the curves are written to")
+    args = parser.parse_args()
+    server = [] if args.server_python is None else [*VLLM, f"rollout.server.python={args.server_python}"]
+    curves: dict[str, Curve] = {}
+    learned: dict[str, tuple[float, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way in args.ways:
+            print(f"training: {way}", file=sys.stderr, flush=True)
+            curves[way], learned[way] = train(Path(folder) / way, way, args.steps, server)
+            write(args.output, curves)  # a way that fails takes none of those before it along
+    print(table(curves, learned))
+
+
+def write(file: str, curves: dict[str, Curve]) -> None:
+    """Write a row for each way and step."""
+    with open(file, "w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, ["way", "step", *COLUMNS], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"way": way, **row} for way, curve in curves.items() for row in curve)
+
+
+def train(output: Path, way: str, steps: int, more: Sequence[str]) -> tuple[Curve, tuple[float, float]]:
+    """Return a run's curve, and its greedy accuracy on held-out prompts before and after."""
+    settings = [
+        "model.dtype=float32",
+        f"trainer.max_steps={steps}",
+        "trainer.save_every=0",
+        "data.validation_max_rows=256",
+        "observe.loggers=[jsonl]",
+        "observe.progress=none",
+        f"trainer.output_dir={output}",
+    ]
+    ranks = [] if way == "single" else ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    words = [sys.executable, "-m", *ranks, "hwgrpo", "train", "tiny_sort", *WAYS[way], *settings, *more]
+    subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    greedy = [line[GREEDY] for line in lines if GREEDY in line]
+    names = {"step": "step", **COLUMNS}
+    curve = [{column: line[name] for column, name in names.items()} for line in lines if "reward" in line]
+    return curve, (greedy[0], greedy[-1])
+
+
+def table(curves: dict[str, Curve], learned: dict[str, tuple[float, float]]) -> str:
+    """Return what the curves have in common with the first, as Markdown."""
+    first = next(iter(curves.values()))
+    shown = "| way | steps with the same rewards | losses apart until then | reward, first and last 5 steps | greedy |"
+    lines = [shown, "|---|---|---|---|---|"]
+    for way, curve in curves.items():
+        pairs = list(zip(curve, first, strict=True))
+        same = next((i for i, (ours, theirs) in enumerate(pairs) if ours["reward"] != theirs["reward"]), len(pairs))
+        apart = max((abs(ours["loss"] - theirs["loss"]) for ours, theirs in pairs[:same]), default=0.0)
+        rewards = [sum(row["reward"] for row in part) / len(part) for part in (curve[:5], curve[-5:])]
+        before, after = learned[way]
+        lines.append(
+            f"| {way} | {same} of {len(curve)} | {apart:.1e} | {rewards[0]:.3f}, {rewards[1]:.3f} | "
+            f"{before:.3f} to {after:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

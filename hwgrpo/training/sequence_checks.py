@@ -1,0 +1,75 @@
+"""Whether ranks may share a model's sequences: what its configuration says before it is loaded, and a trial after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.config import Config
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.choices import AttentionChoice, layers_beyond_attention
+from hwgrpo.training.layout_check import PADDING_TOLERANCE, obstacle_to
+from hwgrpo.training.layouts import Layout
+from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.sequence_group import SequenceGroup
+from hwgrpo.training.update import loss_spec
+
+ROPES_OF_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings that depend on how long a sequence is, which a rank with the first of its tokens cannot see."""
+
+
+def check_sequence_parallel(config: Config, model_config: Any, attention: AttentionChoice) -> None:
+    """Check by a model's configuration that `trainer.sequence_parallel_size` ranks can share its sequences.
+
+    Args:
+        config: the run's settings.
+        model_config: the transformers configuration of the model.
+        attention: the implementation chosen.
+
+    Raises:
+        ConfigError: its heads or its layers do not allow it, or the loss does not.
+    """
+    size = config.trainer.sequence_parallel_size
+    if size == 1:
+        return
+    text = model_config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    beyond = layers_beyond_attention(text)
+    if beyond:
+        raise _refused(size, f"tokens of a {text.model_type} model meet by more than attention ({', '.join(beyond)})")
+    if not heads or heads % size:
+        fitting = [divisor for divisor in range(2, size) if (heads or 1) % divisor == 0]
+        use = f"{' or '.join(map(str, fitting))}, or 1" if fitting else "1"
+        raise _refused(size, f"it does not divide the model's {heads or 'unknown number of'} attention heads", use)
+    ropes = sorted(_rope_types(getattr(text, "rope_parameters", None)) & set(ROPES_OF_LENGTH))
+    if ropes:
+        raise _refused(size, f"rotary embeddings of the model depend on the sequence's length ({', '.join(ropes)})")
+    if attention.loaded_as != "sdpa":
+        raise _refused(size, f"{attention.line}: only one that takes masks as sdpa does exchanges heads for tokens")
+    if build_loss(loss_spec(config)).scope == "batch":
+        raise _refused(size, f"algorithm.loss.name={config.algorithm.loss.name!r} compares all tokens of a micro-batch")
+
+
+def prove_sequence_parallel(policy: PolicyModel, layout: Layout, group: SequenceGroup) -> None:
+    """Try on a few tokens that hidden states are those of one rank alone; all ranks of the group call it together.
+
+    Raises:
+        ConfigError: they are not, or the model does not let its attention be replaced.
+    """
+    if group.size == 1:
+        return
+    obstacle = obstacle_to(policy, layout, group, tolerance=PADDING_TOLERANCE)
+    if obstacle is not None:
+        raise _refused(group.size, f"{type(policy.base).__name__}: {obstacle}")
+
+
+def _rope_types(parameters: Any) -> set[str]:
+    """Return the kinds of rotary embeddings; models with several kinds of layers have one dict for each."""
+    if not isinstance(parameters, dict):
+        return set()
+    own = parameters.get("rope_type")
+    return {own} if isinstance(own, str) else {kind for each in parameters.values() for kind in _rope_types(each)}
+
+
+def _refused(size: int, why: str, use: str = "1") -> ConfigError:
+    return ConfigError(f"trainer.sequence_parallel_size={size}: {why}; use trainer.sequence_parallel_size={use}")

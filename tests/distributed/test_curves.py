@@ -1,0 +1,59 @@
+"""The tiny recipe trains to the same curve, whatever the strategy; benchmarks/curves.py has all of it, for a reader."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from deepspeed_package import with_deepspeed
+from launch import ROOT
+
+STEPS = 16
+WAYS = {
+    "ddp": ["trainer.strategy=ddp"],
+    "fsdp2": ["trainer.strategy=fsdp2"],
+    **{f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)},
+}
+WORDS = (
+    "model.dtype=float32",
+    f"trainer.max_steps={STEPS}",
+    "trainer.prompts_per_step=32",
+    "trainer.save_every=0",
+    "data.validation_max_rows=8",
+    "observe.loggers=[jsonl]",
+    "observe.progress=none",
+)
+Curve = list[dict[str, Any]]
+pytestmark = pytest.mark.slow
+
+
+def trained(folder: Path, ranks: int, ways: dict[str, list[str]]) -> dict[str, Curve]:
+    """Return the metrics of the steps of each way, on processes that are started once."""
+    each = [["tiny_sort", *WORDS, *words, f"trainer.output_dir={folder / way}"] for way, words in ways.items()]
+    done = with_deepspeed(ranks, str(ROOT / "tests/support/train_worker.py"), "gloo", json.dumps(each))
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return {way: [line for line in runs.metrics(folder / way) if "reward" in line] for way in ways}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Curve:
+    return trained(tmp_path_factory.mktemp("one"), 1, {"single": ["trainer.strategy=single"]})["single"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Curve]:
+    return trained(tmp_path_factory.mktemp("two"), 2, WAYS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_draw_the_curve_of_one(way: str, alone: Curve, shared: dict[str, Curve]):
+    assert len(alone) == STEPS
+    rewards = [line["reward"] for line in alone]
+    assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + 0.2, "a curve that does not rise compares nothing"
+    for step, (ours, theirs) in enumerate(zip(shared[way], alone, strict=True), start=1):
+        for name in ("reward", "response_length/mean"):
+            assert ours[name] == theirs[name], (step, name, "some responses are others")
+        for name in ("actor/loss", "actor/kl_loss", "entropy"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-6), (step, name)
+        assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=2e-4), step

@@ -1,0 +1,128 @@
+"""Ranks that share the tokens of sequences (trainer.sequence_parallel_size) give what one process gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+import torch.distributed as dist
+from hwgrpo_backends.cpu import BACKEND
+from ranks import forked
+from safetensors.torch import load_file
+from sequence_cases import CASES, kept_bytes, run_all, run_case
+from tiny import tiny_llama
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.training import build, models
+from hwgrpo.training.layouts import BRANCHED, PADDED
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.sequence_checks import prove_sequence_parallel
+from hwgrpo.training.sequence_group import join
+from hwgrpo.training.strategies.single import Single
+
+Results = dict[str, torch.Tensor]
+WAYS = {2: [("ddp", 2), ("fsdp2", 2)], 4: [("ddp", 4), ("fsdp2", 2), ("fsdp2", 4)]}
+"""Ranks -> strategies and sizes of groups."""
+TITLES = {2: list(CASES), 4: ["padded", "packed", "branched", "a loss of sequences", "window", "LoRA"]}
+"""Ranks -> cases. With two groups a router loss is none to compare: each has a micro-batch, and a loss, of its own."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory):
+    known: dict[int, Path] = {}
+
+    def of(ranks: int, name: str, size: int, case: str) -> Results:
+        if ranks not in known:
+            known[ranks] = tmp_path_factory.mktemp("out")
+            assert forked(ranks, lambda rank: run_all(known[ranks], WAYS[ranks], TITLES[ranks])) == [0] * ranks
+        return load_file(known[ranks] / f"{name} {size} {case}")
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process gives, by case."""
+    known: dict[str, Results] = {}
+
+    def of(case: str) -> Results:
+        if case not in known:
+            known[case] = run_case(Single(torch.device("cpu"), "gloo"), CASES[case], 1)
+        return known[case]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "size", "case"),
+    [(ranks, *way, case) for ranks, ways in WAYS.items() for way in ways for case in TITLES[ranks]],
+)
+def test_ranks_that_share_sequences_update_as_one_does(ranks: int, name: str, size: int, case: str, alone, found):
+    shared, one = found(ranks, name, size, case), alone(case)
+    assert {"loss", "norm", "met", "scored", "some scored", "reference"} < one.keys() == shared.keys()
+    assert float(one["norm"]) > 1e-3
+    fed, fed_alone = shared.pop("tokens fed").view(-1, size), one["tokens fed"]
+    assert torch.equal(fed, fed[:, :1].expand_as(fed)), "ranks of a group go through the same micro-batches"
+    assert float(fed.sum()) < 1.5 * float(fed_alone), "each with a part of the tokens"
+    for key in shared:
+        true = one[key]
+        assert shared[key].shape == true.shape, key
+        error = (shared[key].double() - true.double()).norm() / true.double().norm().clamp_min(1e-12)
+        assert error < CASES[case].tolerance, f"{key}: {error:.2e}"
+
+
+def test_what_a_pass_keeps_for_its_backward_is_shared_out(tmp_path: Path):
+    def body(rank: int) -> None:
+        dist.init_process_group("gloo")
+        (tmp_path / str(rank)).write_text(str(kept_bytes(2, rank)))
+        dist.destroy_process_group()
+
+    assert forked(2, body) == [0, 0]
+    whole = kept_bytes(1)
+    for rank in range(2):
+        share = int((tmp_path / str(rank)).read_text()) / whole
+        assert 0.45 < share < 0.6, share
+
+
+def test_a_model_in_which_tokens_meet_beside_attention_is_refused_on_every_rank():
+    def body(rank: int) -> None:
+        dist.init_process_group("gloo")
+        group = join(2, "gloo")
+        policy = PolicyModel(tiny_llama(), compute_dtype=torch.float32, options=HeadOptions())
+        for layout in (PADDED, BRANCHED):
+            prove_sequence_parallel(policy, layout, group)
+        layer = policy.base.model.layers[1]
+        # each token takes something of the one before it, as a convolution does
+        layer.mlp.register_forward_hook(lambda _, given, output: output + 0.5 * given[0].roll(1, dims=1))
+        with pytest.raises(ConfigError, match=r"sequence_parallel_size=2: LlamaForCausalLM: .* would differ by"):
+            prove_sequence_parallel(policy, PADDED, group)
+        dist.destroy_process_group()
+
+    assert forked(2, body) == [0, 0]
+
+
+def test_a_run_refuses_before_the_model_is_loaded_and_tries_the_model_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each rank finds the same, so that none is left waiting."""
+
+    def loaded(*given: Any) -> Any:
+        raise AssertionError("loaded")
+
+    def tried(*given: Any) -> None:
+        raise ConfigError("tried")
+
+    def body(rank: int) -> None:
+        dist.init_process_group("gloo")
+        shared = ("trainer.strategy=ddp", "trainer.sequence_parallel_size=2")
+        eager, usual = (runs.small(tmp_path / "run", *shared, *more) for more in (("model.attention=eager",), ()))
+        monkeypatch.setattr(models, "prove_sequence_parallel", tried)
+        with pytest.raises(ConfigError, match="tried"):
+            build.build_run(usual, BACKEND, rank, 2)
+        monkeypatch.setattr(models, "load_policy", loaded)
+        with pytest.raises(ConfigError, match="parallel_size=2: attention eager"):
+            build.build_run(eager, BACKEND, rank, 2)
+        dist.destroy_process_group()
+
+    assert forked(2, body) == [0, 0]

@@ -1,0 +1,60 @@
+"""A policy cut over two simulated NPUs by DeepSpeed, and one with its parts on the host, train as whole ones on CPUs.
+
+test_training.py has the same for FSDP2 with its parts on the NPUs.
+"""
+
+import json
+from pathlib import Path
+
+import deepspeed_package
+import pytest
+import simulated_npu
+from launch import ROOT, torchrun
+from npu_runs import RECIPE, WORDS, Written, assert_same, read
+
+ZERO = {stage: ("trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}") for stage in (1, 2, 3)}
+OPTIMIZER, PARAMETERS = "trainer.deepspeed.offload_optimizer=true", "trainer.deepspeed.offload_parameters=true"
+WAYS = {f"zero-{stage}": words for stage, words in ZERO.items()} | {
+    "zero-2, optimizer on the host": (*ZERO[2], OPTIMIZER),
+    "zero-3, all on the host": (*ZERO[3], OPTIMIZER, PARAMETERS),
+    "fsdp2, all on the host": ("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"),
+}
+STEPS = 4
+pytestmark = pytest.mark.slow
+
+
+def trained(folder: Path, ways: dict[str, tuple[str, ...]], comm: str, npus: int) -> dict[str, Written]:
+    """Return what runs of each way on two processes wrote; the processes are started once."""
+    shared = (*WORDS, f"trainer.max_steps={STEPS}")
+    each = [[RECIPE, *shared, *words, f"trainer.output_dir={folder / way}"] for way, words in ways.items()]
+    done = torchrun(
+        2,
+        *(str(ROOT / "tests/support/train_worker.py"), comm, json.dumps(each)),
+        packages=[simulated_npu.packages(), *deepspeed_package.folders()] if npus else [],
+        SIMULATED_NPU_DEVICES=str(npus),
+        ASCEND_HOME_PATH=str(folder),  # DeepSpeed looks for CANN there as it starts
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return {way: read(folder / way) for way in ways}
+
+
+@pytest.fixture(scope="module")
+def on_cpus(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return trained(tmp_path_factory.mktemp("cpu"), {"ddp": ("trainer.strategy=ddp",)}, "gloo", 0)["ddp"]
+
+
+@pytest.fixture(scope="module")
+def on_npus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+    return trained(tmp_path_factory.mktemp("npu"), WAYS, "hccl", 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_policy_cut_over_two_npus_trains_as_whole_ones_on_cpus(
+    way: str, on_npus: dict[str, Written], on_cpus: Written
+):
+    device = on_npus[way].environment
+    assert (on_cpus.environment["backend"], device["backend"], device["device"]) == ("cpu", "npu", "Ascend910B3")
+    assert ("deepspeed" in device) == way.startswith("zero")
+    assert len(on_npus[way].metrics) == len(on_cpus.metrics) == STEPS + 2
+    assert max(abs(line.get("actor/pg_loss", 0)) for line in on_cpus.metrics) > 1e-4, "nothing changes"
+    assert_same(on_npus[way], on_cpus)
