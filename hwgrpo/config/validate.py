@@ -342,6 +342,12 @@ def _check_rollout(config: Config) -> None:
             f"{longest}, or leave it out"
         )
     _check_server(r)
+    lora = config.model.lora
+    if r.server.transfer == "group" and (lora.rank or lora.adapter):
+        raise ConfigError(
+            f"rollout.server.transfer='group' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
+            "an adapter goes to the server through a folder; leave rollout.server.transfer out"
+        )
 
 
 def _check_sglang(config: Config) -> None:

@@ -46,16 +46,19 @@ class WeightsGroup:
         self._client, self._workers, self._seconds = client, workers, seconds
         self._transfers = 0
         self.name = f"hwgrpo-weights-{secrets.token_hex(8)}"
-        host, listening = _listen(client.url)
-        port = listening.getsockname()[1]
-        self._store = dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-            timeout=timedelta(seconds=seconds),
-        )
+        try:
+            host, listening = _listen(client.url)
+            port = listening.getsockname()[1]
+            self._store = dist.TCPStore(
+                host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+                timeout=timedelta(seconds=seconds),
+            )
+        except (OSError, RuntimeError) as error:  # torch's own are RuntimeErrors
+            raise GroupProblem(f"the server's workers have no place to meet this process at: {error}") from error
         times = {"patience": min(PATIENCE, seconds), "seconds": seconds}
         order = {"name": self.name, "size": 1 + workers, "backend": backend, **times}
         with self._asked(GROUP_ROUTE, {**order, "host": host, "port": port}, "here") as asked, _told(asked):

@@ -10,6 +10,7 @@ import torch
 from fake_server import TOKEN, FakeServer, FakeWorkers
 from safetensors.torch import load_file
 from served import SAMPLING, batch, parts_for
+from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.server_engine import ServerEngine
@@ -94,7 +95,8 @@ def test_a_worker_that_fails_in_a_transfer_is_noticed_at_once_and_told(make, ser
     if way == "dies":
         server.workers = FakeWorkers(2)
         request.addfinalizer(server.workers.close)
-    engine = make("rollout.server.retries=0", "rollout.server.start_timeout=2")
+    patient = "rollout.server.request_timeout=300"
+    engine = make("rollout.server.retries=0", "rollout.server.start_timeout=2", patient)
     set_weights(engine, 0.5)
     if way == "dies":
         server.receive = "die"
@@ -104,7 +106,7 @@ def test_a_worker_that_fails_in_a_transfer_is_noticed_at_once_and_told(make, ser
     told = r"did not take weights 1: .*" + ("no room for" if way == "fails to load" else "it died|broke")
     with pytest.raises(RunError, match=told):
         engine.update_weights(1)
-    assert time.monotonic() - began < 10, "nobody waits for the time that requests may take (20 s)"
+    assert time.monotonic() - began < 150, "nobody waits for the time that requests may take (300 s)"
 
 
 def test_after_a_failed_transfer_another_group_takes_the_same_weights(make, server):
@@ -130,10 +132,8 @@ def test_after_a_failed_transfer_another_group_takes_the_same_weights(make, serv
 def test_workers_that_do_not_come_are_waited_for_no_longer_than_a_request_may_take(make, server):
     engine = make("rollout.server.retries=0", "rollout.server.request_timeout=2")
     server.receive = "set_fails"  # they do something else
-    began = time.monotonic()
-    with pytest.raises(RunError, match="did not take weights 1"):
+    with pytest.raises(RunError, match=r"did not take weights 1.*did not come to the group within 2 s"):
         engine.update_weights(1)
-    assert time.monotonic() - began < 15
 
 
 OFFERS = {
@@ -158,6 +158,23 @@ def test_auto_takes_the_group_where_both_have_the_same_library(make, server):
     engine = make("rollout.server.transfer=auto")
     assert server.group is not None
     assert any("process group" in note for note in engine.notes)
+
+
+def test_where_there_is_no_place_to_meet_auto_takes_a_folder(make, monkeypatch):
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise OSError("Cannot assign requested address")
+
+    monkeypatch.setattr("socket.create_server", refuse)
+    engine = make("rollout.server.transfer=auto")
+    assert any("through a folder" in note and "Cannot assign requested address" in note for note in engine.notes)
+
+
+@pytest.mark.parametrize("setting", ["model.lora.rank=4", "rollout.server.weights_dir=/somewhere"])
+def test_what_goes_through_a_folder_alone_is_refused_with_group(setting: str):
+    with pytest.raises(
+        ConfigError, match=re.escape(setting.partition("=")[0]) + r".*transfer='group'|transfer='group'"
+    ):
+        settings("rollout.engine=vllm_server", "rollout.server.transfer=group", setting)
 
 
 def test_the_meeting_point_is_no_address_that_others_reach(server):

@@ -60,6 +60,10 @@ class FakeWorkers:
         if problem:
             raise RuntimeError(problem)
 
+    def weights(self) -> dict[str, Any]:
+        """Return what they have received."""
+        return in_files(self.files)
+
     def close(self) -> None:
         for process in self._processes:
             process.kill()
@@ -78,10 +82,10 @@ class FakeServer:
     Args:
         port: 0 takes a free one.
         token: that requests must carry.
-        workers: that receive weights through a group; they outlive the server.
+        workers: `FakeWorkers` or the like, which receive weights through a group; they outlive the server.
     """
 
-    def __init__(self, port: int = 0, token: str = TOKEN, workers: FakeWorkers | None = None) -> None:
+    def __init__(self, port: int = 0, token: str = TOKEN, workers: Any = None) -> None:
         self.token = token
         self.workers = workers
         self.offer: dict[str, Any] = {"library": "gloo", "workers": workers.count} if workers else {}
@@ -113,10 +117,6 @@ class FakeServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    def answer(self, asked: dict[str, Any]) -> Any:
-        """Return a good answer to a request for samples."""
-        return good(asked)
-
     def close(self) -> None:
         """Stop listening; what hangs is let go."""
         self.released.set()
@@ -124,11 +124,17 @@ class FakeServer:
         self._server.server_close()
 
     def take(self, order: dict[str, Any]) -> None:
-        """Take the weights of a folder, or what workers have received."""
-        files = sorted(Path(order["folder"]).glob("*.safetensors")) if "folder" in order else self.workers.files
-        self.weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        """Take the weights of a folder, or those that the workers have received."""
+        if "folder" in order:
+            self.weights = in_files(sorted(Path(order["folder"]).glob("*.safetensors")))
+        else:
+            self.weights = self.workers.weights()
         self.version = order["version"]
         self.taken.append(self.version)
+
+    def answer(self, asked: dict[str, Any]) -> Any:
+        """Return what a request for samples is answered with."""
+        return good(asked)
 
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
@@ -200,6 +206,11 @@ class FakeServer:
             str(fault), json.dumps(answer).encode()
         )
         _send(request, 500 if fault == "status 500" else 200, text, version=str(self.version))
+
+
+def in_files(files: list[Path]) -> dict[str, Any]:
+    """Return the tensors of safetensors files."""
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def sample(index: int, most: int) -> tuple[list[int], list[float]]:

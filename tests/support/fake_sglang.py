@@ -12,8 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from fake_server import FakeServer, _send, sample
-from safetensors.torch import load_file
+from fake_server import FakeServer, _send, in_files, sample
 
 TAKES = {
     "/generate": {"input_ids", "sampling_params", "return_logprob"},
@@ -88,12 +87,11 @@ class FakeSglang(FakeServer):
             return self._misbehave(request, asked, self.faults.pop(0) if self.faults else None)
         self.events.append(request.path)
         if request.path == "/update_weights_from_disk":
-            files = sorted(Path(asked["model_path"]).glob("*.safetensors"))
             success = self.faults[:1] != ["weights"]
             if not success:
                 del self.faults[0]
                 return _send(request, 400, json.dumps({"success": False, "message": "Rolling back"}).encode())
-            self.weights = {name: tensor for file in files for name, tensor in load_file(file).items()}
+            self.weights = in_files(sorted(Path(asked["model_path"]).glob("*.safetensors")))
             self.version = int(asked["weight_version"])
             self.taken.append(self.version)
             return _send(request, 200, json.dumps({"success": True, "message": "", "num_paused_requests": 0}).encode())

@@ -12,32 +12,74 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from http.server import BaseHTTPRequestHandler
+import threading
 from pathlib import Path
 from typing import Any
 
 import torch
+from fake_server import FakeServer
 from launch import ROOT
-from model_server import ModelServer
 
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.local import LocalEngine
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
+from hwgrpo.values import Prompt, PromptBatch
 
 
-class LocalServer(ModelServer):
-    """Is of no use until it was given weights; see `ModelServer`."""
+class LocalServer(FakeServer):
+    """Answers with samples of a model, which is of no use until it was given weights.
 
-    def __init__(self, path: str, port: int, token: str) -> None:
-        super().__init__(path, port, token)
+    Args:
+        folder: of the model.
+        port: where it listens.
+        token: that requests must carry.
+    """
+
+    def __init__(self, folder: str, port: int, token: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._engine = LocalEngine(
+            self._model, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, max_sequences=64
+        )
         for parameter in self._model.parameters():
             torch.nn.init.zeros_(parameter)
+        self._one_at_a_time = threading.Lock()
+        super().__init__(port, token)
 
-    def answer(self, asked: dict[str, Any]) -> Any:
-        self._hold()
-        return super().answer(asked)
-
-    def _order(self, request: BaseHTTPRequestHandler, order: dict[str, Any]) -> None:
-        super()._order(request, order)
+    def take(self, order: dict[str, Any]) -> None:
+        with self._one_at_a_time:
+            super().take(order)
+            unknown = self._model.load_state_dict(self.weights, strict=False).unexpected_keys
+            assert not unknown, unknown
+            self._engine.update_weights(self.version)
         print(f"weights {self.version}", flush=True)
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self._hold()
+        prompt = Prompt(uid="", text="", token_ids=tuple(asked["prompt"]), ground_truth=None, columns={})
+        sampling = Sampling(
+            n=asked["n"],
+            max_response_tokens=asked["max_tokens"],
+            temperature=asked["temperature"] or 1.0,
+            greedy=not asked["temperature"],
+            stop_token_ids=tuple(asked["stop_token_ids"]),
+            seed=asked["seed"],
+        )
+        with self._one_at_a_time:
+            found = self._engine.generate(PromptBatch((prompt,)), sampling)
+        choices = []
+        for index, (first, end) in enumerate(zip(found.offsets[:-1], found.offsets[1:], strict=True)):
+            choices.append(
+                {
+                    "index": index,
+                    "token_ids": found.tokens[first:end].tolist(),
+                    "logprobs": {"token_logprobs": found.logprobs[first:end].tolist()},
+                    "finish_reason": "stop" if found.finished[index] else "length",
+                }
+            )
+        return {"choices": choices}
 
     def _hold(self) -> None:
         file = os.environ.get("HOLD_FILE")
