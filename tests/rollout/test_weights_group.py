@@ -90,6 +90,29 @@ def test_a_server_that_has_lost_its_weights_and_its_group_gets_those_of_before_a
     assert server.taken == [0, 1, 1]
 
 
+def test_a_server_that_has_started_anew_is_met_in_a_new_group_at_the_first_try(make, server):
+    engine = make("rollout.server.retries=0", "rollout.server.start_timeout=2")
+    server.group = None
+    engine.update_weights(1)
+    assert server.version == 1
+
+
+def test_weights_that_nobody_takes_are_made_to_the_end_for_the_sake_of_other_ranks(make, server, monkeypatch):
+    engine = make("rollout.server.retries=0", "rollout.server.start_timeout=2")
+    names = [name for name, _ in engine._parts.weights.whole()]
+    whole, made = engine._parts.weights.whole, []
+    monkeypatch.setattr(engine._parts.weights, "whole", lambda: (made.append(pair[0]) or pair for pair in whole()))
+
+    def refuse(method: str, *arguments: Any) -> None:
+        raise RuntimeError("no workers")
+
+    monkeypatch.setattr(server.workers, "call", refuse)
+    server.group = None
+    with pytest.raises(RunError, match="no workers"):
+        engine.update_weights(1)
+    assert made == names
+
+
 @pytest.mark.parametrize("way", ["fails to load", "dies"])
 def test_a_worker_that_fails_in_a_transfer_is_noticed_at_once_and_told(make, server, way: str, request):
     if way == "dies":
