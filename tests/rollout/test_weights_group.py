@@ -92,6 +92,7 @@ def test_a_server_that_has_lost_its_weights_and_its_group_gets_those_of_before_a
 
 def test_a_server_that_has_started_anew_is_met_in_a_new_group_at_the_first_try(make, server):
     engine = make("rollout.server.retries=0", "rollout.server.start_timeout=2")
+    server.workers.call("hwgrpo_leave_group")
     server.group = None
     engine.update_weights(1)
     assert server.version == 1
