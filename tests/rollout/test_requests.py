@@ -11,7 +11,7 @@ from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout import vllm_engine
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.requests import Answer, completions_of, requests_of
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import stored_weights
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import stored_weights
 from hwgrpo.rollout.weights_folder import WeightsFolder
 from hwgrpo.values import Prompt, PromptBatch
 
