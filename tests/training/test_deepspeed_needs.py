@@ -15,6 +15,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.training.strategies import deepspeed_needs
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.deepspeed_needs import check_needs, quietly
+from hwgrpo.training.strategies.fsdp2 import Fsdp2
 
 CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")
 
@@ -97,6 +98,13 @@ def test_offload_on_a_cpu_is_refused(key: str):
     words = ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=3", f"trainer.deepspeed.{key}=true"]
     with pytest.raises(ConfigError, match=f"trainer.deepspeed.{key}=true: on a CPU .* leave it out"):
         strategy.prepare(settings(*words))
+
+
+def test_offload_of_fsdp2_on_a_cpu_is_refused_as_well():
+    strategy = Fsdp2.__new__(Fsdp2)
+    strategy.device = CPU
+    with pytest.raises(ConfigError, match=r"trainer\.fsdp2\.offload=true: on a CPU .* leave it out"):
+        strategy.prepare(settings("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"))
 
 
 def test_what_is_printed_while_it_starts_is_kept_back_but_for_warnings(capfd: pytest.CaptureFixture[str]):

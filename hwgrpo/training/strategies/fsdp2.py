@@ -44,12 +44,15 @@ class Fsdp2(Processes, Stepping):
     module: nn.Module
     policy: PolicyModel
 
-    def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
-        settings = config.trainer.fsdp2
-        if settings.offload and self.device.type == "cpu":
+    def prepare(self, config: Config) -> None:
+        if config.trainer.fsdp2.offload and self.device.type == "cpu":
             raise ConfigError(
                 "trainer.fsdp2.offload=true: on a CPU parameters are in host memory already; leave it out"
             )
+        super().prepare(config)
+
+    def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
+        settings = config.trainer.fsdp2
         self._mesh = init_device_mesh(self.device.type, (self.world_size,))
         self._options: dict[str, Any] = {
             "mesh": self._mesh,
