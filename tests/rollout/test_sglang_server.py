@@ -136,14 +136,15 @@ def test_a_server_that_comes_back_without_weights_gets_the_current_ones_and_the_
     assert back[0].taken == [3]
 
 
-def test_weights_that_it_does_not_take_are_sent_again(make, server):
+@pytest.mark.parametrize("fault", ["weights", "weights, politely"])
+def test_weights_that_it_does_not_take_are_sent_again(make, server, fault: str):
     engine = make()
-    server.faults = ["weights"]
+    server.faults = [fault]
     engine.update_weights(1)
     assert server.taken == [0, 1]
     engine.close()
     strict = make("rollout.server.retries=0", "rollout.server.start_timeout=2")
-    server.faults = ["weights"]
+    server.faults = [fault]
     with pytest.raises(RunError, match=r"did not take weights 2: .*Rolling back"):
         strict.update_weights(2)
 

@@ -87,10 +87,10 @@ class FakeSglang(FakeServer):
             return self._misbehave(request, asked, self.faults.pop(0) if self.faults else None)
         self.events.append(request.path)
         if request.path == "/update_weights_from_disk":
-            success = self.faults[:1] != ["weights"]
-            if not success:
+            refused = {"weights": 400, "weights, politely": 200}.get(str(self.faults[0]) if self.faults else "")
+            if refused:
                 del self.faults[0]
-                return _send(request, 400, json.dumps({"success": False, "message": "Rolling back"}).encode())
+                return _send(request, refused, json.dumps({"success": False, "message": "Rolling back"}).encode())
             self.weights = in_files(sorted(Path(asked["model_path"]).glob("*.safetensors")))
             self.version = int(asked["weight_version"])
             self.taken.append(self.version)
