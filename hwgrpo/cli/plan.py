@@ -171,11 +171,6 @@ def text(plan: ScalePlan) -> str:
         "",
         *_table(plan.chips),
     ]
-    if any(chip.fits and not chip.starts for chip in plan.chips):
-        lines += [
-            "(1) fits once it runs, but cannot be started: every process puts the whole model on its device in fp32",
-            "    before it is cut",
-        ]
     misfits = [chip for chip in plan.chips if chip.instead]
     if misfits:
         lines += ["", "what would fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
@@ -208,7 +203,7 @@ def _table(chips: Sequence[OnChip]) -> list[str]:
     heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
     lines = [f"{'chip':<{width}}  {'memory':>8}  {'needed':>9}  fits{heads}{'step':>{COLUMN}}"]
     for chip in chips:
-        fits = "?" if chip.fits is None else "no" if not chip.fits else "yes" if chip.starts else "(1)"
+        fits = "?" if chip.fits is None else "yes" if chip.fits else "no"
         limit = "?" if chip.limit is None else _size(chip.limit, 0)
         times = "".join(f"{_time(chip.seconds[phase]):>{COLUMN}}" for phase in PHASES)
         needed = _size(chip.memory.peak)

@@ -92,19 +92,14 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     adapters = shape.trainable if uses_lora(config.model.lora) else 0
     rollout_dtype = rollout_dtype_of(config, work.dtype)
     size = work.dtype.itemsize
-    masters = sharding.masters is not None
-    wide = size if masters else 4
+    stored = work.dtype if sharding.narrow else torch.float32
     parameters = {
-        f"parameters ({_named(work.dtype if masters else torch.float32)})": wide
-        * (shape.parameters + adapters)
-        // sharding.parameters
+        f"parameters ({_named(stored)})": stored.itemsize * (shape.parameters + adapters) // sharding.parameters
     }
     moments = {"AdamW moments": 8 * shape.trainable // sharding.moments}
     if sharding.masters is not None:
         moments["masters (fp32)"] = 4 * shape.trainable // sharding.masters
-    gradients = {
-        f"gradients ({_named(work.dtype if masters else torch.float32)})": wide * shape.trainable // sharding.gradients
-    }
+    gradients = {"gradients (fp32)": 4 * shape.trainable // sharding.gradients}
     always: dict[str, int] = {}
     update: dict[str, int] = {}
     host: dict[str, int] = {}
@@ -113,7 +108,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if config.algorithm.kl.coef and not adapters:
         reference = {"reference model": 4 * shape.parameters // sharding.parameters}
         (host if sharding.offloads_parameters else always).update(reference)
-    if work.samples and (rollout_dtype != torch.float32 or not sharding.whole or masters):
+    if work.samples and (rollout_dtype != torch.float32 or not sharding.whole):
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.whole else adapters))
     held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
     held.update(gradients)
@@ -136,10 +131,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         update["weights gathered"] = size * gathered
         if not adapters:  # in the compute dtype as they come, and once more in fp32 to be summed over ranks
             update["gradients of a unit, whole"] = (size + 4) * max(shape.largest_layer, shape.outside_layers)
-    elif work.dtype != torch.float32 and not masters:
+    elif work.dtype != torch.float32:
         # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
         recast = adapters and config.model.gradient_checkpointing
         update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
+    if config.trainer.save_async and config.trainer.save_every:
+        copied = {"copy for a checkpoint being written": 12 * shape.trainable // sharding.ranks}
+        (always if work.device_type == "cpu" else host).update(copied)
     if work.device_type == "cpu":
         always["libraries, about"] = LIBRARIES
         if held is update:
@@ -155,14 +153,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         rest = {name: size for name, size in kept.items() if name not in activations}
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
     loading = {}
-    if sharding.loads_whole:
-        loading = {"the whole model (fp32), before it is cut": 4 * (shape.parameters + adapters)}
-    elif not sharding.whole:
+    if not sharding.whole:
         unit = 4 * max(shape.largest_layer, shape.outside_layers)
-        loading = {name: size for name, size in always.items() if name in parameters}
+        loading = {name: size for name, size in always.items() if name in parameters or name == COPY}
         loading |= {"a layer or the rest (fp32), being cut": unit}
-    if loading:
-        loading |= {name: size for name, size in always.items() if name == COPY}
     rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)
 

@@ -54,8 +54,6 @@ class OnChip:
     """Bytes of the chip's memory; None where that is not certain."""
     fits: bool | None
     """Whether a run that goes on does; None where the limit is not known."""
-    starts: bool | None
-    """Whether what is held at the start does."""
     seconds: dict[str, float | None]
     """Per stage of a step; None where the chip's rate is not known."""
     samplers: int
@@ -119,7 +117,6 @@ class ScalePlan:
                         "loading": chip.memory.loading,
                     },
                     "fits": chip.fits,
-                    "starts": chip.starts,
                     "instead": chip.instead,
                     "rollout_devices": chip.samplers,
                     "seconds": chip.seconds,
@@ -227,7 +224,6 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
                 memory=memory,
                 limit=chip.memory,
                 fits=fits,
-                starts=None if room is None else sum(memory.loading.values()) <= room,
                 seconds=step_seconds(
                     config,
                     planner.shape,

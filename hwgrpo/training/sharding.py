@@ -19,7 +19,9 @@ class Sharding:
     gradients: int = 1
     moments: int = 1
     masters: int | None = None
-    """Parts of fp32 masters beside parameters in the compute dtype; None: parameters are fp32 masters themselves."""
+    """Parts of fp32 masters beside the parameters; None: the optimizer steps the parameters themselves."""
+    narrow: bool = False
+    """Parameters are in the compute dtype; else in fp32."""
     units: int | Literal["all"] | None = None
     """Decoder layers whose weights are whole at a time, beside all that is no layer; None where nothing is gathered."""
     keeps_gradients: bool = False
@@ -29,8 +31,8 @@ class Sharding:
     offloads_parameters: bool = False
     """So do parameters and gradients that are not gathered."""
 
-    loads_whole: bool = False
-    """Each device holds the whole fp32 model once, at the start; else, where parameters are cut, a layer of it."""
+    ranks: int = 1
+    """Devices of the run: each copies this part of what a checkpoint holds before it writes it."""
 
     @property
     def whole(self) -> bool:
@@ -58,7 +60,7 @@ def sharding_of(
     """
     if strategy in ("single", "ddp"):
         # DDP's gradients are views of its buckets, which it keeps
-        return Sharding(keeps_gradients=strategy == "ddp")
+        return Sharding(keeps_gradients=strategy == "ddp", ranks=devices)
     if strategy == "fsdp2":
         return Sharding(
             parameters=devices,
@@ -67,6 +69,7 @@ def sharding_of(
             units=2 if reshard_after_forward else "all",  # the layer at work and the one that is fetched meanwhile
             offloads_moments=offload_parameters,
             offloads_parameters=offload_parameters,
+            ranks=devices,
         )
     assert strategy == "deepspeed", strategy
     return Sharding(
@@ -74,11 +77,12 @@ def sharding_of(
         gradients=devices if stage >= 2 else 1,
         moments=devices,
         masters=devices,
+        narrow=stage >= 3,
         units=2 if stage >= 3 else None,
         keeps_gradients=True,
         offloads_moments=offload_optimizer or offload_parameters,
         offloads_parameters=offload_parameters,
-        loads_whole=stage < 3,
+        ranks=devices,
     )
 
 

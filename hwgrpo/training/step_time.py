@@ -153,7 +153,7 @@ def step_seconds(
     state = shape.parameters * size
     updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
     ring = (devices - 1) / devices
-    copied = samplers or size != 4 or not sharding.whole or sharding.masters is not None
+    copied = samplers or size != 4 or not sharding.whole
     sync = 0.0 if not copied else None if memory is None else (4 / sharding.parameters * shape.parameters) / memory
     if sync is not None and copied:
         sync += state / rates.link * (ring if not samplers and not sharding.whole else 1.0 if samplers else 0.0)
@@ -220,9 +220,8 @@ def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding
         _, number = micro_batches(config, work)
         gathers = 1 if sharding.units == "all" else 2  # for the forward and for the backward
         return updates * number * (gathers * size * shape.parameters + 4.0 * shape.trainable)
-    reduced = (size if sharding.masters is not None else 4) * shape.trainable
     # all-reduce is a reduce-scatter and an all-gather; ZeRO's second half gathers new parameters instead
-    return 2.0 * updates * reduced
+    return 2.0 * updates * 4 * shape.trainable
 
 
 def _heads_exchanged(config: Config, shape: ModelShape, work: Work, *, rescored: bool) -> float:

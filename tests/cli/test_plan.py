@@ -131,16 +131,6 @@ def test_rollout_apart_takes_the_copy_and_the_cache_off_the_devices_that_train()
     assert more["seconds"]["decode"] < apart["seconds"]["decode"]
 
 
-def test_a_run_that_fits_but_cannot_be_started_is_marked():
-    words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--rollout", "apart")
-    own = ("--chip", "mine=100,1000,120")
-    [whole] = planned(*words, *own, "--strategy", "zero2")["chips"]
-    assert (whole["fits"], whole["starts"]) == (True, False)
-    assert "(1) fits once it runs, but cannot be started" in said(*words, *own, "--strategy", "zero2")
-    [cut] = planned(*words, *own, "--strategy", "fsdp2")["chips"]
-    assert (cut["fits"], cut["starts"]) == (True, True)
-
-
 def test_chips_are_found_by_parts_of_their_names_and_can_be_described():
     assert [each["name"] for each in planned(RECIPE, "--chip", "mi3")["chips"]][:2] == ["MI300X", "MI300A"]
     [own] = planned(RECIPE, "--chip", "mine=100,1000,24")["chips"]

@@ -1,5 +1,7 @@
 """How strategies cut the state of a run: bytes per parameter, what is whole for a moment, what lies in host memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hwgrpo_backends import registry
@@ -52,9 +54,9 @@ def per_parameter(memory: Memory) -> float:
     [
         ("single", 1, 16),
         ("ddp", 8, 16),
-        ("zero1", 8, 2 + 2 + 12 / 8),
-        ("zero2", 8, 2 + 2 / 8 + 12 / 8),
-        ("zero3", 8, 16 / 8),
+        ("zero1", 8, 4 + 4 + 12 / 8),
+        ("zero2", 8, 4 + 4 / 8 + 12 / 8),
+        ("zero3", 8, 18 / 8),
         ("fsdp2", 8, 16 / 8),
         ("fsdp2+offload", 8, 16 / 8),
         ("fsdp2", 1, 16),
@@ -85,8 +87,9 @@ def test_what_is_gathered_does_not_shrink_with_the_number_of_devices():
 
 
 def test_weights_that_travel_in_the_compute_dtype_are_not_cast_once_more():
-    assert "weights as cast" in held("ddp", 8).update
-    for strategy in ("fsdp2", "zero1", "zero3"):
+    for strategy in ("ddp", "zero1", "zero2"):
+        assert held(strategy, 8).update["weights as cast"] == 2 * SHAPE.parameters
+    for strategy in ("fsdp2", "zero3"):
         assert "weights as cast" not in held(strategy, 8).update
 
 
@@ -109,7 +112,6 @@ def test_offloading_moves_state_to_the_host_and_frees_the_device():
 
 
 def test_at_the_start_a_model_whose_weights_are_cut_is_whole_a_layer_at_a_time():
-    assert held("zero2", 8).loading["the whole model (fp32), before it is cut"] == 4 * SHAPE.parameters
     unit = 4 * max(SHAPE.largest_layer, SHAPE.outside_layers)
     for strategy, size in (("fsdp2", 4), ("zero3", 2)):
         loading = held(strategy, 8).loading
@@ -118,7 +120,19 @@ def test_at_the_start_a_model_whose_weights_are_cut_is_whole_a_layer_at_a_time()
     with_copy = held("fsdp2", 8, samples=True)
     assert with_copy.loading["copy that samples"] == with_copy.always["copy that samples"]
     assert list(held("fsdp2+offload", 8).loading.values()) == [unit], "the rest is in the host's memory"
-    assert held("ddp", 8).loading == {}
+    for strategy in ("ddp", "zero1", "zero2"):
+        assert held(strategy, 8).loading == {}, "they hold it whole in any case"
+
+
+def test_what_a_checkpoint_is_copied_for_lies_on_the_host_shared_out_among_ranks():
+    name, config = "copy for a checkpoint being written", planned("trainer.save_every=10")
+    for strategy in ("ddp", "fsdp2", "zero2"):
+        memory = estimate(config, SHAPE, WORK, planned_sharding(strategy, 8))
+        assert memory.host[name] == 12 * SHAPE.trainable // 8
+        on_cpu = estimate(config, SHAPE, replace(WORK, device_type="cpu"), planned_sharding(strategy, 8))
+        assert on_cpu.always[name] == memory.host[name]
+    for words in (("trainer.save_every=10", "trainer.save_async=false"), ()):
+        assert name not in estimate(planned(*words), SHAPE, WORK, planned_sharding("ddp", 8)).host
 
 
 def test_a_reference_model_is_cut_like_the_policy():
