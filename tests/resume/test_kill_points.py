@@ -80,14 +80,14 @@ def drawn(generator: random.Random, limits: dict[str, float]) -> Kill:
     return place, generator.uniform(0, limits[place]) if place == "time" else generator.randint(1, int(limits[place]))
 
 
-def killed_and_resumed(output: Path, kills: list[Kill]) -> int:
+def killed_and_resumed(output: Path, kills: list[Kill], *words: str) -> int:
     """Run to the end, killed on the way; return how many of the kills met a run that was not done."""
     met = 0
     for kill in kills:
-        status = runs.forked(lambda kill=kill: train(output, kill))
+        status = runs.forked(lambda kill=kill: train(output, kill, *words))
         assert status in (0, -signal.SIGKILL), status
         met += status != 0
-    assert runs.forked(lambda: train(output, None)) == 0
+    assert runs.forked(lambda: train(output, None, *words)) == 0
     return met
 
 
@@ -121,6 +121,20 @@ def test_killed_at_random_points_every_run_ends_as_the_uninterrupted_one(tmp_pat
     told = [json.loads((tmp_path / f"share-{share}.json").read_text()) for share in range(PROCESSES)]
     assert [line for wrong, _ in told for line in wrong] == []
     assert sum(met for _, met in told) >= 0.8 * POINTS, "too many runs were over before they were killed"
+
+
+def test_a_run_that_samples_ahead_is_killed_at_random_points_and_ends_as_the_uninterrupted_one(tmp_path: Path):
+    words = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
+    limits = measured(tmp_path / "whole", *words)
+    expected = runs.everything(tmp_path / "whole")
+    assert any(line.get("rollout/staleness_max") == 1 for line in expected["metrics"])
+    met = 0
+    for point in range(10):
+        generator = random.Random(1000 + point)
+        kill = drawn(generator, limits)
+        met += killed_and_resumed(tmp_path / f"point-{point}", [kill], *words)
+        assert runs.everything(tmp_path / f"point-{point}") == expected, (point, kill)
+    assert met >= 5, "too many runs were over before they were killed"
 
 
 def _child(body) -> int:
