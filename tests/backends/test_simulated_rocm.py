@@ -26,6 +26,7 @@ from hwgrpo_kernels.tiles import table_key
 from transformers import Qwen3Config
 
 from hwgrpo.doctor.show import show
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
 from hwgrpo.training import rng
 from hwgrpo.training.choices import choose_attention, choose_dtype
 
@@ -276,6 +277,17 @@ def test_the_diagnosis_tells_of_hip_alone(host, monkeypatch):
     assert "2 x AMD Instinct MI300X" in told
     assert "NVIDIA driver" not in told
     assert report.to_json()["facts"]["torch"]["hip"] == "7.1.52802"
+
+
+def test_weights_go_to_a_server_by_rccl_and_never_to_one_that_has_nccl(host, monkeypatch):
+    version = SimpleNamespace(version=lambda: (2, 27, 3))
+    host(MI300X)
+    with monkeypatch.context() as patch:
+        patch.setattr(group.importlib, "import_module", lambda name: version)
+        assert group.library(ROCM.comm) == "rccl 2.27.3"
+    host(MI300X, hip=None)
+    monkeypatch.setattr(group.importlib, "import_module", lambda name: version)
+    assert group.library(ROCM.comm) == "nccl 2.27.3"
 
 
 def test_both_sides_of_every_condition_on_hip_were_taken_here():
