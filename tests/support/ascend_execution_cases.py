@@ -8,15 +8,19 @@ from hwgrpo_kernels import Op, default_registry
 
 LLVM = Path("/usr/lib/llvm-19")
 TOOLS = {name: str(LLVM / "bin" / name) for name in ("mlir-opt", "mlir-translate", "llc")}
+RUNNER = LLVM / "lib" / "libmlir_c_runner_utils.so.19.1"
+"""What lowered kernels are linked with."""
 PLANTED = "a planted exponential to another base"
 
 
 def missing() -> str | None:
     """Return what this machine lacks to execute lowered kernels, with the remedy, or None."""
     absent = [name for name in (*TOOLS.values(), "gcc") if shutil.which(name) is None]
+    absent += [str(RUNNER)] if not RUNNER.exists() else []
     if not absent:
         return None
-    return f"{', '.join(absent)} not found; Debian and Ubuntu have them: apt-get install mlir-19-tools llvm-19 gcc"
+    packages = "mlir-19-tools libmlir-19 llvm-19 gcc"
+    return f"{', '.join(absent)} not found; Debian and Ubuntu have them: apt-get install {packages}"
 
 
 def cases() -> dict[str, tuple[Op, torch.dtype, str]]:
