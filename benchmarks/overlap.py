@@ -12,10 +12,8 @@ older weights (truncated, per token) is on in every way, so that all do the same
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -94,12 +92,10 @@ def table(rounds: dict[str, list[dict[str, float]]]) -> str:
 
 def record(args: argparse.Namespace, rounds: Any) -> dict[str, Any]:
     """Return the results with what they were measured on."""
-    import torch
-
     return {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
+        **memory.machine(),
+        "schema": "hwgrpo.bench.overlap/1",
+        "threads": {way: words[0].partition("=")[2] for way, words in WAYS.items()},
         "size": args.size,
         "steps": args.steps,
         "overrides": args.overrides,

@@ -22,6 +22,11 @@ def hollow_copy(module: M) -> M:
     return copy.deepcopy(module, memo)
 
 
+def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of a parameter, though ZeRO-3 may have cut it and left nothing in its place."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
 def places(module: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
     """Return every parameter below a module with all (module, attribute) that hold it: tied ones have several."""
     found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hwgrpo.models.hollow import whole_shape
 from hwgrpo.training.micro_batch import MicroBatch
 from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.sharded import whole_shape
 
 FORWARD, BACKWARD, WEIGHT = 2, 2, 2
 """FLOPs per weight and token: its product, the gradient of its input, and its own gradient."""

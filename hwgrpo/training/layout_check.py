@@ -10,13 +10,13 @@ import torch
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.hollow import whole_shape
 from hwgrpo.training.choices import has_window
 from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout
 from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.sequence_group import ALONE, SequenceGroup
 from hwgrpo.training.sequence_shard import share_out
-from hwgrpo.training.sharded import whole_shape
 from hwgrpo.values import TrainBatch
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}

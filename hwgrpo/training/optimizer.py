@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hwgrpo.training.sharded import whole_shape
+from hwgrpo.models.hollow import whole_shape
 
 
 def build_optimizer(module: nn.Module, optim: Any, *, masters_apart: bool = False) -> torch.optim.AdamW:

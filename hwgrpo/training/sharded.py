@@ -38,11 +38,6 @@ def in_place_of_forward(module: nn.Module, function: Callable[[Tensor], T], hidd
             module.forward = own
 
 
-def whole_shape(parameter: Tensor) -> tuple[int, ...]:
-    """Return the shape of a parameter, though ZeRO-3 may have cut it and left nothing in its place."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
-
-
 def refuse_sharded(model: nn.Module) -> None:
     """Raise ConfigError for a model whose weights are in shards already, since its head must be read whole first."""
     for name, parameter in model.named_parameters():

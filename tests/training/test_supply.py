@@ -1,9 +1,6 @@
 """Responses that are generated ahead: in what order, how old at the most, and what becomes of failures."""
 
-import shutil
 import threading
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import runs
@@ -11,26 +8,15 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 
-from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.observe.jsonlines import read_lines
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.gate import Gate, Stopped
 from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.training import build, checkpoint_files, checkpoints, waiting
-from hwgrpo.training.loop import train
+from hwgrpo.training import build
 from hwgrpo.training.supply import Ahead, Batch, InTurn, Waiting
 from hwgrpo.values import Completions
 
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "trainer.validate_every=2")
-
-
-def drawn(output: Path) -> list[list[str]]:
-    """Return the prompts of each step, as the log of completions has them."""
-    steps: dict[int, list[str]] = {}
-    for line in read_lines(output / "completions.jsonl"):
-        steps.setdefault(line["step"], []).append(line["prompt"])
-    return [steps[step] for step in sorted(steps)]
 
 
 class Lagging(InTurn):
@@ -66,93 +52,6 @@ def test_one_step_ahead_is_what_the_same_order_gives_without_a_thread(tmp_path, 
     assert gaps[0] < 1e-9 < min(gaps[1:]), "the policy has moved since"
 
 
-class Broken(Exception):
-    pass
-
-
-def cut(output: Path, *words: str, after: int) -> None:
-    """Run until a step is saved, and end there as if by a crash."""
-    parts = build.build_run(runs.small(output, *words, "trainer.save_every=1"), BACKEND, 0, 1)
-    plain = parts.saver.save
-
-    def save(step: int, **options) -> None:
-        plain(step, **options)
-        if step == after:
-            parts.saver.wait()
-            raise Broken
-
-    parts.saver.save = save
-    with pytest.raises(Broken):
-        train(parts)
-    parts.close()
-
-
-def test_a_run_ahead_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path):
-    words = (*AHEAD, "observe.completions_per_step=64", "trainer.save_every=1")
-    runs.run(tmp_path / "whole", *words)
-    cut(tmp_path / "cut", *words, after=3)
-    runs.run(tmp_path / "cut", *words)
-    assert len(drawn(tmp_path / "whole")) == 6
-    assert runs.everything(tmp_path / "cut") == runs.everything(tmp_path / "whole")
-
-
-def loaded(folder: Path, source, bound: int) -> tuple[list[int], list[str]]:
-    """Return the steps whose batches a run of this source goes on with after step 3, and what is told of the others."""
-    checkpoint = checkpoints.verify(folder / "checkpoints/step-00000003")
-    source.restore(checkpoint.manifest["state"]["sampler"])
-    ahead, told = waiting.load(checkpoint, source, bound)
-    if ahead:
-        assert ahead[-1].state == source.state()
-    return [4 + i for i in range(len(ahead))], told
-
-
-@pytest.fixture(scope="module")
-def far_ahead(tmp_path_factory):
-    """A run that ended after step 3, three steps sampled ahead, and a source of the same prompts."""
-    output = tmp_path_factory.mktemp("far") / "run"
-    words = ("rollout.max_staleness=3", AHEAD[1], "trainer.validate_every=0")
-    parts = build.build_run(runs.small(output, *words, "trainer.save_every=3"), BACKEND, 0, 1)
-    supply, plain = parts.supply, parts.saver.save
-
-    def save(step: int, **options) -> None:
-        if step == 3:
-            for _ in range(1000):
-                if len(supply.waiting()) == 3:
-                    break
-                threading.Event().wait(0.01)
-        plain(step, **options)
-
-    parts.saver.save = save
-    train(parts)
-    parts.close()
-    return output, parts.prompts
-
-
-def test_what_was_sampled_ahead_is_taken_over(far_ahead):
-    assert loaded(*far_ahead, bound=3) == ([4, 5, 6], [])
-
-
-@pytest.mark.parametrize(("bound", "steps"), [(0, [4]), (1, [4, 5]), (2, [4, 5, 6]), (3, [4, 5, 6])])
-def test_what_was_sampled_ahead_is_left_where_its_weights_are_older_than_the_bound_now(
-    far_ahead, tmp_path, bound, steps
-):
-    """The three batches are written anew as if version 3 had sampled them: they are 0, 1 and 2 versions old."""
-    output, source = far_ahead
-    shutil.copytree(output / "checkpoints", tmp_path / "checkpoints")
-    checkpoint = checkpoints.verify(tmp_path / "checkpoints/step-00000003")
-    source.restore(checkpoint.manifest["state"]["sampler"])
-    batches = [each.batch for each in waiting.load(checkpoint, source, 3)[0]]
-    young = [replace(b, completions=replace(b.completions, weight_version=3)) for b in batches]
-    for name, tensors in waiting.files_of(young, 0).items():
-        checkpoint_files.write_tensors(checkpoint.folder / name, tensors)
-    source.restore(checkpoint.manifest["state"]["sampler"])
-    ahead, told = waiting.load(checkpoint, source, bound)
-    assert [4 + i for i in range(len(ahead))] == steps
-    again = f"what was sampled ahead is sampled again from step {4 + len(steps)} on: rollout.max_staleness={bound}"
-    assert told == ([again] if len(steps) < 3 else [])
-    assert source.state() == ahead[-1].state
-
-
 def test_batches_that_wait_are_handed_out_first_and_the_position_in_the_data_is_theirs():
     source = Source()
     before, batches = source.state(), []
@@ -170,28 +69,6 @@ def test_batches_that_wait_are_handed_out_first_and_the_position_in_the_data_is_
         assert supply.state() == {"position": step}
         supply.update_weights(step)
     supply.close()
-
-
-def test_what_was_sampled_ahead_is_left_where_the_prompts_are_others(far_ahead, monkeypatch):
-    output, source = far_ahead
-    plain = PromptDataset.prompt
-
-    def other(dataset: PromptDataset, row: int, epoch: int):
-        found = plain(dataset, row, epoch)
-        return replace(found, token_ids=found.token_ids[1:])
-
-    monkeypatch.setattr(PromptDataset, "prompt", other)
-    steps, told = loaded(output, source, bound=3)
-    assert steps == []
-    assert "from step 4 on: the prompts are others" in told[0]
-    assert source.state() == checkpoints.verify(output / "checkpoints/step-00000003").manifest["state"]["sampler"]
-
-
-def test_what_was_sampled_ahead_is_left_where_there_are_other_ranks(far_ahead):
-    output, source = far_ahead
-    steps, told = loaded(output, replace(source, world_size=2), bound=3)
-    assert steps == []
-    assert told == ["what 1 ranks had sampled ahead is sampled again: now there are 2"]
 
 
 class Source:
