@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.config import load_config
 from hwgrpo.training import STRATEGIES
 from hwgrpo.training.layouts import PADDED
@@ -159,4 +160,5 @@ def record(args: argparse.Namespace, times: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_as_rank():
+        main()

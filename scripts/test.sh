@@ -141,6 +141,12 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 suites = [suite for report in Path(sys.argv[1]).glob("*.xml") for suite in ElementTree.parse(report).iter("testsuite")]
+told = None
+for case in (case for suite in suites for case in suite.iter("testcase")):
+    for what in (*case.iter("failure"), *case.iter("error")):  # once more, where the end of a long output is looked at
+        why = [line[:300] for line in (what.get("message") or "").strip().splitlines()[-12:]]
+        print(f"{what.tag} {case.get('classname')}::{case.get('name')}", *(why if why != told else []), sep="\n    ")
+        told = why
 total, failed, skipped = (sum(int(suite.get(key) or 0) for suite in suites) for key in ("tests", "failures", "skipped"))
 errors = sum(int(suite.get("errors") or 0) for suite in suites)
 print(f"{total - failed - errors - skipped} passed, {failed + errors} failed, {skipped} skipped")

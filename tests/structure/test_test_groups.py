@@ -98,6 +98,23 @@ def test_tests_that_run_side_by_side_are_all_counted_and_one_that_fails_fails_th
     assert "8 passed, 1 failed, 0 skipped" in done.stdout
 
 
+def test_what_failed_is_told_once_more_at_the_end_each_reason_once(runner, tmp_path):
+    (tmp_path / "tests" / "perf").mkdir()
+    (tmp_path / "tests" / "perf" / "test_some.py").write_text(
+        "import pytest\n@pytest.fixture(scope='module')\ndef made(): raise OSError('no room')\n"
+        "def test_first(made): pass\ndef test_second(made): pass\ndef test_third(): assert 1 == 2, 'so many'\n"
+    )
+    done = runner("", "perf")
+    assert done.returncode == 1
+    *_, first, why, second, third, message, values, summary = done.stdout.splitlines()
+    assert [line.partition(" ")[0] for line in (first, second, third)] == ["error", "error", "failure"]
+    assert [line.partition("::")[2] for line in (first, second, third)] == ["test_first", "test_second", "test_third"]
+    assert "no room" in why
+    assert "so many" in message
+    assert values == "    assert 1 == 2"
+    assert summary == "0 passed, 3 failed, 0 skipped"
+
+
 @pytest.mark.parametrize(("folder", "wrong"), [("compile", "compile"), ("compile", "perf"), ("perf", "perf")])
 def test_slow_tests_are_those_of_all_folders_and_one_that_fails_fails_the_group(runner, tmp_path, folder, wrong):
     for name in {folder, wrong}:

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
 
@@ -98,7 +99,7 @@ def refusals() -> dict[str, str]:
     return said
 
 
-if __name__ == "__main__":
+def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     save(
@@ -108,3 +109,8 @@ if __name__ == "__main__":
         refusals(),
     )
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with ended_as_rank():
+        main()

@@ -25,6 +25,7 @@ from tiny import settings
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.hollow import beside_parameters
@@ -143,7 +144,7 @@ def joined(parameter: Any, strategy: Strategy) -> torch.Tensor:
     return runs if isinstance(parameter, DTensor) else runs[: parameter.ds_numel].view(parameter.ds_shape)
 
 
-if __name__ == "__main__":
+def main() -> None:
     out, backend, cases = Path(sys.argv[1]), hwgrpo_backends.get(sys.argv[2]), json.loads(sys.argv[3])
     Device(backend, int(os.environ["LOCAL_RANK"])).set_device()
     torch.distributed.init_process_group(backend.comm)
@@ -156,3 +157,8 @@ if __name__ == "__main__":
                 values = {"rank": rank, "error": f"{type(error).__name__}: {error}"}
             (out / f"{case}-{values['rank']}.json").write_text(json.dumps(values))
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with ended_as_rank():
+        main()

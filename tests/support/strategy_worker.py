@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from tiny import ragged_batch, settings, tiny_qwen3
 from torch.distributed.tensor import DTensor
 
+from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.training import STRATEGIES
 from hwgrpo.training.batch import token_signals
 from hwgrpo.training.layouts import PADDED
@@ -141,7 +142,7 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
     out, ways = Path(sys.argv[1]), json.loads(sys.argv[2])
     dist.init_process_group("gloo")
     for way, (name, *more) in ways.items():
@@ -153,3 +154,8 @@ if __name__ == "__main__":
                 # tied parameters share memory, which safetensors refuses
                 save_file({key: value.contiguous() for key, value in values.items()}, out / way / f"{case}.safetensors")
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with ended_as_rank():
+        main()

@@ -10,18 +10,25 @@ import sys
 
 import torch.distributed as dist
 
-from hwgrpo.cli.main import main
+from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.main import main as hwgrpo
 from hwgrpo.config import load_config
 from hwgrpo.models.loading import locate
 
-if __name__ == "__main__":
+
+def main() -> None:
     runs = json.loads(sys.argv[2])
     for recipe, *words in runs:
         # makes a built-in model: once there is a process group, transformers writes on rank 0 alone
         locate(load_config(recipe, words).model.path)
     dist.init_process_group(sys.argv[1])
     for words in runs:
-        code = main(["train", *words])
+        code = hwgrpo(["train", *words])
         if code:
             sys.exit(code)
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with ended_as_rank():
+        main()

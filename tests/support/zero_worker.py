@@ -13,6 +13,7 @@ from deepspeed.utils import safe_get_full_grad
 from sharded_cases import LR, ZERO_CASES, Case, Values, micro_batches, objective_of, policy_of, save, score, share_of
 from tiny import tiny_qwen3
 
+from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 
@@ -69,9 +70,14 @@ def refusals() -> dict[str, str]:
     return said
 
 
-if __name__ == "__main__":
+def main() -> None:
     torch.set_num_threads(1)
     deepspeed.init_distributed("gloo")
     rank = torch.distributed.get_rank()
     save(Path(sys.argv[1]), rank, {str(case): update(case, rank) for case in ZERO_CASES}, refusals())
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with ended_as_rank():
+        main()
