@@ -362,6 +362,10 @@ class TrainerConfig:
     """Consecutive ranks that share every sequence when the policy is trained and scored (Ulysses): each holds this part
     of the tokens, and of the heads in attention, so that a response may be this many times as long. It divides the
     ranks and the model's attention heads; every strategy of several processes takes it."""
+    tensor_parallel_size: int = limited(1, at_least=1)
+    """Consecutive ranks over which every decoder layer is cut for good, by transformers' tensor-parallel plan of the
+    model: each computes with this part of its heads and intermediate units, and holds this part of the tokens between.
+    With strategy fsdp2, which cuts each part further over the groups; it divides the ranks and the key-value heads."""
     fsdp2: Fsdp2Config = field(default_factory=Fsdp2Config)
     deepspeed: DeepspeedConfig = field(default_factory=DeepspeedConfig)
     resume: str = "auto"

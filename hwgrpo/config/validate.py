@@ -48,11 +48,12 @@ def check_world_size(config: Config, world_size: int) -> None:
             f"trainer.strategy='single' with {world_size} ranks would train {world_size} separate models; "
             "use trainer.strategy=ddp (or auto)"
         )
-    if world_size % t.sequence_parallel_size:
+    size = ranks_per_sequence(config)
+    if world_size % size:
         raise ConfigError(
-            f"trainer.sequence_parallel_size={t.sequence_parallel_size} does not divide the run's {world_size} "
+            f"{_sharing(config)} does not divide the run's {world_size} "
             f"{'rank' if world_size == 1 else 'ranks'}: groups of so many share sequences; use a divisor of "
-            f"{world_size}, or start a multiple of {t.sequence_parallel_size} processes (hwgrpo launch)"
+            f"{world_size}, or start a multiple of {size} processes (hwgrpo launch)"
         )
     for key, value in (("prompts_per_step", t.prompts_per_step), ("prompts_per_update", prompts_per_update(config))):
         if value % world_size:
@@ -66,10 +67,21 @@ def prompts_per_update(config: Config) -> int:
     return config.trainer.prompts_per_update or config.trainer.prompts_per_step
 
 
+def ranks_per_sequence(config: Config) -> int:
+    """Return how many ranks go through a sequence together, a part of its tokens each."""
+    return max(config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size)
+
+
+def _sharing(config: Config) -> str:
+    """Return the setting by which ranks share sequences, as it stands."""
+    name = "tensor" if config.trainer.tensor_parallel_size > 1 else "sequence"
+    return f"trainer.{name}_parallel_size={ranks_per_sequence(config)}"
+
+
 def longest_share(config: Config) -> int:
     """Return the most tokens of one sequence that a device has to hold in a pass."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return -(-longest // config.trainer.sequence_parallel_size)
+    return -(-longest // ranks_per_sequence(config))
 
 
 def planned_steps(config: Config, prompts: int) -> int:
@@ -241,13 +253,13 @@ def _check_contradictions(config: Config) -> None:
         )
     longest = longest_share(c)
     if t.tokens_per_micro_batch is not None and t.tokens_per_micro_batch < longest:
-        shared = t.sequence_parallel_size > 1
+        shared = ranks_per_sequence(c) > 1
         raise ConfigError(
             f"trainer.tokens_per_micro_batch={t.tokens_per_micro_batch} is smaller than "
             f"{'a rank has of one sequence' if shared else 'one sequence can be'} "
             f"(data.max_prompt_tokens={c.data.max_prompt_tokens} + rollout.max_response_tokens="
             f"{c.rollout.max_response_tokens}"
-            f"{f', over trainer.sequence_parallel_size={t.sequence_parallel_size}' if shared else ''}); "
+            f"{f', over {_sharing(c)}' if shared else ''}); "
             f"use at least {longest}"
         )
     if t.strategy == "single" and t.sequence_parallel_size > 1:
@@ -255,6 +267,24 @@ def _check_contradictions(config: Config) -> None:
             f"trainer.sequence_parallel_size={t.sequence_parallel_size} with trainer.strategy='single': sequences are "
             "shared by several processes; use trainer.strategy=ddp, fsdp2 or deepspeed, or leave it out"
         )
+    if t.tensor_parallel_size > 1:
+        tensor = f"trainer.tensor_parallel_size={t.tensor_parallel_size}"
+        if t.strategy != "fsdp2":
+            raise ConfigError(
+                f"{tensor} with trainer.strategy={t.strategy!r}: layers are cut over ranks by trainer.strategy=fsdp2 "
+                "alone; use that, or trainer.sequence_parallel_size, which every strategy of several processes takes"
+            )
+        if t.sequence_parallel_size > 1:
+            raise ConfigError(
+                f"{tensor} with trainer.sequence_parallel_size={t.sequence_parallel_size}: either shares sequences "
+                "among the same ranks; leave one of them out"
+            )
+        if c.model.lora.rank or c.model.lora.adapter:
+            key = "rank" if c.model.lora.rank else "adapter"
+            raise ConfigError(
+                f"{tensor} with model.lora.{key}={getattr(c.model.lora, key)!r}: adapters are not cut over ranks; use "
+                "trainer.sequence_parallel_size, or train all weights"
+            )
     if Path(t.output_dir).exists() and not Path(t.output_dir).is_dir():
         raise ConfigError(f"trainer.output_dir={t.output_dir!r} is a file; name a folder")
     lora, fresh = c.model.lora, LoraConfig()

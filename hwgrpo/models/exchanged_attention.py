@@ -35,6 +35,7 @@ class Exchange:
     group: Any
     """The process group; its ranks hold the tokens in order."""
     size: int
+    """Its ranks; 1: whole rows are there, and none are exchanged."""
     mask: torch.Tensor | None = None
     """[B, 1, L, L], added to the scores; None: plain causal attention, or what branches say."""
     _windows: dict[Any, torch.Tensor] = field(default_factory=dict, compare=False)
@@ -119,12 +120,13 @@ def exchanged_attention(
     if copies > 1:
         key, value = (tensor.repeat_interleave(copies, dim=1) for tensor in (key, value))
         module = _Grouped(module, query.shape[1] // key.shape[1])
-    query, key, value = _to_heads((query, key, value), exchange)
+    if size > 1:
+        query, key, value = _to_heads((query, key, value), exchange)
     if options.get("branches") is None:
         attention_mask = exchange.mask_of(window_of(module, options.get("sliding_window")), query)
         options["is_causal"] = attention_mask is None
     output, _ = attend(module, query, key, value, attention_mask, **options)
-    return _to_tokens(output, exchange), None
+    return (_to_tokens(output, exchange) if size > 1 else output), None
 
 
 class _Grouped:

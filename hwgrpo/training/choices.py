@@ -12,7 +12,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import longest_share
+from hwgrpo.config.validate import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import TAKES_MASKS, is_fused, reason_against
 from hwgrpo.models.loading import attention_obstacle, model_settings
@@ -103,8 +103,11 @@ def choose_attention(
 
     def obstacle(name: str) -> str | None:
         fused = is_fused(name, backend)
-        if name not in TAKES_MASKS and not fused and config.trainer.sequence_parallel_size > 1:
-            return "ranks that share sequences (trainer.sequence_parallel_size) need one that takes masks as sdpa does"
+        if name not in TAKES_MASKS and not fused and ranks_per_sequence(config) > 1:
+            return (
+                "ranks that share sequences (trainer.sequence_parallel_size, trainer.tensor_parallel_size) need one "
+                "that takes masks as sdpa does"
+            )
         if name not in TAKES_MASKS and not fused and config.model.layout not in ("auto", "padded"):
             return f"the {config.model.layout} layout needs an attention that takes a mask"
         return attention_obstacle(model_config, "sdpa" if fused else name) or reason_against(
@@ -159,7 +162,7 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     wanted = config.model.layout
     if wanted == "auto":
         # a mask over whole rows would be as large on each of the ranks that share them
-        shared = config.trainer.sequence_parallel_size > 1
+        shared = ranks_per_sequence(config) > 1
         possible = not (states or shared) and (attention == "sdpa" or (attention in TAKES_MASKS and not window))
         wanted = "grouped" if possible else "padded"
     if wanted == "grouped" and attention != "sdpa":

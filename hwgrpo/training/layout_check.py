@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,7 +12,7 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.hollow import whole_shape
 from hwgrpo.training.choices import has_window
-from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout
+from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, Rows
 from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.sequence_group import ALONE, SequenceGroup
@@ -70,6 +70,7 @@ def obstacle_to(
     layout: Layout,
     group: SequenceGroup = ALONE,
     tolerance: Mapping[torch.dtype, float] = MappingProxyType(TOLERANCE),
+    expected: torch.Tensor | None = None,
 ) -> str | None:
     """Return why hidden states would not be those of a sequence by itself, or None.
 
@@ -78,19 +79,35 @@ def obstacle_to(
         layout: of rows.
         group: of ranks that share rows; all of them call this together.
         tolerance: by compute dtype.
+        expected: what `states_alone` returned, where no rank can find it any more.
     """
     try:
-        gap = _gap(policy, layout, group)
+        gap = _gap(policy, layout, group, expected)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # what a forward raises at a mask it cannot read
         return f"its forward does not take such a mask ({type(error).__name__}: {str(error).splitlines()[0]})"
     return None if gap <= tolerance[policy.compute_dtype] else f"its hidden states would differ by {gap:.2g}"
 
 
-def _gap(policy: PolicyModel, layout: Layout, group: SequenceGroup = ALONE) -> float:
+def states_alone(policy: PolicyModel) -> torch.Tensor:
+    """Return [16, H] fp32 on the host: hidden states of a few tokens, computed a sequence at a time."""
+    return _states(policy, _batch(policy), [(PADDED, [[s]], ALONE) for s in range(4)])
+
+
+def _gap(
+    policy: PolicyModel, layout: Layout, group: SequenceGroup = ALONE, expected: torch.Tensor | None = None
+) -> float:
     """Return the relative difference of hidden states between the layout and each sequence by itself."""
-    table = policy.base.get_input_embeddings().weight
-    ids = torch.arange(24) % whole_shape(table)[0]
-    batch = TrainBatch(
+    batch = _batch(policy)
+    if expected is None:
+        expected = states_alone(policy)
+    rows = layout.rows(batch, range(4), 1000, policy.hidden_size)
+    found = group.sum(_states(policy, batch, [(layout, rows, group)]))
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+
+
+def _batch(policy: PolicyModel) -> TrainBatch:
+    ids = torch.arange(24) % whole_shape(policy.base.get_input_embeddings().weight)[0]
+    return TrainBatch(
         prompt_tokens=ids[:7],
         prompt_offsets=torch.tensor([0, 3, 7]),
         prompt_index=torch.tensor([0, 0, 1, 1]),
@@ -99,19 +116,20 @@ def _gap(policy: PolicyModel, layout: Layout, group: SequenceGroup = ALONE) -> f
         advantages=torch.ones(4),
         rollout_logprobs=torch.zeros(16),
     )
-    states = []
+
+
+def _states(
+    policy: PolicyModel, batch: TrainBatch, parts: Sequence[tuple[Layout, Rows, SequenceGroup]]
+) -> torch.Tensor:
+    """Return [16, H]: the hidden states that predict the response tokens of rows; 0 where other ranks find them."""
+    device = policy.base.get_input_embeddings().weight.device
+    by_token = torch.zeros(len(batch.tokens), policy.hidden_size)
     was_training = policy.training
     policy.eval()
     with torch.no_grad():
-        alone = [(PADDED, [[s]], ALONE) for s in range(4)]
-        for parts in (alone, [(layout, layout.rows(batch, range(4), 1000, policy.hidden_size), group)]):
-            by_token = torch.zeros(16, policy.hidden_size)
-            for one, rows, by in parts:
-                micro = lay_out(batch, rows, TokenSignals({}, {}), one, multiple=by.size)
-                micro = share_out(micro, by, whole_sequences=False)
-                by_token[micro.token_index] = policy.hidden_states(micro.to(table.device)).cpu().float()
-            states.append(by_token)
-    states[1] = group.sum(states[1])
+        for layout, rows, group in parts:
+            micro = lay_out(batch, rows, TokenSignals({}, {}), layout, multiple=group.size)
+            micro = share_out(micro, group, whole_sequences=False)
+            by_token[micro.token_index] = policy.hidden_states(micro.to(device)).cpu().float()
     policy.train(was_training)
-    expected, found = states
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    return by_token

@@ -18,7 +18,7 @@ from hwgrpo.rollout.parts import Apart
 from hwgrpo.training.choices import AttentionChoice
 from hwgrpo.training.components import load_checked, load_policy, make_replica, needs_replica, policy_of
 from hwgrpo.training.fused import Fused, check_ranks_agree, fuse, fuse_alike
-from hwgrpo.training.layout_check import proven_layout
+from hwgrpo.training.layout_check import proven_layout, states_alone
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.rank0_weights import Rank0Weights
@@ -79,7 +79,7 @@ def put_together(
     strategy.wrap(policy, config, weights)
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
-    prove_sequence_parallel(policy, tried.layout, strategy.sequence_group)
+    prove_sequence_parallel(policy, tried.layout, strategy.sequence_group, tried.states)
     return Models(policy, reference, apart, trainable, tried.fused, tried.layout, tried.obstacle)
 
 
@@ -91,12 +91,15 @@ class _Tried:
     fused: Fused
     layout: Layout
     obstacle: str | None
+    states: torch.Tensor | None
+    """Hidden states of a few tokens, where nobody has the layers whole later."""
 
 
 def _try_out(config: Config, device: Device, policy: PolicyModel, attention: AttentionChoice, layout: Layout) -> _Tried:
     fused = fuse(config, device.backend, policy, attention)
     layout, obstacle = proven_layout(config, policy, layout)
-    return _Tried(policy.head, fused, layout, obstacle)
+    states = states_alone(policy) if config.trainer.tensor_parallel_size > 1 else None
+    return _Tried(policy.head, fused, layout, obstacle, states)
 
 
 def _read_by_rank_0(

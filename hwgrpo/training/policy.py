@@ -143,7 +143,8 @@ class PolicyModel(nn.Module):
             options["branches"] = branches
         if batch.shard is not None:
             exchanged_attention.use_in(self.base)
-            options["exchange"] = Exchange(batch.shard.group, batch.shard.size, mask)
+            exchanged = (None, 1) if batch.shard.tensor else (batch.shard.group, batch.shard.size)
+            options["exchange"] = Exchange(*exchanged, mask)
         if branches is not None or batch.shard is not None:
             # four dimensions: transformers builds none
             mask = torch.zeros(1, 1, 1, 1, device=batch.input_ids.device)

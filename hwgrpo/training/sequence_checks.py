@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config import Config
+from hwgrpo.config.validate import ranks_per_sequence
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.tensor_parallel import not_cut, obstacle_in
 from hwgrpo.training.choices import AttentionChoice, layers_beyond_attention
 from hwgrpo.training.layout_check import PADDING_TOLERANCE, obstacle_to
 from hwgrpo.training.layouts import Layout
@@ -19,7 +23,7 @@ ROPES_OF_LENGTH = ("dynamic", "longrope")
 
 
 def check_sequence_parallel(config: Config, model_config: Any, attention: AttentionChoice) -> None:
-    """Check by a model's configuration that `trainer.sequence_parallel_size` ranks can share its sequences.
+    """Check by a model's configuration that as many ranks as the settings say can share its sequences.
 
     Args:
         config: the run's settings.
@@ -29,38 +33,56 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
     Raises:
         ConfigError: its heads or its layers do not allow it, or the loss does not.
     """
-    size = config.trainer.sequence_parallel_size
+    size = ranks_per_sequence(config)
     if size == 1:
         return
+    refused = not_cut if config.trainer.tensor_parallel_size > 1 else _shared
     text = model_config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     beyond = layers_beyond_attention(text)
     if beyond:
-        raise _refused(size, f"tokens of a {text.model_type} model meet by more than attention ({', '.join(beyond)})")
-    if not heads or heads % size:
-        fitting = [divisor for divisor in range(2, size) if (heads or 1) % divisor == 0]
-        use = f"{' or '.join(map(str, fitting))}, or 1" if fitting else "1"
-        raise _refused(size, f"it does not divide the model's {heads or 'unknown number of'} attention heads", use)
+        raise refused(size, f"tokens of a {text.model_type} model meet by more than attention ({', '.join(beyond)})")
+    counts = {"attention heads": heads}
+    if config.trainer.tensor_parallel_size > 1:
+        obstacle = obstacle_in(getattr(text, "base_model_tp_plan", None))
+        if obstacle is not None:
+            raise refused(size, f"{text.model_type}: {obstacle}")
+        counts["key-value heads"] = getattr(text, "num_key_value_heads", None) or heads
+        counts["intermediate units"] = getattr(text, "intermediate_size", None)
+    for what, count in counts.items():
+        if not count or count % size:
+            every = [each or 1 for each in counts.values()]
+            fitting = [divisor for divisor in range(2, size) if not any(each % divisor for each in every)]
+            use = f"{' or '.join(map(str, fitting))}, or 1" if fitting else "1"
+            raise refused(size, f"it does not divide the model's {count or 'unknown number of'} {what}", use)
     ropes = sorted(_rope_types(getattr(text, "rope_parameters", None)) & set(ROPES_OF_LENGTH))
     if ropes:
-        raise _refused(size, f"rotary embeddings of the model depend on the sequence's length ({', '.join(ropes)})")
+        raise refused(size, f"rotary embeddings of the model depend on the sequence's length ({', '.join(ropes)})")
     if attention.loaded_as != "sdpa":
-        raise _refused(size, f"{attention.line}: only one that takes masks as sdpa does exchanges heads for tokens")
+        raise refused(size, f"{attention.line}: only one that takes masks as sdpa does exchanges heads for tokens")
     if build_loss(loss_spec(config)).scope == "batch":
-        raise _refused(size, f"algorithm.loss.name={config.algorithm.loss.name!r} compares all tokens of a micro-batch")
+        raise refused(size, f"algorithm.loss.name={config.algorithm.loss.name!r} compares all tokens of a micro-batch")
 
 
-def prove_sequence_parallel(policy: PolicyModel, layout: Layout, group: SequenceGroup) -> None:
+def prove_sequence_parallel(
+    policy: PolicyModel, layout: Layout, group: SequenceGroup, states: torch.Tensor | None = None
+) -> None:
     """Try on a few tokens that hidden states are those of one rank alone; all ranks of the group call it together.
+
+    Args:
+        policy: as the strategy holds it.
+        layout: of rows.
+        group: of ranks that share them.
+        states: what one rank alone has found (`states_alone`), where layers are cut over the group.
 
     Raises:
         ConfigError: they are not, or the model does not let its attention be replaced.
     """
     if group.size == 1:
         return
-    obstacle = obstacle_to(policy, layout, group, tolerance=PADDING_TOLERANCE)
+    obstacle = obstacle_to(policy, layout, group, PADDING_TOLERANCE, states)
     if obstacle is not None:
-        raise _refused(group.size, f"{type(policy.base).__name__}: {obstacle}")
+        raise (not_cut if group.tensor else _shared)(group.size, f"{type(policy.base).__name__}: {obstacle}")
 
 
 def _rope_types(parameters: Any) -> set[str]:
@@ -71,5 +93,5 @@ def _rope_types(parameters: Any) -> set[str]:
     return {own} if isinstance(own, str) else {kind for each in parameters.values() for kind in _rope_types(each)}
 
 
-def _refused(size: int, why: str, use: str = "1") -> ConfigError:
+def _shared(size: int, why: str, use: str = "1") -> ConfigError:
     return ConfigError(f"trainer.sequence_parallel_size={size}: {why}; use trainer.sequence_parallel_size={use}")

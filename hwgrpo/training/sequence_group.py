@@ -1,7 +1,9 @@
-"""Ranks that share the tokens of their sequences: `trainer.sequence_parallel_size` consecutive ones (Ulysses).
+"""Ranks that share the tokens of their sequences: consecutive ones, as many as `ranks_per_sequence` says.
 
-To everything else of a run each of them is a data-parallel rank like any other, with prompts of its own. Only for
-passes of the model do they pool what they have, and go through the same micro-batches, a part of the tokens each.
+They exchange heads for tokens in attention (`trainer.sequence_parallel_size`, Ulysses), or each has a part of every
+layer's weights (`trainer.tensor_parallel_size`). To everything else of a run each of them is a data-parallel rank like
+any other, with prompts of its own. Only for passes of the model do they pool what they have, and go through the same
+micro-batches, a part of the tokens each.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ class SequenceGroup:
     """The process group that tensors of the device travel in; None for a rank alone."""
     cpu_group: Any = None
     """The one for values in host memory."""
+    tensor: bool = False
+    """Layers are cut over them, and see the tokens of all."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return every member's Python value, in the order of ranks."""
@@ -45,15 +49,16 @@ class SequenceGroup:
 ALONE = SequenceGroup()
 
 
-def join(size: int, comm_backend: str) -> SequenceGroup:
+def join(size: int, comm_backend: str, *, tensor: bool = False) -> SequenceGroup:
     """Return this rank's group; all ranks of the run call it together.
 
     Args:
         size: ranks of a group; divides those of the run.
         comm_backend: of the device.
+        tensor: layers are cut over its ranks.
     """
     if size == 1:
         return ALONE
     device_group, _ = dist.new_subgroups(size)
     cpu_group = device_group if comm_backend == "gloo" else dist.new_subgroups(size, backend="gloo")[0]
-    return SequenceGroup(size, dist.get_rank() % size, device_group, cpu_group)
+    return SequenceGroup(size, dist.get_rank() % size, device_group, cpu_group, tensor)

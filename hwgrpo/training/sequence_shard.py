@@ -22,6 +22,8 @@ class SequenceShard:
     """The process group."""
     size: int
     """S, its ranks."""
+    tensor: bool
+    """Layers are cut over them, and gather the tokens of all by themselves."""
     total: int
     """Response tokens of the micro-batch, over all ranks of the group."""
     rows: torch.Tensor
@@ -72,6 +74,7 @@ def share_out(micro: MicroBatch, group: SequenceGroup, *, whole_sequences: bool)
     shard = SequenceShard(
         group=group.device_group,
         size=S,
+        tensor=group.tensor,
         total=total,
         rows=local_N[held],
         send=tuple(taker_N[held].bincount(minlength=S).tolist()),

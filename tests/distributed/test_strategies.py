@@ -20,6 +20,7 @@ WAYS = {
     "ddp": ["ddp"],
     "fsdp2": ["fsdp2"],
     "fsdp2, weights kept": ["fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
+    "fsdp2, layers cut": ["fsdp2", "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
     "ddp, bf16": ["ddp", "model.dtype=bfloat16"],
     "fsdp2, bf16": ["fsdp2", "model.dtype=bfloat16"],
 }
@@ -37,6 +38,7 @@ def alone() -> Results:
 
 
 FAST = [("ddp", 2), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 4), ("fsdp2, weights kept", 2)]
+FAST += [("fsdp2, layers cut", 2), ("fsdp2, layers cut", 4)]
 ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
 ZERO_RUNS += [("zero-3, small weights kept", 2)]
 BF16 = {"zero-1, bf16": "ddp, bf16", "zero-2, bf16": "ddp, bf16", "zero-3, bf16": "fsdp2, bf16"}

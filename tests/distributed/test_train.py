@@ -39,6 +39,11 @@ WAYS = {
     "ddp": ["trainer.strategy=ddp"],
     "fsdp2": ["trainer.strategy=fsdp2"],
     "sequences shared": ["trainer.strategy=ddp", "trainer.sequence_parallel_size=2", "model.layout=grouped"],
+    "layers cut": [
+        "trainer.strategy=fsdp2",
+        "trainer.tensor_parallel_size=2",
+        "model.path=builtin://tiny?task=sort&hidden=64&layers=1&steps=30&batch=32&digits=3",  # two key-value heads
+    ],
     "zero-1": ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=1"],
     "zero-2": ["trainer.strategy=deepspeed"],
     "zero-3": ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=3"],
@@ -62,7 +67,9 @@ WAYS = {
 def test_two_processes_train_like_one(way: str, tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HWGRPO_CACHE", cache)
     strategies = [
-        word for word in WAYS[way] if word.startswith(("trainer.strategy", "trainer.deepspeed", "trainer.seq"))
+        word
+        for word in WAYS[way]
+        if word.startswith(("trainer.strategy", "trainer.deepspeed", "trainer.seq", "trainer.tensor"))
     ]
     others = [word for word in WAYS[way] if word not in strategies]
     decay = "optim.weight_decay=1.0"  # of matrices alone, which may have lost their shape when the optimizer is made

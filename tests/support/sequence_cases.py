@@ -12,7 +12,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from strategy_worker import gradients, share
 from tiny import VOCAB, ragged_batch, settings, sharpened, tiny_llama, tiny_qwen3
-from transformers import MistralConfig, MistralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
 from hwgrpo.models.lora import apply_lora
@@ -28,6 +35,8 @@ from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update import PolicyUpdate
 
+TENSOR = "tensor"
+"""In place of a strategy's name: fsdp2 with layers cut over the ranks of a group."""
 CUTS = {1: [0, 4], 2: [0, 1, 4], 4: [0, 0, 1, 2, 4]}
 """Where each number of ranks cuts the prompts: none has as many as another, and one may have nothing."""
 
@@ -65,6 +74,27 @@ def with_experts() -> Any:
     return sharpened(Qwen3MoeForCausalLM(config))
 
 
+def with_biases() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        attention_bias=True,
+        mlp_bias=True,
+    )
+    model = sharpened(LlamaForCausalLM(config))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
+    return model
+
+
 @dataclass(frozen=True)
 class Case:
     """What is trained, laid out how."""
@@ -93,12 +123,13 @@ CASES = {
     "layers recomputed": Case(BRANCHED, words=("model.gradient_checkpointing=true",)),
     "LoRA": Case(BRANCHED, words=LORA),
     "autocast": Case(BRANCHED, words=("model.dtype=bfloat16",), alone=BRANCHED, tolerance=0.05),
+    "biases": Case(model=with_biases),
     "router loss": Case(model=with_experts, words=("model.router_loss_coef=0.1",)),
 }
 
 
-def run_case(strategy: Strategy, case: Case, size: int) -> dict[str, torch.Tensor]:
-    """Return what one update of this rank's prompts gives, with groups of `size` ranks.
+def run_case(strategy: Strategy, case: Case, size: int, *, tensor: bool = False) -> dict[str, torch.Tensor]:
+    """Return what one update of this rank's prompts gives, with groups of `size` ranks that layers may be cut over.
 
     `grad.*` and the `norm` of the gradient, `loss`, `sum.*` of the metrics, the log-probs [R] that the update met and
     those `scored` by the reference before it and by the policy after it, and the `weight.*` then. `tokens fed` [ranks]
@@ -108,7 +139,7 @@ def run_case(strategy: Strategy, case: Case, size: int) -> dict[str, torch.Tenso
     longest = ("data.max_prompt_tokens=8", "rollout.max_response_tokens=8")
     regular = ("model.dtype=float32", "algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01", "optim.eps=1e-2")
     config = settings(*longest, *regular, *case.words)
-    config.trainer.sequence_parallel_size = size
+    setattr(config.trainer, f"{'tensor' if tensor else 'sequence'}_parallel_size", size)
     model = case.model()
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -163,8 +194,8 @@ def run_all(out: Path, ways: Sequence[tuple[str, int]], titles: Sequence[str]) -
     dist.init_process_group("gloo")
     for name, size in ways:
         for title in titles:
-            strategy = STRATEGIES.load(name)(torch.device("cpu"), "gloo")
-            values = run_case(strategy, CASES[title], size)
+            strategy = STRATEGIES.load("fsdp2" if name == TENSOR else name)(torch.device("cpu"), "gloo")
+            values = run_case(strategy, CASES[title], size, tensor=name == TENSOR)
             if strategy.rank == 0:
                 save_file({k: v.contiguous() for k, v in values.items()}, out / f"{name} {size} {title}")
     dist.destroy_process_group()

@@ -26,7 +26,9 @@ from hwgrpo.training.batch import token_signals
 from hwgrpo.training.layouts import PADDED
 from hwgrpo.training.micro_batch import lay_out
 from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.sequence_shard import share_out
 from hwgrpo.training.strategies.deepspeed import Deepspeed
+from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import TrainBatch
@@ -97,7 +99,9 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     strategy.discard_gradients()
     signals = token_signals(full, range(len(full)), torch.ones(len(full)), rollout=False)
     with strategy.accumulate(last=False):  # as an update that was broken off leaves it
-        strategy.backward(strategy.module(lay_out(full, [[0]], signals, PADDED), update.loss_fn, 0.0).loss)
+        group = strategy.sequence_group
+        micro = share_out(lay_out(full, [[0]], signals, PADDED, multiple=group.size), group, whole_sequences=False)
+        strategy.backward(strategy.module(micro, update.loss_fn, 0.0).loss)
     strategy.discard_gradients()
     update.accumulate_gradients(batch, range(len(batch)))
     result |= {f"again.{name}": gradient for name, gradient in gradients(strategy).items()}
@@ -120,6 +124,7 @@ def joined_pieces(strategy: Strategy) -> dict[str, torch.Tensor]:
     for name, shape, start, values, step in (piece for rank in strategy.gather_objects(mine) for piece in rank):
         for key, value in values.items():
             target = whole.setdefault(f"piece.{key}.{name}", torch.full((math.prod(shape),), torch.nan))
+            assert target[start : start + len(value)].isnan().all(), f"{name}: in two pieces"
             target[start : start + len(value)] = value
         whole[f"step.{name}"] = torch.tensor(step)
     return whole
@@ -138,7 +143,10 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
         else:
             gradient = parameter.grad
         assert gradient is not None, name
-        found[f"grad.{name}"] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
+        if isinstance(strategy, Fsdp2):
+            assert isinstance(gradient, DTensor)
+            gradient = strategy._tensor.whole(name, gradient.full_tensor())
+        found[f"grad.{name}"] = gradient.clone()
     return found
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from hwgrpo.config import Config
+from hwgrpo.config.validate import ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.sequence_group import ALONE, SequenceGroup, join
 
@@ -58,7 +59,8 @@ class Processes:
         pass
 
     def prepare(self, config: Config) -> None:
-        self.sequence_group = join(config.trainer.sequence_parallel_size, self.comm_backend)
+        tensor = config.trainer.tensor_parallel_size > 1
+        self.sequence_group = join(ranks_per_sequence(config), self.comm_backend, tensor=tensor)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor([float(v) for v in values], dtype=torch.float64)

@@ -135,19 +135,23 @@ def clip_by_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.T
 
 
 def clip_shards_by_norm(
-    shards: Sequence[torch.Tensor], max_norm: float, sum_over_ranks: Callable[[Sequence[float]], list[float]]
+    shards: Sequence[torch.Tensor],
+    max_norm: float,
+    sum_over_ranks: Callable[[Sequence[float]], list[float]],
+    copies: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Scale gradients to at most `max_norm` in all (0: leave them); return the norm before it, over all ranks.
 
     Args:
-        shards: this rank's part of the gradients; each element is on one rank only.
+        shards: this rank's part of the gradients; each element is in those of one rank only.
         max_norm: of the whole gradient.
         sum_over_ranks: adds a few numbers up over the ranks.
+        copies: of what is in another rank's shards.
     """
     squared = torch.nn.utils.get_total_norm(shards).double().square()
     norm = torch.tensor(sum_over_ranks([float(squared)])[0], dtype=torch.float64).sqrt().float()
     if max_norm > 0:
-        for shard in shards:
+        for shard in (*shards, *copies):
             shard.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0).to(shard.device))
     return norm
 
