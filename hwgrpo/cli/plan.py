@@ -160,7 +160,8 @@ def text(plan: ScalePlan) -> str:
     trained = "" if shape.trainable == shape.parameters else f", {_count(shape.trainable)} trained"
     nodes = "" if cluster.nodes == 1 else f" on {cluster.nodes:,} nodes"
     devices = f"{cluster.devices:,} device{'s' * (cluster.devices > 1)}{nodes}"
-    shared = f", sequences shared by {plan.shared_by}" if plan.shared_by > 1 else ""
+    what = "layers cut over" if plan.layers_cut else "sequences shared by"
+    shared = f", {what} {plan.shared_by}" if plan.shared_by > 1 else ""
     computes = f"{str(plan.work.dtype).removeprefix('torch.')}, {plan.layout} layout{shared}"
     lines = [
         f"model      {plan.model}: {shape.architecture}, {_count(shape.parameters)} parameters{trained}",

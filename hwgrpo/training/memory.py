@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from hwgrpo_kernels.chunks import chunk_rows_for
 from hwgrpo_kernels.head import logits_buffers
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import prompts_per_update
+from hwgrpo.config.validate import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training.shapes import ModelShape
 from hwgrpo.training.sharding import Sharding
@@ -92,21 +93,22 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     adapters = shape.trainable if uses_lora(config.model.lora) else 0
     rollout_dtype = rollout_dtype_of(config, work.dtype)
     size = work.dtype.itemsize
+    held_of = partial(sharding.held, shape.outside_layers)
     stored = work.dtype if sharding.narrow else torch.float32
     parameters = {
-        f"parameters ({_named(stored)})": stored.itemsize * (shape.parameters + adapters) // sharding.parameters
+        f"parameters ({_named(stored)})": stored.itemsize * held_of(shape.parameters + adapters, sharding.parameters)
     }
-    moments = {"AdamW moments": 8 * shape.trainable // sharding.moments}
+    moments = {"AdamW moments": 8 * held_of(shape.trainable, sharding.moments)}
     if sharding.masters is not None:
         moments["masters (fp32)"] = 4 * shape.trainable // sharding.masters
-    gradients = {"gradients (fp32)": 4 * shape.trainable // sharding.gradients}
+    gradients = {"gradients (fp32)": 4 * held_of(shape.trainable, sharding.gradients)}
     always: dict[str, int] = {}
     update: dict[str, int] = {}
     host: dict[str, int] = {}
     (host if sharding.offloads_parameters else always).update(parameters)
     (host if sharding.offloads_moments else always).update(moments)
     if config.algorithm.kl.coef and not adapters:
-        reference = {"reference model": 4 * shape.parameters // sharding.parameters}
+        reference = {"reference model": 4 * held_of(shape.parameters, sharding.parameters)}
         (host if sharding.offloads_parameters else always).update(reference)
     if work.samples and (rollout_dtype != torch.float32 or not sharding.whole):
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.whole else adapters))
@@ -120,6 +122,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             work.dtype,
             config.model.gradient_checkpointing,
             copied_keys=_keys_per_token(config, work) if work.branched else None,
+            gathered_by=sharding.tensor,
         )
     }
     update |= activations | {"a chunk of logits": _logits_bytes(config, shape, work, tokens)}
@@ -127,16 +130,17 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
     if sharding.units is not None:
         layers = shape.layers if sharding.units == "all" else sharding.units
-        gathered = min(shape.parameters, shape.outside_layers + layers * shape.largest_layer)
+        layer = shape.largest_layer // sharding.tensor
+        gathered = min(shape.parameters, shape.outside_layers + layers * layer)
         update["weights gathered"] = size * gathered
         if not adapters:  # in the compute dtype as they come, and once more in fp32 to be summed over ranks
-            update["gradients of a unit, whole"] = (size + 4) * max(shape.largest_layer, shape.outside_layers)
+            update["gradients of a unit, whole"] = (size + 4) * max(layer, shape.outside_layers)
     elif work.dtype != torch.float32:
         # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
         recast = adapters and config.model.gradient_checkpointing
         update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
     if config.trainer.save_async and config.trainer.save_every:
-        copied = {"copy for a checkpoint being written": 12 * shape.trainable // sharding.ranks}
+        copied = {"copy for a checkpoint being written": 12 * held_of(shape.trainable, sharding.ranks)}
         (always if work.device_type == "cpu" else host).update(copied)
     if work.device_type == "cpu":
         always["libraries, about"] = LIBRARIES
@@ -145,7 +149,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
     if work.device_type != "cpu" and not sharding.offloads_moments:
-        step["values between in AdamW"] = 4 * shape.trainable // sharding.moments
+        step["values between in AdamW"] = 4 * held_of(shape.trainable, sharding.moments)
     if passes == 1 and held is update and sharding.units is None:
         # Activations go as gradients come: both are never whole at a time. From a second pass on they are.
         kept = {name: size for name, size in update.items() if name not in gradients}
@@ -204,7 +208,7 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int]:
     """
     n, prompt = config.rollout.n, work.prompt_tokens
     response = config.rollout.max_response_tokens - 1  # the last token predicts nothing
-    shared_by = config.trainer.sequence_parallel_size
+    shared_by = ranks_per_sequence(config)
     prompts = max(1, work.prompts * shared_by * prompts_per_update(config) // config.trainer.prompts_per_step)
     budget = work.micro_batch_tokens * shared_by
     if work.shares_prompt:
@@ -238,7 +242,12 @@ def cache_bytes(
 
 
 def activation_bytes(
-    shape: ModelShape, tokens: int, dtype: torch.dtype, recomputed: bool, copied_keys: float | None = None
+    shape: ModelShape,
+    tokens: int,
+    dtype: torch.dtype,
+    recomputed: bool,
+    copied_keys: float | None = None,
+    gathered_by: int = 1,
 ) -> int:
     """Estimate what the layers keep for the backward pass.
 
@@ -253,6 +262,7 @@ def activation_bytes(
         recomputed: gradient checkpointing keeps each layer's input, and one layer whole at a time.
         copied_keys: keys that branched attention copies per token; it keeps its operands before and after it takes them
             apart. None: attention leaves rows as they are.
+        gathered_by: devices that layers are cut over: linear layers read the tokens of all of them.
     """
     h, size = shape.hidden, dtype.itemsize
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -261,7 +271,7 @@ def activation_bytes(
     if copied_keys is not None:
         attention += queries + outputs + int((keys + values) * copied_keys)
     norms = 2 * 4 * (shape.norms * h + (queries + keys if shape.head_norms else 0))
-    inputs = 2 * h if dtype == torch.float32 else 5 * h
+    inputs = 2 * h * gathered_by if dtype == torch.float32 or gathered_by > 1 else 5 * h
     layer = norms + size * (inputs + attention + 4 * shape.intermediate)
     kept = 4 * h * shape.layers + layer if recomputed else layer * shape.layers
     return kept * tokens

@@ -16,7 +16,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update
+from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import is_fused
@@ -179,9 +179,21 @@ def config_sharding(config: Config, world_size: int) -> Sharding:
     name = config.trainer.strategy
     if name == "auto":
         name = "ddp" if world_size > 1 else "single"
-    fsdp2 = config.trainer.fsdp2
+    fsdp2, deepspeed = config.trainer.fsdp2, config.trainer.deepspeed
+    if name == "deepspeed":
+        return sharding_of(
+            name,
+            world_size,
+            stage=deepspeed.stage,
+            offload_optimizer=deepspeed.offload_optimizer,
+            offload_parameters=deepspeed.offload_parameters,
+        )
     return sharding_of(
-        name, world_size, reshard_after_forward=fsdp2.reshard_after_forward, offload_parameters=fsdp2.offload
+        name,
+        world_size,
+        reshard_after_forward=fsdp2.reshard_after_forward,
+        offload_parameters=fsdp2.offload,
+        tensor=config.trainer.tensor_parallel_size,
     )
 
 
@@ -204,8 +216,8 @@ def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) 
     most = sequences * (longest + r.max_response_tokens)
     each = f"{t.prompts_per_step} prompts x {r.n} samples, {_counted(updates, 'update', 'updates')} each"
     tokens = f"at most {most:,} tokens a step, {micro_batch:,} per micro-batch"
-    if t.sequence_parallel_size > 1:
-        tokens += f" on each of the {t.sequence_parallel_size} devices that share sequences"
+    if ranks_per_sequence(config) > 1:
+        tokens += f" on each of the {ranks_per_sequence(config)} devices that share sequences"
     if training is None and not t.max_steps:
         return [f"{_counted(t.epochs, 'pass', 'passes')} over the data in steps of {each}", tokens]
     steps = planned_steps(config, len(training) if training else 0)

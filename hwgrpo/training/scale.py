@@ -12,7 +12,7 @@ from hwgrpo_backends.peaks import Chip
 
 from hwgrpo import training
 from hwgrpo.config import Config
-from hwgrpo.config.validate import check_world_size
+from hwgrpo.config.validate import check_world_size, ranks_per_sequence
 from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
@@ -78,6 +78,8 @@ class ScalePlan:
     layout: str
     shared_by: int
     """Devices that go through a sequence together."""
+    layers_cut: bool
+    """Decoder layers are cut over them."""
     strategy: str
     cluster: Cluster
     chips: tuple[OnChip, ...]
@@ -99,7 +101,8 @@ class ScalePlan:
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "layout": self.layout,
-            "sequence_parallel_size": self.shared_by,
+            "sequence_parallel_size": 1 if self.layers_cut else self.shared_by,
+            "tensor_parallel_size": self.shared_by if self.layers_cut else 1,
             "assumed": {"usable": c.usable, "mfu": c.rates.mfu, "mbu": c.rates.mbu, "link": c.rates.link},
             "chips": [
                 {
@@ -150,7 +153,8 @@ class _Planner:
 
     def sharding(self, strategy: str | None, devices: int) -> Sharding:
         """Return how state is cut."""
-        return planned_sharding(strategy, devices) if strategy else config_sharding(self.config, devices)
+        tensor = self.config.trainer.tensor_parallel_size
+        return planned_sharding(strategy, devices, tensor) if strategy else config_sharding(self.config, devices)
 
     def rollout_bytes(self, work: Work, devices: int) -> int:
         """Return weights and cache of the sequences that one engine apart samples together, over all its devices."""
@@ -246,7 +250,8 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         shape=planner.shape,
         work=work,
         layout=planner.layout(backend).name,
-        shared_by=config.trainer.sequence_parallel_size,
+        shared_by=ranks_per_sequence(config),
+        layers_cut=config.trainer.tensor_parallel_size > 1,
         strategy=cluster.strategy or _strategy(config, cluster.devices),
         cluster=cluster,
         chips=tuple(results),

@@ -30,9 +30,14 @@ class Sharding:
     """AdamW's moments and masters lie in the host's memory."""
     offloads_parameters: bool = False
     """So do parameters and gradients that are not gathered."""
-
+    tensor: int = 1
+    """Devices over which decoder layers are cut first: the rest is cut into so many times fewer parts than they are."""
     ranks: int = 1
     """Devices of the run: each copies this part of what a checkpoint holds before it writes it."""
+
+    def held(self, outside: int, count: int, parts: int) -> int:
+        """Return how many of `count` elements a device holds, `outside` of which are in no decoder layer."""
+        return (count + outside * (self.tensor - 1)) // parts
 
     @property
     def whole(self) -> bool:
@@ -48,6 +53,7 @@ def sharding_of(
     reshard_after_forward: bool = True,
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
+    tensor: int = 1,
 ) -> Sharding:
     """Return how a strategy cuts a run over its devices.
 
@@ -57,6 +63,7 @@ def sharding_of(
         stage: ZeRO's, for deepspeed.
         reshard_after_forward: for fsdp2; without, all weights stay gathered from a forward to its backward.
         offload_optimizer, offload_parameters: what lies in the host's memory; for fsdp2 the second means both.
+        tensor: `trainer.tensor_parallel_size`; fsdp2 alone has it.
     """
     if strategy in ("single", "ddp"):
         # DDP's gradients are views of its buckets, which it keeps
@@ -69,6 +76,7 @@ def sharding_of(
             units=2 if reshard_after_forward else "all",  # the layer at work and the one that is fetched meanwhile
             offloads_moments=offload_parameters,
             offloads_parameters=offload_parameters,
+            tensor=tensor,
             ranks=devices,
         )
     assert strategy == "deepspeed", strategy
@@ -86,8 +94,8 @@ def sharding_of(
     )
 
 
-def planned_sharding(name: str, devices: int) -> Sharding:
-    """Return what a word of `STRATEGIES` means.
+def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
+    """Return what a word of `STRATEGIES` means; `tensor` as for `sharding_of`.
 
     Raises:
         ConfigError: it is not one of them.
@@ -103,4 +111,4 @@ def planned_sharding(name: str, devices: int) -> Sharding:
             offload_optimizer=bool(offload),
             offload_parameters=bool(offload),
         )
-    return sharding_of(word, devices, offload_parameters=bool(offload))
+    return sharding_of(word, devices, offload_parameters=bool(offload), tensor=tensor)

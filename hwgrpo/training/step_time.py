@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
-from hwgrpo.config.validate import prompts_per_update
+from hwgrpo.config.validate import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training.flops import BACKWARD, FORWARD, WEIGHT, TrainingWork, model_work
 from hwgrpo.training.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
@@ -166,7 +166,7 @@ def step_seconds(
         "optimizer": _quotient(updates * 28.0 * shape.trainable / sharding.moments, memory),
         "exchange": (
             _exchanged(config, shape, work, sharding, updates) * ring
-            + _heads_exchanged(config, shape, work, rescored=rescored)
+            + _tokens_exchanged(config, shape, work, sharding, rescored=rescored)
         )
         / rates.link,
         "sync": sync,
@@ -219,17 +219,25 @@ def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding
     if sharding.units is not None:
         _, number = micro_batches(config, work)
         gathers = 1 if sharding.units == "all" else 2  # for the forward and for the backward
-        return updates * number * (gathers * size * shape.parameters + 4.0 * shape.trainable)
+        share = sharding.held(shape.outside_layers, shape.parameters, sharding.tensor) / shape.parameters
+        return updates * number * share * (gathers * size * shape.parameters + 4.0 * shape.trainable)
     # all-reduce is a reduce-scatter and an all-gather; ZeRO's second half gathers new parameters instead
     return 2.0 * updates * 4 * shape.trainable
 
 
-def _heads_exchanged(config: Config, shape: ModelShape, work: Work, *, rescored: bool) -> float:
-    """Return the bytes of queries, keys, values and outputs that a device sends where devices share sequences."""
-    size = config.trainer.sequence_parallel_size
-    heads, keys = shape.heads, math.lcm(shape.kv_heads, size)
-    width = (heads + keys) * (shape.head_dim + shape.value_dim)
+def _tokens_exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, *, rescored: bool) -> float:
+    """Return the bytes that a device sends in passes where devices share sequences.
+
+    They exchange heads for tokens: queries, keys, values and outputs. Or layers are cut over them: then hidden states
+    are gathered and summed, for attention and for the feed-forward part.
+    """
+    size = ranks_per_sequence(config)
+    if sharding.tensor > 1:
+        sent = 4 * shape.hidden * (size - 1)
+    else:
+        heads, keys = shape.heads, math.lcm(shape.kv_heads, size)
+        sent = (heads + keys) * (shape.head_dim + shape.value_dim) * (size - 1) / size
     _, tokens = _computed(config, work)
     recomputed = 1 if config.model.gradient_checkpointing else 0
     passes = config.trainer.epochs_per_batch * (2 + recomputed) + rescored + bool(config.algorithm.kl.coef)
-    return passes * tokens * shape.layers * width * work.dtype.itemsize * (size - 1) / size
+    return passes * tokens * shape.layers * sent * work.dtype.itemsize

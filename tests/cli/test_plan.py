@@ -172,6 +172,30 @@ def test_a_mistake_is_named_with_its_remedy(capsys, words, parts):
         assert part in line
 
 
+def test_devices_that_layers_are_cut_over_gather_tokens_for_it_and_half_of_each_layer():
+    words = (RECIPE, "--devices", "8", "rollout.max_response_tokens=31744", "model.layout=padded", "model.lora.rank=0")
+    words = (*words, "trainer.strategy=fsdp2", "trainer.prompts_per_step=128")
+    one, two = (
+        (*words, f"trainer.tensor_parallel_size={size}", f"trainer.tokens_per_micro_batch={32768 // size}")
+        for size in (1, 2)
+    )
+    assert "padded layout, layers cut over 2" in said(*two)
+    assert (planned(*two)["tensor_parallel_size"], planned(*two)["sequence_parallel_size"]) == (2, 1)
+    whole, part = chip(*one), chip(*two)
+    assert part["seconds"]["update"] == whole["seconds"]["update"]
+    names = "AdamW moments", "parameters (fp32)"
+    assert all(part["components"]["always"][name] > whole["components"]["always"][name] for name in names)
+    gathered = [each["components"]["update"]["weights gathered"] for each in (whole, part)]
+    # 8B: 36 layers of 192,946,432, and two tables of 151,936 x 4,096, gathered twice as often in half as large parts
+    layers, rest = 36 * 192_946_432, 2 * 151_936 * 4096 + 4096
+    assert gathered == [2 * (rest + 2 * 192_946_432), 2 * (rest + 192_946_432)]
+    tokens = 16 * 8 * 32767 * 36 * 4 * 4096 * 2 * 3
+    state = 7 / 8 * 128 * 8 / 8 * (2 * 2 + 4) * (2 * (layers / 2 + rest) - (layers + rest))
+    assert part["seconds"]["exchange"] - whole["seconds"]["exchange"] == pytest.approx(
+        (tokens + state) / 50e9, rel=1e-4
+    )
+
+
 def test_devices_that_share_sequences_hold_a_part_of_their_activations_and_exchange_heads_for_it():
     words = (RECIPE, "--devices", "8", "rollout.max_response_tokens=31744", "model.layout=padded")
     one, two = (

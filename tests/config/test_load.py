@@ -159,6 +159,23 @@ def test_ranks_share_sequences_only_where_there_are_groups_of_them():
     assert "by several processes; use trainer.strategy=ddp" in refusal(two, "trainer.strategy=single")
 
 
+def test_layers_are_cut_over_ranks_by_fsdp2_alone_and_whole_weights_are_trained(tmp_path):
+    two = ("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2")
+    check_world_size(load("trainer.prompts_per_step=32", *two), 4)
+    with pytest.raises(ConfigError, match=r"trainer.tensor_parallel_size=2 does not divide the run's 3 ranks"):
+        check_world_size(load("trainer.prompts_per_step=3", *two), 3)
+    for strategy in ("auto", "single", "ddp", "deepspeed"):
+        said = refusal(two[1], f"trainer.strategy={strategy}")
+        assert said.startswith(f"trainer.tensor_parallel_size=2 with trainer.strategy='{strategy}': layers are cut")
+        assert "use that, or trainer.sequence_parallel_size" in said
+    assert "with trainer.sequence_parallel_size=4: either shares" in refusal(*two, "trainer.sequence_parallel_size=4")
+    assert "=2 with model.lora.rank=8: adapters are not cut" in refusal(*two, "model.lora.rank=8")
+    (tmp_path / "adapter_config.json").write_text('{"r": 4}')
+    assert "=2 with model.lora.adapter='/" in refusal(*two, f"model.lora.adapter={tmp_path}")
+    short = ("data.max_prompt_tokens=40", "rollout.max_response_tokens=61", "trainer.tokens_per_micro_batch=50")
+    assert "over trainer.tensor_parallel_size=2); use at least 51" in refusal(*two, *short)
+
+
 def test_a_micro_batch_holds_a_ranks_part_of_a_sequence():
     longest = ("data.max_prompt_tokens=40", "rollout.max_response_tokens=61", "trainer.sequence_parallel_size=4")
     load(*longest, "trainer.tokens_per_micro_batch=26")

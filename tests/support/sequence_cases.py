@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from transformers import (
 )
 
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.lora import apply_lora
+from hwgrpo.models.tensor_parallel import TensorParallel
 from hwgrpo.training import STRATEGIES
 from hwgrpo.training.batch import token_signals
 from hwgrpo.training.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
 from hwgrpo.training.micro_batch import lay_out
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.reference import build_reference
-from hwgrpo.training.sequence_group import join
+from hwgrpo.training.sequence_group import SequenceGroup, join
 from hwgrpo.training.sequence_shard import share_out
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
@@ -41,7 +44,7 @@ CUTS = {1: [0, 4], 2: [0, 1, 4], 4: [0, 0, 1, 2, 4]}
 """Where each number of ranks cuts the prompts: none has as many as another, and one may have nothing."""
 
 
-def windowed() -> Any:
+def windowed(key_heads: int = 1) -> Any:
     torch.manual_seed(0)
     config = MistralConfig(
         vocab_size=VOCAB,
@@ -49,7 +52,7 @@ def windowed() -> Any:
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=1,
+        num_key_value_heads=key_heads,
         sliding_window=4,
         max_position_embeddings=128,
     )
@@ -120,6 +123,7 @@ CASES = {
     "on policy": Case(BRANCHED, on_policy=True),
     "window": Case(model=windowed),
     "window, branched": Case(BRANCHED, windowed),
+    "window, two key heads": Case(BRANCHED, partial(windowed, 2)),
     "layers recomputed": Case(BRANCHED, words=("model.gradient_checkpointing=true",)),
     "LoRA": Case(BRANCHED, words=LORA),
     "autocast": Case(BRANCHED, words=("model.dtype=bfloat16",), alone=BRANCHED, tolerance=0.05),
@@ -201,7 +205,16 @@ def run_all(out: Path, ways: Sequence[tuple[str, int]], titles: Sequence[str]) -
     dist.destroy_process_group()
 
 
-def kept_bytes(size: int, rank: int = 0) -> int:
+def cut_policy(group: SequenceGroup, model: Any = None) -> PolicyModel:
+    """Return a policy whose layers are cut over a group, as fsdp2 cuts them before it cuts what is left."""
+    policy = PolicyModel(model or tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
+    layers = TensorParallel(policy.base, group.size, group.rank, group.device_group)
+    for layer in decoder_layers(policy.base):
+        layers.cut(layer)
+    return policy
+
+
+def kept_bytes(size: int, rank: int = 0, *, tensor: bool = False) -> int:
     """Return the bytes that a forward pass over one long sequence keeps for its backward, weights left out."""
     policy = PolicyModel(tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
     batch = ragged_batch(prompts=1, n=1)
@@ -209,8 +222,10 @@ def kept_bytes(size: int, rank: int = 0) -> int:
     batch = replace(batch, tokens=tokens, offsets=torch.tensor([0, len(tokens)]), rollout_logprobs=torch.zeros(120))
     signals = token_signals(batch, [0], torch.ones(1), rollout=False)
     micro = lay_out(batch, [[0]], signals, PADDED, multiple=size)
-    group = join(size, "gloo")
+    group = join(size, "gloo", tensor=tensor)
     assert group.rank == rank
+    if tensor:
+        policy = cut_policy(group)
     kept = {p.untyped_storage().data_ptr(): 0 for p in policy.parameters()}
 
     def count(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import runs
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
-from transformers import Gemma2Config, Qwen3Config, Qwen3NextConfig
+from transformers import Gemma2Config, GPT2Config, Phi3Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import branched_attention, exchanged_attention
@@ -125,6 +125,28 @@ def test_models_whose_tokens_cannot_be_shared_out_are_refused_before_they_are_lo
     with pytest.raises(ConfigError, match=rf"trainer.sequence_parallel_size=4: .*{said}.*; use trainer.seq"):
         check_sequence_parallel(config, model, attention)
     check_sequence_parallel(settings(), model, attention)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Qwen3Config(num_attention_heads=6), "divide the model's 6 attention heads; use trainer.tensor_p.*=2, or 1, or"),
+        (
+            Qwen3Config(num_key_value_heads=2),
+            "divide the model's 2 key-value heads; use trainer.tensor_p.*=2, or 1, or",
+        ),
+        (Qwen3Config(intermediate_size=6), "divide the model's 6 intermediate units; use trainer.tensor_p.*=2, or 1"),
+        (Qwen3MoeConfig(), "qwen3_moe: its tensor-parallel plan has moe_tp_experts, packed_colwise; known are colwise"),
+        (Phi3Config(), "phi3: its tensor-parallel plan has colwise_gather_output, rowwise_split_input; known are"),
+        (GPT2Config(), "gpt2: transformers has no tensor-parallel plan for it"),
+        (Qwen3Config(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "length .dynamic."),
+    ],
+)
+def test_models_whose_layers_cannot_be_cut_are_refused_before_they_are_loaded(model: Any, said: str):
+    config = settings("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=4")
+    with pytest.raises(ConfigError, match=rf"trainer.tensor_parallel_size=4: .*{said}.*trainer.sequence_parallel_size"):
+        check_sequence_parallel(config, model, SDPA)
+    check_sequence_parallel(config, Qwen3Config(), SDPA)
 
 
 def test_a_loss_that_compares_all_tokens_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from hwgrpo_backends import registry
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.memory import Memory, Work, estimate
+from hwgrpo.training.memory import Memory, Work, estimate, micro_batches
 from hwgrpo.training.plan import config_sharding
 from hwgrpo.training.shapes import ModelShape
 from hwgrpo.training.sharding import STRATEGIES, Sharding, planned_sharding, sharding_of
@@ -69,6 +69,26 @@ def test_a_parameter_costs_what_its_strategy_leaves_on_a_device(strategy, device
 def test_two_moments_are_kept_of_every_trained_parameter():
     assert held("ddp", 2).always["AdamW moments"] == 2 * 4 * SHAPE.trainable
     assert held("fsdp2", 4).always["AdamW moments"] == 2 * 4 * SHAPE.trainable // 4
+
+
+def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathered_in_part():
+    config = planned("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2", "trainer.tokens_per_micro_batch=8192")
+    sharding = config_sharding(config, 8)
+    cut, whole = (estimate(config, SHAPE, WORK, each) for each in (sharding, planned_sharding("fsdp2", 8)))
+    layers, rest = SHAPE.parameters - SHAPE.outside_layers, SHAPE.outside_layers
+    assert cut.always["parameters (fp32)"] == 4 * (layers // 8 + rest // 4)
+    assert cut.always["AdamW moments"] == 2 * 4 * (layers // 8 + rest // 4)
+    assert cut.update["weights gathered"] == 2 * (rest + 2 * SHAPE.largest_layer // 2)
+    kept, kept_whole = (next(n for name, n in m.update.items() if name.startswith("activ")) for m in (cut, whole))
+    tokens, _ = micro_batches(config, WORK)
+    # gathered inputs come in the compute dtype and are not cast again for each linear layer
+    assert kept - kept_whole == tokens * SHAPE.layers * 2 * SHAPE.hidden * (2 * 2 - 5)
+
+
+def test_a_configuration_of_deepspeed_is_planned_in_its_stage():
+    words = ("trainer.strategy=deepspeed", "trainer.deepspeed.stage=3", "trainer.deepspeed.offload_parameters=true")
+    assert config_sharding(planned(*words), 4) == sharding_of("deepspeed", 4, stage=3, offload_parameters=True)
+    assert config_sharding(planned(words[0]), 4) == planned_sharding("zero2", 4)
 
 
 def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():

@@ -1,0 +1,103 @@
+"""Ranks over which layers are cut (trainer.tensor_parallel_size) give what one process gives, with a part of it all."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import forked
+from safetensors.torch import load_file
+from sequence_cases import CASES, TENSOR, cut_policy, kept_bytes, run_all, run_case
+from tiny import settings, tiny_llama, tiny_qwen3
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.layout_check import states_alone
+from hwgrpo.training.layouts import BRANCHED, PADDED
+from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.sequence_checks import prove_sequence_parallel
+from hwgrpo.training.sequence_group import join
+from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from hwgrpo.training.strategies.single import Single
+
+RUNS = {
+    (2, 2): [
+        *("padded", "packed", "grouped", "branched", "masked groups, untied head", "one micro-batch for each row"),
+        *("a loss of sequences", "on policy", "window, two key heads", "layers recomputed", "autocast", "biases"),
+    ],
+    (4, 2): ["padded", "branched", "biases"],
+    (4, 4): ["biases"],
+}
+"""Ranks and sizes of groups -> cases."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory):
+    known: dict[tuple[int, int], Path] = {}
+
+    def of(ranks: int, size: int, case: str) -> dict[str, torch.Tensor]:
+        key = ranks, size
+        if key not in known:
+            known[key] = tmp_path_factory.mktemp("out")
+            assert forked(ranks, lambda rank: run_all(known[key], [(TENSOR, size)], RUNS[key])) == [0] * ranks
+        return load_file(known[key] / f"{TENSOR} {size} {case}")
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "case"), [(ranks, size, case) for (ranks, size), cases in RUNS.items() for case in cases]
+)
+def test_ranks_that_layers_are_cut_over_update_as_one_does(ranks: int, size: int, case: str, found):
+    several, one = found(ranks, size, case), run_case(Single(torch.device("cpu"), "gloo"), CASES[case], 1)
+    assert {"loss", "norm", "met", "scored", "some scored", "reference"} < one.keys() == several.keys()
+    fed, fed_alone = several.pop("tokens fed").view(-1, size), one["tokens fed"]
+    assert torch.equal(fed, fed[:, :1].expand_as(fed)), "ranks of a group go through the same micro-batches"
+    assert float(fed.sum()) < 1.5 * float(fed_alone), "each with a part of the tokens"
+    for key in several:
+        true = one[key]
+        assert several[key].shape == true.shape, key
+        error = (several[key].double() - true.double()).norm() / true.double().norm().clamp_min(1e-12)
+        assert error < CASES[case].tolerance, f"{key}: {error:.2e}"
+
+
+def test_each_rank_keeps_a_part_of_every_layer_and_of_what_a_pass_keeps_for_its_backward(tmp_path: Path):
+    def body(rank: int) -> None:
+        dist.init_process_group("gloo")
+        (tmp_path / str(rank)).write_text(str(kept_bytes(2, rank, tensor=True)))
+        strategy = Fsdp2(torch.device("cpu"), "gloo")
+        config = settings("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2")
+        strategy.prepare(config)
+        policy = PolicyModel(tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
+        strategy.wrap(policy, config)
+        for name, whole in tiny_qwen3().named_parameters():
+            held = dict(policy.model.named_parameters())[name].to_local()
+            assert held.numel() * (2 if "proj" in name else 1) == whole.numel(), name
+            assert held.untyped_storage().nbytes() == held.nbytes, name
+        strategy.close()
+        dist.destroy_process_group()
+
+    assert forked(2, body) == [0, 0]
+    whole = kept_bytes(1)
+    for rank in range(2):
+        # beside half of all else: the inputs of attention and of the gated part, with the tokens of both
+        assert 0.45 < int((tmp_path / str(rank)).read_text()) / whole < 0.75
+
+
+def test_layers_that_do_not_add_up_over_ranks_are_refused_on_every_rank():
+    """What one rank has found with whole layers is the measure."""
+
+    def body(rank: int) -> None:
+        dist.init_process_group("gloo")
+        group = join(2, "gloo", tensor=True)
+        whole = PolicyModel(tiny_llama(), compute_dtype=torch.float32, options=HeadOptions())
+        states = states_alone(whole)
+        policy = cut_policy(group, tiny_llama())
+        for layout in (PADDED, BRANCHED):
+            prove_sequence_parallel(policy, layout, group, states)
+        # a norm of sums that are not complete yet
+        policy.base.model.layers[1].mlp.down_proj.register_forward_hook(lambda _, given, output: output.tanh())
+        with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: LlamaForCausalLM: .* would differ by .*; use"):
+            prove_sequence_parallel(policy, PADDED, group, states)
+        dist.destroy_process_group()
+
+    assert forked(2, body) == [0, 0]
