@@ -71,6 +71,7 @@ def obstacle_to(
     group: SequenceGroup = ALONE,
     tolerance: Mapping[torch.dtype, float] = MappingProxyType(TOLERANCE),
     expected: torch.Tensor | None = None,
+    device: torch.device | None = None,
 ) -> str | None:
     """Return why hidden states would not be those of a sequence by itself, or None.
 
@@ -80,9 +81,10 @@ def obstacle_to(
         group: of ranks that share rows; all of them call this together.
         tolerance: by compute dtype.
         expected: what `states_alone` returned, where no rank can find it any more.
+        device: where the model computes, where its weights may be kept elsewhere.
     """
     try:
-        gap = _gap(policy, layout, group, expected)
+        gap = _gap(policy, layout, group, expected, device)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # what a forward raises at a mask it cannot read
         return f"its forward does not take such a mask ({type(error).__name__}: {str(error).splitlines()[0]})"
     return None if gap <= tolerance[policy.compute_dtype] else f"its hidden states would differ by {gap:.2g}"
@@ -90,18 +92,22 @@ def obstacle_to(
 
 def states_alone(policy: PolicyModel) -> torch.Tensor:
     """Return [16, H] fp32 on the host: hidden states of a few tokens, computed a sequence at a time."""
-    return _states(policy, _batch(policy), [(PADDED, [[s]], ALONE) for s in range(4)])
+    return _states(policy, _batch(policy), [(PADDED, [[s]], ALONE) for s in range(4)], None)
 
 
 def _gap(
-    policy: PolicyModel, layout: Layout, group: SequenceGroup = ALONE, expected: torch.Tensor | None = None
+    policy: PolicyModel,
+    layout: Layout,
+    group: SequenceGroup = ALONE,
+    expected: torch.Tensor | None = None,
+    device: torch.device | None = None,
 ) -> float:
     """Return the relative difference of hidden states between the layout and each sequence by itself."""
     batch = _batch(policy)
     if expected is None:
-        expected = states_alone(policy)
+        expected = _states(policy, batch, [(PADDED, [[s]], ALONE) for s in range(4)], device)
     rows = layout.rows(batch, range(4), 1000, policy.hidden_size)
-    found = group.sum(_states(policy, batch, [(layout, rows, group)]))
+    found = group.sum(_states(policy, batch, [(layout, rows, group)], device))
     return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
 
 
@@ -119,10 +125,13 @@ def _batch(policy: PolicyModel) -> TrainBatch:
 
 
 def _states(
-    policy: PolicyModel, batch: TrainBatch, parts: Sequence[tuple[Layout, Rows, SequenceGroup]]
+    policy: PolicyModel,
+    batch: TrainBatch,
+    parts: Sequence[tuple[Layout, Rows, SequenceGroup]],
+    device: torch.device | None,
 ) -> torch.Tensor:
     """Return [16, H]: the hidden states that predict the response tokens of rows; 0 where other ranks find them."""
-    device = policy.base.get_input_embeddings().weight.device
+    where: torch.device = device or policy.base.get_input_embeddings().weight.device
     by_token = torch.zeros(len(batch.tokens), policy.hidden_size)
     was_training = policy.training
     policy.eval()
@@ -130,6 +139,6 @@ def _states(
         for layout, rows, group in parts:
             micro = lay_out(batch, rows, TokenSignals({}, {}), layout, multiple=group.size)
             micro = share_out(micro, group, whole_sequences=False)
-            by_token[micro.token_index] = policy.hidden_states(micro.to(device)).cpu().float()
+            by_token[micro.token_index] = policy.hidden_states(micro.to(where)).cpu().float()
     policy.train(was_training)
     return by_token

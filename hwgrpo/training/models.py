@@ -79,7 +79,7 @@ def put_together(
     strategy.wrap(policy, config, weights)
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
-    prove_sequence_parallel(policy, tried.layout, strategy.sequence_group, tried.states)
+    prove_sequence_parallel(policy, tried.layout, strategy.sequence_group, tried.states, device.torch_device)
     return Models(policy, reference, apart, trainable, tried.fused, tried.layout, tried.obstacle)
 
 

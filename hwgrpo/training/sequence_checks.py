@@ -65,7 +65,11 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
 
 
 def prove_sequence_parallel(
-    policy: PolicyModel, layout: Layout, group: SequenceGroup, states: torch.Tensor | None = None
+    policy: PolicyModel,
+    layout: Layout,
+    group: SequenceGroup,
+    states: torch.Tensor | None = None,
+    device: torch.device | None = None,
 ) -> None:
     """Try on a few tokens that hidden states are those of one rank alone; all ranks of the group call it together.
 
@@ -74,13 +78,14 @@ def prove_sequence_parallel(
         layout: of rows.
         group: of ranks that share them.
         states: what one rank alone has found (`states_alone`), where layers are cut over the group.
+        device: where it computes; None: where its weights are.
 
     Raises:
         ConfigError: they are not, or the model does not let its attention be replaced.
     """
     if group.size == 1:
         return
-    obstacle = obstacle_to(policy, layout, group, PADDING_TOLERANCE, states)
+    obstacle = obstacle_to(policy, layout, group, PADDING_TOLERANCE, states, device)
     if obstacle is not None:
         raise (not_cut if group.tensor else _shared)(group.size, f"{type(policy.base).__name__}: {obstacle}")
 

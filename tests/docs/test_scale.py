@@ -85,6 +85,17 @@ def test_long_responses_take_what_the_command_says():
         assert told == [f"{kept / GIB:.1f}", f"{chip['peak'] / GIB:.1f}", "yes" if chip["fits"] else "no", *seconds]
 
 
+def test_large_layers_take_what_the_command_says():
+    for size, tokens, *told in rows("Large layers"):
+        settings = f"trainer.tensor_parallel_size={size}", f"trainer.tokens_per_micro_batch={tokens.replace(',', '')}"
+        chip = planned("Large layers", instead=settings)["chips"][0]
+        parts = chip["components"]["update"]
+        held = [next(value for name, value in parts.items() if name.startswith(k)) for k in ("weights", "activations")]
+        seconds = [f"{chip['seconds'][stage]:.0f} s" for stage in ("update", "exchange")]
+        sizes = [f"{size / GIB:.1f}" for size in (*held, chip["peak"])]
+        assert told == [*sizes, "yes" if chip["fits"] else "no", *seconds]
+
+
 def test_the_page_says_what_is_held_while_a_model_is_cut():
     plan = planned("Qwen3-235B-A22B")
     text = " ".join(PAGE.split())

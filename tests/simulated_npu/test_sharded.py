@@ -18,6 +18,13 @@ WAYS = {f"zero-{stage}": words for stage, words in ZERO.items()} | {
     "zero-2, optimizer on the host": (*ZERO[2], OPTIMIZER),
     "zero-3, all on the host": (*ZERO[3], OPTIMIZER, PARAMETERS),
     "fsdp2, all on the host": ("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"),
+    "sequences shared, all on the host": (
+        *("trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2", "trainer.fsdp2.offload=true"),
+    ),
+    "layers cut": ("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"),
+    "layers cut, all on the host": (
+        *("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2", "trainer.fsdp2.offload=true"),
+    ),
 }
 STEPS = 4
 pytestmark = pytest.mark.slow

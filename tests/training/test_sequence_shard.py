@@ -130,7 +130,10 @@ def test_models_whose_tokens_cannot_be_shared_out_are_refused_before_they_are_lo
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (Qwen3Config(num_attention_heads=6), "divide the model's 6 attention heads; use trainer.tensor_p.*=2, or 1, or"),
+        (
+            Qwen3Config(num_attention_heads=6),
+            "divide the model's 6 attention heads; use trainer.tensor_p.*=2, or 1, or",
+        ),
         (
             Qwen3Config(num_key_value_heads=2),
             "divide the model's 2 key-value heads; use trainer.tensor_p.*=2, or 1, or",
