@@ -41,9 +41,9 @@ def test_each_rank_has_rows_of_what_comes_first_and_columns_of_what_comes_last()
 def test_frozen_weights_stay_frozen_and_no_part_keeps_the_whole_in_memory():
     model = tiny_llama().requires_grad_(False)
     cut(model, 2)
-    weight = model.model.layers[0].mlp.down_proj.weight
-    assert not weight.requires_grad
-    assert weight.untyped_storage().nbytes() == weight.nbytes
+    for weight in (model.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.down_proj.weight):
+        assert not weight.requires_grad
+        assert weight.untyped_storage().nbytes() == weight.nbytes
 
 
 def test_biases_of_rows_are_cut_and_those_of_sums_are_not():
