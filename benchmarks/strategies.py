@@ -38,12 +38,20 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192, "tie_word_embeddings": True,
 }  # fmt: skip
 PROMPT_TOKENS, SAMPLES = 32, 4
+WAYS = {
+    "ddp": ["trainer.strategy=ddp"],
+    "fsdp2": ["trainer.strategy=fsdp2"],
+    **{f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)},
+    "sequences": ["trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2"],
+    "layers": ["trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
+}
+"""What is timed; the last two share sequences, and cut layers, between two ranks."""
 
 
 def main() -> None:
     """Measure and print a table on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ways", nargs="+", choices=("ddp", "fsdp2", "zero-1", "zero-2", "zero-3"))
+    parser.add_argument("ways", nargs="+", choices=WAYS)
     parser.add_argument("--repeat", type=int, default=7, help="rounds that are counted")
     parser.add_argument("--prompts", type=int, default=8, help="per rank, of 4 samples each")
     parser.add_argument("--response-tokens", type=int, default=96)
@@ -75,13 +83,7 @@ def main() -> None:
 
 def updater(way: str, prompts: int) -> PolicyUpdate:
     """Return the policy under a strategy."""
-    name, _, stage = way.partition("-")
-    words = [
-        f"trainer.strategy={'deepspeed' if stage else name}",
-        "model.path=builtin://tiny?task=sort",
-        "data.train=task://sort",
-    ]
-    words += [f"trainer.deepspeed.stage={stage}"] if stage else []
+    words = [*WAYS[way], "model.path=builtin://tiny?task=sort", "data.train=task://sort"]
     words += ["reward.functions=[exact_match]", "optim.lr=1e-6", "data.max_prompt_tokens=64"]
     words += [f"trainer.prompts_per_step={prompts * dist.get_world_size()}"]
     config = load_config(None, [*words, "trainer.tokens_per_micro_batch=1024", "rollout.max_response_tokens=128"])
@@ -137,10 +139,10 @@ def timed(strategy: Strategy, work: Any) -> float:
 def table(times: dict[str, dict[str, list[float]]]) -> str:
     """Return medians as text, each beside the first strategy's."""
     first = statistics.median(next(iter(times.values()))["update"])
-    lines = [f"{'':8}{'update s':>10}{'of first':>10}{'weights s':>11}{'of update':>11}"]
+    lines = [f"{'':10}{'update s':>10}{'of first':>10}{'weights s':>11}{'of update':>11}"]
     for way, each in times.items():
         update, weights = (statistics.median(each[name]) for name in ("update", "weights"))
-        lines.append(f"{way:8}{update:10.3f}{update / first:10.2f}{weights:11.4f}{weights / update:11.1%}")
+        lines.append(f"{way:10}{update:10.3f}{update / first:10.2f}{weights:11.4f}{weights / update:11.1%}")
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ STEPS = 16
 WAYS = {
     "ddp": ["trainer.strategy=ddp"],
     "fsdp2": ["trainer.strategy=fsdp2"],
+    "layers cut": ["trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
     **{f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)},
 }
 WORDS = (

@@ -4,6 +4,7 @@ The trainer's log-probs of what vLLM sampled are vLLM's own to 1e-5 in every ste
 a rank or a server has not got, they are apart by far more.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ import runs
 import simulated_npu
 import torch
 import vllm_environment
+from deepspeed_package import with_deepspeed
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
-from launch import torchrun
+from launch import ROOT, torchrun
 
 from hwgrpo.config.load import to_yaml
 from hwgrpo.rollout.http_client import Client
@@ -108,6 +110,28 @@ def test_two_ranks_share_a_server(server: str, tmp_path: Path, strategy: str):
     assert "through a process group over gloo" in done.stdout
     found = assert_on_its_own_weights(tmp_path / "run")
     assert [line["rollout/server_retries"] for line in found] == [0.0] * STEPS
+
+
+def test_every_strategy_draws_the_curve_of_one_process_on_a_server(server: str, tmp_path: Path):
+    """Not to the last bit: vLLM's sums depend on which requests it computes together."""
+    zero = {f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)}
+    ways = {"single": [], "ddp": ["trainer.strategy=ddp"], "fsdp2": ["trainer.strategy=fsdp2"], **zero}
+    own = ("model.path=builtin://tiny?task=sort&head=32", "trainer.max_steps=6", "observe.loggers=[jsonl]")
+    every = [*WORDS[1:-1], *served(server), *own, "trainer.prompts_per_step=32"]
+    curves = {}
+    for ranks, names in ((1, ["single"]), (2, list(ways)[1:])):
+        each = [["tiny_sort", *every, *ways[name], f"trainer.output_dir={tmp_path / name}"] for name in names]
+        done = with_deepspeed(ranks, str(ROOT / "tests/support/train_worker.py"), "gloo", json.dumps(each))
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        curves |= {name: [line for line in runs.metrics(tmp_path / name) if "reward" in line] for name in names}
+    alone = [line["reward"] for line in curves["single"]]
+    assert sum(alone[-2:]) > sum(alone[:2]) + 0.1, "a curve that does not rise compares nothing"
+    for name, curve in curves.items():
+        assert [line["step"] for line in curve] == list(range(1, 7))
+        assert max(abs(line["rollout_corr/kl"]) for line in curve) < 1e-5, name
+        apart = [abs(line["reward"] - reward) for line, reward in zip(curve, alone, strict=True)]
+        assert apart[0] < 0.02, (name, "sampled with the same weights")
+        assert max(apart) < 0.1, (name, apart)
 
 
 def test_two_ranks_sample_ahead_on_a_server(server: str, tmp_path: Path):

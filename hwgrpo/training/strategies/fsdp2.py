@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -57,9 +56,7 @@ class Fsdp2(Processes, Stepping):
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         settings = config.trainer.fsdp2
         self._tensor = TensorCut(self.sequence_group if self.sequence_group.tensor else ALONE)
-        size = self._tensor.size
-        grid = init_device_mesh(self.device.type, (self.world_size // size, size), mesh_dim_names=("data", "tensor"))
-        self._mesh = grid["data"]
+        self._mesh = self._tensor.mesh(self.device.type, self.world_size)
         self._options: dict[str, Any] = {
             "mesh": self._mesh,
             "reshard_after_forward": settings.reshard_after_forward,

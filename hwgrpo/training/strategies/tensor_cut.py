@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hwgrpo.models.exchanged_attention import all_to_all
 from hwgrpo.models.tensor_parallel import Cut, TensorParallel
@@ -27,6 +28,12 @@ class TensorCut:
         self.cuts: Mapping[str, Cut] = {}
         """The parameters that are cut, by name; of others every rank of the group has the same."""
         self._lent: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def mesh(self, device_type: str, ranks: int) -> DeviceMesh:
+        """Return the ranks that have the same part of every layer as this one, among all `ranks` of the run."""
+        if self.size == 1:
+            return init_device_mesh(device_type, (ranks,))
+        return init_device_mesh(device_type, (ranks // self.size, self.size), mesh_dim_names=("same", "group"))["same"]
 
     def layers(self, base: Any) -> TensorParallel | None:
         """Return what cuts the decoder layers of a transformers model; None for a rank alone.
