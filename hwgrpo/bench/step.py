@@ -18,7 +18,7 @@ from hwgrpo.bench.work import counted_tokens, update_flops
 from hwgrpo.training.batch import advantages_over_ranks, assemble
 from hwgrpo.training.choices import micro_batch_tokens
 from hwgrpo.training.layouts import PADDED
-from hwgrpo.training.loop import Run
+from hwgrpo.training.run import Run
 from hwgrpo.training.update import PolicyUpdate
 from hwgrpo.values import PromptBatch, TrainBatch
 

@@ -76,6 +76,11 @@ class Gate:
             self._stopped = True
             self._changed.notify_all()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the generating thread is to end."""
+        return self._stopped
+
     def _check(self) -> None:
         if self._stopped:
             raise Stopped

@@ -15,6 +15,7 @@ from torch import distributed as dist
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.gate import Stopped
 from hwgrpo.rollout.http_client import Garbage, ServerProblem
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer, Request, check_batch, completions_of, problem_of, requests_of
@@ -85,6 +86,7 @@ class ServerEngine:
             ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
             DataError: a prompt has no tokens.
             RunError: the server does not recover, or goes on answering what is no answer.
+            Stopped: another thread has closed the engine, or stopped the gate.
         """
         if not self._usable:
             raise RuntimeError("the rollout server is asleep or closed: call wake() before generate()")
@@ -132,15 +134,27 @@ class ServerEngine:
         return self._usable and self._has_current_weights()
 
     def close(self) -> None:
-        """End the server if it is ours, and remove the weights that were on their way."""
+        """End the server if it is ours, be it only starting, and remove the weights that were on their way."""
         self._usable = False
         self._closed.set()
-        with self._recovering:
+        process = self._server.process
+        if not self._recovering.acquire(blocking=False):
+            if process is not None:
+                process.stop()  # what another thread waits for in it breaks off, and the thread sees that all is over
+            self._recovering.acquire()
+        try:
             if self._delivery is not None:
                 self._delivery.close()
                 self._delivery = None
-            if self._server.process is not None:
-                self._server.process.stop()
+            if process is not None:
+                process.stop()
+        finally:
+            self._recovering.release()
+
+    def _is_over(self) -> bool:
+        """Return whether this engine is closed, or the thread that generates is to end."""
+        gate = self._parts.gate
+        return self._closed.is_set() or (gate is not None and gate.stopped)
 
     def _take(self, version: int, adapter: AdapterWeights | None) -> None:
         """Take weights on rank 0 and have the server take them; the other ranks take part in making them."""
@@ -190,6 +204,8 @@ class ServerEngine:
         question = Question(self._server.model, self._version, request, sampling, end_ids)
         vocabulary = self._parts.model.config.get_text_config().vocab_size
         for attempt in range(self._settings.retries + 1):
+            if self._is_over():
+                raise Stopped
             try:
                 answers, sampled_with = self._dialect.sample(self._client, question, self._settings.request_timeout)
                 if sampled_with != str(self._version):
@@ -210,14 +226,14 @@ class ServerEngine:
         raise AssertionError("the loop returns or raises")
 
     def _recover(self, problem: str) -> None:
-        """Return when the server is well and has the current weights.
+        """Return when the server is well and has the current weights, or nobody needs it any more.
 
         Raises:
             RunError: it does not come back in time.
         """
         with self._recovering:  # of many requests that failed at once, the first puts things right
             end = time.monotonic() + self._settings.start_timeout
-            while not self._closed.is_set() and not self._has_current_weights():
+            while not self._is_over() and not self._has_current_weights():
                 if time.monotonic() > end:
                     raise RunError(
                         f"the rollout server at {self._client.url} did not come back within rollout.server."
@@ -237,9 +253,11 @@ class ServerEngine:
             self._restarts += 1
             try:
                 process.start()
-                process.wait_until_healthy(self._client, self._settings.start_timeout)
+                process.wait_until_healthy(self._client, self._settings.start_timeout, self._is_over)
             except ConfigError as error:  # it did start with these settings before
                 raise RunError(f"the rollout server cannot be started again: {error}") from error
+            if self._is_over():
+                return
         try:
             if self._delivery is not None:
                 self._delivery.send()

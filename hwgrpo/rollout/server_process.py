@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hwgrpo.errors import ConfigError
@@ -64,17 +64,21 @@ class ServerProcess:
     @property
     def alive(self) -> bool:
         """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
+        process = self._process  # which another thread may be ending
+        return process is not None and process.poll() is None
 
-    def wait_until_healthy(self, client: Client, seconds: float) -> None:
-        """Wait for it to answer.
+    def wait_until_healthy(self, client: Client, seconds: float, unwanted: Callable[[], bool] = lambda: False) -> None:
+        """Wait for it to answer, or until it is unwanted.
 
         Raises:
             ConfigError: it ended, or did not answer in time.
         """
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if not self.alive:
+            ended = not self.alive
+            if unwanted():  # looked at last: who wants it no more says so first, and then ends it
+                return
+            if ended:
                 raise ConfigError(
                     f"the rollout server ended while it started; its log {self.log} says:\n{self._tail()}"
                 )

@@ -39,12 +39,12 @@ from hwgrpo.training.components import (
     prepare_process,
 )
 from hwgrpo.training.fused import Fused, choose_modules
-from hwgrpo.training.loop import Run
 from hwgrpo.training.models import put_together
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
+from hwgrpo.training.run import Run
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting

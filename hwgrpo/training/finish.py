@@ -12,8 +12,9 @@ import torch
 from hwgrpo.models.loading import save_model
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training.components import load_trainable
-from hwgrpo.training.loop import Run, Status
+from hwgrpo.training.loop import Status
 from hwgrpo.training.out_of_memory import SAVING, explained
+from hwgrpo.training.run import Run
 
 
 def finish(run: Run, status: Status) -> None:

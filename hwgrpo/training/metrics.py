@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hwgrpo.algorithms.advantages import zero_signal_groups
-from hwgrpo.values import Completions, PromptBatch, Rewards
+from hwgrpo.algorithms.correction import mismatch_metrics, mismatch_sums
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
+
+METRIC_NAMES = {
+    "pg_loss": ("actor/pg_loss",),
+    "entropy": ("actor/entropy", "entropy"),
+    "kl": ("actor/kl_loss", "kl"),
+    "ppo_kl": ("actor/ppo_kl",),
+    "ratio": ("actor/ratio_mean",),
+    "pg_clipfrac": ("actor/pg_clipfrac", "clip_ratio/region_mean"),
+    "pg_clipfrac_lower": ("actor/pg_clipfrac_lower",),
+    "clip_ratio/low": ("clip_ratio/low_mean",),
+    "clip_ratio/high": ("clip_ratio/high_mean",),
+}
+"""The loss functions' metrics, under verl's and TRL's names."""
+
+RATIO_METRICS = ("ppo_kl", "ratio")
+"""Metrics that are means over the tokens that were trained; the others are 0 at zero advantage, or known for all."""
 
 
 def sample_metrics(
@@ -72,6 +90,54 @@ def sample_metrics(
             key = f"reward_failures/{name}"
             values[key] = values.get(key, 0.0) + count
     return values
+
+
+def update_metrics(totals: Mapping[str, float], norms: Sequence[float], lr: float) -> dict[str, float]:
+    """Return the `actor/*` metrics of a step's updates, means over its tokens.
+
+    Args:
+        totals: sums over all updates and ranks, the number of `tokens` and of those that were `trained` among them.
+        norms: of each update's gradient.
+        lr: of the last update.
+    """
+    tokens, trained = (max(totals.get(name, 0.0), 1.0) for name in ("tokens", "trained"))
+    metrics: dict[str, float] = {
+        "actor/loss": totals["loss"] / len(norms),
+        "actor/trained_tokens_ratio": trained / tokens,
+    }
+    for name, value in totals.items():
+        if name not in ("tokens", "trained", "loss"):
+            for public in METRIC_NAMES.get(name, (f"actor/{name}",)):
+                metrics[public] = value / (trained if name in RATIO_METRICS else tokens)
+    metrics["actor/grad_norm"] = sum(norms) / len(norms)
+    metrics["actor/lr"] = lr
+    return metrics
+
+
+def gap_to_rollout(
+    batch: TrainBatch, computed: torch.Tensor, logprobs: torch.Tensor, strategy: Strategy
+) -> dict[str, float]:
+    """Measure the gap between the trainer's and the engine's log-probs.
+
+    Args:
+        batch: this rank's sequences.
+        computed: [S] bool, the sequences whose log-probs the trainer knows.
+        logprobs: [R] fp32, the trainer's.
+        strategy: sums over ranks.
+    """
+    lengths = torch.where(computed, batch.lengths, 0)
+    tokens_R = torch.repeat_interleave(computed, batch.lengths)
+    logprobs, rollout = logprobs[tokens_R], batch.rollout_logprobs[tokens_R]
+    sums = mismatch_sums(logprobs, rollout, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+    metrics = mismatch_metrics(torch.tensor(strategy.sum(sums.tolist()), dtype=torch.float64))
+    gap = (logprobs.exp() - rollout.exp()).abs()
+    total, tokens = strategy.sum([float(gap.sum()), gap.numel()])
+    if tokens:
+        metrics["training/rollout_probs_diff_mean"] = total / tokens
+        metrics["training/rollout_probs_diff_max"] = max(
+            strategy.gather_objects(float(gap.max()) if gap.numel() else 0.0)
+        )
+    return metrics
 
 
 def utilisation(flops: float, seconds: float, peak: float | None, world_size: int) -> dict[str, float]:

@@ -215,14 +215,17 @@ def _decode(
 
 def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, updates: int) -> float:
     """Return the bytes of state that a device sends in a step, times devices / (devices - 1)."""
-    size = work.dtype.itemsize
+    gradients = 4.0 * shape.trainable
+    _, number = micro_batches(config, work)
     if sharding.units is not None:
-        _, number = micro_batches(config, work)
         gathers = 1 if sharding.units == "all" else 2  # for the forward and for the backward
         share = sharding.held(shape.outside_layers, shape.parameters, sharding.tensor) / shape.parameters
-        return updates * number * share * (gathers * size * shape.parameters + 4.0 * shape.trainable)
-    # all-reduce is a reduce-scatter and an all-gather; ZeRO's second half gathers new parameters instead
-    return 2.0 * updates * 4 * shape.trainable
+        return updates * number * share * (gathers * work.dtype.itemsize * shape.parameters + gradients)
+    # All-reduce is a reduce-scatter and an all-gather. ZeRO-1 and -2 reduce so too (DeepSpeed 0.19), after every
+    # micro-batch where only a part of the gradients is kept, and then gather the new weights.
+    reductions = number if sharding.gradients > 1 else 1
+    gathered = gradients if sharding.moments > 1 else 0.0
+    return updates * (2 * reductions * gradients + gathered)
 
 
 def _tokens_exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, *, rescored: bool) -> float:

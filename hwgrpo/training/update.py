@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from hwgrpo.algorithms.aggregation import count, token_weights
-from hwgrpo.algorithms.correction import CorrectionSpec, mismatch_metrics, mismatch_sums
+from hwgrpo.algorithms.correction import CorrectionSpec
 from hwgrpo.algorithms.policy_loss import LossSpec, PolicyLoss, build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update
@@ -20,6 +20,7 @@ from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.choices import micro_batch_tokens
 from hwgrpo.training.flops import training_work
 from hwgrpo.training.layouts import Layout, Rows, cut
+from hwgrpo.training.metrics import gap_to_rollout, update_metrics
 from hwgrpo.training.micro_batch import MicroBatch, TokenSignals, lay_out
 from hwgrpo.training.optimizer import learning_rate
 from hwgrpo.training.policy import PolicyModel
@@ -30,22 +31,6 @@ from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import TrainBatch
 
 T = TypeVar("T")
-
-METRIC_NAMES = {
-    "pg_loss": ("actor/pg_loss",),
-    "entropy": ("actor/entropy", "entropy"),
-    "kl": ("actor/kl_loss", "kl"),
-    "ppo_kl": ("actor/ppo_kl",),
-    "ratio": ("actor/ratio_mean",),
-    "pg_clipfrac": ("actor/pg_clipfrac", "clip_ratio/region_mean"),
-    "pg_clipfrac_lower": ("actor/pg_clipfrac_lower",),
-    "clip_ratio/low": ("clip_ratio/low_mean",),
-    "clip_ratio/high": ("clip_ratio/high_mean",),
-}
-"""The loss functions' metrics, under verl's and TRL's names."""
-
-RATIO_METRICS = ("ppo_kl", "ratio")
-"""Metrics that are means over the tokens that were trained; the others are 0 at zero advantage, or known for all."""
 
 
 def loss_spec(config: Config) -> LossSpec:
@@ -179,7 +164,11 @@ class PolicyUpdate:
                     totals[name] = totals.get(name, 0.0) + value
         restarts = self.budget.take_restarts() if self.budget else 0
         faults = {"actor/skipped_updates": float(skipped), "perf/oom_restarts": float(restarts)}
-        return self._metrics(totals, norms) | faults | self._mismatch(batch, trainer_logprobs)
+        lr = float(self.strategy.optimizer.param_groups[0]["lr"])
+        computed = torch.zeros(len(batch), dtype=torch.bool)
+        computed[self.trained(batch, range(len(batch)))] = True
+        gap = gap_to_rollout(batch, computed, trainer_logprobs, self.strategy)
+        return update_metrics(totals, norms, lr) | faults | gap
 
     def _update(
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None
@@ -304,38 +293,6 @@ class PolicyUpdate:
         parts = cut(batch, sequences, tokens, self.layout, self.policy.hidden_size)
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]
-
-    def _metrics(self, totals: dict[str, float], norms: list[float]) -> dict[str, float]:
-        tokens = max(totals.pop("tokens", 0.0), 1.0)
-        trained = max(totals.pop("trained", 0.0), 1.0)
-        metrics: dict[str, float] = {
-            "actor/loss": totals.pop("loss") / len(norms),
-            "actor/trained_tokens_ratio": trained / tokens,
-        }
-        for name, value in totals.items():
-            for public in METRIC_NAMES.get(name, (f"actor/{name}",)):
-                metrics[public] = value / (trained if name in RATIO_METRICS else tokens)
-        metrics["actor/grad_norm"] = sum(norms) / len(norms)
-        metrics["actor/lr"] = float(self.strategy.optimizer.param_groups[0]["lr"])
-        return metrics
-
-    def _mismatch(self, batch: TrainBatch, logprobs: torch.Tensor) -> dict[str, float]:
-        """Measure the gap between the trainer's and the engine's log-probs, on the sequences that were trained."""
-        computed = torch.zeros(len(batch), dtype=torch.bool)
-        computed[self.trained(batch, range(len(batch)))] = True
-        lengths = torch.where(computed, batch.lengths, 0)
-        tokens_R = torch.repeat_interleave(computed, batch.lengths)
-        logprobs, rollout = logprobs[tokens_R], batch.rollout_logprobs[tokens_R]
-        sums = mismatch_sums(logprobs, rollout, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
-        metrics = mismatch_metrics(torch.tensor(self.strategy.sum(sums.tolist()), dtype=torch.float64))
-        gap = (logprobs.exp() - rollout.exp()).abs()
-        total, tokens = self.strategy.sum([float(gap.sum()), gap.numel()])
-        if tokens:
-            metrics["training/rollout_probs_diff_mean"] = total / tokens
-            metrics["training/rollout_probs_diff_max"] = max(
-                self.strategy.gather_objects(float(gap.max()) if gap.numel() else 0.0)
-            )
-        return metrics
 
     def with_old_logprobs(self, batch: TrainBatch) -> TrainBatch:
         """Return the batch with the log-probs that ratios are taken against, where they can differ from the current."""

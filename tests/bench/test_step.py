@@ -18,7 +18,7 @@ from hwgrpo.bench.step import StepBench, measure_step
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training import LAYOUTS
 from hwgrpo.training.build import build_run
-from hwgrpo.training.loop import Run
+from hwgrpo.training.run import Run
 from hwgrpo.training.update import PolicyUpdate
 
 LAYOUT_NAMES = ("padded", "packed", "grouped")

@@ -1,5 +1,6 @@
 """Ranks that share the tokens of sequences (trainer.sequence_parallel_size) give what one process gives."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 import runs
 import torch
 import torch.distributed as dist
+from deepspeed_package import with_deepspeed
 from hwgrpo_backends.cpu import BACKEND
+from launch import ROOT
 from ranks import forked
 from safetensors.torch import load_file
 from sequence_cases import CASES, kept_bytes, run_all, run_case
@@ -27,6 +30,9 @@ WAYS = {2: [("ddp", 2), ("fsdp2", 2)], 4: [("ddp", 4), ("fsdp2", 2), ("fsdp2", 4
 TITLES = {2: list(CASES), 4: ["padded", "packed", "branched", "a loss of sequences", "window", "LoRA"]}
 """Ranks -> cases. With two groups a router loss is none to compare: each has a micro-batch, and a loss, of its own."""
 
+ZERO_WAYS = [("zero-1", 2), ("zero-2", 2), ("zero-2", 4), ("zero-3", 2)]
+ZERO_TITLES = ["branched", "one micro-batch for each row", "a loss of sequences", "layers recomputed", "LoRA"]
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory):
@@ -39,6 +45,16 @@ def found(tmp_path_factory: pytest.TempPathFactory):
         return load_file(known[ranks] / f"{name} {size} {case}")
 
     return of
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what four ranks of DeepSpeed give; they are started once."""
+    out = tmp_path_factory.mktemp("zero")
+    words = (str(ROOT / "tests/support/sequence_cases.py"), str(out), json.dumps(ZERO_WAYS), json.dumps(ZERO_TITLES))
+    done = with_deepspeed(4, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +75,17 @@ def alone():
     [(ranks, *way, case) for ranks, ways in WAYS.items() for way in ways for case in TITLES[ranks]],
 )
 def test_ranks_that_share_sequences_update_as_one_does(ranks: int, name: str, size: int, case: str, alone, found):
-    shared, one = found(ranks, name, size, case), alone(case)
+    assert_as_alone(found(ranks, name, size, case), alone(case), size, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size", "case"), [(*way, case) for way in ZERO_WAYS for case in ZERO_TITLES])
+def test_ranks_of_zero_that_share_sequences_update_as_one_does(name: str, size: int, case: str, alone, zero: Path):
+    assert_as_alone(load_file(zero / f"{name} {size} {case}"), alone(case), size, case)
+
+
+def assert_as_alone(shared: Results, one: Results, size: int, case: str) -> None:
+    """Compare what ranks gave, `size` of them to a group, with what one process gave."""
     assert {"loss", "norm", "met", "scored", "some scored", "reference"} < one.keys() == shared.keys()
     assert float(one["norm"]) > 1e-3
     fed, fed_alone = shared.pop("tokens fed").view(-1, size), one["tokens fed"]

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from served import SAMPLING, TOKENIZER, batch, parts_for
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout import http_client, server_engine
 from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.gate import Gate, Stopped
 from hwgrpo.rollout.server_engine import ServerEngine
 from hwgrpo.rollout.server_process import ServerProcess
 from hwgrpo.rollout.server_words import command_line
@@ -272,6 +274,60 @@ def test_closing_removes_the_weights(make, tmp_path):
     engine.close()
     assert not (tmp_path / "weights").exists()
     assert not engine.health()
+
+
+SLEEPING = "import time; time.sleep(600)"
+LISTENING = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
+
+
+def restarting(engine: ServerEngine, server: FakeServer, code: str, tmp_path: Path) -> tuple[threading.Thread, list]:
+    """Take the server away, and have a thread generate that waits for CODE, which never answers, in its place.
+
+    Returns the thread and what its call raises.
+    """
+    raised: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            engine.generate(batch("ab", "c"), SAMPLING)
+        except BaseException as error:
+            raised.append(error)
+
+    command = [sys.executable, "-c", code.format(port=server.port)]
+    process = engine._server.process = ServerProcess(command, dict(os.environ), tmp_path / "log")
+    server.close()
+    thread = threading.Thread(target=generate)
+    thread.start()
+    while not process.alive:
+        time.sleep(0.05)
+    time.sleep(1.5)  # it is waited for
+    assert thread.is_alive()
+    return thread, raised
+
+
+@pytest.mark.parametrize("code", [SLEEPING, LISTENING], ids=["nobody listens", "it takes requests and says nothing"])
+def test_closing_ends_a_start_that_is_under_way(make, server, tmp_path, code: str):
+    engine = make("rollout.server.start_timeout=600")
+    thread, raised = restarting(engine, server, code, tmp_path)
+    began = time.monotonic()
+    engine.close()
+    thread.join(10)
+    assert time.monotonic() - began < 5
+    assert not thread.is_alive()
+    assert [type(error) for error in raised] == [Stopped]
+    assert not engine._server.process.alive
+
+
+def test_a_thread_that_generates_ahead_waits_for_no_start_when_it_is_to_end(server, tmp_path):
+    gate = Gate()
+    engine = vllm_server(replace(parts_for(server.url, tmp_path, "rollout.server.start_timeout=600"), gate=gate))
+    thread, raised = restarting(engine, server, SLEEPING, tmp_path)
+    gate.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert [type(error) for error in raised] == [Stopped]
+    engine.close()
+    assert not engine._server.process.alive
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch):

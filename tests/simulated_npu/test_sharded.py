@@ -5,6 +5,7 @@ test_training.py has the same for FSDP2 with its parts on the NPUs.
 
 import json
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import deepspeed_package
 import pytest
@@ -34,15 +35,22 @@ def trained(folder: Path, ways: dict[str, tuple[str, ...]], comm: str, npus: int
     """Return what runs of each way on two processes wrote; the processes are started once."""
     shared = (*WORDS, f"trainer.max_steps={STEPS}")
     each = [[RECIPE, *shared, *words, f"trainer.output_dir={folder / way}"] for way, words in ways.items()]
-    done = torchrun(
-        2,
-        *(str(ROOT / "tests/support/train_worker.py"), comm, json.dumps(each)),
-        packages=[simulated_npu.packages(), *deepspeed_package.folders()] if npus else [],
-        SIMULATED_NPU_DEVICES=str(npus),
-        ASCEND_HOME_PATH=str(folder),  # DeepSpeed looks for CANN there as it starts
-    )
+    done = started(each, comm, npus, ASCEND_HOME_PATH=str(folder))  # DeepSpeed looks for CANN there as it starts
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return {way: read(folder / way) for way in ways}
+
+
+def started(
+    runs: list[list[str]], comm: str, npus: int, worker: str = "train_worker", **variables: str
+) -> CompletedProcess[str]:
+    """Start two processes that do one run after another."""
+    return torchrun(
+        2,
+        *(str(ROOT / f"tests/support/{worker}.py"), comm, json.dumps(runs)),
+        packages=[simulated_npu.packages(), *deepspeed_package.folders()] if npus else [],
+        SIMULATED_NPU_DEVICES=str(npus),
+        **variables,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +73,33 @@ def test_a_policy_cut_over_two_npus_trains_as_whole_ones_on_cpus(
     assert len(on_npus[way].metrics) == len(on_cpus.metrics) == STEPS + 2
     assert max(abs(line.get("actor/pg_loss", 0)) for line in on_cpus.metrics) > 1e-4, "nothing changes"
     assert_same(on_npus[way], on_cpus)
+
+
+def test_npus_that_share_sequences_attend_by_the_fused_operator_and_train_as_one_process_does(tmp_path: Path):
+    shared = ("trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2")
+    words = (*WORDS, f"trainer.max_steps={STEPS}")
+    done = started(
+        [[RECIPE, *words, *shared, f"trainer.output_dir={tmp_path / 'npus'}"]], "hccl", 2, "fused_train_worker"
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    alone = simulated_npu.train(RECIPE, *words, f"trainer.output_dir={tmp_path / 'cpu'}")
+    assert alone.returncode == 0, alone.stdout[-2000:] + alone.stderr[-4000:]
+    on_npus, on_cpu = read(tmp_path / "npus"), read(tmp_path / "cpu")
+    assert on_npus.environment["attention"] == {"taken": "npu_fusion_attention", "passed_over": {}}
+    told = [json.loads(line.removeprefix("heads ")) for line in done.stdout.splitlines() if line.startswith("heads ")]
+    assert len(told) == 2, done.stdout
+    # half of the four heads while sequences are shared: two layers, for the reference and the update of each step
+    assert all(heads.get("2", 0) >= 2 * 2 * STEPS for heads in told), told
+    assert len(on_npus.metrics) == STEPS + 2
+    assert_same(on_npus, on_cpu)
+
+
+def test_without_the_variables_of_cann_deepspeed_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    done = started([[RECIPE, *WORDS, *ZERO[1], f"trainer.output_dir={tmp_path / 'run'}"]], "hccl", 2)
+    assert done.returncode != 0
+    assert "trainer.strategy='deepspeed': DeepSpeed looks for CANN where the variable ASCEND_HOME_PATH" in done.stderr
+    assert "source the set_env.sh of CANN" in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,7 +1,14 @@
-"""One update of a fixed batch, by one process and by ranks that share its sequences."""
+"""One update of a fixed batch, by one process and by ranks that share its sequences.
+
+torchrun --nproc-per-node 4 sequence_cases.py OUT '[["zero-1", 2], ...]' '["padded", ...]'
+
+does what `run_all` says.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +30,7 @@ from transformers import (
 )
 
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tensor_parallel import TensorParallel
@@ -111,6 +119,12 @@ class Case:
     tolerance: float = 1e-5
 
 
+STRATEGY = {"ddp": ("ddp",), "fsdp2": ("fsdp2",), TENSOR: ("fsdp2",)}
+STRATEGY |= {
+    f"zero-{stage}": ("deepspeed", "trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}")
+    for stage in (1, 2, 3)
+}
+"""What ways name -> a strategy and its settings."""
 LORA = ("model.lora.rank=4", "model.lora.dropout=0")
 CASES = {
     "padded": Case(),
@@ -132,7 +146,9 @@ CASES = {
 }
 
 
-def run_case(strategy: Strategy, case: Case, size: int, *, tensor: bool = False) -> dict[str, torch.Tensor]:
+def run_case(
+    strategy: Strategy, case: Case, size: int, more: Sequence[str] = (), *, tensor: bool = False
+) -> dict[str, torch.Tensor]:
     """Return what one update of this rank's prompts gives, with groups of `size` ranks that layers may be cut over.
 
     `grad.*` and the `norm` of the gradient, `loss`, `sum.*` of the metrics, the log-probs [R] that the update met and
@@ -142,7 +158,7 @@ def run_case(strategy: Strategy, case: Case, size: int, *, tensor: bool = False)
     torch.set_num_threads(1)
     longest = ("data.max_prompt_tokens=8", "rollout.max_response_tokens=8")
     regular = ("model.dtype=float32", "algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01", "optim.eps=1e-2")
-    config = settings(*longest, *regular, *case.words)
+    config = settings(*longest, *regular, *case.words, *more)
     setattr(config.trainer, f"{'tensor' if tensor else 'sequence'}_parallel_size", size)
     model = case.model()
     if config.model.gradient_checkpointing:
@@ -194,12 +210,13 @@ def run_case(strategy: Strategy, case: Case, size: int, *, tensor: bool = False)
 
 
 def run_all(out: Path, ways: Sequence[tuple[str, int]], titles: Sequence[str]) -> None:
-    """Run cases on this rank, with each strategy and size of groups; rank 0 writes OUT/STRATEGY SIZE CASE."""
+    """Run cases on this rank, with each of STRATEGY and size of groups; rank 0 writes OUT/STRATEGY SIZE CASE."""
     dist.init_process_group("gloo")
     for name, size in ways:
         for title in titles:
-            strategy = STRATEGIES.load("fsdp2" if name == TENSOR else name)(torch.device("cpu"), "gloo")
-            values = run_case(strategy, CASES[title], size, tensor=name == TENSOR)
+            registered, *words = STRATEGY[name]
+            strategy = STRATEGIES.load(registered)(torch.device("cpu"), "gloo")
+            values = run_case(strategy, CASES[title], size, words, tensor=name == TENSOR)
             if strategy.rank == 0:
                 save_file({k: v.contiguous() for k, v in values.items()}, out / f"{name} {size} {title}")
     dist.destroy_process_group()
@@ -236,3 +253,8 @@ def kept_bytes(size: int, rank: int = 0, *, tensor: bool = False) -> int:
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         policy(share_out(micro, group, whole_sequences=False), loss_fn)
     return sum(kept.values())
+
+
+if __name__ == "__main__":
+    with ended_as_rank():
+        run_all(Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3]))

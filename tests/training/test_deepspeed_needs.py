@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from hwgrpo.training.strategies.deepspeed_needs import check_needs, quietly
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 
 CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")
+NPU = cast(torch.device, SimpleNamespace(type="npu"))
+"""As far as it is looked at: torch makes one only where its plug-in is installed."""
 
 
 @pytest.fixture
@@ -89,6 +92,25 @@ def test_ninja_beside_python_is_put_on_path(host: Path):
 
 def test_an_accelerator_needs_no_compiler(host: Path):
     check_needs(ACCELERATOR)
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_on_an_npu_without_the_variables_of_cann_it_says_what_to_source(
+    value: str | None, host: Path, monkeypatch: pytest.MonkeyPatch
+):
+    if value is None:
+        monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    else:
+        monkeypatch.setenv("ASCEND_HOME_PATH", value)
+    said = refusal(NPU)
+    assert "trainer.strategy='deepspeed': " in said
+    assert "ASCEND_HOME_PATH says, which is not set; source the set_env.sh of CANN" in said
+    check_needs(ACCELERATOR)
+
+
+def test_on_an_npu_with_the_variables_of_cann_nothing_is_missing(host: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/usr/local/Ascend/ascend-toolkit/latest")
+    check_needs(NPU)
 
 
 @pytest.mark.parametrize("key", ["offload_optimizer", "offload_parameters"])

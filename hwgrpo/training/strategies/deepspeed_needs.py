@@ -22,6 +22,8 @@ from hwgrpo.errors import ConfigError
 
 OLDEST = "0.19.8"
 INSTALL = 'pip install "hwgrpo[deepspeed]"'
+CANN = "ASCEND_HOME_PATH"
+"""What CANN's set_env.sh sets; without it DeepSpeed raises a bare KeyError, once the model is loaded."""
 EXPECTED = {
     "untested optimizer": "it is torch's AdamW, on purpose",
     "unknown inputs or outputs type": "the policy itself has no weights of its own that hooks would have to gather",
@@ -32,10 +34,10 @@ DEPRECATED = "`torch.distributed.(all_gather_into_tensor|reduce_scatter_tensor)`
 
 
 def check_needs(device: torch.device) -> None:
-    """Check for DeepSpeed and for what it compiles itself with; put ninja on PATH where it is elsewhere.
+    """Check for DeepSpeed, and for what it compiles itself with or reads; put ninja on PATH where it is elsewhere.
 
     Raises:
-        ConfigError: something is missing, with the line that installs it.
+        ConfigError: something is missing, with what installs it or sets it.
     """
     chosen = "trainer.strategy='deepspeed'"
     if importlib.util.find_spec("deepspeed") is None:
@@ -48,6 +50,11 @@ def check_needs(device: torch.device) -> None:
         found = "0"
     if Version(found) < Version(OLDEST):
         raise ConfigError(f"{chosen}: deepspeed {found} is older than {OLDEST}; {INSTALL} --upgrade")
+    if device.type == "npu" and not os.environ.get(CANN):  # hw: the one device for which DeepSpeed reads a variable
+        raise ConfigError(
+            f"{chosen}: DeepSpeed looks for CANN where the variable {CANN} says, which is not set; "
+            "source the set_env.sh of CANN, as a rule /usr/local/Ascend/ascend-toolkit/set_env.sh"
+        )
     # Only on a CPU does DeepSpeed compile a part of itself in any case (its reductions over shared memory).
     if device.type != "cpu":
         return

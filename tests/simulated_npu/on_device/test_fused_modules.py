@@ -14,7 +14,7 @@ from hwgrpo_kernels.fused_modules import is_fused
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.build import build_run
-from hwgrpo.training.loop import Run
+from hwgrpo.training.run import Run
 
 WORDS = ("model.dtype=float32", "trainer.max_steps=3")
 SHOWN = "observe.progress=plain"

@@ -1,0 +1,74 @@
+"""What ranks send of a run's state is what a plan says, counted where the strategies call torch.distributed."""
+
+import json
+
+import pytest
+import torch
+from deepspeed_package import with_deepspeed
+from hwgrpo_backends.peaks import NVIDIA
+from launch import ROOT
+from tiny import settings, tiny_llama
+
+from hwgrpo.training.memory import Work
+from hwgrpo.training.shapes import model_shape
+from hwgrpo.training.sharding import planned_sharding, sharding_of
+from hwgrpo.training.step_time import Rates, step_seconds
+
+RANKS = 2
+EAGER = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_prefetch_bucket_size": 0,
+}
+"""Nothing is kept from one use to the next, as nearly nothing is of a model that is worth cutting."""
+FSDP2 = ("fsdp2", "trainer.strategy=fsdp2")
+KEPT = "fsdp2, weights kept"
+WAYS = {"ddp": ("ddp",), "fsdp2": FSDP2, KEPT: (*FSDP2, "trainer.fsdp2.reshard_after_forward=false")} | {
+    f"zero{stage}": ("deepspeed", "trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}")
+    for stage in (1, 2, 3)
+}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, float]]]:
+    """Micro-batches and bytes of two updates, by way; the ranks are started once."""
+    folder = tmp_path_factory.mktemp("sent")
+    (folder / "eager.json").write_text(json.dumps({"zero_optimization": EAGER}))
+    ways = {way: list(words) for way, words in WAYS.items()}
+    ways["zero3"].append(f"trainer.deepspeed.config={folder / 'eager.json'}")
+    done = with_deepspeed(
+        RANKS, str(ROOT / "tests/support/sent_worker.py"), str(folder / "sent.json"), json.dumps(ways)
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "sent.json").read_text())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_send_what_a_plan_says(way: str, counted: dict[str, list[tuple[int, float]]]):
+    (one, _), (several, _) = counted[way]
+    assert one == 1 < several
+    for micro_batches, sent in counted[way]:
+        # fsdp2 leaves the last of the two layers whole between a forward and its backward
+        assert sent == pytest.approx(planned(way, micro_batches), rel=0.05 if way == "fsdp2" else 0.01)
+
+
+def planned(way: str, micro_batches: int) -> float:
+    """Return the bytes of an update, each response a micro-batch, as counted: a ring sends 1 / RANKS less of them."""
+    config = settings(f"rollout.n={micro_batches}", "algorithm.advantage.singleton=raw")
+    sharding = sharding_of("fsdp2", RANKS, reshard_after_forward=False) if way == KEPT else planned_sharding(way, RANKS)
+    work = Work(dtype=torch.float32, device_type="cpu", prompts=1, prompt_tokens=16, micro_batch_tokens=16)
+    seconds = step_seconds(
+        config,
+        model_shape(config.model, tiny_llama().config),
+        None,
+        work,
+        sharding,
+        NVIDIA[0],
+        Rates(link=1.0),
+        devices=RANKS,
+        samplers=0,
+    )
+    assert seconds["exchange"] is not None
+    return seconds["exchange"] * RANKS / (RANKS - 1)

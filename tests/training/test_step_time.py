@@ -1,0 +1,79 @@
+"""What devices send each other of a run's state, by the arithmetic of each way to cut it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hwgrpo_backends.peaks import NVIDIA
+from tiny import settings, tiny_llama
+
+from hwgrpo.training.memory import Work
+from hwgrpo.training.shapes import ModelShape, model_shape
+from hwgrpo.training.sharding import STRATEGIES, planned_sharding
+from hwgrpo.training.step_time import Rates, step_seconds
+
+MICRO_BATCHES = 6
+WORDS = (f"rollout.n={MICRO_BATCHES}", "trainer.prompts_per_step=8")
+WORK = Work(dtype=torch.bfloat16, device_type="cuda", prompts=1, prompt_tokens=16, micro_batch_tokens=16)
+"""Of eight devices: each response is a micro-batch."""
+FP32, BF16 = 4, 2
+PARTS = {
+    "single": 0,
+    # gradients are scattered as sums, then gathered
+    "ddp": 2 * FP32,
+    # in each pass weights are gathered for the forward and for the backward, and gradients scattered
+    **dict.fromkeys(("fsdp2", "fsdp2+offload", "zero3", "zero3+offload"), MICRO_BATCHES * (2 * BF16 + FP32)),
+    # as ddp, and the new weights are gathered
+    "zero1": 2 * FP32 + FP32,
+    # gradients after every micro-batch, since only a part of them is kept
+    "zero2": MICRO_BATCHES * 2 * FP32 + FP32,
+}
+"""Bytes for each parameter in an update, in rings of very many devices."""
+
+
+def sent(strategy: str, devices: int, *more: str, shape: ModelShape | None = None) -> float:
+    """Return the bytes that a device sends in a step."""
+    config = settings(*WORDS, *more)
+    found = step_seconds(
+        config,
+        shape or model_shape(config.model, tiny_llama().config),
+        None,
+        WORK,
+        planned_sharding(strategy, devices),
+        NVIDIA[0],
+        Rates(link=1.0),
+        devices=devices,
+        samplers=0,
+    )["exchange"]
+    assert found is not None
+    return found
+
+
+def test_every_way_to_cut_a_run_has_its_figure():
+    assert set(PARTS) == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("strategy", PARTS)
+def test_devices_send_each_part_as_often_as_a_ring_does(strategy: str):
+    parameters = sum(p.numel() for p in tiny_llama().parameters())
+    devices = 1 if strategy == "single" else 8
+    assert sent(strategy, devices) == pytest.approx(PARTS[strategy] * parameters * (devices - 1) / devices)
+
+
+@pytest.mark.parametrize("strategy", PARTS)
+def test_one_device_sends_nothing(strategy: str):
+    assert sent(strategy, 1) == 0
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
+def test_adapters_alone_are_exchanged_and_frozen_weights_gathered(strategy: str):
+    whole = model_shape(settings(*WORDS).model, tiny_llama().config)
+    part = replace(whole, trainable=whole.trainable // 8)
+    gathered = MICRO_BATCHES * 2 * BF16 * whole.parameters * 7 / 8 if strategy == "fsdp2" else 0
+    expected = (sent(strategy, 8) - gathered) / 8 + gathered
+    assert sent(strategy, 8, shape=part) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+def test_each_pass_over_a_batch_exchanges_anew(strategy: str):
+    assert sent(strategy, 8, "trainer.epochs_per_batch=2") == pytest.approx(2 * sent(strategy, 8))
