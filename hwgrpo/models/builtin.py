@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
@@ -151,8 +152,9 @@ def resolve(address: str) -> Path:
                 head=spec.head,
                 task=tasks.parse_task(spec.task_address),
             )
-            model.save_pretrained(unfinished)
-            tokenizer.save_pretrained(unfinished)
+            with redirect_stdout(sys.stderr):  # packages that it imports may have something to say
+                model.save_pretrained(unfinished)
+                tokenizer.save_pretrained(unfinished)
             (unfinished / "builtin.json").write_text(json.dumps(asdict(spec), indent=2) + "\n")
             _rename(unfinished, folder)
         finally:

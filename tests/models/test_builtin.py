@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hwgrpo.data.tasks import parse_task
 from hwgrpo.errors import ConfigError
@@ -97,6 +97,21 @@ def test_a_second_resolve_uses_the_cache(monkeypatch):
     monkeypatch.setattr(tiny, "make", lambda **_: pytest.fail("made again"))
     assert builtin.resolve(QUICK) == folder
     assert builtin.resolve("builtin://tiny?layers=1&hidden=32&batch=4&steps=2&seed=0&task=sort") == folder
+
+
+def test_what_is_imported_while_a_model_is_made_says_nothing_on_standard_output(monkeypatch, capsys):
+    """There a command's JSON goes; DeepSpeed, where it is installed, has something to say."""
+    save = PreTrainedTokenizerFast.save_pretrained
+
+    def told_and_saved(*given: Any, **more: Any) -> Any:
+        print("no accelerator")
+        return save(*given, **more)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", told_and_saved)
+    builtin.resolve(QUICK)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "no accelerator" in told.err
 
 
 def test_an_interrupted_making_leaves_nothing_and_the_next_one_succeeds(tmp_path, monkeypatch):
