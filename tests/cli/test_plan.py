@@ -10,6 +10,7 @@ import pytest
 from hwgrpo.cli.main import main
 
 RECIPE = "qwen3_8b_math"
+CUT = ("--devices", "16", "model.lora.rank=0", "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2")
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +164,12 @@ def test_a_small_model_is_planned_on_the_host():
         ((RECIPE, "--chip", "H1000"), ("--chip='H1000'", "H100 SXM")),
         ((RECIPE, "--chip", "mine=1,2"), ("--chip 'mine=1,2'", "three numbers")),
         ((RECIPE, "--rollout-devices", "4"), ("--rollout-devices 4", "--rollout apart")),
+        (
+            (RECIPE, *CUT, "--strategy", "zero3"),
+            ("--strategy='zero3' with trainer.tensor_parallel_size=2", "use --strategy fsdp2 or fsdp2+offload"),
+        ),
+        ((RECIPE, *CUT, "trainer.tensor_parallel_size=16"), ("does not divide the model's 8 key-value heads", "=2 or 4")),
+        ((RECIPE, "--devices", "64", "trainer.sequence_parallel_size=64"), ("the model's 32 attention heads",)),
         ((RECIPE, "backend.name=cpu"), ("no chip is known of backend 'cpu'", "--chip mine=")),
     ],
 )
