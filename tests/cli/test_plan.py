@@ -120,6 +120,15 @@ def test_a_plan_that_does_not_fit_names_the_nearest_that_does_and_that_one_fits(
     assert "what would fit\n  H100 SXM: fsdp2" in said(*words, "--chip", "H100 SXM")
 
 
+def test_what_is_offered_instead_of_layers_that_are_cut_can_cut_them():
+    more = ("rollout.max_response_tokens=31744", "model.layout=padded", "model.gradient_checkpointing=true")
+    words = (RECIPE, *CUT, *more, "trainer.tokens_per_micro_batch=262144", "--rollout", "apart")
+    whole, cut = ((*words, f"trainer.tensor_parallel_size={size}", "--chip", "mine=1000,3000,259") for size in (1, 8))
+    assert [planned(*each)["chips"][0]["instead"] for each in (whole, cut)] == ["", "nothing on up to 128 devices"]
+    [one] = planned(*words, "trainer.tensor_parallel_size=1", "--strategy", "zero3", "--chip", "mine=1,1,259")["chips"]
+    assert one["fits"], "it would be offered"
+
+
 def test_rollout_apart_takes_the_copy_and_the_cache_off_the_devices_that_train():
     words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--strategy", "fsdp2")
     here, apart = chip(*words), chip(*words, "--rollout", "apart")
