@@ -34,12 +34,14 @@ RUNS = {
     (4, 4): ["biases"],
 }
 """Ranks and sizes of groups -> cases."""
+LLAMA4_SCALE = {"rope_type": "default", "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 4}
 FAMILIES = {
     "Cohere": {},  # attention and the feed-forward part side by side
     "Gemma2": {"head_dim": 8, "attn_logit_softcapping": 2.0, **ALTERNATING},
     "Gemma3": {"head_dim": 8, **ALTERNATING},  # norms of heads, positions for each kind of layer
     "GPTNeoX": {},  # one projection for queries, keys and values; biases; blocks that return tuples
     "Granite": {"residual_multiplier": 0.5, "attention_multiplier": 0.3},
+    "Ministral3": {"head_dim": 8, "rope_parameters": LLAMA4_SCALE},  # its attention reads position_ids
     "Phi": {},
     "SmolLM3": {"no_rope_layers": [1, 0]},
     "Starcoder2": {"sliding_window": 4},
