@@ -177,7 +177,10 @@ def test_a_small_model_is_planned_on_the_host():
             (RECIPE, *CUT, "--strategy", "zero3"),
             ("--strategy='zero3' with trainer.tensor_parallel_size=2", "use --strategy fsdp2 or fsdp2+offload"),
         ),
-        ((RECIPE, *CUT, "trainer.tensor_parallel_size=16"), ("does not divide the model's 8 key-value heads", "=2 or 4")),
+        (
+            (RECIPE, *CUT, "trainer.tensor_parallel_size=16"),
+            ("does not divide the model's 8 key-value heads", "=2 or 4"),
+        ),
         ((RECIPE, "--devices", "64", "trainer.sequence_parallel_size=64"), ("the model's 32 attention heads",)),
         ((RECIPE, "backend.name=cpu"), ("no chip is known of backend 'cpu'", "--chip mine=")),
     ],
