@@ -138,7 +138,7 @@ class _Tokens:
     def __init__(self, size: int, group: Any) -> None:
         self._size, self._group = size, group
         self._positions: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=8)
-        """Rotary embeddings of this rank's tokens, the same tensors for all layers of a kind, and those of all."""
+        """Positions and rotary embeddings of this rank's tokens, the same tensors for all layers, and those of all."""
 
     def surround(self, block: nn.Module) -> None:
         block.register_forward_pre_hook(self._begin, with_kwargs=True)
@@ -153,6 +153,8 @@ class _Tokens:
         positions = options.get("position_embeddings")
         if positions is not None:
             options["position_embeddings"] = tuple(self._all_positions(each) for each in positions)
+        if options.get("position_ids") is not None:  # some scale queries by them
+            options["position_ids"] = self._all_positions(options["position_ids"])
         return args, options
 
     def _end(self, block: nn.Module, args: Any, output: Any) -> Any:

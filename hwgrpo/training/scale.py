@@ -13,10 +13,12 @@ from hwgrpo_backends.peaks import Chip
 from hwgrpo import training
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size, ranks_per_sequence
+from hwgrpo.errors import ConfigError
 from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.training.plan import assumed_choices, config_sharding, planned_work
+from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shapes import ModelShape, model_shape, planned_settings
 from hwgrpo.training.sharding import STRATEGIES, Sharding, planned_sharding
 from hwgrpo.training.step_time import Rates, forward_work, step_seconds
@@ -139,6 +141,11 @@ class _Planner:
         self.shape = model_shape(config.model, self.settings)
         self.frozen = forward_work(config.model, self.settings)
 
+    def check(self, backend: Backend) -> None:
+        """Check that as many ranks as the settings say can share the model's sequences."""
+        _, attention = assumed_choices(self.config, backend, self.settings)
+        check_sequence_parallel(self.config, self.settings, attention)
+
     def layout(self, backend: Backend) -> Layout:
         """Return the layout of micro-batches."""
         _, attention = assumed_choices(self.config, backend, self.settings)
@@ -184,7 +191,7 @@ class _Planner:
             counts.append(counts[-1] * 2)
         for devices in (count for count in counts if prompts % count == 0):
             for apart in (False, True)[cluster.apart :]:
-                for strategy in _offered(devices):
+                for strategy in _offered(self.config, devices):
                     if self.memory(backend, devices, strategy, apart=apart).peak <= room:
                         more = f" on {devices:,} devices" if devices != cluster.devices else ""
                         own = ", rollout on devices of its own (--rollout apart)" if apart and not cluster.apart else ""
@@ -207,13 +214,20 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         chips: rows of the backends' tables, or made by the user, each with its backend; at least one.
 
     Raises:
-        ConfigError: the batch sizes or the strategy do not fit the number of devices.
+        ConfigError: the batch sizes or the strategy do not fit the number of devices, or ranks cannot share sequences.
     """
     check_world_size(config, cluster.devices)
+    tensor = config.trainer.tensor_parallel_size
+    if tensor > 1 and cluster.strategy is not None and not _cuts_layers(cluster.strategy):
+        raise ConfigError(
+            f"--strategy={cluster.strategy!r} with trainer.tensor_parallel_size={tensor}: layers are cut over ranks by "
+            "fsdp2 alone; use --strategy fsdp2 or fsdp2+offload, or trainer.sequence_parallel_size"
+        )
     planner = _Planner(config)
     sharding = planner.sharding(cluster.strategy, cluster.devices)
     results = []
     for chip, backend in chips:
+        planner.check(backend)
         work = planner.work(backend, cluster.devices, apart=cluster.apart)
         memory = estimate(config, planner.shape, work, sharding)
         room = None if chip.memory is None else cluster.usable * chip.memory
@@ -259,11 +273,17 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
     )
 
 
-def _offered(devices: int) -> list[str]:
-    """Return what the trainer has for a number of devices, from the simplest on."""
+def _offered(config: Config, devices: int) -> list[str]:
+    """Return what the trainer has for a configuration and a number of devices, from the simplest on."""
     there = training.STRATEGIES.names()
     names = [name for name in STRATEGIES if ("deepspeed" if name.startswith("zero") else name.split("+")[0]) in there]
+    if config.trainer.tensor_parallel_size > 1:
+        names = [name for name in names if _cuts_layers(name)]
     return [name for name in names if (name == "single") == (devices == 1)]
+
+
+def _cuts_layers(strategy: str) -> bool:
+    return strategy.startswith("fsdp2")
 
 
 def _strategy(config: Config, devices: int) -> str:

@@ -12,6 +12,7 @@ from hwgrpo.config.validate import ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tensor_parallel import not_cut, obstacle_in
 from hwgrpo.training.choices import AttentionChoice, layers_beyond_attention
+from hwgrpo.training.flops import EXPERTS, first_of
 from hwgrpo.training.layout_check import PADDING_TOLERANCE, obstacle_to
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.policy import PolicyModel
@@ -47,6 +48,9 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
         obstacle = obstacle_in(getattr(text, "base_model_tp_plan", None))
         if obstacle is not None:
             raise refused(size, f"{text.model_type}: {obstacle}")
+        experts = first_of(text, EXPERTS)
+        if experts:  # some plans leave them out
+            raise refused(size, f"{text.model_type}: its {experts} experts would not be cut")
         counts["key-value heads"] = getattr(text, "num_key_value_heads", None) or heads
         counts["intermediate units"] = getattr(text, "intermediate_size", None)
     for what, count in counts.items():

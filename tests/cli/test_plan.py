@@ -10,6 +10,7 @@ import pytest
 from hwgrpo.cli.main import main
 
 RECIPE = "qwen3_8b_math"
+CUT = ("--devices", "16", "model.lora.rank=0", "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2")
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +120,15 @@ def test_a_plan_that_does_not_fit_names_the_nearest_that_does_and_that_one_fits(
     assert "what would fit\n  H100 SXM: fsdp2" in said(*words, "--chip", "H100 SXM")
 
 
+def test_what_is_offered_instead_of_layers_that_are_cut_can_cut_them():
+    more = ("rollout.max_response_tokens=31744", "model.layout=padded", "model.gradient_checkpointing=true")
+    words = (RECIPE, *CUT, *more, "trainer.tokens_per_micro_batch=262144", "--rollout", "apart")
+    whole, cut = ((*words, f"trainer.tensor_parallel_size={size}", "--chip", "mine=1000,3000,259") for size in (1, 8))
+    assert [planned(*each)["chips"][0]["instead"] for each in (whole, cut)] == ["", "nothing on up to 128 devices"]
+    [one] = planned(*words, "trainer.tensor_parallel_size=1", "--strategy", "zero3", "--chip", "mine=1,1,259")["chips"]
+    assert one["fits"], "it would be offered"
+
+
 def test_rollout_apart_takes_the_copy_and_the_cache_off_the_devices_that_train():
     words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--strategy", "fsdp2")
     here, apart = chip(*words), chip(*words, "--rollout", "apart")
@@ -163,6 +173,15 @@ def test_a_small_model_is_planned_on_the_host():
         ((RECIPE, "--chip", "H1000"), ("--chip='H1000'", "H100 SXM")),
         ((RECIPE, "--chip", "mine=1,2"), ("--chip 'mine=1,2'", "three numbers")),
         ((RECIPE, "--rollout-devices", "4"), ("--rollout-devices 4", "--rollout apart")),
+        (
+            (RECIPE, *CUT, "--strategy", "zero3"),
+            ("--strategy='zero3' with trainer.tensor_parallel_size=2", "use --strategy fsdp2 or fsdp2+offload"),
+        ),
+        (
+            (RECIPE, *CUT, "trainer.tensor_parallel_size=16"),
+            ("does not divide the model's 8 key-value heads", "=2 or 4"),
+        ),
+        ((RECIPE, "--devices", "64", "trainer.sequence_parallel_size=64"), ("the model's 32 attention heads",)),
         ((RECIPE, "backend.name=cpu"), ("no chip is known of backend 'cpu'", "--chip mine=")),
     ],
 )

@@ -5,17 +5,23 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
+from families import ALTERNATING, SHAPE
 from ranks import forked
 from safetensors.torch import load_file
 from sequence_cases import CASES, TENSOR, cut_policy, kept_bytes, run_all, run_case
-from tiny import settings, tiny_llama, tiny_qwen3
+from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
 
+from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
 from hwgrpo.errors import ConfigError
+from hwgrpo.training.batch import token_signals
 from hwgrpo.training.layout_check import states_alone
 from hwgrpo.training.layouts import BRANCHED, PADDED
+from hwgrpo.training.micro_batch import lay_out
 from hwgrpo.training.policy import HeadOptions, PolicyModel
 from hwgrpo.training.sequence_checks import prove_sequence_parallel
-from hwgrpo.training.sequence_group import join
+from hwgrpo.training.sequence_group import ALONE, SequenceGroup, join
+from hwgrpo.training.sequence_shard import share_out
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single
 
@@ -28,6 +34,19 @@ RUNS = {
     (4, 4): ["biases"],
 }
 """Ranks and sizes of groups -> cases."""
+LLAMA4_SCALE = {"rope_type": "default", "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 4}
+FAMILIES = {
+    "Cohere": {},  # attention and the feed-forward part side by side
+    "Gemma2": {"head_dim": 8, "attn_logit_softcapping": 2.0, **ALTERNATING},
+    "Gemma3": {"head_dim": 8, **ALTERNATING},  # norms of heads, positions for each kind of layer
+    "GPTNeoX": {},  # one projection for queries, keys and values; biases; blocks that return tuples
+    "Granite": {"residual_multiplier": 0.5, "attention_multiplier": 0.3},
+    "Ministral3": {"head_dim": 8, "rope_parameters": LLAMA4_SCALE},  # its attention reads position_ids
+    "Phi": {},
+    "SmolLM3": {"no_rope_layers": [1, 0]},
+    "Starcoder2": {"sliding_window": 4},
+}
+"""What else the configuration of a tiny model says."""
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +117,49 @@ def test_layers_that_do_not_add_up_over_ranks_are_refused_on_every_rank():
         policy.base.model.layers[1].mlp.down_proj.register_forward_hook(lambda _, given, output: output.tanh())
         with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: LlamaForCausalLM: .* would differ by .*; use"):
             prove_sequence_parallel(policy, PADDED, group, states)
+        dist.destroy_process_group()
+
+    assert forked(2, body) == [0, 0]
+
+
+def random_model(family: str, extra: dict[str, object]) -> torch.nn.Module:
+    """Return a model in whose norms and biases no ones and zeros hide that they are left out."""
+    torch.manual_seed(3)
+    kind = "Gemma3Text" if family == "Gemma3" else family
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SHAPE | extra))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def passed(policy: PolicyModel, group: SequenceGroup) -> dict[str, torch.Tensor]:
+    """Return the gradients that a pass leaves in this rank's parameters."""
+    batch = ragged_batch(old=True)
+    every = range(len(batch))
+    rows = PADDED.rows(batch, every, 1000, policy.hidden_size)
+    micro = lay_out(batch, rows, token_signals(batch, every, torch.ones(len(batch)), rollout=False), PADDED, group.size)
+    policy(share_out(micro, group, whole_sequences=False), build_loss(LossSpec())).loss.backward()
+    return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def test_families_with_other_blocks_get_the_gradients_of_one_process():
+    def body(rank: int) -> None:
+        dist.init_process_group("gloo")
+        group = join(2, "gloo", tensor=True)
+        for family, extra in FAMILIES.items():
+            whole = PolicyModel(random_model(family, extra), compute_dtype=torch.float32, options=HeadOptions())
+            states, true = states_alone(whole), passed(whole, ALONE)
+            policy = cut_policy(group, random_model(family, extra))
+            prove_sequence_parallel(policy, PADDED, group, states)
+            found = passed(policy, group)
+            assert found.keys() == true.keys(), family
+            for name, gradient in found.items():
+                part = [dim for dim in range(gradient.ndim) if gradient.shape[dim] < true[name].shape[dim]]
+                expected = true[name].chunk(2, part[0])[rank] if part else true[name]
+                error = ((gradient if part else group.sum(gradient)) - expected).norm() / expected.norm()
+                assert error < 1e-5, f"{family}: {name}: {error:.2e}"
         dist.destroy_process_group()
 
     assert forked(2, body) == [0, 0]

@@ -9,7 +9,15 @@ import runs
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
-from transformers import Gemma2Config, GPT2Config, Phi3Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
+from transformers import (
+    Gemma2Config,
+    GPT2Config,
+    Phi3Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import branched_attention, exchanged_attention
@@ -140,6 +148,7 @@ def test_models_whose_tokens_cannot_be_shared_out_are_refused_before_they_are_lo
         ),
         (Qwen3Config(intermediate_size=6), "divide the model's 6 intermediate units; use trainer.tensor_p.*=2, or 1"),
         (Qwen3MoeConfig(), "qwen3_moe: its tensor-parallel plan has moe_tp_experts, packed_colwise; known are colwise"),
+        (Qwen2MoeConfig(), "qwen2_moe: its 60 experts would not be cut"),
         (Phi3Config(), "phi3: its tensor-parallel plan has colwise_gather_output, rowwise_split_input; known are"),
         (GPT2Config(), "gpt2: transformers has no tensor-parallel plan for it"),
         (Qwen3Config(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "length .dynamic."),
