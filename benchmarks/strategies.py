@@ -41,11 +41,12 @@ PROMPT_TOKENS, SAMPLES = 32, 4
 WAYS = {
     "ddp": ["trainer.strategy=ddp"],
     "fsdp2": ["trainer.strategy=fsdp2"],
+    "gathered": ["trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
     **{f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)},
     "sequences": ["trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2"],
     "layers": ["trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
 }
-"""What is timed; the last two share sequences, and cut layers, between two ranks."""
+"""What is timed: `gathered` keeps weights from a forward to its backward; the last two are of groups of two ranks."""
 
 
 def main() -> None:
