@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.cli.main import main
 from hwgrpo.training.policy import PolicyModel
 
@@ -35,4 +36,5 @@ if __name__ == "__main__":
     limit, ranks, *words = sys.argv[1:]
     if os.environ["RANK"] in ranks.split(","):
         starve(int(limit))
-    raise SystemExit(main(words))
+    with ended_as_rank():
+        raise SystemExit(main(words))
