@@ -41,6 +41,9 @@ POLICY_LOSSES = Registry(
 )
 """`Scoped` functions `(surrogate_input, spec) -> (pg_loss_N, {metric: per-row})`."""
 
+KL_OUTPUT_CLAMP = 10.0
+"""Largest per-token value of the k3 estimators, as verl's `low_var_kl` has it."""
+
 KL_ESTIMATORS = Registry(
     "KL estimator",
     {

@@ -11,14 +11,16 @@ from collections.abc import Callable
 
 import torch
 
-from hwgrpo.algorithms import KL_ESTIMATORS
+from hwgrpo.algorithms import KL_ESTIMATORS, KL_OUTPUT_CLAMP
 
 KLFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _CLAMPED = ("k3", "k3+")
 
 
-def build_kl(name: str, *, input_clamp: float | None = 20.0, output_clamp: float | None = 10.0) -> KLFunction:
+def build_kl(
+    name: str, *, input_clamp: float | None = 20.0, output_clamp: float | None = KL_OUTPUT_CLAMP
+) -> KLFunction:
     """Return the estimator `(logprob_N, ref_logprob_N) -> kl_N` behind a name.
 
     Args:
@@ -54,7 +56,7 @@ def k3(
     ref_logprob_N: torch.Tensor,
     *,
     input_clamp: float | None = 20.0,
-    output_clamp: float | None = 10.0,
+    output_clamp: float | None = KL_OUTPUT_CLAMP,
 ) -> torch.Tensor:
     """e^x - x - 1: never negative, low variance.
 
@@ -84,7 +86,7 @@ def k3_plus(
     ref_logprob_N: torch.Tensor,
     *,
     input_clamp: float | None = 20.0,
-    output_clamp: float | None = 10.0,
+    output_clamp: float | None = KL_OUTPUT_CLAMP,
 ) -> torch.Tensor:
     """The value of k3 with the gradient of k2, which no clamp cuts off."""
     value_N = k3(logprob_N.detach(), ref_logprob_N, input_clamp=input_clamp, output_clamp=output_clamp)

@@ -107,6 +107,17 @@ def validation_numbers(values: Mapping[str, Any]) -> dict[tuple[str, str], float
     return found
 
 
+def validation_errors(values: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return {(source, what): standard error} of the validation metrics that have one, as `validation_numbers` does."""
+    suffix = "/stderr"
+    errors = {
+        "val-core" + name.removeprefix("val-aux").removesuffix(suffix): value
+        for name, value in values.items()
+        if name.startswith("val-aux/") and name.endswith(suffix)
+    }
+    return validation_numbers(errors)
+
+
 def validation_texts(values: Mapping[str, Any]) -> list[str]:
     """Return one text per source: `<source>  greedy 0.953  mean@4 0.881`."""
     by_source: dict[str, str] = {}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo.observe.fields import MISSING, decimals, duration, percent
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.jsonlines import jsonable
+from hwgrpo.observe.verdict import judge
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,11 +45,11 @@ def build_summary(
         warnings: what was told during the run, oldest first.
 
     Returns:
-        `{schema, status, steps, total_steps, resumed_from, wall_s, training_s, stages: {name: {seconds, share}},
-        tokens, tokens_per_s, reward: {first, last, over_steps}, validation: [{source, metric, before, after,
-        after_step}], warnings: [{step, name, seen, meaning, remedies}], paths}`. `tokens` counts prompts and responses
-        of all ranks; `tokens_per_s` is over whole steps. `over_steps` is 5, or half of the steps where there are fewer
-        than 10; after a single step `first` is null. What is not known is null.
+        `{schema, status, verdict: {word, mood, headline, about}, steps, total_steps, resumed_from, wall_s, training_s,
+        stages: {name: {seconds, share}}, tokens, tokens_per_s, reward: {first, last, over_steps}, validation:
+        [{source, metric, before, after, after_step}], warnings: [{step, name, seen, meaning, remedies}], paths}`.
+        `tokens` counts prompts and responses of all ranks; `tokens_per_s` is over full steps. `over_steps` is 5, or
+        half of the steps where there are fewer than 10; after a single step `first` is null. What is not known is null.
     """
     spent = history.training_seconds
     stages = {stage: took for stage, took in history.seconds.items() if stage != "step"}
@@ -57,6 +59,7 @@ def build_summary(
     return {
         "schema": SCHEMA,
         "status": status,
+        "verdict": asdict(judge(history, [warning.name for warning in warnings])),
         "steps": history.last_step,
         "total_steps": total_steps,
         "resumed_from": resumed_from,
@@ -164,11 +167,17 @@ def _warnings(summary: Mapping[str, Any]) -> list[str]:
     return [f"step {warning['step']}, {name}: {warning['seen']}" for name, warning in latest.items()]
 
 
+def _verdict(summary: Mapping[str, Any]) -> list[str]:
+    """Return the verdict's lines: what the table below cannot show by itself; none where all is well."""
+    verdict = summary["verdict"]
+    return [] if verdict["mood"] in ("good", "muted") else [verdict["headline"], verdict["about"]]
+
+
 def plain_summary(summary: Mapping[str, Any]) -> str:
     """Return the summary as plain text, for logs."""
     changes = [("", "before", "after", "change"), *_changes(summary)]
     widths = [max(len(row[i]) for row in changes) for i in range(4)]
-    lines = [_headline(summary)]
+    lines = [_headline(summary), *_verdict(summary)]
     lines += ["  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in changes]
     pairs = [*_costs(summary), *(("warning", text) for text in _warnings(summary)), *summary["paths"].items()]
     width = max(len(name) for name, _ in pairs)
@@ -189,8 +198,8 @@ def rich_summary(summary: Mapping[str, Any]) -> RenderableType:
     for heading in ("before", "after", "change"):
         changes.add_column(heading, justify="right", no_wrap=True)
     for what, before, after, change in _changes(summary):
-        color = "green" if change.startswith("+") and change != "+0.000" else "red" if change.startswith("-0") else ""
-        changes.add_row(Text(what), before, Text(after, style="bold"), Text(change, style=color))
+        style = "" if change in (MISSING, "+0.000", "-0.000") else "green" if change.startswith("+") else "red"
+        changes.add_row(Text(what), before, Text(after, style="bold"), Text(change, style=style))
     pairs = Table.grid(padding=(0, 2, 0, 0))
     pairs.add_column(style="dim", no_wrap=True)
     pairs.add_column(overflow="fold")
@@ -200,6 +209,15 @@ def rich_summary(summary: Mapping[str, Any]) -> RenderableType:
         pairs.add_row("warning", Text(text, style="yellow"))
     for name, text in summary["paths"].items():
         pairs.add_row(name, Text(text))
-    color = "green" if summary["status"] == "completed" else "yellow"
+    mood = summary["verdict"]["mood"]
+    color = {"bad": "red", "warn": "yellow"}.get(mood, "green" if summary["status"] == "completed" else "yellow")
     title = Text(_headline(summary), style=f"bold {color}")
-    return Panel(Group(changes, Text(), pairs), title=title, title_align="left", border_style=color)
+    verdict = [
+        Text(line, style=style) for line, style in zip(_verdict(summary), (f"bold {color}", "dim"), strict=False)
+    ]
+    return Panel(
+        Group(*verdict, *([Text()] if verdict else []), changes, Text(), pairs),
+        title=title,
+        title_align="left",
+        border_style=color,
+    )

@@ -8,6 +8,7 @@ import html
 import json
 import os
 import re
+from dataclasses import asdict
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
@@ -18,7 +19,6 @@ from hwgrpo.observe.jsonlines import jsonable
 from hwgrpo.report.completions import compact, read_completions
 from hwgrpo.report.read import RunRecord, read_run
 from hwgrpo.report.settings import setting_rows
-from hwgrpo.report.verdict import verdict
 
 FILE = "report.html"
 MOST_COMPLETIONS = 20_000
@@ -106,7 +106,7 @@ def _run_data(record: RunRecord, completions: dict[str, Any]) -> dict[str, Any]:
         "status": record.status,
         "problems": record.problems,
         "warnings": record.warnings,
-        "verdict": verdict(record.metrics),
+        "verdict": asdict(record.verdict),
         "summary": record.summary,
         "metrics": {
             "steps": steps,

@@ -15,6 +15,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.observe import completions, jsonl, summary, warnings
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.observe.verdict import Verdict, judge
 
 CONFIG = "config.yaml"
 
@@ -33,6 +34,7 @@ class RunRecord:
     """completed | interrupted | failed as its summary says, else running | stopped."""
     summary: dict[str, Any]
     """As summary.json; of a run that wrote none, or went on since, what its metrics tell."""
+    verdict: Verdict
     warnings: list[dict[str, Any]]
     """{step, name, seen, meaning, remedies}, oldest first."""
     problems: list[str] = field(default_factory=list)
@@ -79,7 +81,8 @@ def read_run(folder: Path) -> RunRecord:
             },
         )
     told = list(read_lines(folder / warnings.FILE))
-    return RunRecord(folder, config, environment, kernels, metrics, status, closing, told, problems)
+    verdict = judge(history, [warning["name"] for warning in told])
+    return RunRecord(folder, config, environment, kernels, metrics, status, closing, verdict, told, problems)
 
 
 def _check_folder(folder: Path) -> None:

@@ -65,6 +65,8 @@ def validate(
 ) -> dict[str, float]:
     """Return `val-core/<source>/reward/{greedy, mean@n, best@n}` over all prompts, shared out among the ranks.
 
+    Beside each `val-core/X` stands `val-aux/X/stderr`, its standard error over two or more prompts.
+
     Args:
         engine: generates.
         dataset: validation prompts.
@@ -89,9 +91,14 @@ def validate(
     for part in strategy.gather_objects({f"{s}/reward/{k}": v for s, by in collected.items() for k, v in by.items()}):
         for key, values in part.items():
             merged[key] += values
-    return {
-        f"val-core/{key}": float(torch.tensor(values, dtype=torch.float64).nanmean()) for key, values in merged.items()
-    }
+    metrics = {}
+    for key, values in merged.items():
+        scores_N = torch.tensor(values, dtype=torch.float64)
+        metrics[f"val-core/{key}"] = float(scores_N.nanmean())
+        valid_N = scores_N[~scores_N.isnan()]
+        if len(valid_N) > 1:
+            metrics[f"val-aux/{key}/stderr"] = float(valid_N.std() / len(valid_N) ** 0.5)
+    return metrics
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,13 @@ def test_the_summary_says_what_changed_and_what_it_cost():
     assert a_summary() == {
         "schema": "hwgrpo.summary/1",
         "status": "completed",
+        "verdict": {
+            "word": "rose",
+            "mood": "good",
+            "headline": "Validation reward (task://sort greedy) rose from 0.250 to 1.000",
+            "about": "Validation before training and after step 10; a change counts from 10%. "
+            "Training reward rose from 0.188 to 0.500.",
+        },
         "steps": 10,
         "total_steps": 10,
         "resumed_from": 0,
@@ -70,14 +77,13 @@ def test_what_was_never_measured_is_null_and_shown_as_a_dash():
     assert plain_summary(summary).splitlines()[2].split() == ["task://sort", "greedy", "-", "0.500", "-"]
 
 
-def test_the_file_is_strict_json_even_with_a_reward_that_is_not_a_number(tmp_path):
+def test_the_file_is_strict_json_even_with_a_validation_that_is_not_a_number(tmp_path):
     history = a_history()
-    history.add(11, {"reward": math.nan})
+    history.add(10, {GREEDY: math.nan})
     summary = a_summary(history)
     path = save_summary(tmp_path, summary)
     read = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert read["reward"] == {"first": 3 / 16, "last": "NaN", "over_steps": 5}
-    assert read["validation"] == summary["validation"]
+    assert [row["after"] for row in read["validation"]] == ["NaN", 0.5]
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
 
 
@@ -126,6 +132,22 @@ def test_the_latest_warning_of_each_kind_is_listed_once():
     stream = io.StringIO()
     Console(file=stream, width=80, legacy_windows=False).print(rich_summary(summary))
     assert stream.getvalue().count("80% were cut") == 1
+
+
+def test_a_run_that_did_harm_is_no_green_success_on_the_terminal():
+    history = RunHistory()
+    history.add(0, {GREEDY: 0.59})
+    for step in range(1, 11):
+        history.add(step, {"reward": 0.5, "kl": 10.0 if step > 5 else 0.1})
+    history.add(10, {GREEDY: 0.0})
+    summary = a_summary(history)
+    lines = plain_summary(summary).splitlines()
+    assert lines[1] == "The run collapsed: validation reward (task://sort greedy) fell from 0.590 to 0.000"
+    assert "clamp" in lines[2]
+    stream = io.StringIO()
+    Console(file=stream, width=100, legacy_windows=False, force_terminal=True).print(rich_summary(summary))
+    assert "\x1b[1;31m" in stream.getvalue()  # bold red
+    assert "\x1b[32m" not in stream.getvalue()  # green
 
 
 def test_a_resumed_run_says_so():

@@ -58,7 +58,9 @@ function tabKeys(event) {
   tabs[name].focus();
 }
 
-const [statusText, mood] = STATUS[run.status] ?? [run.status, "warn"];
+const [statusText, usualMood] = STATUS[run.status] ?? [run.status, "warn"];
+// that a run came to its end is no good news where it did harm
+const mood = run.status === "completed" && run.verdict.mood !== "good" ? "muted" : usualMood;
 for (const [name, [label]] of Object.entries(panels)) {
   tabs[name] = h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => show(name), onkeydown: tabKeys }, label);
   bodies[name] = h("div", { role: "tabpanel", id: `panel-${name}`, "aria-labelledby": `tab-${name}`, hidden: true });

@@ -8,23 +8,11 @@ const STATUS = {
   failed: ["failed", "bad"],
 };
 
-function verdictText({ word, first, last, over_steps: count }, steps) {
-  const change = `from ${formatScore(first)} to ${formatScore(last)}`;
-  if (word === "rose") return ["▲", "good", `The reward rose ${change}`];
-  if (word === "fell") return ["▼", "bad", `The reward fell ${change}`];
-  if (word === "flat") return ["■", "warn", `No clear change in reward: ${change}`];
-  return ["…", "muted", steps === 0 ? "No step has been logged yet" : `Too early to tell: ${plural(steps, "step")} with a reward`];
-}
+const SIGNS = { good: "▲", warn: "■", bad: "▼", muted: "…" };
 
-function verdictBanner(run) {
-  const rewards = firstOf(run.metrics.series, "reward", "critic/rewards/mean") ?? [];
-  const logged = rewards.filter((value) => value !== null).length;
-  const [sign, mood, text] = verdictText(run.verdict, logged);
-  const about = run.verdict.word === "unknown" ? "Six steps are needed to compare the start with the end."
-    : `Means of the first and the last ${run.verdict.over_steps} training steps`
-      + (run.verdict.word === "flat" ? ", apart by less than the steps' own scatter." : ", apart by more than the steps' own scatter.");
-  return h("div", { class: `verdict ${mood}` },
-    h("span", { class: "sign", "aria-hidden": "true" }, sign), h("div", {}, h("h2", {}, text), h("p", {}, about)));
+function verdictBanner({ verdict }) {
+  return h("div", { class: `verdict ${verdict.mood}` }, h("span", { class: "sign", "aria-hidden": "true" }, SIGNS[verdict.mood]),
+    h("div", {}, h("h2", {}, verdict.headline), h("p", {}, verdict.about)));
 }
 
 function tile(label, value, below, mood) {
@@ -76,9 +64,13 @@ function timeBar(run) {
 function warnings(told) {
   if (told.length === 0) return "";
   const latest = new Map(told.map((each) => [each.name, each]));
-  return h("section", { class: "notice warnings" }, h("h3", {}, plural(told.length, "warning")),
+  const times = (name) => {
+    const count = told.filter((each) => each.name === name).length;
+    return count > 1 ? ` (${count} times)` : "";
+  };
+  return h("section", { class: "notice warnings" }, h("h3", {}, plural(latest.size, "warning")),
     [...latest.values()].map(({ step, name, seen, meaning, remedies }) => h("details", {},
-      h("summary", {}, h("span", { class: "muted" }, `step ${step} · `), name, ": ", h("span", { class: "seen" }, seen)),
+      h("summary", {}, h("span", { class: "muted" }, `step ${step} · `), name, times(name), ": ", h("span", { class: "seen" }, seen)),
       h("p", {}, meaning), h("ul", {}, (remedies ?? []).map((text) => h("li", {}, text))))));
 }
 
