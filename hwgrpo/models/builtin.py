@@ -18,6 +18,8 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from hwgrpo.data import TASKS, tasks
 from hwgrpo.errors import ConfigError, choice_error
@@ -153,13 +155,25 @@ def resolve(address: str) -> Path:
                 task=tasks.parse_task(spec.task_address),
             )
             with redirect_stdout(sys.stderr):  # packages that it imports may have something to say
-                model.save_pretrained(unfinished)
+                _save(model, unfinished)
                 tokenizer.save_pretrained(unfinished)
             (unfinished / "builtin.json").write_text(json.dumps(asdict(spec), indent=2) + "\n")
             _rename(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _save(model: PreTrainedModel, folder: Path) -> None:
+    """Write config and weights on any rank; within a process group `save_pretrained` writes on rank 0 alone."""
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = "float32"
+    model.config.save_pretrained(folder)
+    assert model.generation_config is not None
+    model.generation_config.save_pretrained(folder)
+    tied = "lm_head.weight"  # the embeddings, under another name
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != tied}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _rename(unfinished: Path, folder: Path) -> None:

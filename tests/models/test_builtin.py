@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from hwgrpo.data.tasks import parse_task
@@ -112,6 +113,18 @@ def test_what_is_imported_while_a_model_is_made_says_nothing_on_standard_output(
     told = capsys.readouterr()
     assert told.out == ""
     assert "no accelerator" in told.err
+
+
+def test_a_model_made_on_a_rank_other_than_the_first_is_complete(tmp_path, monkeypatch):
+    monkeypatch.setenv("HWGRPO_CACHE", str(tmp_path))
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        folder = builtin.resolve("builtin://tiny?steps=2")
+    finally:
+        torch.distributed.destroy_process_group()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.architectures == ["Qwen3ForCausalLM"]
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
 
 
 def test_an_interrupted_making_leaves_nothing_and_the_next_one_succeeds(tmp_path, monkeypatch):
