@@ -12,7 +12,7 @@ from hwgrpo.observe.jsonlines import StepLines
 if TYPE_CHECKING:
     import torch
 
-    from hwgrpo.values import Completions, PromptBatch, Rewards
+    from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 FILE = "completions.jsonl"
 
@@ -22,6 +22,7 @@ class Sample:
     """One response, to be shown."""
 
     prompt: str
+    """The last user message of a conversation, else the prompt."""
     response: str
     reward: float | None
     """None when a failure policy took the sample out."""
@@ -42,7 +43,16 @@ def pick_sample(step: int, batch: PromptBatch, completions: Completions, rewards
     index = step % len(completions)
     prompt = batch.prompts[int(completions.prompt_index[index])]
     reward = float(rewards.total[index]) if rewards.valid[index] else None
-    return Sample(prompt.text, completions.texts[index], reward, prompt.ground_truth)
+    return Sample(last_user_message(prompt) or prompt.text, completions.texts[index], reward, prompt.ground_truth)
+
+
+def last_user_message(prompt: Prompt) -> str | None:
+    """Return what the user last said in a conversation; None for a plain prompt."""
+    said: list[Any] = [message["content"] for message in prompt.messages or () if message["role"] == "user"]
+    if not said:
+        return None
+    parts = [{"text": said[-1]}] if isinstance(said[-1], str) else said[-1]
+    return "\n".join(part["text"] for part in parts if part.get("text"))
 
 
 def whole_groups_first(prompt_index: list[int], limit: int) -> list[int]:
@@ -74,7 +84,8 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
     """Return what there is to know about one response, ready for a JSON line.
 
     `reward` is null for a sample that a failure policy took out, and an entry of `rewards` where the function gave no
-    value; what reward functions returned beside the score goes to `extras`.
+    value; `question` is the last user message of a conversation, else null; what reward functions returned beside the
+    score goes to `extras`.
 
     Args:
         sample: its number, 0 <= sample < S.
@@ -87,6 +98,7 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
     record: dict[str, Any] = {
         "uid": prompt.uid,
         "prompt": prompt.text,
+        "question": last_user_message(prompt),
         "response": completions.texts[sample],
         "reward": float(rewards.total[sample]) if rewards.valid[sample] else None,
         "rewards": {name: None if math.isnan(value) else value for name, value in per_function.items()},

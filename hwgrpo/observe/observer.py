@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hwgrpo.errors import RunError
 from hwgrpo.observe import LOGGERS, completions, jsonl, tensorboard, warnings
 from hwgrpo.observe.completions import CompletionsLog, Sample
+from hwgrpo.observe.fields import REWARD
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.progress import Progress, Silence, choose_progress
 from hwgrpo.observe.settings import saved_config
@@ -96,9 +97,8 @@ class Observer:
         self._resumed_from = step
         self._history = RunHistory()
         self._monitor = Monitor(saved_config(self._run_dir)) if self._warns else None
-        if "jsonl" in self._loggers:
-            self._replay()
-        self._show(lambda: self._progress.begin(step))
+        rewards = self._replay() if "jsonl" in self._loggers else []
+        self._show(lambda: self._progress.begin(step, rewards))
 
     def step(self, metrics: StepMetrics, sample: Sample | None = None) -> None:
         """Log and show a finished step.
@@ -195,16 +195,24 @@ class Observer:
         for log in (*self._loggers.values(), self._completions, self._warnings):
             log.close()
 
-    def _replay(self) -> None:
-        """Remember what metrics.jsonl holds, and write warnings.jsonl as the run so far would have."""
+    def _replay(self) -> list[float]:
+        """Remember what metrics.jsonl holds, and write warnings.jsonl as the run so far would have.
+
+        Returns:
+            The mean reward of each step so far.
+        """
+        rewards = []
         for logged, values in sorted(jsonl.read_metrics(self._run_dir).items()):
             self._history.add(logged, values)
+            reward = REWARD.read(values)
+            rewards += [] if reward is None else [reward]
             if self._monitor is not None and logged > 0:
                 self._monitor.add(logged, values)
         if self._monitor is not None:
             self._warnings.cut_back(-1)
             for warning in self._monitor.warnings:
                 self._warnings.log(warning)
+        return rewards
 
     def _log(self, step: int, values: Mapping[str, float]) -> None:
         for name, logger in self._loggers.items():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
@@ -41,16 +43,24 @@ NOT_EVERY_STEP = ("step", "testing", "save_checkpoint")
 WIDE = 110
 """Columns from which metrics and stages stand side by side."""
 TREND = 40
-"""Steps in the line of past rewards."""
+"""Most blocks in the line of past rewards; of a long run each stands for several steps."""
 REFRESHES_PER_SECOND = 2
 LABEL = 14
 """Columns of a label."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
+def condense(values: Sequence[float], width: int) -> list[float]:
+    """Return at most `width` values that stand for all of `values`: means of neighbours, equally many to within one."""
+    if len(values) <= width:
+        return list(values)
+    edges = [len(values) * i // width for i in range(width + 1)]
+    return [statistics.fmean(values[start:end]) for start, end in pairwise(edges)]
+
+
 def sparkline(values: Iterable[float], width: int) -> str:
-    """Draw the last `width` finite values as a line of blocks between their least and greatest."""
-    finite = [value for value in values if math.isfinite(value)][-width:]
+    """Draw finite values as a line of at most `width` blocks between their least and greatest, see `condense`."""
+    finite = condense([value for value in values if math.isfinite(value)], width)
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
     return "".join(_LEVELS[round((value - low) * scale)] for value in finite)
@@ -61,9 +71,9 @@ def trend(values: Iterable[float], width: int, form: Callable[[float], str]) -> 
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return fields.MISSING
-    # The scale is that of what is drawn; one that is a little too wide for the older values costs a few blocks.
+    # The scale is that of what is drawn; means are no longer in print than the values that they stand for by much.
     widest = max((f" {form(value)} to {form(value)}" for value in finite), key=len)
-    drawn = finite[-max(1, width - len(widest)) :]
+    drawn = condense(finite, max(1, width - len(widest)))
     return f"{sparkline(drawn, len(drawn))} {form(min(drawn))} to {form(max(drawn))}"
 
 
@@ -98,7 +108,8 @@ class PanelView:
     clock: Callable[[], float]
     step: int = 0
     values: Mapping[str, Any] = field(default_factory=dict)
-    rewards: tuple[float, ...] = ()
+    rewards: Sequence[float] = ()
+    """Of the run so far, condensed."""
     validation: str = ""
     sample: Sample | None = None
 
@@ -203,23 +214,32 @@ class LivePanel:
     ) -> None:
         self._console = console
         self._clock = clock
+        self._rewards: list[float] = []
         self.view = PanelView(title, Pace(total_steps), clock(), clock)
         self._live = Live(
             console=console, get_renderable=lambda: self.view, refresh_per_second=REFRESHES_PER_SECOND, transient=False
         )
 
-    def begin(self, step: int) -> None:
-        self.view = replace(self.view, step=step, pace=self.view.pace.mark(step, self._clock()))
+    def begin(self, step: int, rewards: Sequence[float] = ()) -> None:
+        self._rewards = list(rewards)
+        self.view = replace(
+            self.view,
+            step=step,
+            pace=self.view.pace.mark(step, self._clock()),
+            rewards=condense(self._rewards, TREND),
+        )
         self._live.start()
 
     def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None:
         reward = fields.REWARD.read(values)
+        if reward is not None and math.isfinite(reward):
+            self._rewards.append(reward)
         self.view = replace(
             self.view,
             step=step,
             pace=self.view.pace.mark(step, self._clock()),
             values=dict(values),
-            rewards=(*self.view.rewards, *([] if reward is None else [reward]))[-TREND:],
+            rewards=condense(self._rewards, TREND),
             sample=sample,
         )
         self._live.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -20,8 +20,8 @@ RECENT_STEPS = 20
 class Progress(Protocol):
     """A way to show a run."""
 
-    def begin(self, step: int) -> None:
-        """The run goes on after `step`; 0 for a new one."""
+    def begin(self, step: int, rewards: Sequence[float] = ()) -> None:
+        """The run goes on after `step` (0 for a new one), whose steps so far had these mean rewards."""
         ...
 
     def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None:
@@ -52,7 +52,7 @@ class Progress(Protocol):
 class Silence:
     """Shows nothing."""
 
-    def begin(self, step: int) -> None: ...
+    def begin(self, step: int, rewards: Sequence[float] = ()) -> None: ...
 
     def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None: ...
 
@@ -151,7 +151,7 @@ class PlainLines:
         # Columns start this wide and widen with the widest number so far, so that lines stay aligned.
         self._widths = {"reward": 5, "kl": 5, "len": 3, "entropy": 4, "tok/s": 6, "eta": 4}
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, rewards: Sequence[float] = ()) -> None:
         self._pace = self._pace.mark(step, self._clock())
 
     def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None:

@@ -65,10 +65,11 @@ def read_completions(run_dir: Path, limit: int) -> dict[str, Any]:
         limit: the most completions kept, see `steps_to_keep`; 0 for none.
 
     Returns:
-        `{total, kept, texts, groups: {step, uid, source, prompt, truth, start}, rows: {response, reward, advantage,
-        length, finished, rewards: {name: [...]}, extras}}`. Completions of one group (step and uid) follow each other
-        in `rows`; `start` has one entry more than there are groups. prompt, truth and source are indices into `texts`;
-        extras maps a row's number to what a reward function returned beside the score.
+        `{total, kept, texts, groups: {step, uid, source, prompt, question, truth, start}, rows: {response, reward,
+        advantage, length, finished, rewards: {name: [...]}, extras}}`. Completions of one group (step and uid) follow
+        each other in `rows`; `start` has one entry more than there are groups. prompt, question (the last user
+        message), truth and source are indices into `texts`; extras maps a row's number to what a reward function
+        returned beside the score.
 
     Raises:
         DataError: the file holds a line, other than a torn last one, that is not one of ours.
@@ -81,19 +82,22 @@ def read_completions(run_dir: Path, limit: int) -> dict[str, Any]:
             if record["step"] in keep:
                 grouped.setdefault((record["step"], str(record.get("uid", ""))), []).append(record)
     texts = _Table()
-    groups: dict[str, list[Any]] = {name: [] for name in ("step", "uid", "source", "prompt", "truth", "start")}
+    groups: dict[str, list[Any]] = {
+        name: [] for name in ("step", "uid", "source", "prompt", "question", "truth", "start")
+    }
     rows: dict[str, Any] = {name: [] for name in ("response", "reward", "advantage", "length", "finished")}
     functions = sorted({name for records in grouped.values() for r in records for name in r.get("rewards") or {}})
     rows["rewards"] = {name: [] for name in functions}
     rows["extras"] = {}
     for (step, uid), records in grouped.items():
         first = records[0]
-        truth = first.get("ground_truth")
+        truth, question = first.get("ground_truth"), first.get("question")
         for name, value in (
             ("step", step),
             ("uid", uid),
             ("source", texts.index(_text(first.get("source")))),
             ("prompt", texts.index(_text(first.get("prompt")))),
+            ("question", None if question is None else texts.index(_text(question))),
             ("truth", None if truth is None else texts.index(_text(truth))),
             ("start", len(rows["response"])),
         ):

@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.algorithms import KL_OUTPUT_CLAMP
 from hwgrpo.errors import ConfigError
 from hwgrpo.observe.jsonlines import jsonable
 from hwgrpo.report.completions import compact, read_completions
@@ -107,6 +108,7 @@ def _run_data(record: RunRecord, completions: dict[str, Any]) -> dict[str, Any]:
         "problems": record.problems,
         "warnings": record.warnings,
         "verdict": asdict(record.verdict),
+        "kl_clamp": KL_OUTPUT_CLAMP,
         "summary": record.summary,
         "metrics": {
             "steps": steps,

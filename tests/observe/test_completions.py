@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from hwgrpo.observe.completions import CompletionsLog, Sample, pick_sample, whole_groups_first
+from hwgrpo.values import PromptBatch
 from tests.observe.values import batch_of
 
 
@@ -40,6 +42,7 @@ def test_a_sample_is_written_with_everything_about_it(tmp_path):
         "step": 7,
         "uid": "row1@0",
         "prompt": "prompt 1",
+        "question": None,
         "response": "response 2",
         "reward": 0.25,
         "rewards": {"exact_match": 0.25},
@@ -49,6 +52,23 @@ def test_a_sample_is_written_with_everything_about_it(tmp_path):
         "ground_truth": "answer 1",
         "source": "task://sort",
     }
+
+
+def test_a_conversation_is_headed_by_its_last_user_message(tmp_path):
+    batch, *others = batch_of([1])
+    turns = [
+        ("system", "Be brief."),
+        ("user", "first"),
+        ("assistant", "yes"),
+        ("user", [{"type": "text", "text": "2+2"}]),
+    ]
+    messages: Any = tuple({"role": role, "content": content} for role, content in turns)
+    batch = PromptBatch((dataclasses.replace(batch.prompts[0], messages=messages),))
+    CompletionsLog(tmp_path, 8).log(1, batch, *others)
+    assert logged(tmp_path)[0]["question"] == "2+2"
+    sample = pick_sample(1, batch, *others[:2])
+    assert sample is not None
+    assert sample.prompt == "2+2"
 
 
 def test_at_most_per_step_samples_are_written_each_step(tmp_path):

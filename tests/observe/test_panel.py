@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hwgrpo.observe.completions import Sample
 from hwgrpo.observe.fields import decimals
-from hwgrpo.observe.panel import LivePanel, PanelView, shorten, sparkline, trend
+from hwgrpo.observe.panel import LivePanel, PanelView, condense, shorten, sparkline, trend
 from hwgrpo.observe.progress import Pace
 from tests.observe.values import METRICS
 
@@ -120,14 +120,28 @@ def test_the_line_of_rewards_ignores_what_cannot_be_drawn():
     assert len(sparkline(range(100), 10)) == 10
 
 
+def test_the_line_of_rewards_covers_the_run_from_its_first_step():
+    assert condense(range(100), 4) == [12.0, 37.0, 62.0, 87.0]
+    assert condense([1.0, 2.0], 4) == [1.0, 2.0]
+    assert [len(condense(range(n), 40)) for n in (39, 40, 41, 1000)] == [39, 40, 40, 40]
+    stream = io.StringIO()
+    panel = LivePanel(Console(file=stream, width=80, force_terminal=True, legacy_windows=False), "run", 200)
+    panel.begin(100, [0.0] * 100)
+    for step in range(101, 201):
+        panel.step(step, {"reward": 1.0}, None)
+    panel.close()
+    assert sparkline(panel.view.rewards, 40) == "▁" * 20 + "█" * 20
+
+
 @pytest.mark.parametrize("width", [20, 25, 40])
 def test_the_scale_beside_the_line_is_that_of_what_is_drawn(width: int):
-    line = trend([100.0, *(i / 100 for i in range(40))], width, decimals(3))
+    values = [100.0, *(i / 100 for i in range(40))]
+    line = trend(values, width, decimals(3))
     drawn, low, _, high = line.split()
     assert len(line) <= width
     assert len(drawn) < 41
-    assert low == f"{(40 - len(drawn)) / 100:.3f}"
-    assert high == "0.390"
+    condensed = condense(values, len(drawn))
+    assert (low, high) == (f"{min(condensed):.3f}", f"{max(condensed):.3f}")
     assert trend([], 40, decimals(3)) == "-"
     assert trend([math.nan, 0.5], 40, decimals(3)) == "▁ 0.500 to 0.500"
 

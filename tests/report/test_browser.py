@@ -112,10 +112,10 @@ def test_it_says_at_the_top_whether_the_run_learned_and_draws_the_curves_that_we
     browser: Browser, page: Path
 ):
     browser.open(page, height=3000)
-    assert browser.texts(".verdict h2") == ["The reward rose from 0.250 to 0.650"]
+    assert browser.texts(".verdict h2") == ["Validation reward (quiz greedy) rose from 0.250 to 0.750"]
     assert "quiz greedy0.750+0.500 from 0.250" in browser.texts(".tile")
     titles = browser.texts(".chart h3")
-    assert titles == ["Reward", "Time per stage", "Response length", "KL", "Entropy"]
+    assert titles == ["Reward", "Response length", "Time per stage", "KL", "Entropy"]
     assert "Clip ratio" in browser.texts(".absent")[0]
     assert "Memory" in browser.texts(".absent")[0]
     assert browser.evaluate("[...document.querySelectorAll('.plot')].every((p) => p.querySelector('svg path'))")
@@ -185,7 +185,7 @@ def test_arrow_keys_move_between_steps_and_are_announced(browser: Browser, page:
 
 
 def test_dragging_zooms_every_chart_and_a_button_shows_all_again(browser: Browser, page: Path):
-    browser.open(page)
+    browser.open(page, height=1200)
     x, y = browser.middle(".plot svg")
     browser.mouse(x, y, "mouseMoved", "mousePressed")
     browser.mouse(x + 200, y)
@@ -289,8 +289,9 @@ def test_a_long_completion_is_scrolled_to_the_words_that_were_searched_for(brows
 def test_configuration_marks_what_differs_and_every_metric_can_be_found(browser: Browser, page: Path):
     browser.open(page, tab="settings")
     assert browser.texts(".differs td")[:3] == ["optim.lr", "0.5", "1e-06"]
+    assert listed(browser) == "2 of 3 settings"  # it opens on what differs from the defaults
     browser.click("#changed")
-    assert listed(browser) == "2 of 3 settings"
+    assert listed(browser) == "3 of 3 settings"
     browser.open(page)
     browser.click("details.all summary")
     browser.type("details.all input", "odd/")
@@ -303,6 +304,77 @@ def test_configuration_marks_what_differs_and_every_metric_can_be_found(browser:
 def test_the_page_fits_a_phone_a_laptop_and_a_wide_screen(browser: Browser, page: Path, width: int, tab: str):
     browser.open(page, width=width, height=844, tab=tab)
     assert browser.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("width", [1280, 1500, 1920])
+def test_tiles_stand_in_line_and_no_chart_is_left_alone_beside_a_gap(browser: Browser, make_run, width: int):
+    steps = [
+        {"step": step, "reward": 0.5, "response_length/mean": 5.0, "response_length/clip_ratio": 1.0,
+         "perf/max_memory_allocated_gb": 4.0, "kl": 0.1, "actor/lr": 1.0, "actor/grad_norm": 1.0,
+         "perf/throughput": 9.0, "rewards/right/mean": 0.5, "rewards/short/mean": 0.1}
+        for step in range(1, 9)
+    ]  # fmt: skip
+    browser.open(report(make_run(steps)), width=width)
+    tops = "[...new Set([...document.querySelectorAll('.tile .big')].map((e) => e.getBoundingClientRect().top))].length"
+    rows = "[...new Set([...document.querySelectorAll('.tile')].map((e) => e.getBoundingClientRect().top))].length"
+    assert browser.evaluate(tops) == browser.evaluate(rows)
+    assert {"right", "short"} <= set(browser.texts(".chart h3"))
+    edges = browser.evaluate(
+        "[document.querySelector('.charts'), ...document.querySelectorAll('.charts > .chart')]"
+        ".map((e) => e.getBoundingClientRect()).map((box) => [Math.round(box.top), Math.round(box.right)])"
+    )
+    ends = dict(sorted(edges[1:]))  # row -> right edge of its last chart
+    assert set(ends.values()) == {edges[0][1]}
+
+
+def test_printing_draws_what_lies_below_the_fold_and_adds_the_settings(browser: Browser, page: Path):
+    browser.open(page, height=300)
+    count = "document.querySelectorAll('.plot svg path.line, .plot svg path.stack').length"
+    seen = f"[{count}, document.querySelector('#panel-settings').hidden]"
+    before, hidden = browser.evaluate(seen)
+    assert hidden
+    browser.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {seen}; }}), 1")
+    browser.send("Page.printToPDF")
+    drawn, hidden = browser.evaluate("window.printed")
+    assert drawn > before
+    assert not hidden
+    assert browser.evaluate("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg path'))")
+    assert browser.evaluate("document.querySelector('#panel-settings').hidden"), "the screen is as it was"
+
+
+def test_a_destroyed_run_is_no_green_success(browser: Browser, make_run):
+    values = {"kl": 9.9, "response_length/clip_ratio": 1.0}
+    steps = [{"step": 0, "val-core/quiz/reward/greedy": 0.59}]
+    steps += [{"step": step, "reward": 0.0, **({} if step < 6 else values)} for step in range(1, 11)]
+    steps += [{"step": 10, "val-core/quiz/reward/greedy": 0.0}]
+    folder = make_run(steps)
+    told = [{"step": step, "name": name, "seen": "s", "meaning": "m", "remedies": []}
+            for step, name in ((6, "truncation"), (7, "KL exploding"), (9, "truncation"))]  # fmt: skip
+    (folder / "warnings.jsonl").write_text("".join(json.dumps(each) + "\n" for each in told))
+    (folder / "summary.json").write_text(json.dumps({"status": "completed", "steps": 10, "validation": []}))
+    browser.open(report(folder))
+    assert browser.texts(".verdict.bad h2") == [
+        "The run collapsed: validation reward (quiz greedy) fell from 0.590 to 0.000"
+    ]
+    assert browser.texts(".badge") == ["completed"]
+    assert browser.texts(".badge.good") == []
+    assert browser.texts(".warnings h3") == ["2 warnings"]
+    assert [text[:20] for text in browser.texts(".warnings summary")] == [
+        "step 9 · truncation ",
+        "step 7 · KL explodin",
+    ]
+    assert "at its clamp of 10 from step 6" in browser.evaluate(f"{chart('KL')}.textContent")
+
+
+def test_groups_are_headed_by_the_last_user_message(browser: Browser, make_run):
+    turn = {"step": 1, "uid": "0:0", "response": "4", "reward": 1.0, "rewards": {}, "advantage": 0.0, "length": 1}
+    prompt = "<system>You are a calculator.</system><user>What is 2+2?</user>"
+    browser.open(
+        report(make_run([{"step": 1, "reward": 1.0}], [turn | {"prompt": prompt, "question": "What is 2+2?"}])),
+        tab="groups",
+    )
+    assert browser.texts(".row .prompt") == ["What is 2+2?"]
+    assert prompt in browser.texts(".detail pre.text")
 
 
 def test_on_a_phone_a_chosen_group_takes_the_place_of_the_list(browser: Browser, page: Path):
@@ -349,7 +421,7 @@ def test_a_run_that_has_hardly_begun_is_drawn_without_an_error(browser: Browser,
         browser.open(report(folder), tab=tab)
         assert browser.complaints() == []
     browser.open(report(folder))
-    expected = "No step has been logged yet" if steps == 0 else f"Too early to tell: {steps} step"
+    expected = "No step has been logged yet" if steps == 0 else f"Too early to judge: {steps} step"
     assert browser.texts(".verdict h2")[0].startswith(expected)
     assert browser.evaluate("document.querySelectorAll('.chart path.line, .chart circle.dot').length") == (
         1 if steps else 0

@@ -148,7 +148,7 @@ class Chart {
     else series.forEach((each) => drawSeries(this, body, each, smoothing));
     this.marker = s("g", { class: "cursor" });
     this.selection = s("rect", { class: "selection", y: top, height: bottom - top, width: 0 });
-    this.plot.replaceChildren(s("svg", { width, height, "aria-hidden": "true" }, grid, body, this.selection, this.marker));
+    this.plot.replaceChildren(s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, grid, body, this.selection, this.marker));
     this.showCursor();
   }
 

@@ -21,16 +21,30 @@ function validationLabel(name) {
 
 function rewardChart(series) {
   const found = lines(series, [["training", 1, "reward", "critic/rewards/mean"]]);
-  const parts = Object.keys(series).filter((name) => /^rewards\/.+\/mean$/.test(name));
-  if (parts.length > 1) {
-    parts.slice(0, 3).forEach((name, i) => found.push({ label: name.slice(8, -5), color: 5 + i, values: series[name] }));
-  }
   const validations = Object.keys(series).map((name) => [name, validationLabel(name)]).filter(([, label]) => label);
   const sources = new Set(validations.map(([, { source }]) => source));
   validations.slice(0, 6).forEach(([name, { source, what }], i) => found.push({
     label: (sources.size > 1 ? `${source} ` : "validation ") + what, color: 2 + (i % 3), kind: "marks", values: series[name],
   }));
   return { title: "Reward", unit: "mean per response", series: found, zero: true, wide: true, height: 260, format: formatScore };
+}
+
+/** One chart per reward function where there are several: their scales differ. */
+function rewardFunctionCharts(series) {
+  const names = Object.keys(series).filter((name) => /^rewards\/.+\/mean$/.test(name)).map((name) => name.slice(8, -5));
+  if (names.length < 2) return [];
+  return names.slice(0, MOST_REWARD_FUNCTIONS).map((name, i) => ({
+    title: name, unit: "reward, unweighted", zero: true, format: formatScore,
+    series: [{ label: "mean", color: 1 + (i % 9), values: series[`rewards/${name}/mean`] }],
+  }));
+}
+
+const MOST_REWARD_FUNCTIONS = 9; // more are among all metrics
+
+/** From where on the KL is at its clamp, in words; empty where it never is. */
+function clampNote(values, steps, clamp) {
+  const first = (values ?? []).findIndex((value) => value !== null && value >= 0.9 * clamp);
+  return first < 0 ? "" : `, at its clamp of ${formatNumber(clamp)} from step ${steps[first]}`;
 }
 
 // Stages in the order of a step, each with its color wherever it is drawn; color 8 is what is left over.
@@ -63,19 +77,20 @@ function stageChart(series, steps) {
 }
 
 /** The charts everybody looks at; one without series was not recorded, and `missing` says why. */
-function mainCharts(series, steps) {
+function mainCharts(series, steps, klClamp) {
   const length = lines(series, [["mean", 1, "response_length/mean"]]);
   if (length.length > 0 && series["response_length/min"] && series["response_length/max"]) {
     const [low, high] = [series["response_length/min"], series["response_length/max"]];
     length.unshift({ label: "shortest – longest", color: 1, kind: "band", low, high, values: high });
   }
   const shares = { format: formatShare, zero: true, axis: (value, step) => tickLabel(100 * value, 100 * step) + "%" };
-  return [
+  return [ // a wide one and then a narrow one fill a row
     rewardChart(series),
-    stageChart(series, steps),
     { title: "Response length", unit: "tokens", series: length, zero: true, format: formatTokens },
-    { title: "KL", unit: "to the reference", series: lines(series, [["KL", 2, "kl", "actor/kl_loss"]]), zero: true,
+    stageChart(series, steps),
+    { title: "KL", unit: "to the reference" + clampNote(firstOf(series, "kl", "actor/kl_loss"), steps, klClamp), series: lines(series, [["KL", 2, "kl", "actor/kl_loss"]]), zero: true,
       missing: "no reference model was kept, algorithm.kl.coef=0" },
+    ...rewardFunctionCharts(series),
     { title: "Entropy", unit: "nats per token", series: lines(series, [["entropy", 3, "actor/entropy", "entropy"]]), zero: true },
     { title: "Clip ratio", unit: "share of tokens", ...shares, series: lines(series, [
       ["all", 1, "actor/pg_clipfrac", "clip_ratio/region_mean"], ["low", 4, "clip_ratio/low_mean"], ["high", 2, "clip_ratio/high_mean"],

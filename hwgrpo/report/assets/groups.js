@@ -114,7 +114,7 @@ class GroupBrowser {
       onclick: () => this.select(group, true),
     }, h("div", { class: "line" }, h("span", { class: "muted" }, `step ${data.groups.step[group]}`), this.strip(group),
       h("b", {}, formatNumber(data.mean[group]))),
-    h("div", { class: "line prompt" }, data.text("prompt", group).slice(0, 300) || "(empty prompt)"));
+    h("div", { class: "line prompt" }, (data.text("question", group) ?? data.text("prompt", group)).trim().slice(0, 300) || "(empty prompt)"));
   }
 
   /** One small bar per completion, as high as its reward lies between the run's lowest and highest. */

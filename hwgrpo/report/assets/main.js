@@ -70,4 +70,15 @@ document.getElementById("top").append(
   h("div", { class: "title" }, h("h1", {}, run.name), h("span", { class: `badge ${mood}` }, statusText), h("span", { class: "muted about" }, about), themeButton()),
   h("div", { class: "tabs", role: "tablist" }, Object.values(tabs)));
 document.getElementById("main").append(...Object.values(bodies));
+let printed = []; // bodies that are shown for the printer alone
+window.addEventListener("beforeprint", () => {
+  const shown = Object.keys(panels).find((name) => !bodies[name].hidden);
+  printed = shown === "curves" ? ["settings"] : []; // the curves' tab is the report; the others are printed as they are
+  for (const name of printed) {
+    if (bodies[name].childNodes.length === 0) bodies[name].append(panels[name][1]());
+    bodies[name].hidden = false;
+  }
+  view.charts.forEach((chart) => chart.setVisible(true)); // those below the fold are not drawn yet
+});
+window.addEventListener("afterprint", () => printed.forEach((name) => { bodies[name].hidden = true; }));
 show(location.hash.slice(1) in panels ? location.hash.slice(1) : "curves");

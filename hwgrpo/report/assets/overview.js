@@ -76,7 +76,7 @@ function warnings(told) {
 
 function overview(run, view, openStep) {
   const { steps, series } = run.metrics;
-  const charts = mainCharts(series, steps);
+  const charts = mainCharts(series, steps, run.kl_clamp);
   const absent = charts.filter((spec) => spec.series.length === 0 && spec.missing);
   const panel = h("div", {}, h("div", { class: "head" }, verdictBanner(run), tiles(run)));
   if (run.status === "stopped" && steps.length > 0) {

@@ -21,7 +21,7 @@ function configuration(settings) {
   const body = h("div", {});
   const count = h("span", { class: "muted", role: "status" });
   const words = h("input", { type: "search", placeholder: "Search settings", "aria-label": "search settings", oninput: () => show() });
-  const only = h("input", { type: "checkbox", id: "changed", onchange: () => show() });
+  const only = h("input", { type: "checkbox", id: "changed", checked: settings.some(differs), onchange: () => show() });
   const show = () => {
     const wanted = words.value.trim().toLowerCase();
     const found = settings.filter((row) => (!only.checked || differs(row)) && row.join(" ").toLowerCase().includes(wanted));
