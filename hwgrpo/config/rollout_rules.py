@@ -20,6 +20,8 @@ ON_SERVERS = ("vllm_server", "sglang_server")
 """Engines that are processes of their own."""
 OF_OWN_SERVER = ("python", "host", "port", "env")
 """Settings of `rollout.server` that say how a server is started."""
+OF_RUNNING_SERVER = ("wait_for_owner", "take_over")
+"""Settings of `rollout.server` that say what happens to another run on a server."""
 
 
 def check_rollout(config: Config) -> None:
@@ -96,6 +98,11 @@ def _check_server(rollout: RolloutConfig) -> None:
             raise ConfigError(
                 f"rollout.server.{field.name}={value!r} has no effect with rollout.server.url={server.url!r}: that "
                 "server runs already; leave one of them out"
+            )
+        if server.url is None and field.name in OF_RUNNING_SERVER and value != getattr(fresh, field.name):
+            raise ConfigError(
+                f"rollout.server.{field.name}={value!r} has no effect without rollout.server.url: no other run uses the "
+                "server that this one starts; leave it out"
             )
     if server.transfer == "group" and server.weights_dir is not None:
         raise ConfigError(

@@ -130,6 +130,10 @@ class RolloutServerConfig:
     weights_dir: str | None = None
     """Folder through which weights go, seen by both sides; null: where they do not go through a group, one in shared
     memory, for a server on this host."""
+    wait_for_owner: float = limited(0.0, at_least=0)
+    """Seconds to wait for another run that uses the server at `url` to leave it; 0 is an error that names the run."""
+    take_over: bool = False
+    """Take the server at `url` from another run, which then ends with an error."""
     start_timeout: float = limited(600.0, above=0)
     """Seconds that a server may take to start, or to come back."""
     request_timeout: float = limited(600.0, above=0)

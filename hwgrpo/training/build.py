@@ -130,7 +130,8 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         seed_rank(device, config, strategy.rank)
     gate = Gate(between_steps=config.rollout.partial)
     weights = ShardedWeights(policy.model, strategy.whole) if strategy.shards else None
-    engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights)
+    run_id = lock.run_id if lock is not None else None
+    engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights, run_id)
     engine.update_weights(start)
     drawn, ahead = source.state(), []
     if checkpoint is not None and config.rollout.max_staleness:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,11 @@ from typing import IO
 from hwgrpo.errors import ConfigError
 
 LOCK = ".lock"
+RUN_ID = "run-id"
+"""File with a random id, which stays when the run is resumed."""
+RUN_ID_BYTES = 8
 START_FILES = (
+    RUN_ID,
     "config.yaml",
     "environment.json",
     "metrics.jsonl",
@@ -39,6 +44,8 @@ class Claim:
         self._folder, self._lock, self._made = folder, lock, tuple(made)
         self._unused = fresh
         self._found = frozenset(os.listdir(folder))
+        self.run_id = _run_id(folder / RUN_ID)
+        """The run's random id: a start that resumes it has the same."""
 
     def keep(self) -> None:
         """Leave everything where it is from now on: a step has been done."""
@@ -112,6 +119,15 @@ def claim(folder: Path, *, fresh: bool) -> Claim:
     lock.write(str(os.getpid()))
     lock.flush()
     return Claim(folder, lock, made, fresh=fresh)
+
+
+def _run_id(path: Path) -> str:
+    """Return the id in a file, which is written where it is missing or broken off."""
+    found = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+    if len(found) != 2 * RUN_ID_BYTES or not found.isalnum():
+        found = secrets.token_hex(RUN_ID_BYTES)
+        path.write_text(found + "\n", encoding="utf-8")
+    return found
 
 
 def _is(file: IO[str], path: Path) -> bool:

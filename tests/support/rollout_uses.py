@@ -106,6 +106,7 @@ _ROUTES = (
     '@app.get("/model_info")',
     '"/generate"',
     '@app.post("/update_weights_from_disk")',
+    '@app.post("/update_weight_version")',
     '"/release_memory_occupation"',
     '"/resume_memory_occupation"',
     '"weight_version": ',
@@ -120,6 +121,7 @@ SGLANG = (
         "UpdateWeightFromDiskReqInput",
         "model_path load_format weight_version flush_cache",
     ),
+    *_fields("sglang/srt/managers/io_struct.py", "UpdateWeightVersionReqInput", "new_version abort_all_requests"),
     *_fields(
         "sglang/srt/sampling/sampling_params.py",
         "SamplingParams",
