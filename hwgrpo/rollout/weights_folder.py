@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from hwgrpo.errors import RunError
+from hwgrpo.errors import ConfigError, RunError
 
 FILE_BYTES = 1 << 30
 """Bytes after which another file is begun: no more than that is held in host memory at a time."""
@@ -26,13 +26,22 @@ class WeightsFolder:
         dtype: dtype that floating-point weights are written in.
         run: id of the run; what a start of it that was killed has left is removed.
         session: id of this start, which no other writes under.
+
+    Raises:
+        ConfigError: the folder cannot be made.
     """
 
     def __init__(self, root: Path, dtype: torch.dtype, run: str, session: str) -> None:
         self._shared, self._root = root, root / f"{run}-{session}"
         for left in root.glob(f"{run}-*"):
             shutil.rmtree(left, ignore_errors=True)
-        self._root.mkdir(parents=True)
+        try:
+            self._root.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(
+                f"rollout.server.weights_dir={str(root)!r} cannot be written: {error.strerror}; name another folder "
+                "that the server sees"
+            ) from error
         self._dtype = dtype
 
     def write(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:

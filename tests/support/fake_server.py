@@ -78,7 +78,8 @@ class FakeServer:
 
     Attributes:
         faults: taken off one by one by requests for samples: "hang", "drop" (the connection), "not json", "large",
-            "drip", "status 500", or a function that changes a good answer.
+            "drip", "status 500", or a function that changes a good answer, or
+            returns the bytes of another.
         refusals: HTTP statuses that the next requests with the right token get, whatever they are for.
         turned_away: names of trainers that have been refused.
         holder: the trainer that it belongs to, as the plugin keeps it.
@@ -242,8 +243,10 @@ class FakeServer:
         if callable(fault):
             answer = fault(answer)
         text = {"not json": b"<html>busy</html>", "large": b" " * (3 << 20)}.get(
-            str(fault), json.dumps(answer).encode()
+            str(fault), b"" if isinstance(answer, bytes) else json.dumps(answer).encode()
         )
+        if isinstance(answer, bytes):
+            text = answer
         _send(request, 500 if fault == "status 500" else 200, text, version=self.label)
 
 
