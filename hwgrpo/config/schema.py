@@ -120,9 +120,9 @@ class RolloutServerConfig:
     """Port that the server listens on; 0 takes a free one."""
     env: dict[str, str] = field(default_factory=dict)
     """Further environment variables of the server, e.g. which devices it sees."""
-    token_variable: str = "HWGRPO_ROLLOUT_TOKEN"
-    """Environment variable with the token that the server asks for; where it is empty a server of our own gets a random
-    one."""
+    token_variable: str = "HWGRPO_SERVER_TOKEN"
+    """Environment variable with the token that the server asks for, which it reads from the default one; where it is
+    empty a server of our own gets a random one."""
     transfer: str = choice("auto", ("auto", "folder", "group"))
     """How weights go to the server. `group`: through a process group of rank 0 and the server's workers, over the
     backend's communication library; neither encrypted nor guarded by the token. `folder`: through files. auto: the

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed as dist
 
@@ -23,11 +23,16 @@ from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import library
 from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.waits import Wait
 
+if TYPE_CHECKING:
+    from hwgrpo.config.schema import Config, RolloutServerConfig
+
 HEALTH_TIMEOUT = 10.0
 """Seconds in which a server that is well answers to a question after its health."""
 REFUSAL_TIMEOUT = 10.0
 """Seconds that a refused token or an unknown path may last: a proxy before a server that starts refuses, too."""
 PAUSE = 0.5
+LARGEST_GREETING = 1 << 20
+"""Bytes of the largest response that is read before a run begins."""
 
 
 @dataclass
@@ -66,7 +71,7 @@ def attach(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     if isinstance(found[0], ConfigError):
         raise found[0]
     url, token, model, owner = found[0]
-    return server or Server(_client(parts, url, token, owner), model, owner)
+    return server or Server(_client(parts.config, url, token, owner), model, owner)
 
 
 def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
@@ -75,13 +80,7 @@ def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     if settings.url is None:
         server = _start(parts, dialect, adapter, owner)
     else:
-        token = os.environ.get(settings.token_variable, "")
-        if not token:
-            raise ConfigError(
-                f"rollout.server.url={settings.url!r} needs a token: set {settings.token_variable} "
-                "(rollout.server.token_variable) to the one that the server was started with"
-            )
-        client = _client(parts, settings.url, token, owner)
+        client = _client(parts.config, settings.url, _token(settings), owner)
         model = _served_model(client, dialect)
         server = Server(client, model if adapter is None else ADAPTER, owner)
     try:
@@ -94,8 +93,30 @@ def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     return server
 
 
-def _client(parts: EngineParts, url: str, token: str, owner: Owner) -> Client:
-    largest = int(parts.config.rollout.server.max_reply_mb * 2**20)
+def check_running_server(config: Config, dialect: Dialect) -> None:
+    """Check that the server at `rollout.server.url` is there, is of this kind and takes the token.
+
+    Raises:
+        ConfigError: it is not, or does not.
+    """
+    url = config.rollout.server.url
+    assert url is not None
+    _served_model(Client(url, _token(config.rollout.server), LARGEST_GREETING), dialect)
+
+
+def _token(settings: RolloutServerConfig) -> str:
+    """Return the token of a server that runs already."""
+    token = os.environ.get(settings.token_variable, "")
+    if not token:
+        raise ConfigError(
+            f"rollout.server.url={settings.url!r} needs a token: set {settings.token_variable} "
+            "(rollout.server.token_variable) to the one that the server was started with"
+        )
+    return token
+
+
+def _client(config: Config, url: str, token: str, owner: Owner) -> Client:
+    largest = int(config.rollout.server.max_reply_mb * 2**20)
     return Client(url, token, largest, {OWNER_HEADER: owner.session})
 
 
@@ -107,7 +128,7 @@ def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None,
     process = ServerProcess(dialect.command(parts, adapter, s.host, port), dialect.environment(token, s.env), log)
     # What listens on all addresses is reached by this one.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
-    client = _client(parts, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token, owner)
+    client = _client(parts.config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token, owner)
     try:
         process.start()
         process.wait_until_healthy(client, s.start_timeout)

@@ -49,9 +49,8 @@ class VllmServer:
     caveat = "it keeps its memory while we train"
     lease = f"a run that is gone loses it {LEASE:g} s after it was last heard of; rollout.server.take_over=true takes it now"
     start_by_hand = (
-        f"A server of your own is started as `{TOKEN_VARIABLE}=... PYTHONPATH={PLUGIN} vllm serve MODEL "
-        "--middleware hwgrpo_vllm.Guard --worker-extension-cls hwgrpo_vllm.WorkerExtension "
-        "--logprobs-mode processed_logprobs --generation-config vllm`"
+        f"Start a server of your own with `{TOKEN_VARIABLE}=... PYTHONPATH={PLUGIN} python -m hwgrpo_vllm "
+        "--model MODEL`, where python is that of the environment that has vLLM"
     )
 
     def command(self, parts: EngineParts, adapter: AdapterWeights | None, host: str, port: int) -> list[str]:

@@ -27,6 +27,7 @@ from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
+from hwgrpo.rollout.startup_check import check_engine
 from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training import STRATEGIES, checkpoints, waiting
 from hwgrpo.training.budget import TokenBudget
@@ -90,6 +91,8 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
     rewards = build_rewards(config, training_data, validation_data)
     check_length(config, training_data, validation_data)
+    is_host, is_main = device.torch_device.type == "cpu", strategy.rank == 0
+    check_engine(config, model_settings(config.model), on_host=is_host, is_main=is_main)
     notes += filter(None, (dtype_note(config, device),))
     attention = attention_of(config, device)
     choose_modules(config, device.backend)

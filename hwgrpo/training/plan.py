@@ -22,6 +22,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import is_fused
 from hwgrpo.models.loading import attention_obstacle, load_tokenizer
 from hwgrpo.models.router import check_router_loss
+from hwgrpo.rollout.startup_check import check_engine
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
@@ -76,6 +77,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
     check_router_loss(config.model.router_loss_coef, settings)
     dtype, attention = _choices(config, backend, settings, here=obstacle is None)
     check_sequence_parallel(config, settings, attention)
+    check_engine(config, settings, on_host=backend.is_host, is_main=False)
     layout = choose_layout(config, settings, attention.loaded_as)
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
     notes += compare_data(checkpoint, train=data.training, validation=data.validation)

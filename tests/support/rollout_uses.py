@@ -13,6 +13,8 @@ from pathlib import Path
 from launch import ROOT
 from made_once import made_once
 
+from hwgrpo.rollout.vllm_settings import HOST_HEAD_SIZES
+
 
 @dataclass(frozen=True)
 class Use:
@@ -78,6 +80,7 @@ IN_PROCESS = (
     Use("vllm/v1/engine/llm_engine.py", "LLMEngine.set_weight_version", ("weight_version",)),
     Use("vllm/v1/engine/llm_engine.py", "LLMEngine.remove_lora", ("lora_id",)),
     Use("vllm/outputs.py", "CompletionOutput.weight_versions"),
+    Use("vllm/v1/attention/backends/cpu_attn.py", f'"{[*HOST_HEAD_SIZES]}"'),
     Use("vllm/outputs.py", "WeightVersionSpan.version"),
     *_fields(
         "vllm/sampling_params.py",
