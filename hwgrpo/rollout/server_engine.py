@@ -191,7 +191,11 @@ class ServerEngine:
             return
         with self._recovering:
             self._version = version
-            self._delivery.take(version, self._parts.weights, adapter)
+            try:
+                self._delivery.take(version, self._parts.weights, adapter)
+            except RunError:
+                self._label_there()  # another process of this run removes what this one wrote, which is then the reason
+                raise
             self._hand_over()
             self._delivery.arrived()
             self._has_sent = True

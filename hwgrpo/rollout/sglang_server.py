@@ -15,7 +15,7 @@ from hwgrpo.rollout.http_client import Client, Garbage, ServerTaken
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer
 from hwgrpo.rollout.server_engine import ServerEngine
-from hwgrpo.rollout.server_owner import Owner, owner_of
+from hwgrpo.rollout.server_owner import Owner, check_owner, owner_of
 from hwgrpo.rollout.server_process import interpreter
 from hwgrpo.rollout.server_words import MODEL, Offer, Question, inherited_environment
 from hwgrpo.rollout.sglang_plugin import hwgrpo_sglang
@@ -110,6 +110,7 @@ class SglangServer:
             raise ServerTaken(holder.name)
 
     def release(self, client: Client, owner: Owner, timeout: float) -> None:
+        check_owner(self.version(client, timeout), owner)  # or another run would lose what it is called by
         order = {"new_version": FREE, "abort_all_requests": False}
         client.ask("POST", "/update_weight_version", order, timeout=timeout)
 

@@ -333,6 +333,26 @@ def test_a_run_may_wait_for_another_to_leave_its_server_and_says_for_what(server
         engine.close()
 
 
+def test_runs_that_share_a_folder_for_weights_do_not_share_its_files(make, server, tmp_path):
+    make()
+    other = FakeServer()
+    second = vllm_server(parts_for(other.url, tmp_path))
+    folders = [folder for folder in (tmp_path / "weights").iterdir()]
+    assert [[path.name for path in folder.iterdir()] for folder in folders] == [["version-00000000"]] * 2
+    second.close()
+    other.close()
+    assert sum(folder.exists() for folder in folders) == 1
+
+
+def test_a_start_that_resumes_a_run_removes_the_weights_that_a_killed_one_has_left(server, tmp_path):
+    killed = as_run(server, tmp_path, "one")
+    resumed = as_run(server, tmp_path, "one")
+    (folder,) = (tmp_path / "one").iterdir()
+    assert folder.name.endswith(resumed._owner.session)
+    for engine in (killed, resumed):
+        engine.close()
+
+
 def test_a_run_that_trains_for_long_is_heard_of(make, server, monkeypatch):
     monkeypatch.setattr(server_engine, "WATCH", 0.02)
     make()
