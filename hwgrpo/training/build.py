@@ -79,7 +79,8 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     locate(
         config.model.path
     )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
-    strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
+    make_strategy = STRATEGIES.load(choose_strategy(config))
+    strategy: Strategy = make_strategy(device.torch_device, device.comm_backend, t.process_group_timeout)
     strategy.prepare(config)
     output = Path(t.output_dir)
     checkpoint, notes = find_checkpoint(config, output, strategy)

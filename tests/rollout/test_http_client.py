@@ -120,7 +120,11 @@ BROKEN = {
     "a redirection": (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", Garbage, "HTTP 302"),
     "a refused token": (b"HTTP/1.1 401 No\r\n\r\n", Refused, "refuses the token"),
     "an unknown path": (b"HTTP/1.1 404 No\r\n\r\n", Refused, "does not know /path"),
-    "another run's server": (b'HTTP/1.1 409 No\r\n\r\n{"holder": "the other"}', ServerTaken, "another run now: the other"),
+    "another run's server": (
+        b'HTTP/1.1 409 No\r\n\r\n{"holder": "the other"}',
+        ServerTaken,
+        "another run now: the other",
+    ),
     "a conflict without a name": (b"HTTP/1.1 409 No\r\n\r\n[1", ServerTaken, r"\[1"),
 }
 

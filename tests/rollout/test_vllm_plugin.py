@@ -21,6 +21,8 @@ from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     VERSION_HEADER,
     WEIGHTS_ROUTE,
     Guard,
+)
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     guard as guard_module,
 )
 

@@ -260,7 +260,7 @@ class Guard:
         """Return when `ready`; `_changed` is held."""
         try:
             await asyncio.wait_for(self._changed.wait_for(ready), QUIET_TIMEOUT)
-        except asyncio.TimeoutError as error:
+        except TimeoutError as error:
             raise Refusal(503, error=f"{problem} after {QUIET_TIMEOUT:g} s") from error
 
     async def _open(self) -> None:
