@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HELP = "print or run what starts a recipe on several devices, hosts or a Slurm cluster"
 PORTS = range(10000, 30000)
-"""Ports at which torchrun's processes of several nodes meet; above them are those that systems give out by themselves."""
+"""Ports at which the processes of several nodes meet; above them are those that systems give out by themselves."""
 MAX_RESTARTS = 3
 NEW_STORE = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 """Variable of torchrun on several nodes. Its processes meet in a store that it keeps when it starts them again (torch

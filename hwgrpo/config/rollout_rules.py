@@ -101,8 +101,8 @@ def _check_server(rollout: RolloutConfig) -> None:
             )
         if server.url is None and field.name in OF_RUNNING_SERVER and value != getattr(fresh, field.name):
             raise ConfigError(
-                f"rollout.server.{field.name}={value!r} has no effect without rollout.server.url: no other run uses the "
-                "server that this one starts; leave it out"
+                f"rollout.server.{field.name}={value!r} has no effect without rollout.server.url: no other run uses "
+                "the server that this one starts; leave it out"
             )
     if server.transfer == "group" and server.weights_dir is not None:
         raise ConfigError(

@@ -396,8 +396,8 @@ class TrainerConfig:
     """Ask torch and the backend's libraries for the same numbers in every run (slower on accelerators); an operation
     that has no such kernel is an error. `hwgrpo env --deterministic` shows the variables."""
     process_group_timeout: float = limited(7200.0, above=0)
-    """Seconds that a rank waits for the others, e.g. while rank 0 reads or writes a large model; after them it ends with
-    an error, since one of them hangs."""
+    """Seconds that a rank waits for the others, e.g. while rank 0 reads or writes a large model; after them one of them
+    is taken to hang, and the run ends with an error."""
     threads: int = limited(0, at_least=0)
     """CPU threads per process; 0 leaves torch's default, shared out among the ranks of this host."""
 

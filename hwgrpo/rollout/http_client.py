@@ -48,9 +48,9 @@ class ServerTaken(RunError):
 
     def __init__(self, holder: str) -> None:
         super().__init__(
-            f"the rollout server belongs to another run now: {holder}. Responses that its weights sampled are not used. "
-            "End one of the two runs, or give each a server of its own; then start this one again from its newest "
-            "checkpoint"
+            f"the rollout server belongs to another run now: {holder}. Responses that its weights sampled are not "
+            "used. End one of the two runs, or give each a server of its own; then start this one again from its "
+            "newest checkpoint"
         )
         self.holder = holder
 

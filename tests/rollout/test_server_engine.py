@@ -324,10 +324,10 @@ def test_a_run_may_wait_for_another_to_leave_its_server_and_says_for_what(server
     leaving.join()
     assert "waiting for " in (said := capsys.readouterr().err)
     assert "/one (process" in said
-    with pytest.raises(ConfigError, match="in use by another run: .*/two"):
+    with pytest.raises(ConfigError, match=r"in use by another run: .*/two"):
         as_run(server, tmp_path, "one", "rollout.server.wait_for_owner=0.2")
     third = as_run(server, tmp_path, "three", "rollout.server.take_over=true")
-    with pytest.raises(RunError, match="belongs to another run now: .*/three"):
+    with pytest.raises(RunError, match=r"belongs to another run now: .*/three"):
         second.generate(batch("ab"), SAMPLING)
     for engine in (first, second, third):
         engine.close()
@@ -337,7 +337,7 @@ def test_runs_that_share_a_folder_for_weights_do_not_share_its_files(make, serve
     make()
     other = FakeServer()
     second = vllm_server(parts_for(other.url, tmp_path))
-    folders = [folder for folder in (tmp_path / "weights").iterdir()]
+    folders = list((tmp_path / "weights").iterdir())
     assert [[path.name for path in folder.iterdir()] for folder in folders] == [["version-00000000"]] * 2
     second.close()
     other.close()

@@ -4,6 +4,7 @@ import os
 import runpy
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import runs
@@ -121,7 +122,8 @@ def test_the_command_for_a_server_by_hand_starts_one_that_a_trainer_can_use(by_h
     assert found[-2:] == ["--model", "MODEL"]
     assert found[found.index("--middleware") + 1] == "hwgrpo_vllm.Guard"
     assert found[found.index("--worker-extension-cls") + 1] == "hwgrpo_vllm.WorkerExtension"
-    ours = VllmServer().command(_parts(), None, "127.0.0.1", 1)
+    parts: Any = _parts()
+    ours = VllmServer().command(parts, None, "127.0.0.1", 1)
     for name in ("--middleware", "--worker-extension-cls", "--logprobs-mode", "--generation-config"):
         assert found[found.index(name) + 1] == ours[ours.index(name) + 1]
 

@@ -264,9 +264,10 @@ def asked(guard, app, *orders: Any) -> list[int]:
     async def run():
         statuses = []
         for owner, what in orders:
-            body = {JOINED: {**JOIN, "owner": owner.order()}, CLAIM: {"owner": owner.order()}}.get(what)
+            body: Any = {"owner": owner.order()}
+            body = body if what == CLAIM else JOIN | body if what == JOINED else order(what, owner)
             route = GROUP_ROUTE if what == JOINED else WEIGHTS_ROUTE
-            statuses.append((await ask(guard, app, route, body or order(what, owner)))[0])
+            statuses.append((await ask(guard, app, route, body))[0])
         return statuses
 
     return asyncio.run(run())
