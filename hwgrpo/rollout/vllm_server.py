@@ -47,7 +47,10 @@ class VllmServer:
 
     name = "vLLM"
     caveat = "it keeps its memory while we train"
-    lease = f"a run that is gone loses it {LEASE:g} s after it was last heard of; rollout.server.take_over=true takes it now"
+    lease = (
+        f"a run that is gone loses it {LEASE:g} s after it was last heard of, and rollout.server.take_over=true takes "
+        "it now"
+    )
     start_by_hand = (
         f"Start a server of your own with `{TOKEN_VARIABLE}=... PYTHONPATH={PLUGIN} python -m hwgrpo_vllm "
         "--model MODEL`, where python is that of the environment that has vLLM"
