@@ -14,7 +14,7 @@ from typing import IO
 from hwgrpo.errors import ConfigError
 
 LOCK = ".lock"
-RUN_ID = "run-id"
+RUN_ID = "run-id.txt"
 """File with a random id, which stays when the run is resumed."""
 RUN_ID_BYTES = 8
 START_FILES = (

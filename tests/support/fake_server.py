@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -282,8 +283,9 @@ def _send(request: BaseHTTPRequestHandler, status: int, text: bytes, version: st
     request.send_header("Content-Length", str(len(text)))
     if version is not None:
         request.send_header("x-hwgrpo-weight-version", version)
-    request.end_headers()
-    request.wfile.write(text)
+    with suppress(ConnectionError):  # who asked has given up
+        request.end_headers()
+        request.wfile.write(text)
 
 
 def come_back(server: FakeServer, after: float) -> tuple[threading.Thread, list[FakeServer]]:
