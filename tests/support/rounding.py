@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -44,6 +46,20 @@ BF16_FLIP = torch.finfo(torch.bfloat16).eps / math.sqrt(32)
 Masters that differ in their last bit may lie on both sides of a rounding boundary; that moves one of the 32 terms of a
 product by eps.
 """
+
+GENTLE = ("optim.eps=1e-2", "optim.lr=2e-3")
+"""AdamW that does not make whole steps of rounding where a gradient is next to nothing, as it does with a small eps."""
+LOGITS = 10.0
+"""As large as logits of tiny models are, and the log-prob of an unlikely token."""
+
+
+def drift(steps: int) -> float:
+    """Return how far metrics and weights may be apart after GENTLE updates of one batch or more each.
+
+    An update moves a weight by at most lr / eps = 0.2 of its gradient's error, and the next gradient, of a loss whose
+    curvature is about 1, has that error beside its own: 1 + 0.2 times as much with each update.
+    """
+    return STEP * 1.2**steps
 
 
 def gaps(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
@@ -111,6 +127,25 @@ def assert_updates_close(
         else:
             ours, theirs = ({name: values[name] for name in names} for values in (found, expected))
             assert_gradients_close(ours, theirs, limit, what)
+
+
+def assert_metrics_close(
+    found: Sequence[Mapping[str, Any]],
+    expected: Sequence[Mapping[str, Any]],
+    limit: float,
+    without: tuple[str, ...] = (),
+) -> None:
+    """Compare the lines of metrics of two runs, all but those whose name starts as `without` says.
+
+    What is summed in a metric are advantages, ratios and rewards near 1, and log-probs in two kinds of them: those of
+    the correction, which one unlikely response decides, and the norm of gradients that nearly cancel within groups.
+    """
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            if not (without and name.startswith(without)):
+                within = limit * (LOGITS if name.startswith(("rollout_corr/", "actor/grad_norm")) else 1.0)
+                assert ours[name] == pytest.approx(value, rel=within, abs=within), (theirs["step"], name)
 
 
 def _kind(name: str) -> str:
