@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from deepspeed_package import with_deepspeed
-from launch import ROOT, torchrun
+from launch import ROOT, forked, torchrun
 from rounding import assert_updates_close
 from safetensors.torch import load_file
 from strategy_worker import CASES, run_update
@@ -58,7 +58,7 @@ def found(tmp_path_factory):
             together = next(runs for runs in STARTS if (way, ranks) in runs)
             ways = {each: WAYS[each] for each, of_ranks in together if of_ranks == ranks}
             out = tmp_path_factory.mktemp("out")
-            launch = with_deepspeed if WAYS[way][0] == "deepspeed" else torchrun
+            launch = with_deepspeed if WAYS[way][0] == "deepspeed" else forked
             done = launch(ranks, str(ROOT / "tests/support/strategy_worker.py"), str(out), json.dumps(ways))
             assert done.returncode == 0, done.stderr[-3000:]
             for each in ways:

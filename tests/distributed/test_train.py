@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import runs
 from deepspeed_package import with_deepspeed
-from launch import ROOT, torchrun
+from launch import ROOT, forked, torchrun
 from rounding import GENTLE, assert_gradients_close, assert_metrics_close, drift
 from safetensors.torch import load_file
 
@@ -74,7 +74,7 @@ def test_two_processes_train_like_one(way: str, tmp_path: Path, cache: str, monk
     others = [word for word in WAYS[way] if word not in strategies]
     decay = "optim.weight_decay=1.0"  # of matrices alone, which may have lost their shape when the optimizer is made
     more = ("trainer.max_steps=3", "algorithm.kl.coef=0.05", "trainer.prompts_per_update=2", decay, *GENTLE, *others)
-    launch = with_deepspeed if way.startswith("zero") else torchrun
+    launch = with_deepspeed if way.startswith("zero") else forked
     done = launch(2, *words(tmp_path / "two", *more, *strategies))
     assert done.returncode == 0, done.stderr[-3000:]
     assert runs.forked(lambda: runs.run(tmp_path / "one", *more)) == 0
@@ -110,9 +110,9 @@ def test_a_rank_without_memory_makes_all_ranks_take_smaller_micro_batches(tmp_pa
         words(tmp_path / name, *more, f"trainer.tokens_per_micro_batch={tokens}")
         for name, tokens in (("enough", 24), ("scarce", 48))
     )
-    done = torchrun(2, *enough, HWGRPO_CACHE=cache)
+    done = forked(2, *enough, HWGRPO_CACHE=cache)
     assert done.returncode == 0, done.stderr[-3000:]
-    done = torchrun(2, *starved("1", *scarce[2:]), HWGRPO_CACHE=cache)
+    done = forked(2, *starved("1", *scarce[2:]), HWGRPO_CACHE=cache)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "with 48 tokens per micro-batch: the same is done with 24, and from here on" in done.stdout
     assert runs.metrics(tmp_path / "scarce") == runs.metrics(tmp_path / "enough")
