@@ -296,7 +296,7 @@ def _unknown_key(key: str, section: type, prefix: str, full: str | None = None) 
         return ConfigError(f"unknown key {_shown_key(full or key)}: {here}")
     names = _names(section)
     last = key.rsplit(".", 1)[-1]
-    near = nearest(last, names)
+    near = nearest(last, names) or nearest(last.lower(), names)
     elsewhere = [e.key for e in entries() if e.key.rsplit(".", 1)[-1] == last]
     if len(elsewhere) == 1:  # trainer.lr can only have meant optim.lr
         near = elsewhere[0]
@@ -310,7 +310,7 @@ def _unknown_key(key: str, section: type, prefix: str, full: str | None = None) 
 
 
 def _shown_key(key: str) -> str:
-    return key if key.isprintable() and len(key) <= 120 else shown(key)
+    return key if key.isprintable() and 0 < len(key) <= 120 else shown(key)
 
 
 def _check_names(values: Any, hint: Any, prefix: str) -> None:

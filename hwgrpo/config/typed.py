@@ -6,6 +6,7 @@ A number is no bool, a text is no number, and a fraction is no integer: a slip i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from hwgrpo.errors import ConfigError, shown
 
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -44,7 +48,7 @@ def hint_below(hint: Any, name: str) -> Any:
     """Return the type of `name` in a value of type `hint`; Any where the schema does not say."""
     for kind in alternatives(hint):
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            return typing.get_type_hints(kind).get(name, Any)
+            return _hints(kind).get(name, Any)
         if typing.get_origin(kind) in (list, dict):
             return typing.get_args(kind)[-1]
     return Any
@@ -106,7 +110,7 @@ def _build_section(section: type, values: Any, key: str) -> Any:
     if not isinstance(values, Mapping):
         names = ", ".join(field.name for field in dataclasses.fields(section))
         raise ConfigError(f"{key}={shown(values)} must be a mapping with the keys: {names}")
-    hints = typing.get_type_hints(section)
+    hints = _hints(section)
     given = {}
     for field in dataclasses.fields(section):
         if field.name in values:

@@ -203,7 +203,7 @@ def check_resume(config: Config) -> None:
     if resume not in words and not Path(resume).exists():
         near = nearest(resume, words)
         hint = f" Did you mean {near!r}?" if near else did_you_mean(Path(resume), Path.is_dir)
-        raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists.{hint}")
+        raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists; name one of them.{hint}")
 
 
 def missing_data(config: Config) -> list[str]:
@@ -241,15 +241,15 @@ def _check_files(config: Config) -> None:
     adapter = config.model.lora.adapter
     if adapter and not Path(adapter).expanduser().is_dir():
         hint = did_you_mean(Path(adapter).expanduser(), Path.is_dir)
-        raise ConfigError(f"model.lora.adapter={adapter!r}: there is no such folder.{hint}")
+        raise ConfigError(f"model.lora.adapter={adapter!r}: there is no such folder; name one with adapter_config.json.{hint}")
     settings = config.trainer.deepspeed.config
     if settings and not Path(settings).expanduser().is_file():
         hint = did_you_mean(Path(settings).expanduser(), Path.is_file)
-        raise ConfigError(f"trainer.deepspeed.config={settings!r}: there is no such file.{hint}")
+        raise ConfigError(f"trainer.deepspeed.config={settings!r}: there is no such file; name one in JSON.{hint}")
     template = config.model.chat_template
     if template and not Path(template).expanduser().is_file():
         hint = did_you_mean(Path(template).expanduser(), Path.is_file)
-        raise ConfigError(f"model.chat_template={template!r}: there is no such file.{hint}")
+        raise ConfigError(f"model.chat_template={template!r}: there is no such file; name one in Jinja.{hint}")
 
 
 def _check_contradictions(config: Config) -> None:
@@ -269,7 +269,7 @@ def _check_contradictions(config: Config) -> None:
     if t.prompts_per_step % prompts_per_update(c):
         raise ConfigError(
             f"trainer.prompts_per_update={t.prompts_per_update} does not divide trainer.prompts_per_step="
-            f"{t.prompts_per_step}; a step is cut into whole updates"
+            f"{t.prompts_per_step}: a step has so many updates of one size; use a divisor of {t.prompts_per_step}"
         )
     longest = longest_share(c)
     if t.tokens_per_micro_batch is not None and t.tokens_per_micro_batch < longest:
@@ -305,8 +305,10 @@ def _check_contradictions(config: Config) -> None:
                 f"{tensor} with model.lora.{key}={getattr(c.model.lora, key)!r}: adapters are not cut over ranks; use "
                 "trainer.sequence_parallel_size, or train all weights"
             )
-    if Path(t.output_dir).exists() and not Path(t.output_dir).is_dir():
-        raise ConfigError(f"trainer.output_dir={t.output_dir!r} is a file; name a folder")
+    for folder in (Path(t.output_dir), *Path(t.output_dir).parents):
+        if folder.exists() and not folder.is_dir():
+            what = "is a file" if folder == Path(t.output_dir) else f"is below the file {folder}"
+            raise ConfigError(f"trainer.output_dir={shown(t.output_dir)} {what}; name a folder")
     if not c.model.lora.target_modules:
         raise ConfigError("model.lora.target_modules is empty; name layers, or all-linear")
     correction = c.algorithm.correction

@@ -48,12 +48,17 @@ def read_yaml(text: str, place: str, hint: Any) -> Any:
             f"{place}: character {error.position + 1} (U+{number:04X}) is not allowed in YAML; remove it, and write "
             "the text in UTF-8"
         ) from error
-    except yaml.YAMLError as error:
-        advice = " Indent with spaces." if "'\\t'" in str(error) else ""
-        raise ConfigError(f"{place} is not valid YAML: {' '.join(str(error).split())}.{advice}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        remedy = "indent with spaces" if "'\\t'" in str(error) else "put text that is not meant as YAML in quotes"
+        raise ConfigError(f"{place} is not valid YAML: {error.problem or error.context}{where}; {remedy}") from error
     finally:
         if loader is not None:
             loader.dispose()
+
+
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
 
 
 class _Loader(yaml.SafeLoader):
@@ -68,26 +73,27 @@ class _Loader(yaml.SafeLoader):
         """id of a node -> (its values, its depth), anchors counted where they are used."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:  # type: ignore[override]
-        mark = self.peek_event().start_mark
+        mark, alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=f"more than {MAX_DEPTH} levels deep", problem_mark=mark)
         node: yaml.Node = super().compose_node(parent, index)  # type: ignore[assignment]
         self._depth -= 1
-        self._measure(node, mark)
+        if not alias:
+            self._measure(node, mark)
+        elif id(node) not in self._measures:
+            raise yaml.MarkedYAMLError(problem="an anchor holds itself", problem_mark=mark)
         return node
 
     def _measure(self, node: yaml.Node, mark: yaml.Mark) -> None:
-        if id(node) in self._measures:
-            return
+        if node.tag not in _TAGS:
+            raise yaml.MarkedYAMLError(problem=f"the tag {node.tag!r} is not for settings", problem_mark=mark)
         below: list[yaml.Node] = []
         if isinstance(node, yaml.SequenceNode):
             below = node.value
         elif isinstance(node, yaml.MappingNode):
             self._check_names(node)
             below = [value for _, value in node.value]
-        if any(id(child) not in self._measures for child in below):
-            raise yaml.MarkedYAMLError(problem="an anchor holds itself", problem_mark=mark)
         measures = [self._measures[id(child)] for child in below]
         size, depth = 1 + sum(m[0] for m in measures), 1 + max((m[1] for m in measures), default=0)
         if size > MAX_NODES or depth > MAX_DEPTH:
@@ -113,7 +119,7 @@ class _Loader(yaml.SafeLoader):
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         text = node.value.replace("_", "")
         if len(text) > MAX_DIGITS:
-            raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} characters", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} digits, too many to convert", problem_mark=node.start_mark)
         if node.tag.endswith("int"):
             return int(text)
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
