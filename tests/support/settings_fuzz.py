@@ -30,16 +30,17 @@ BASE = (
 )
 LONG = "x" * 300
 NONSENSE = (
-    "", "null", "~", "true", "no", "0", "1", "-1", "2", "3.5", "1e-300", "1e308", "1e999", ".inf", "-.inf", ".nan", "１",
-    "1:30", "010", "0x1F", "1_000", "9" * 30, "9" * 400, "9" * 5000, "-" + "9" * 30, "2147483648", "18446744073709551616",
-    "[]", "{}", "[1, 2", "{a: 1, a: 2}", "{1: 2}", "[[[]]]", "[" * 200, "[null]", "[1, x, 2.5]", "{a: {b: c}}", "???",
-    "[???]", "${rollout.n}", "${nope.at.all}", "${oc.env:HOME}", "${oc.env:NOT_SET}", "${", "\\${x}", "${oc.decode:[}",
-    "&a [*a]", "*nowhere", "!!python/object:os.system x", "!!set {a}", "!!binary aGk=", "- a\n- b", "a: b", "\ta: b",
-    "a\n\tb: c", "'", '"', "%", "@x", "`", "\\", "\0", "\ud800", "\udc80", "e\u0301", "\u202e", "🦥", " ", "a b", LONG,
-    f"{LONG}.jsonl", f"./{LONG}", f"[{LONG}.py]", "~nobody-of-that-name/x", "~", "/", ".", "..", "/dev/null", "/proc/self/mem",
-    "/root/x/y.jsonl", "http://[", "builtin://", "builtin://tiny?seed=99999999999", "builtin://tiny?hidden=x",
-    "builtin://huge", "task://", "task://sort?digits=0", "task://sort?digits=99", "task://nope", "owner/name:subset:x",
-    "a/b/c.py:f", "[exact_match, exact_match]", "[{name: length, kwargs: {x: 1}}]", "[{}]", "[{weight: 1}]", "2024-01-01",
+    "", "null", "~", "true", "no", "0", "1", "-1", "2", "3.5", "1e-300", "1e308", "1e999", ".inf", "-.inf", ".nan",
+    "１", "1:30", "010", "0x1F", "1_000", "9" * 30, "9" * 400, "9" * 5000, "-" + "9" * 30, "2147483648",
+    "18446744073709551616", "[]", "{}", "[1, 2", "{a: 1, a: 2}", "{1: 2}", "[[[]]]", "[" * 200, "[null]",
+    "[1, x, 2.5]", "{a: {b: c}}", "???", "[???]", "${rollout.n}", "${nope.at.all}", "${oc.env:HOME}",
+    "${oc.env:NOT_SET}", "${", "\\${x}", "${oc.decode:[}", "&a [*a]", "*nowhere", "!!python/object:os.system x",
+    "!!set {a}", "!!binary aGk=", "- a\n- b", "a: b", "\ta: b", "a\n\tb: c", "'", '"', "%", "@x", "`", "\\", "\0",
+    "\ud800", "\udc80", "e\u0301", "\u202e", "🦥", " ", "a b", LONG, f"{LONG}.jsonl", f"./{LONG}", f"[{LONG}.py]",
+    "~nobody-of-that-name/x", "~", "/", ".", "..", "/dev/null", "/proc/self/mem", "/root/x/y.jsonl", "http://[",
+    "builtin://", "builtin://tiny?seed=99999999999", "builtin://tiny?hidden=x", "builtin://huge", "task://",
+    "task://sort?digits=0", "task://sort?digits=99", "task://nope", "owner/name:subset:x", "a/b/c.py:f",
+    "[exact_match, exact_match]", "[{name: length, kwargs: {x: 1}}]", "[{}]", "[{weight: 1}]", "2024-01-01",
 )  # fmt: skip
 """Values for any setting."""
 RIGHT = {
