@@ -59,8 +59,9 @@ RIGHT = {
 HANDLED = (ConfigError, DataError, RewardError, CheckpointError, BackendError, RunError)
 """What the command line turns into one line."""
 _REMEDY = re.compile(
-    r"The sections are|so a number comes|there are:|\b(use|set|put|allowed|choose|must|mean|leave|name|write|has|have|e\.g\.|here|remove|give|raise|lower|it has|tried|"
-    r"looked for|check|Fix|needs?|is required|save|options?|indent|install|add|takes?|knows?)\b",
+    r"The sections are|so a number comes|there are:|\b(use|set|put|allowed|choose|must|mean|leave|name|write|has|have|"
+    r"e\.g\.|here|remove|give|raise|lower|tried|looked for|check|Fix|needs?|is required|save|options?|indent|install|"
+    r"add|takes?|knows?)\b",
     re.IGNORECASE,
 )
 
