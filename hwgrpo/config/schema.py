@@ -209,7 +209,9 @@ class RolloutConfig:
     several versions. Needs `max_staleness` above 0."""
     graphs: bool = setting(False, used_by=[one_of("rollout.engine", "local"), off("trainer.deterministic", "=false")])
     """Record the local engine's decode step as a device graph where the backend offers that (cuda, rocm). It is tried
-    at the start, and left where its logits are not the model's. It has not been run on hardware yet."""
+    at the start, and left where its logits are not the model's. Deterministic algorithms cannot be recorded: writing at
+    an index waits for the device. vLLM and SGLang record by themselves, see `enforce_eager`. It has not been run on
+    hardware yet."""
     gpu_memory_utilization: float = limited(0.5, above=0, at_most=1, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: share of the device's memory for weights, keys and values; the trainer needs the rest."""
     kv_cache_gb: float | None = limited(

@@ -55,8 +55,8 @@ def _unused(config: Config, section: Any, prefix: str, inherited: Sequence[AnyOf
                 wanted = describe(condition, prefix)
                 yield (
                     key,
-                    f"{key}={shown(value)} has no effect with {found}; set {wanted}, or leave {key} out "
-                    f"(default {shown(default)})",
+                    f"{key}={shown(value)} has no effect with {found}; set {wanted}, or leave {key} at "
+                    f"its default {shown(default)}",
                 )
                 break
 

@@ -203,7 +203,9 @@ def check_resume(config: Config) -> None:
     if resume not in words and not Path(resume).exists():
         near = nearest(resume, words)
         hint = f" Did you mean {near!r}?" if near else did_you_mean(Path(resume), Path.is_dir)
-        raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists; name one of them.{hint}")
+        raise ConfigError(
+            f"trainer.resume={resume!r} is neither auto, never nor a folder that exists; name one of them.{hint}"
+        )
 
 
 def missing_data(config: Config) -> list[str]:
@@ -241,7 +243,9 @@ def _check_files(config: Config) -> None:
     adapter = config.model.lora.adapter
     if adapter and not Path(adapter).expanduser().is_dir():
         hint = did_you_mean(Path(adapter).expanduser(), Path.is_dir)
-        raise ConfigError(f"model.lora.adapter={adapter!r}: there is no such folder; name one with adapter_config.json.{hint}")
+        raise ConfigError(
+            f"model.lora.adapter={adapter!r}: there is no such folder; name one with adapter_config.json.{hint}"
+        )
     settings = config.trainer.deepspeed.config
     if settings and not Path(settings).expanduser().is_file():
         hint = did_you_mean(Path(settings).expanduser(), Path.is_file)

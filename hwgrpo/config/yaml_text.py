@@ -119,7 +119,9 @@ class _Loader(yaml.SafeLoader):
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         text = node.value.replace("_", "")
         if len(text) > MAX_DIGITS:
-            raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} digits, too many to convert", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"a number of {len(text)} digits, too many to convert", problem_mark=node.start_mark
+            )
         if node.tag.endswith("int"):
             return int(text)
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))

@@ -93,7 +93,7 @@ def test_a_setting_without_effect_is_refused_with_what_would_use_it(
     assert f"{key}=" in str(error.value)
     assert " has no effect with " in str(error.value)
     assert named in str(error.value)
-    assert f", or leave {key} out (default " in str(error.value)
+    assert f", or leave {key} at its default " in str(error.value)
     load(*within, override)
 
 
