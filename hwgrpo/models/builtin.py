@@ -59,7 +59,7 @@ class TinySpec:
     def __post_init__(self) -> None:
         width = 2 * max(self.head, 1)
         rules = (
-            ("seed", self.seed >= 0, "at least 0"),
+            ("seed", 0 <= self.seed < 2**32, "at least 0 and at most 4294967295"),
             ("head", self.head >= 8 and self.head % 8 == 0, "a positive multiple of 8"),
             ("hidden", self.hidden > 0 and self.hidden % width == 0, f"a positive multiple of {width}"),
             ("layers", self.layers >= 1, "at least 1"),

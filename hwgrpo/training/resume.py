@@ -167,7 +167,7 @@ def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
 def _rank_seed(config: Config, rank: int, step: int) -> int:
     generator = torch.Generator().manual_seed(config.trainer.seed)
     offsets = torch.randint(2**40, (2,), generator=generator).tolist()
-    return config.trainer.seed + rank * offsets[0] + step * offsets[1]
+    return (config.trainer.seed + rank * offsets[0] + step * offsets[1]) % 2**63  # what generators accept
 
 
 def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:

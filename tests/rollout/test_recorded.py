@@ -164,9 +164,8 @@ def test_a_model_that_the_lean_step_does_not_know_is_not_recorded():
     [
         (["rollout.graphs=true"], "graph"),
         (["rollout.graphs=false"], "lean"),
-        (["rollout.graphs=true", "trainer.deterministic=true"], "lean"),
     ],
-    ids=["wanted", "not wanted", "deterministic"],
+    ids=["wanted", "not wanted"],
 )
 def test_the_settings_say_whether_the_devices_recorder_is_used(words, path):
     policy = SimpleNamespace(model=model_of("Llama"), compute_dtype=torch.float32)

@@ -37,11 +37,13 @@ SMALL = (
     "observe.progress=none",
 )
 """Overrides of a run that takes about a second."""
+VALIDATING = ("data.validation_max_rows", "trainer.validation_n")
+"""Those of them that a run on a file has no use for."""
 
 
 def small(output: Path, *overrides: str) -> Config:
     """Return the settings of a small run."""
-    return load_config(None, [*SMALL, f"trainer.output_dir={output}", *overrides])
+    return load_config(None, [*SMALL, f"trainer.output_dir={output}", *overrides], imported=VALIDATING)
 
 
 def run(output: Path, *overrides: str, backend: Backend = BACKEND) -> Status:

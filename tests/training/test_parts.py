@@ -50,7 +50,8 @@ def policy_of(model) -> PolicyModel:
     ],
 )
 def test_the_learning_rate_warms_up_and_follows_its_schedule(schedule: str, expected: list[float]):
-    optim = settings(f"optim.schedule={schedule}", "optim.warmup_steps=2", "optim.min_lr_ratio=0.1", "optim.lr=1").optim
+    lowest = [] if schedule == "constant" else ["optim.min_lr_ratio=0.1"]
+    optim = settings(f"optim.schedule={schedule}", "optim.warmup_steps=2", "optim.lr=1", *lowest).optim
     assert [learning_rate(optim, u, 6) for u in range(6)] == pytest.approx(expected)
 
 
@@ -224,9 +225,7 @@ def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
     )
     strategy = _SecondOfTwo((other, group, valid, lengths))
     rewards = Rewards(total=mine, valid=valid, per_function={})
-    by_group = advantages_over_ranks(
-        settings("algorithm.advantage.eps=0", "algorithm.advantage.std=none"), completions, rewards, strategy
-    )
+    by_group = advantages_over_ranks(settings("algorithm.advantage.std=none"), completions, rewards, strategy)
     assert by_group.tolist() == [0.5, -0.5, 0.0, 0.0]
     by_batch = advantages_over_ranks(
         settings("algorithm.advantage.eps=0", "algorithm.advantage.std=batch"), completions, rewards, strategy
