@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.evaluate import build_evaluation
 
     evaluation = build_evaluation(config, host.backend, host.local_rank, _checkpoint(args))
+    for note in evaluation.notes:
+        print(f"hwgrpo: {note}", file=sys.stderr)
     if file is None:
         greedy, sampled = evaluation.greedy(), evaluation.sampled(args.n)
     else:

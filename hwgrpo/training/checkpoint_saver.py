@@ -25,8 +25,8 @@ from hwgrpo_backends.device import Device
 from hwgrpo.errors import RunError
 from hwgrpo.training import checkpoint_files as files
 from hwgrpo.training import checkpoint_tensors, rng, waiting
+from hwgrpo.training.checkpoint_manifest import SCHEMA
 from hwgrpo.training.checkpoint_writer import CheckpointWriter
-from hwgrpo.training.checkpoints import SCHEMA
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supply import Batch
 

@@ -102,6 +102,8 @@ class Evaluation:
     dataset: PromptDataset
     rewards: RewardPipeline
     sampling: Sampling
+    notes: tuple[str, ...] = ()
+    """What the user should know of the checkpoint."""
 
     def greedy(self) -> torch.Tensor:
         """Return the rewards [prompts, 1] of greedy responses."""
@@ -142,4 +144,5 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     if saved is not None:
         checkpoints.restore_weights(saved, policy.model)
     engine = build_engine(config, policy, tokenizer, device)
-    return Evaluation(engine, dataset, rewards, sampling_of(config))
+    notes = tuple(filter(None, (saved.note,))) if saved is not None else ()
+    return Evaluation(engine, dataset, rewards, sampling_of(config), notes)
