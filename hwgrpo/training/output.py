@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"
 START_FILES = (
@@ -32,20 +33,19 @@ class Claim:
         folder: the folder.
         lock: its locked file.
         made: files and folders that this start made to hold it, the innermost first.
-        fresh: whether this start begins a run, instead of going on with one.
     """
 
-    def __init__(self, folder: Path, lock: IO[str], made: Iterable[Path], *, fresh: bool) -> None:
+    def __init__(self, folder: Path, lock: IO[str], made: Iterable[Path]) -> None:
         self._folder, self._lock, self._made = folder, lock, tuple(made)
-        self._unused = fresh
+        self._unused = True
         self._found = frozenset(os.listdir(folder))
 
     def keep(self) -> None:
-        """Leave everything where it is from now on: a step has been done."""
+        """Leave everything where it is from now on: a step has been done, or the run resumes from a checkpoint."""
         self._unused = False
 
     def close(self) -> None:
-        """Let go of the folder; a fresh run that did no step leaves nothing of what it wrote. Close its logs first.
+        """Let go of the folder; unless it is kept, nothing stays of what was written. Close its logs first.
 
         What was there before stays, and so does what a run does not write.
         """
@@ -73,12 +73,32 @@ class Claim:
                     path.unlink()
 
 
-def claim(folder: Path, *, fresh: bool) -> Claim:
+def claim_on_rank_0(folder: Path, strategy: Strategy) -> Claim | None:
+    """Hold the run's folder on rank 0, as `claim` does; every rank calls this, before it looks into the folder.
+
+    Returns:
+        The claim; None on ranks other than the first.
+
+    Raises:
+        ConfigError: as `claim`, on all ranks.
+    """
+    held, refusal = None, None
+    if strategy.rank == 0:
+        try:
+            held = claim(folder)
+        except ConfigError as error:
+            refusal = str(error)
+    refusal = strategy.gather_objects(refusal)[0]
+    if refusal is not None:
+        raise ConfigError(refusal)
+    return held
+
+
+def claim(folder: Path) -> Claim:
     """Make the folder and hold it until the process ends or what is returned is closed.
 
     Args:
         folder: `trainer.output_dir`.
-        fresh: whether a run begins, instead of going on from a checkpoint.
 
     Returns:
         The claim; the lock file `.lock` names the process that holds it.
@@ -111,7 +131,7 @@ def claim(folder: Path, *, fresh: bool) -> Claim:
     lock.truncate()
     lock.write(str(os.getpid()))
     lock.flush()
-    return Claim(folder, lock, made, fresh=fresh)
+    return Claim(folder, lock, made)
 
 
 def _is(file: IO[str], path: Path) -> bool:

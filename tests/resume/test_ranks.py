@@ -15,8 +15,9 @@ import runs
 import torch
 from safetensors.torch import load_file
 
-from hwgrpo.errors import RunError
-from hwgrpo.training import checkpoint_files, checkpoints, loop
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.training import build, checkpoint_files, checkpoints, loop
+from hwgrpo.training.output import claim
 from hwgrpo.training.strategies.processes import Processes
 
 LORA = ("model.lora.rank=2", "optim.lr=1e-2")
@@ -161,6 +162,18 @@ def test_a_rank_that_cannot_write_ends_all_with_its_reason(
     start(output, "ddp 2", 5)
 
 
+def test_a_folder_that_is_in_use_ends_all_ranks_with_the_same_refusal(tmp_path: Path):
+    held = claim(tmp_path / "run")
+
+    def refused(rank: int) -> None:
+        with pytest.raises(ConfigError, match="in use by another run"):
+            runs.run(tmp_path / "run", "trainer.strategy=ddp")
+
+    assert ranks.forked(2, refused, limit_s=60) == [0, 0]
+    held.close()
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.fixture(scope="module")
 def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("of-two") / "run"
@@ -233,6 +246,18 @@ def test_ranks_that_read_different_manifests_all_refuse_the_checkpoint(tmp_path:
         assert "rank 1 reads another content than rank 0" in problems[0]
 
     assert ranks.forked(2, body) == [0, 0]
+
+
+def test_all_ranks_agree_that_a_run_is_finished_though_only_the_first_looks(tmp_path: Path):
+    output = tmp_path / "run"
+    start(output, "ddp 2", 1)
+
+    def looks(rank: int) -> None:
+        if rank == 1:
+            build.already_finished = lambda *_: pytest.fail("ranks that look at different times may differ")
+        assert runs.run(output, "trainer.strategy=ddp", "trainer.max_steps=1") == "finished"
+
+    assert ranks.forked(2, looks, limit_s=60) == [0, 0]
 
 
 def test_each_file_of_a_checkpoint_is_read_by_one_rank_when_it_is_verified(tmp_path: Path, of_two_ranks: Path):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import runs
+from hwgrpo_backends.cpu import BACKEND
 
-from hwgrpo.errors import ConfigError, RewardError
+from hwgrpo.errors import ConfigError, DataError, RewardError
 from hwgrpo.training import build, models, output
 from hwgrpo.training.output import LOCK, START_FILES, claim
 
@@ -35,14 +36,14 @@ def everything_in(folder: Path) -> dict[str, bytes | None]:
 
 
 def test_a_runs_folder_is_held_by_one_run_at_a_time(tmp_path: Path):
-    held = claim(tmp_path / "run", fresh=True)
+    held = claim(tmp_path / "run")
     with pytest.raises(ConfigError, match=rf"in use by another run \(process {os.getpid()}\)"):
-        claim(tmp_path / "run", fresh=True)
+        claim(tmp_path / "run")
     held.close()
-    claim(tmp_path / "run", fresh=True).close()
+    claim(tmp_path / "run").close()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        claim(tmp_path / "file" / "run", fresh=True)
+        claim(tmp_path / "file" / "run")
 
 
 def write_start_files(folder: Path) -> None:
@@ -55,7 +56,7 @@ def write_start_files(folder: Path) -> None:
 
 
 def test_a_fresh_claim_that_no_step_was_done_under_leaves_neither_files_nor_folders(tmp_path: Path):
-    held = claim(tmp_path / "runs/mine", fresh=True)
+    held = claim(tmp_path / "runs/mine")
     write_start_files(tmp_path / "runs/mine")
     held.close()
     assert everything_in(tmp_path) == {}
@@ -65,7 +66,7 @@ def test_what_was_there_before_and_what_a_run_does_not_write_stays(tmp_path: Pat
     (tmp_path / "runs/mine").mkdir(parents=True)
     for name in (LOCK, "config.yaml", "notes.txt"):
         (tmp_path / "runs/mine" / name).write_text("old")
-    held = claim(tmp_path / "runs/mine", fresh=True)
+    held = claim(tmp_path / "runs/mine")
     write_start_files(tmp_path / "runs/mine")
     (tmp_path / "runs/mine/train.log").write_text("somebody's")
     held.close()
@@ -74,17 +75,15 @@ def test_what_was_there_before_and_what_a_run_does_not_write_stays(tmp_path: Pat
 
 def test_a_folder_that_the_user_made_stays_and_is_empty_again(tmp_path: Path):
     (tmp_path / "mine").mkdir()
-    held = claim(tmp_path / "mine", fresh=True)
+    held = claim(tmp_path / "mine")
     write_start_files(tmp_path / "mine")
     held.close()
     assert everything_in(tmp_path) == {"mine": None}
 
 
-@pytest.mark.parametrize("reason", ["a step was done", "the run goes on from a checkpoint"])
-def test_everything_stays_where(tmp_path: Path, reason: str):
-    held = claim(tmp_path / "mine", fresh=reason != "the run goes on from a checkpoint")
-    if reason == "a step was done":
-        held.keep()
+def test_everything_stays_once_the_claim_is_kept(tmp_path: Path):
+    held = claim(tmp_path / "mine")
+    held.keep()
     write_start_files(tmp_path / "mine")
     before = everything_in(tmp_path)
     held.close()
@@ -105,10 +104,65 @@ def test_a_lock_file_that_was_taken_away_before_it_was_locked_is_not_taken_for_t
         plain(file, operation)
 
     monkeypatch.setattr(output.fcntl, "flock", taken_away)
-    held = claim(tmp_path / "run", fresh=True)
+    held = claim(tmp_path / "run")
     with pytest.raises(ConfigError, match="in use by another run"):
-        claim(tmp_path / "run", fresh=True)
+        claim(tmp_path / "run")
     held.close()
+    assert everything_in(tmp_path) == {}
+
+
+def test_a_start_in_a_folder_that_another_run_holds_looks_at_no_checkpoint_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
+    held = claim(tmp_path / "run")
+    held.keep()
+    before = everything_in(tmp_path / "run")
+    monkeypatch.setattr(build, "find_checkpoint", lambda *_: pytest.fail("the other run may still write checkpoints"))
+    monkeypatch.setattr(build, "load_tokenizer", lambda *_: pytest.fail("that may take long"))
+    for words in ((), ("trainer.resume=never",), ("trainer.max_steps=2",)):
+        with pytest.raises(ConfigError, match="in use by another run"):
+            runs.run(tmp_path / "run", "trainer.max_steps=1", *words)
+    assert everything_in(tmp_path / "run") == before
+    held.close()
+
+
+def test_a_checkpoint_that_a_run_saves_while_another_starts_is_not_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A start waits for its tokenizer while the run that holds the folder saves its last checkpoint."""
+    words = ("trainer.save_every=1", "trainer.validate_at_start=false")
+    assert runs.run(tmp_path / "run", *words, "trainer.max_steps=1") == "completed"
+    plain = build.load_tokenizer
+    refused = []
+
+    def slow(*arguments):
+        if not refused:
+            refused.append(True)
+            with pytest.raises(ConfigError, match="in use by another run"):
+                runs.run(tmp_path / "run", *words, "trainer.max_steps=3")
+        return plain(*arguments)
+
+    monkeypatch.setattr(build, "load_tokenizer", slow)
+    assert runs.run(tmp_path / "run", *words, "trainer.max_steps=2") == "completed"
+    assert refused
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_a_finished_run_is_reported_under_its_claim_and_nothing_is_left_of_the_look(tmp_path: Path, capsys):
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
+    (tmp_path / "run" / LOCK).unlink()
+    before = everything_in(tmp_path / "run")
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "finished"
+    assert "1 of 1 steps are done" in capsys.readouterr().out
+    assert everything_in(tmp_path / "run") == before
+
+
+def test_a_first_start_that_fails_before_the_model_leaves_nothing(tmp_path: Path):
+    config = runs.small(tmp_path / "runs/mine")
+    config.data.train = "/not/there.jsonl"
+    with pytest.raises((ConfigError, DataError)):
+        build.build_run(config, BACKEND, 0, 1)
     assert everything_in(tmp_path) == {}
 
 
