@@ -15,6 +15,7 @@ from hwgrpo.errors import ConfigError
 if TYPE_CHECKING:
     from hwgrpo.config.schema import Config
     from hwgrpo.rewards.combine import RewardPipeline
+    from hwgrpo.rewards.randomness import Seed
     from hwgrpo.values import Completions, PromptBatch, Rewards
 
 HELP = "measure a model on prompts: greedy reward, mean reward of samples, pass@k"
@@ -150,12 +151,14 @@ class _Recording:
     def __init__(self, rewards: RewardPipeline, file: TextIO, kind: str) -> None:
         self._rewards, self._file, self._kind = rewards, file, kind
 
-    def score(self, batch: PromptBatch, completions: Completions, step: int | None = None) -> Rewards:
+    def score(
+        self, batch: PromptBatch, completions: Completions, step: int | None = None, *, drawing: Seed | None = None
+    ) -> Rewards:
         """Score as the pipeline does."""
         from hwgrpo.observe.completions import sample_record
         from hwgrpo.observe.jsonlines import jsonable
 
-        rewards = self._rewards.score(batch, completions, step)
+        rewards = self._rewards.score(batch, completions, step, drawing=drawing)
         for i in range(len(completions)):
             record = {"kind": self._kind, **sample_record(i, batch, completions, rewards)}
             self._file.write(json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")

@@ -97,7 +97,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     assert training_data is not None
     validation_data = build_dataset(config.data, tokenizer, "validation")
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
-    rewards = build_rewards(config, training_data, validation_data)
+    rewards = build_rewards(config, training_data, validation_data, strategy.rank)
     check_length(config, training_data, validation_data)
     notes += filter(None, (dtype_note(config, device),))
     attention = attention_of(config, device)

@@ -212,8 +212,16 @@ NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
 """Built-in rewards that compare the response with the prompt's answer."""
 
 
-def build_rewards(config: Config, dataset: PromptDataset, validation: PromptDataset | None = None) -> RewardPipeline:
+def build_rewards(
+    config: Config, dataset: PromptDataset, validation: PromptDataset | None = None, rank: int = 0
+) -> RewardPipeline:
     """Load the reward functions and check that the data has what they read.
+
+    Args:
+        config: the run's settings.
+        dataset: the prompts that are scored.
+        validation: further ones.
+        rank: this one, for functions that draw random numbers.
 
     Raises:
         ConfigError: a function cannot be loaded, or reads a column that the data lacks.
@@ -224,7 +232,7 @@ def build_rewards(config: Config, dataset: PromptDataset, validation: PromptData
             for data in filter(None, (dataset, validation)):
                 data.require_ground_truth(f"reward {function.name}")
     context = {"max_response_tokens": config.rollout.max_response_tokens}
-    return RewardPipeline(config.reward, context=context, columns=dataset.columns)
+    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank))
 
 
 def check_length(

@@ -92,6 +92,6 @@ def validate_now(run: Run, step: int) -> None:
         return
     with run.watch("testing"), run.supply.alone():
         values = validate(
-            run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy
+            run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy, step
         )
     run.observer.validation(step, values | run.watch.take())
