@@ -189,6 +189,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         state=state,
         batches=supply.waiting,
         tell=observer.note,
+        moved=lambda: lock.moved() if lock is not None else None,
     )
 
     return Run(

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hwgrpo.errors import CheckpointError
+from hwgrpo.permissions import follow_umask
 
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.sha256"
@@ -62,6 +63,7 @@ def share_file(rank: int) -> str:
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Write a safetensors file through to the disk; return its fingerprint."""
     save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
+    follow_umask(path)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     return fingerprint(path)
@@ -118,9 +120,17 @@ def fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
+def discard(path: Path) -> None:
+    """Remove what lies at a path, if anything does: a folder with all in it, or a file."""
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):  # Linux says the first of a folder, other systems the second
+        shutil.rmtree(path)
+
+
 def remove(root: Path, step: int) -> None:
     """Remove a checkpoint; it loses its name first, so that a kill leaves no part of it under it."""
     partial = partial_of(root, step)
-    shutil.rmtree(partial, ignore_errors=True)
+    discard(partial)
     os.replace(folder_of(root, step), partial)
-    shutil.rmtree(partial)
+    discard(partial)

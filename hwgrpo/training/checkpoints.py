@@ -7,7 +7,6 @@ in it has reached the disk, so a kill at any instruction leaves either the whole
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,12 +50,12 @@ def begin_after(root: Path, step: int) -> list[Path]:
     for later, folder in files.folders(root):
         if later > step:
             target = folder.with_name(f"{folder.name}.abandoned")
-            shutil.rmtree(target, ignore_errors=True)
+            files.discard(target)
             folder.rename(target)
             aside.append(target)
     if root.is_dir():
         for partial in root.glob(".step-*.partial"):
-            shutil.rmtree(partial)
+            files.discard(partial)
     return aside
 
 

@@ -31,6 +31,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.local import replica_of
 from hwgrpo.rollout.parts import Apart, EngineParts
+from hwgrpo.rollout.vllm_settings import remove_stale_weights
 from hwgrpo.rollout.weights import ModuleWeights, PolicyWeights
 from hwgrpo.training.choices import attention_of, choose_dtype
 from hwgrpo.training.policy import HeadOptions, PolicyModel
@@ -45,6 +46,7 @@ def prepare_process(config: Config, backend: Backend, local_rank: int, local_wor
         BackendError: there is no such device.
     """
     transformers.utils.logging.disable_progress_bar()  # our own panel shows progress
+    remove_stale_weights()
     device = Device(backend, local_rank)
     device.set_device()
     threads = config.trainer.threads

@@ -10,6 +10,7 @@ from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.metrics import failure_notes, sample_metrics, utilisation
 from hwgrpo.training.out_of_memory import explained
+from hwgrpo.training.output import raise_if_moved
 from hwgrpo.training.run import Run
 from hwgrpo.training.strategies.strategy import together
 from hwgrpo.values import StepMetrics
@@ -32,6 +33,7 @@ def train(run: Run) -> Status:
             validate_now(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
             train_step(run, step)
+            raise_if_moved(run.lock, run.strategy)
             if run.lock is not None:
                 run.lock.keep()
             if step == run.start_step + 1:

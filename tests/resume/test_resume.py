@@ -154,7 +154,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert runs.everything(tmp_path / "run")["weights"] == expected["weights"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_ends_cleanly_and_loses_nothing(tmp_path: Path, uninterrupted, number: int):
     words = ("trainer.save_every=2", "trainer.validate_every=2")
 

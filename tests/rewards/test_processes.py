@@ -457,7 +457,7 @@ def test_however_the_trainer_ends_between_calls_no_process_is_left(end, reward_f
     soon(lambda: processes() == [])
 
 
-def test_random_numbers_of_a_call_are_the_same_in_this_process_and_in_any_other(pipeline):
+def test_random_numbers_of_a_call_are_the_same_in_this_process_and_in_any_other(pipeline, make_batch):
     source = """
     import random
 
