@@ -33,7 +33,6 @@ def train(run: Run) -> Status:
             validate_now(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
             train_step(run, step)
-            raise_if_moved(run.lock, run.strategy)
             if run.lock is not None:
                 run.lock.keep()
             if step == run.start_step + 1:
@@ -82,6 +81,7 @@ def train_step(run: Run, step: int) -> None:
     flops = run.strategy.sum([run.update.flops])[0]
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(given.metrics) | run.memory()
+    raise_if_moved(run.lock, run.strategy)  # before anything is written there
     for note in (*run.update.take_notes(), *failure_notes(values, rewards, step, run.told)):
         run.observer.note(note)
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
@@ -96,4 +96,5 @@ def validate_now(run: Run, step: int) -> None:
         values = validate(
             run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy, step
         )
+    raise_if_moved(run.lock, run.strategy)
     run.observer.validation(step, values | run.watch.take())

@@ -10,6 +10,7 @@ import pytest
 import runs
 from saving import flipped
 
+from hwgrpo.training import checkpoints
 from hwgrpo.training.resume import find_checkpoint
 
 FLIPS = int(os.environ.get("HWGRPO_TEST_FLIPS", "60"))
@@ -41,28 +42,30 @@ def resumed(output: Path) -> dict:
 
 def test_a_flipped_bit_falls_back_with_a_note_or_changes_nothing(tmp_path: Path, run: Path):
     output, generator, counts = tmp_path / "run", random.Random(0), Counter()
-    (output / "checkpoints").mkdir(parents=True)
-    for step in (2, 3):
-        shutil.copytree(run / f"checkpoints/step-{step:08d}", output / f"checkpoints/step-{step:08d}")
-    config = runs.small(output, *WORDS, "trainer.max_steps=4")
+    shutil.copytree(run, output)
     newest = output / "checkpoints/step-00000003"
     files = sorted(newest.iterdir())
-    assert [path.name.partition("-")[0].partition(".")[0] for path in files] == [
-        "ahead", "manifest", "manifest", "moments", "rng", "weights"
+    assert [path.name.partition("-")[0] for path in files] == [
+        "ahead", "manifest.json", "manifest.sha256", "moments", "rng", "weights"
     ]  # fmt: skip
+    expected = resumed(run)["weights"]
     for path in files:
+        named = newest / ("manifest.json" if path.name.startswith("manifest") else path.name)
         for _ in range(-(-FLIPS // len(files))):
             with flipped(path, generator.randrange(8 * path.stat().st_size)):
-                checkpoint, notes = find_checkpoint(config, output)
+                checkpoint, problems = checkpoints.newest(output / "checkpoints")
                 assert checkpoint is not None
-                if checkpoint.step == 3:
-                    shutil.copytree(output, tmp_path / "accepted")
-                    assert resumed(tmp_path / "accepted")["weights"] == resumed(run)["weights"]
-                    shutil.rmtree(tmp_path / "accepted")
-                else:
-                    assert checkpoint.step == 2
-                    named = "manifest.json" if path.name.startswith("manifest") else path.name
-                    assert any(str(newest / named) in note for note in notes), notes
                 counts[path.name, checkpoint.step] += 1
-    print(dict(counts))
-    assert find_checkpoint(config, output)[0].step == 3
+                if checkpoint.step == 2:
+                    assert str(named) in problems[0]
+                else:
+                    shutil.copytree(output, tmp_path / "accepted")
+                    assert resumed(tmp_path / "accepted")["weights"] == expected
+                    shutil.rmtree(tmp_path / "accepted")
+    print(f"by file and step that is used: {dict(counts)}")
+    content = bytearray((newest / "manifest.json").read_bytes())
+    content[content.index(b'"position": ') + len(b'"position": ')] ^= 1
+    (newest / "manifest.json").write_bytes(content)
+    _, notes = find_checkpoint(runs.small(output, *WORDS, "trainer.max_steps=4"), output)
+    assert any(f"{newest}/manifest.json is damaged" in note for note in notes)
+    assert resumed(output)["weights"] == expected

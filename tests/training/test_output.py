@@ -253,6 +253,7 @@ MOVES = {
     ("when", "move"),
     [
         *(("in a step", move) for move in MOVES),
+        ("in the first step", "renamed"),
         ("before the last save", "renamed"),
         ("before the final model", "renamed"),
         ("before the final model", "removed"),
@@ -264,6 +265,7 @@ def test_a_folder_that_is_moved_while_training_ends_the_run_with_both_paths_and_
     output = tmp_path / "runs/mine"
     change, said, now = MOVES[move]
     places = {
+        "in the first step": (loop, "train_step", 1),
         "in a step": (loop, "train_step", 2),
         "before the last save": (loop, "validate_now", 3),
         "before the final model": (finish, "_whole_model", None),
