@@ -41,6 +41,10 @@ class CheckpointError(ValueError):
     """A checkpoint is damaged, or does not fit this run. The message names the file and what differs."""
 
 
+class RunFinished(Exception):
+    """Nothing is left to train. The message says what is there and how to go on."""
+
+
 def choice_error(key: str, value: object, allowed: Iterable[str]) -> ConfigError:
     """Build the error for a word that is not one of `allowed`, with a did-you-mean where one is near."""
     names = sorted(allowed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -14,6 +15,7 @@ from hwgrpo.errors import ConfigError
 if TYPE_CHECKING:
     from hwgrpo.config.schema import Config
     from hwgrpo.rewards.combine import RewardPipeline
+    from hwgrpo.rewards.randomness import Seed
     from hwgrpo.values import Completions, PromptBatch, Rewards
 
 HELP = "measure a model on prompts: greedy reward, mean reward of samples, pass@k"
@@ -49,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.evaluate import build_evaluation
 
     evaluation = build_evaluation(config, host.backend, host.local_rank, _checkpoint(args))
+    for note in evaluation.notes:
+        print(f"hwgrpo: {note}", file=sys.stderr)
     if file is None:
         greedy, sampled = evaluation.greedy(), evaluation.sampled(args.n)
     else:
@@ -147,12 +151,14 @@ class _Recording:
     def __init__(self, rewards: RewardPipeline, file: TextIO, kind: str) -> None:
         self._rewards, self._file, self._kind = rewards, file, kind
 
-    def score(self, batch: PromptBatch, completions: Completions, step: int | None = None) -> Rewards:
+    def score(
+        self, batch: PromptBatch, completions: Completions, step: int | None = None, *, drawing: Seed | None = None
+    ) -> Rewards:
         """Score as the pipeline does."""
         from hwgrpo.observe.completions import sample_record
         from hwgrpo.observe.jsonlines import jsonable
 
-        rewards = self._rewards.score(batch, completions, step)
+        rewards = self._rewards.score(batch, completions, step, drawing=drawing)
         for i in range(len(completions)):
             record = {"kind": self._kind, **sample_record(i, batch, completions, rewards)}
             self._file.write(json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.components import load_trainable
 
     checkpoint = _checkpoint(Path(args.checkpoint))
+    if checkpoint.note is not None:
+        print(checkpoint.note)
     config = _settings(checkpoint)
     if args.adapter and not uses_lora(config.model.lora):
         raise ConfigError(
@@ -86,10 +88,17 @@ def _checkpoint(folder: Path) -> Checkpoint:
 def _settings(checkpoint: Checkpoint) -> Config:
     """Return the settings that a checkpoint was saved with."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     from hwgrpo.config import Config
 
     saved = OmegaConf.create(checkpoint.manifest["state"]["config"])
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), saved))
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), saved))
+    except OmegaConfBaseException as error:
+        raise CheckpointError(
+            f"{checkpoint.folder} was saved with settings that this version does not have: {error}; export it with the "
+            "version that saved it"
+        ) from error
     assert isinstance(config, Config)
     return config

@@ -39,19 +39,17 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.cli.host import prepare_host
 
     host = prepare_host(config)
-    from hwgrpo.training.resume import already_finished
-
-    said = already_finished(config)
-    if said is not None:
-        if host.rank == 0:
-            print(said)
-        return 0
-
+    from hwgrpo.errors import RunFinished
     from hwgrpo.training.build import build_run
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import train
 
-    run = build_run(config, host.backend, host.local_rank, host.local_world_size)
+    try:
+        run = build_run(config, host.backend, host.local_rank, host.local_world_size)
+    except RunFinished as finished:
+        if host.rank == 0:
+            print(finished)
+        return 0
     try:
         finish(run, train(run))
     finally:

@@ -6,9 +6,7 @@ import hashlib
 import inspect
 import json
 import os
-import shutil
 import sys
-import tempfile
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,9 +22,13 @@ from transformers import PreTrainedModel
 from hwgrpo.data import TASKS, tasks
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.models import tiny
+from hwgrpo.permissions import follow_umask
+from hwgrpo.scratch import ScratchFolder, remove_stale
 
 PREFIX = "builtin://"
 NAMES = ("tiny",)
+UNFINISHED = ".making-"
+"""Of the names of folders with models that are being made."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def resolve(address: str) -> Path:
     spec = parse(address)
     root = Path(os.environ.get("HWGRPO_CACHE") or Path.home() / ".cache" / "hwgrpo") / "builtin"
     folder = root / _fingerprint(spec)
+    remove_stale(UNFINISHED, root)
     if not folder.is_dir():
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -142,7 +145,8 @@ def resolve(address: str) -> Path:
             ) from error
         print(f"hwgrpo: making {address}, once; it takes some seconds", file=sys.stderr, flush=True)
         # Written beside its place and renamed: a folder with the final name is complete.
-        unfinished = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
+        scratch = ScratchFolder(UNFINISHED, root)
+        unfinished = scratch.path
         try:
             model, tokenizer = tiny.make(
                 seed=spec.seed,
@@ -158,9 +162,10 @@ def resolve(address: str) -> Path:
                 _save(model, unfinished)
                 tokenizer.save_pretrained(unfinished)
             (unfinished / "builtin.json").write_text(json.dumps(asdict(spec), indent=2) + "\n")
+            follow_umask(unfinished)
             _rename(unfinished, folder)
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            scratch.remove()
     return folder
 
 

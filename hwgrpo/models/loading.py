@@ -25,6 +25,7 @@ from hwgrpo.models import builtin
 from hwgrpo.models.hollow import META
 from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.paths import did_you_mean, find_model
+from hwgrpo.permissions import follow_umask
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
@@ -175,6 +176,7 @@ def save_model(
     else:
         model.save_pretrained(folder, **sizes)
     tokenizer.save_pretrained(folder)
+    follow_umask(Path(folder))
 
 
 def locate(path: str, key: str = "model.path") -> str:

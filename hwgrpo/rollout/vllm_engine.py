@@ -7,11 +7,9 @@ import importlib.metadata
 import os
 import random
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,9 @@ from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer, check_batch, completions_of, problem_of, requests_of
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import load_weights
-from hwgrpo.rollout.vllm_settings import engine_arguments, memory_folder, write_adapter
+from hwgrpo.rollout.vllm_settings import ADAPTER_PREFIX, engine_arguments, memory_folder, write_adapter
 from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.scratch import ScratchFolder
 from hwgrpo.values import Completions, PromptBatch
 
 OLDEST, BELOW = Version("0.32"), Version("0.34")
@@ -62,7 +61,7 @@ class VllmEngine:
         self._vllm = _load(self._device)
         self._version = 0
         self._usable = True
-        self._scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-adapter-", dir=memory_folder())
+        self._scratch = ScratchFolder(ADAPTER_PREFIX, memory_folder())
         self._adapter: Any = None
         adapter = parts.weights.adapter()
         with _undisturbed(self._device):
@@ -152,7 +151,7 @@ class VllmEngine:
         """Shut vLLM's engine down."""
         self._usable = False
         self._llm.llm_engine.engine_core.shutdown()
-        self._scratch.cleanup()
+        self._scratch.remove()
 
     def _take(self, adapter: AdapterWeights | None) -> None:
         """Give vLLM the adapter, or where there is none every weight of the model."""
@@ -160,7 +159,7 @@ class VllmEngine:
             self._llm.collective_rpc(load_weights, args=(self._parts.weights.whole(),))
         else:
             old, number = self._adapter, self._adapter.lora_int_id + 1 if self._adapter else 1
-            folder = Path(self._scratch.name) / str(number)
+            folder = self._scratch.path / str(number)
             write_adapter(adapter, folder)
             request = importlib.import_module("vllm.lora.request").LoRARequest
             self._adapter = request(f"policy-{number}", number, str(folder))

@@ -11,13 +11,19 @@ from safetensors.torch import save_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import locate
+from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.scratch import remove_stale
 
 HOST_CACHE_GB = 2.0
 """Memory for keys and values on a CPU where `rollout.kv_cache_gb` is not set: vLLM would take most of the machine."""
 HOST_BATCH_TOKENS = 4096
 """Tokens of one step of vLLM on a CPU."""
+MEMORY = "/dev/shm"
+"""Folder that lives in memory."""
+WEIGHTS_PREFIX, ADAPTER_PREFIX = "hwgrpo-weights-", "hwgrpo-adapter-"
+"""Of the names of scratch folders in memory."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM makes room for."""
 
@@ -82,8 +88,15 @@ def write_adapter(adapter: AdapterWeights, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(dict(adapter.settings)), encoding="utf-8")
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in adapter.tensors.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
+    follow_umask(folder / "adapter_model.safetensors")
 
 
 def memory_folder() -> str | None:
     """Return a folder that lives in memory, where the system has one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return MEMORY if os.access(MEMORY, os.W_OK) else None
+
+
+def remove_stale_weights() -> None:
+    """Remove the weights and adapters that processes which were killed have left in memory."""
+    for prefix in (WEIGHTS_PREFIX, ADAPTER_PREFIX):
+        remove_stale(prefix, memory_folder())

@@ -22,6 +22,7 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
+from hwgrpo.errors import RunFinished
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -41,12 +42,12 @@ from hwgrpo.training.components import (
 from hwgrpo.training.fused import Fused, choose_modules
 from hwgrpo.training.models import put_together
 from hwgrpo.training.out_of_memory import LOADING, explained
-from hwgrpo.training.output import claim
+from hwgrpo.training.output import claim_on_rank_0
 from hwgrpo.training.prompts import PromptSource
-from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
+from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.run import Run
 from hwgrpo.training.sequence_checks import check_sequence_parallel
-from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.strategies.strategy import Strategy, together
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
 
@@ -65,6 +66,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     Raises:
         ConfigError, DataError, CheckpointError: naming what is wrong and what to do.
         RunError: the model does not fit into memory.
+        RunFinished: all steps are done, and all that a run leaves is there.
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explained(config, device, lambda: LOADING), ExitStack() as undo:
@@ -81,14 +83,21 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
     strategy.prepare(config)
     output = Path(t.output_dir)
+    # Before anything in it is looked at: a run that still holds the folder saves checkpoints meanwhile.
+    lock = claim_on_rank_0(output, strategy)
+    if lock is not None:
+        undo.callback(lock.close)
+    _raise_if_finished(config, strategy)
     checkpoint, notes = find_checkpoint(config, output, strategy)
+    if lock is not None and checkpoint is not None:
+        lock.keep()
 
     tokenizer = load_tokenizer(config.model)
     training_data = build_dataset(config.data, tokenizer, "train")
     assert training_data is not None
     validation_data = build_dataset(config.data, tokenizer, "validation")
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
-    rewards = build_rewards(config, training_data, validation_data)
+    rewards = build_rewards(config, training_data, validation_data, strategy.rank)
     check_length(config, training_data, validation_data)
     notes += filter(None, (dtype_note(config, device),))
     attention = attention_of(config, device)
@@ -101,9 +110,6 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         notes.append(f"{output} has all its {start} steps; what is missing at its end (model, summary) is made now")
     total_steps = max(start, planned)
 
-    lock = claim(output, fresh=checkpoint is None) if strategy.rank == 0 else None
-    if lock is not None:
-        undo.callback(lock.close)
     models = put_together(config, device, strategy, tokenizer, attention, layout)
     policy, fused, reference = models.policy, models.fused, models.reference
     notes += filter(None, (fused.attention.line, fused.line, models.obstacle))
@@ -183,6 +189,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         state=state,
         batches=supply.waiting,
         tell=observer.note,
+        moved=lambda: lock.moved() if lock is not None else None,
     )
 
     return Run(
@@ -208,6 +215,15 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         start_step=start,
         total_steps=total_steps,
     )
+
+
+def _raise_if_finished(config: Config, strategy: Strategy) -> None:
+    """Raise RunFinished on all ranks where rank 0, which looks, finds nothing left to do."""
+    said = together(strategy, lambda: already_finished(config) if strategy.rank == 0 else None)
+    said = strategy.gather_objects(said)[0]
+    if said is not None:
+        strategy.close()
+        raise RunFinished(said)
 
 
 def build_supply(

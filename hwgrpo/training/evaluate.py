@@ -28,7 +28,12 @@ PROMPTS_AT_ONCE = 256
 
 
 def scores(
-    engine: Engine, dataset: PromptDataset, rewards: RewardPipeline, sampling: Sampling, rows: range
+    engine: Engine,
+    dataset: PromptDataset,
+    rewards: RewardPipeline,
+    sampling: Sampling,
+    rows: range,
+    step: int | None = None,
 ) -> tuple[torch.Tensor, list[str]]:
     """Generate and score.
 
@@ -38,6 +43,7 @@ def scores(
         rewards: scores.
         sampling: n responses per prompt.
         rows: which prompts.
+        step: the training step after which this is done, for rewards that draw random numbers; None: there is none.
 
     Returns:
         [len(rows), n] fp64 total rewards (NaN where a failure policy took the sample out), and the prompts' sources.
@@ -48,7 +54,8 @@ def scores(
         chosen = rows[start : start + PROMPTS_AT_ONCE]
         # epoch -1: validation prompts share no uid, and so no random numbers, with training prompts
         batch = PromptBatch(tuple(dataset.prompt(row, -1) for row in chosen))
-        scored = rewards.score(batch, engine.generate(batch, sampling))
+        drawing = ("validation", step, "greedy" if sampling.greedy else "sampled", start)
+        scored = rewards.score(batch, engine.generate(batch, sampling), drawing=drawing)
         total = torch.where(scored.valid, scored.total, torch.nan)
         parts.append(total.view(len(chosen), sampling.n))
         sources += [prompt.source for prompt in batch.prompts]
@@ -62,6 +69,7 @@ def validate(
     sampling: Sampling,
     n: int,
     strategy: Strategy,
+    step: int,
 ) -> dict[str, float]:
     """Return `val-core/<source>/reward/{greedy, mean@n, best@n}` over all prompts, shared out among the ranks.
 
@@ -74,13 +82,14 @@ def validate(
         sampling: as in training; its n is replaced.
         n: sampled responses per prompt; 0 makes only greedy ones.
         strategy: gathers over ranks.
+        step: the training step after which this is done.
     """
     rows = range(strategy.rank, len(dataset), strategy.world_size)
-    greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows)
+    greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step)
     collected: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     columns = {"greedy": greedy[:, 0]}
     if n > 0:
-        sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows)
+        sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step)
         columns[f"mean@{n}"] = sampled.nanmean(1)
         best = sampled.nan_to_num(nan=-torch.inf).amax(1)
         columns[f"best@{n}"] = torch.where(sampled.isnan().all(1), torch.nan, best)
@@ -109,6 +118,8 @@ class Evaluation:
     dataset: PromptDataset
     rewards: RewardPipeline
     sampling: Sampling
+    notes: tuple[str, ...] = ()
+    """What the user should know of the checkpoint."""
 
     def greedy(self) -> torch.Tensor:
         """Return the rewards [prompts, 1] of greedy responses."""
@@ -149,4 +160,5 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     if saved is not None:
         checkpoints.restore_weights(saved, policy.model)
     engine = build_engine(config, policy, tokenizer, device)
-    return Evaluation(engine, dataset, rewards, sampling_of(config))
+    notes = tuple(filter(None, (saved.note,))) if saved is not None else ()
+    return Evaluation(engine, dataset, rewards, sampling_of(config), notes)

@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM end a run at the next step boundary, with a checkpoint; a second one ends it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP end a run at the next step boundary, with a checkpoint; a second one ends it at once.
+
+A second SIGHUP does not: a terminal that closes may send several, and SIGTERM at a logout is followed by one. Where
+SIGHUP was ignored when the run started, as nohup does, it stays ignored.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,10 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -29,6 +36,7 @@ class Interrupt:
             signal.signal(number, handler)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received = signal.Signals(number).name
+        elif number != signal.SIGHUP:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number).name

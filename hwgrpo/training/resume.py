@@ -21,7 +21,7 @@ from hwgrpo.observe import summary
 from hwgrpo.training import checkpoints, rng
 from hwgrpo.training.components import seed_everything
 from hwgrpo.training.prompts import PromptSource
-from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.strategies.strategy import Strategy, together
 from hwgrpo.training.update import PolicyUpdate
 
 FIXED = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
@@ -59,6 +59,7 @@ def find_checkpoint(
         check_resume(config)
         checkpoint, notes = checkpoints.verify(Path(resume), strategy), []
     if checkpoint is not None:
+        notes += filter(None, (checkpoint.note,))
         notes += _compare_settings(checkpoint, config)
     return checkpoint, notes
 
@@ -141,15 +142,19 @@ def restore(
 
     Returns:
         Notes on what could not be put back as it was.
+
+    Raises:
+        CheckpointError: the model has other trainable parameters, or a file cannot be read any more; on all ranks.
     """
     pieces = strategy.pieces()
-    checkpoints.restore(checkpoint, pieces, {piece.name: piece.shape for piece in pieces})
+    shapes = {piece.name: piece.shape for piece in pieces}
+    together(strategy, lambda: checkpoints.restore(checkpoint, pieces, shapes))
     strategy.pieces_written()
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])
     update.updates_done = state["updates_done"]
     update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
-    saved = checkpoints.load_rng(checkpoint, strategy.rank)
+    saved = together(strategy, lambda: checkpoints.load_rng(checkpoint, strategy.rank))
     if saved is not None:
         note = rng.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
         return [note] if note else []

@@ -87,12 +87,13 @@ def kill_between_log_and_checkpoint() -> None:
     loop.validate_now = deadly
 
 
-# checkpoints are due after steps 2, 4 and 6; each writes three safetensors, a share and a manifest
+# checkpoints are due after steps 2, 4 and 6; each writes three safetensors, a share, a manifest and its checksum
 POINTS: dict[str, Callable[[], None]] = {
     "before the first checkpoint": lambda: kill_in_step(2),
     "in an update after it": lambda: kill_in_step(4),
     "amid the second checkpoint's model": lambda: kill_amid_a_file(5),
-    "before its manifest": lambda: kill_before("write_text", 4),
+    "before its manifest": lambda: kill_before("write_text", 5),
+    "before its manifest's checksum": lambda: kill_before("write_text", 6),
     "before its rename": lambda: kill_before("sync_folder", 3),
     "after its rename": lambda: kill_before("sync_folder", 4),
     "before the first one is removed": lambda: kill_before("remove", 1),
@@ -153,7 +154,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert runs.everything(tmp_path / "run")["weights"] == expected["weights"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_ends_cleanly_and_loses_nothing(tmp_path: Path, uninterrupted, number: int):
     words = ("trainer.save_every=2", "trainer.validate_every=2")
 
@@ -305,6 +306,7 @@ def test_data_that_is_not_what_it_was_is_told_with_both(tmp_path: Path, capfd):
     manifest = json.loads(newest.read_text())
     del manifest["state"]["data"]  # as checkpoints of earlier versions are
     newest.write_text(json.dumps(manifest))
+    newest.with_name("manifest.sha256").unlink()
     write_rows(train, first="134")
     assert shown(6) == []
 

@@ -308,7 +308,7 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
         def generate(self, batch, sampling):
             return sampling.n
 
-        def score(self, batch, n):
+        def score(self, batch, n, drawing):
             values = rewards[n].double().flatten()
             return Rewards(total=values.nan_to_num(), valid=~values.isnan(), per_function={})
 
@@ -320,7 +320,8 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
             return 2
 
     stage = Stage()
-    values = validate(stage, stage, stage, Sampling(n=8, max_response_tokens=4), 2, Single(torch.device("cpu"), "gloo"))
+    sampling, alone = Sampling(n=8, max_response_tokens=4), Single(torch.device("cpu"), "gloo")
+    values = validate(stage, stage, stage, sampling, 2, alone, 0)
     assert values == {
         "val-core/s/reward/greedy": 0.5,
         "val-core/s/reward/mean@2": 0.75,
