@@ -85,11 +85,6 @@ def _checkpoint(folder: Path) -> Checkpoint:
 
 def _settings(checkpoint: Checkpoint) -> Config:
     """Return the settings that a checkpoint was saved with."""
-    from omegaconf import OmegaConf
+    from hwgrpo.config.load import settings_from
 
-    from hwgrpo.config import Config
-
-    saved = OmegaConf.create(checkpoint.manifest["state"]["config"])
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), saved))
-    assert isinstance(config, Config)
-    return config
+    return settings_from(checkpoint.manifest["state"]["config"])

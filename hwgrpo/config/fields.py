@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import types
+import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -69,3 +71,14 @@ def limited(
 def choice(default: Any, choices: Choices) -> Any:
     """Return a dataclass field for a word out of `choices` (names, or a function that returns them)."""
     return dataclasses.field(default=default, metadata={"limits": Limits(choices=choices)})
+
+
+def section_of(annotation: Any) -> type | None:
+    """Return the dataclass behind a type hint: itself, or the element of a list of them."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        return annotation
+    if typing.get_origin(annotation) is list:
+        return section_of(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next((s for s in map(section_of, typing.get_args(annotation)) if s), None)
+    return None

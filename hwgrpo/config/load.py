@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,24 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hwgrpo.config.document import entries
+from hwgrpo.config.fields import section_of
 from hwgrpo.config.schema import Config
 from hwgrpo.config.validate import check_config
+from hwgrpo.config.written import (
+    attach,
+    dotted,
+    first_unresolved,
+    leave_unset_out,
+    overlaid,
+    place_of,
+    shown_settings,
+    texts,
+    value_at,
+    written_of,
+    written_values,
+)
 from hwgrpo.errors import ConfigError, nearest
+from hwgrpo.text import HIDDEN
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -48,7 +62,11 @@ def find_recipe(recipe: str | Path) -> Path:
 
 
 def load_config(
-    recipe: str | Path | None, overrides: Sequence[str] = (), *, data_may_be_missing: bool = False
+    recipe: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    data_may_be_missing: bool = False,
+    variables_may_be_missing: bool = False,
 ) -> Config:
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 
@@ -56,6 +74,8 @@ def load_config(
         recipe: YAML file or name of a shipped recipe; None starts from the defaults.
         overrides: `section.key=value` words; values are YAML. They win over the recipe.
         data_may_be_missing: do not insist on files with prompts that the settings name.
+        variables_may_be_missing: where a value may be secret, do not insist on the variable it comes from; it is then
+            null, and `unset_variables` names it.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
@@ -71,20 +91,59 @@ def load_config(
             raise ConfigError(f"{word!r} cannot be applied: {_first_line(error)}") from error
         _spell_out_reward_names(given)
     _check_tree(OmegaConf.to_container(given), Config, "")
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), given)
-        for key in sorted(OmegaConf.missing_keys(merged)):
-            raise ConfigError(f"{key} is required and has no default; set it in the recipe or as {key}=...")
-        config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
-    except OmegaConfBaseException as error:
-        raise _rephrase(error, given) from error
+    config = _resolved(given, lenient=variables_may_be_missing)
+    for place, text in texts(dataclasses.asdict(config)):
+        if text == HIDDEN:
+            raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
     check_config(config, data_may_be_missing=data_may_be_missing)
     return config
 
 
-def to_yaml(config: Config) -> str:
-    """Return the whole configuration, defaults included, as YAML that `load_config` reads back."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+def settings_from(saved: Mapping[str, Any] | str) -> Config:
+    """Return the settings that a run has stored, unchecked: what they name may be gone, variables may be unset.
+
+    Args:
+        saved: the content of config.yaml, as text or as plain containers.
+
+    Raises:
+        ConfigError: it holds settings that this version does not have.
+    """
+    return _resolved(OmegaConf.create(saved), lenient=True)  # pyright: ignore[reportArgumentType]
+
+
+def to_yaml(config: Config, *, shown: bool = False) -> str:
+    """Return the full configuration, defaults included, as YAML that `load_config` reads back.
+
+    What comes from variables and may be secret stands as it was written, every other value as what it was resolved to.
+
+    Args:
+        config: loaded settings.
+        shown: it is for people to see: secrets that were typed are left out, too.
+    """
+    tree = overlaid(dataclasses.asdict(config), written_of(config))
+    return OmegaConf.to_yaml(OmegaConf.create(shown_settings(tree, Config) if shown else tree))
+
+
+def unset_variables(config: Config) -> dict[str, str]:
+    """Return the variables that are not set of settings that are null for that, by the settings' names."""
+    return {dotted(place): each.unset for place, each in written_of(config).items() if each.unset is not None}
+
+
+def _resolved(given: DictConfig, *, lenient: bool) -> Config:
+    """Merge settings with the schema's defaults and resolve every interpolation."""
+    tree = OmegaConf.to_container(given)
+    merged: DictConfig | None = None
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), given)  # type: ignore[assignment]
+        assert merged is not None
+        left_out = leave_unset_out(merged, tree, Config) if lenient else {}
+        for key in sorted(OmegaConf.missing_keys(merged)):
+            raise ConfigError(f"{key} is required and has no default; set it in the recipe or as {key}=...")
+        config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise (merged and first_unresolved(merged, tree, Config)) or _rephrase(error, tree) from error
+    attach(config, written_values(config, tree, Config, left_out))
+    return config
 
 
 def _read_yaml(path: Path) -> DictConfig:
@@ -92,6 +151,8 @@ def _read_yaml(path: Path) -> DictConfig:
         loaded = OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {_first_line(error)}; a literal ${{ is written as \\${{") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
     if not isinstance(loaded, DictConfig):
@@ -104,7 +165,8 @@ def _split_override(word: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{word!r} is not an override; write section.key=value, e.g. rollout.n=16")
     try:
-        return key, OmegaConf.from_dotlist([f"value={text}"])["value"]
+        value: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))  # interpolations unresolved
+        return key, value["value"]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{key}={text!r} is not valid YAML: {_first_line(error)}") from error
 
@@ -116,17 +178,6 @@ def _spell_out_reward_names(config: DictConfig) -> None:
         for i, entry in enumerate(functions):
             if isinstance(entry, str):
                 functions[i] = {"name": entry}
-
-
-def _section(annotation: Any) -> type | None:
-    """Return the dataclass behind a type hint: itself, or the element of a list of them."""
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return annotation
-    if typing.get_origin(annotation) is list:
-        return _section(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return next((s for s in map(_section, typing.get_args(annotation)) if s), None)
-    return None
 
 
 def _check_key(dotted: str) -> None:
@@ -144,7 +195,7 @@ def _check_key(dotted: str) -> None:
         if part not in hints:
             raise _unknown_key(".".join([*walked, part]), here, ".".join(walked))
         walked.append(part)
-        here = _section(hints[part])
+        here = section_of(hints[part])
 
 
 def _check_below(dotted: str, key: str) -> None:
@@ -176,7 +227,7 @@ def _check_tree(values: Any, section: type, prefix: str) -> None:
         key = f"{prefix}.{name}" if prefix else str(name)
         if name not in hints:
             raise _unknown_key(key, section, prefix)
-        inner = _section(hints[name])
+        inner = section_of(hints[name])
         if inner is None:
             continue
         if typing.get_origin(hints[name]) is list:
@@ -192,9 +243,12 @@ def _names(section: type) -> list[str]:
     return [f.name for f in dataclasses.fields(section)]
 
 
-def _rephrase(error: OmegaConfBaseException, given: DictConfig) -> ConfigError:
+def _rephrase(error: OmegaConfBaseException, tree: Any) -> ConfigError:
     key = getattr(error, "full_key", None) or "?"
-    value = OmegaConf.select(given, key, throw_on_missing=False) if key != "?" else None
+    try:
+        value = value_at(tree, place_of(key))  # as it was written: what a variable holds is not shown
+    except (KeyError, IndexError, TypeError, AttributeError):
+        value = None
     wanted = next((e.type for e in entries() if e.key == key), "another type")
     return ConfigError(f"{key}={value!r} has the wrong type; it must be {wanted}")
 

@@ -20,6 +20,7 @@ import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
+from hwgrpo.config.written import digests, written_of
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
@@ -163,6 +164,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
 
     peak = device.peak(policy.compute_dtype)
     datasets = {"train": training_data, "validation": validation_data}
+    secrets = strategy.gather_objects(digests(written_of(config)))[0]  # salts are drawn, and all ranks save the same
     fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
 
     def state() -> dict[str, Any]:
@@ -171,6 +173,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
             "config": to_yaml(config),
+            "secrets": secrets,
             "data": fingerprints,
         }
 

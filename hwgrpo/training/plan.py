@@ -53,7 +53,14 @@ class _Data:
     """What the reward functions gave for one row."""
 
 
-def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: str | None = None) -> Plan:
+def make_plan(
+    config: Config,
+    backend: Backend,
+    world_size: int,
+    *,
+    obstacle: str | None = None,
+    allow_finished: bool = False,
+) -> Plan:
     """Check what can be checked without loading the model, and describe the run.
 
     Opens the data, the tokenizer and the model's configuration, and tries the reward functions on one row. A hub model
@@ -64,6 +71,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
         backend: what the run is planned for.
         world_size: processes of the run.
         obstacle: why this machine does not have the backend's device; what the device would be asked is then assumed.
+        allow_finished: a finished run of other settings is no mistake.
 
     Raises:
         ConfigError, DataError: naming what is wrong.
@@ -102,7 +110,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
         *_item("schedule", _schedule(config, data.training, budget)),
         *_item("memory", _memory_lines(memory)),
         ("computes", computes),
-        *_item("output", _output_lines(config, data.training, checkpoint, notes)),
+        *_item("output", _output_lines(config, data.training, checkpoint, notes, allow_finished)),
     ]
     return Plan("\n".join(f"{name:<11}{text}" for name, text in lines), tuple(obstacles))
 
@@ -240,10 +248,14 @@ def _memory_lines(memory: Memory) -> list[str]:
 
 
 def _output_lines(
-    config: Config, training: PromptDataset | None, checkpoint: Checkpoint | None, notes: Sequence[str]
+    config: Config,
+    training: PromptDataset | None,
+    checkpoint: Checkpoint | None,
+    notes: Sequence[str],
+    allow_finished: bool,
 ) -> list[str]:
     if training is not None or config.trainer.max_steps:
-        finished = already_finished(config, len(training) if training else None)
+        finished = already_finished(config, open_data=lambda: training, allow_changes=allow_finished)
         if finished:
             return finished.splitlines()
     start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
