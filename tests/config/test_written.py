@@ -1,6 +1,7 @@
 """What comes from variables and may be secret is stored as it was written; everything else as what it is."""
 
 import copy
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,8 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.text import HIDDEN, block, hide_secrets, one_line
 
 SECRET = "planted-0123-value"
-BASE = ("model.path=builtin://tiny", "data.train=task://sort")
+HERE = Path(__file__)
+BASE = ("model.path=builtin://tiny", f"data.train={HERE.parents[1] / 'support/deepspeed.json'}")  # any file will do
 EXACT = "reward.functions=[exact_match]"
 
 
@@ -30,33 +32,32 @@ def _variables(monkeypatch: pytest.MonkeyPatch):
 
 
 SERVER = ("rollout.engine=vllm_server", EXACT)
+ARGUMENTS = """{
+    plain: '${oc.env:PLANTED}', nested: {x: 'Bearer ${oc.env:PLANTED}'}, listed: [a, '${oc.env:PLANTED}'],
+    decoded: '${oc.decode:${oc.env:PLANTED}}', same: '${reward.functions.0.kwargs.plain}',
+    default: '${oc.env:ABSENT,${oc.env:PLANTED}}'}"""
 STORED = {
-    "argument of a reward": [reward("{judge: '${oc.env:PLANTED}'}")],
-    "within a text": [reward("{headers: {x: 'Bearer ${oc.env:PLANTED}'}}")],
-    "within a list": [reward("{keys: [a, '${oc.env:PLANTED}']}")],
-    "decoded": [reward("{judge: '${oc.decode:${oc.env:PLANTED}}'}")],
-    "all arguments": [reward("'${oc.decode:${oc.env:AS_MAP}}'")],
-    "another's argument": [reward("{judge: '${oc.env:PLANTED}', same: '${reward.functions.0.kwargs.judge}'}")],
+    "arguments of a reward": [reward(ARGUMENTS)],
+    "all arguments of a reward": [reward("'${oc.decode:${oc.env:AS_MAP}}'")],
     "an override": [EXACT, "reward.functions.0.kwargs.judge=${oc.env:PLANTED}"],
-    "a default": [reward("{judge: '${oc.env:ABSENT,${oc.env:PLANTED}}'}")],
-    "a server's variable": [*SERVER, "rollout.server.env={A: '${oc.env:PLANTED}'}"],
-    "an engine's argument": [*SERVER, "rollout.engine_kwargs={hf_token: '${oc.env:PLANTED}'}"],
+    "arguments of a server": [
+        *SERVER,
+        "rollout.server.env={A: '${oc.env:PLANTED}'}",
+        "rollout.engine_kwargs={hf_token: '${oc.env:PLANTED}'}",
+    ],
     "a URL's password": [*SERVER, "rollout.server.url='http://ada:${oc.env:PLANTED}@host:80'"],
     "a whole URL": [*SERVER, "rollout.server.url=${oc.env:AS_URL}"],
     "a URL's query": [*SERVER, "rollout.server.url='http://host?api_key=${oc.env:PLANTED}'"],
-    "a text that refers to one": [
+    "texts that refer to one": [
         reward("{judge: '${oc.env:PLANTED}'}"),
         "data.system_prompt='${reward.functions.0.kwargs.judge}'",
-    ],
-    "a text that selects one": [
-        reward("{judge: '${oc.env:PLANTED}'}"),
-        "data.system_prompt='${oc.select:reward.functions.0.kwargs.judge}'",
+        "model.revision='${oc.select:reward.functions.0.kwargs.judge}'",
     ],
 }
 
 
 @pytest.mark.parametrize("words", STORED.values(), ids=STORED.keys())
-def test_a_value_that_may_be_secret_is_stored_as_it_was_written_and_read_back(words, monkeypatch, tmp_path):
+def test_a_value_that_may_be_secret_is_stored_as_it_was_written_and_read_back(words, monkeypatch):
     monkeypatch.setenv("AS_MAP", f"{{judge: {SECRET}}}")
     monkeypatch.setenv("AS_URL", f"https://ada:{SECRET}@host:80")
     config = load(*words)
@@ -65,8 +66,7 @@ def test_a_value_that_may_be_secret_is_stored_as_it_was_written_and_read_back(wo
     for text in (stored, to_yaml(config, shown=True)):
         assert SECRET not in text
         assert "${" in text
-    (tmp_path / "config.yaml").write_text(stored)
-    assert load_config(tmp_path / "config.yaml") == config
+    assert settings_from(stored) == config
     for name in ("PLANTED", "AS_MAP", "AS_URL"):
         monkeypatch.delenv(name, raising=False)
     assert to_yaml(settings_from(stored)) == stored, "it is passed on by commands that do not have the variable"
@@ -82,7 +82,7 @@ def test_other_settings_are_stored_as_what_they_were_resolved_to(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["a ${b} c", "\\${b}", "${", "\\\\${oc.env:PLANTED}", "$ {b}"])
-def test_a_text_that_looks_like_an_interpolation_stays_that_text(text, tmp_path):
+def test_a_text_that_looks_like_an_interpolation_stays_that_text(text):
     config = load(EXACT)
     config.data.system_prompt = text
     config.reward.functions[0].kwargs["pattern"] = text
@@ -122,10 +122,10 @@ def test_a_setting_that_is_needed_is_an_error_without_its_variable_in_any_case()
 
 
 def test_an_error_about_a_value_shows_it_as_it_was_written():
-    for word in ("rollout.n=${oc.env:PLANTED}", "rollout.n=${oc.decode:'${oc.env:PLANTED}: {'}"):
+    for word in ("rollout.n=${oc.env:PLANTED}", "rollout.n=${oc.decode:'{${oc.env:PLANTED}'}"):
         with pytest.raises(ConfigError) as error:
             load(EXACT, word)
-        assert "rollout.n='${oc." in str(error.value)
+        assert "${oc." in str(error.value)
         assert SECRET not in str(error.value)
 
 
@@ -144,7 +144,7 @@ def test_digests_show_a_change_and_neither_the_value_nor_that_two_are_equal(monk
 
 def test_secrets_that_were_typed_are_kept_in_the_run_and_not_shown():
     words = (
-        reward("{api_key: typed-1, auth: {user: typed-2}, max_tokens: 5, key_name: x, url: 'http://a:typed-3@h'}"),
+        reward("{api_key: typed-1, auth: {user: typed-2}, max_tokens: 5, keyword: x, url: 'http://a:typed-3@h'}"),
         "data.prompt_key=question",
     )
     config = load(*words)
