@@ -79,6 +79,16 @@ def block(text: str) -> str:
     return "\n".join([one_line(first), *(f"  {one_line(line)}" if line else "" for line in rest)])
 
 
+def terminal_line(text: str) -> str:
+    """Return a text for a terminal: without secrets, on one line."""
+    return one_line(hide_secrets(text))
+
+
+def terminal_lines(text: str) -> str:
+    """Return a text for a terminal: without secrets, its further lines indented."""
+    return block(hide_secrets(text))
+
+
 def shown_mapping(values: Mapping[str, object]) -> dict[str, object]:
     """Return a free-form mapping as it may be shown: texts under names of secrets hidden, credentials left out."""
     return {name: _shown(value, secret=is_secret(str(name))) for name, value in values.items()}

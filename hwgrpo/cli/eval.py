@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.text import terminal_line
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import Config
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in result.items():
         if name == "schema":
             continue
-        print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {value}")
+        print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {terminal_line(str(value))}")
     return 0
 
 

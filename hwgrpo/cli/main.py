@@ -11,6 +11,7 @@ from hwgrpo_backends.backend import BackendError
 
 import hwgrpo
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
+from hwgrpo.text import terminal_lines
 
 COMMANDS = (
     "train",
@@ -81,5 +82,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"hwgrpo: error: {error}", file=sys.stderr)
+    print(f"hwgrpo: error: {terminal_lines(str(error))}", file=sys.stderr)
     return code

@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from hwgrpo.text import hide_secrets, terminal_lines
+
 if TYPE_CHECKING:
     from hwgrpo.config import Config
 
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     said = already_finished(config, allow_changes=args.allow_finished)
     if said is not None:
         if host.rank == 0:
-            print(said)
+            print(hide_secrets(said))
         return 0
 
     from hwgrpo.training.build import build_run
@@ -82,5 +84,5 @@ def _plan(config: Config, *, allow_finished: bool) -> int:
     if place.rank == 0:
         print(plan.text)
         for obstacle in plan.obstacles:
-            print(f"hwgrpo: not ready here: {obstacle}", file=sys.stderr)
+            print(f"hwgrpo: not ready here: {terminal_lines(obstacle)}", file=sys.stderr)
     return 1 if plan.obstacles else 0

@@ -22,6 +22,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import is_fused
 from hwgrpo.models.loading import attention_obstacle, load_tokenizer
 from hwgrpo.models.router import check_router_loss
+from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
@@ -112,7 +113,7 @@ def make_plan(
         ("computes", computes),
         *_item("output", _output_lines(config, data.training, checkpoint, notes, allow_finished)),
     ]
-    return Plan("\n".join(f"{name:<11}{text}" for name, text in lines), tuple(obstacles))
+    return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(obstacles))
 
 
 def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub: bool) -> _Data:
