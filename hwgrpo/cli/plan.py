@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{option} {value}: give a number above 0{' and at most 1' if most == 1 else ''}")
     from hwgrpo.config import load_config
 
-    config = load_config(args.recipe, args.overrides, data_may_be_missing=True)
+    config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
     chips = chosen_chips(args.chip, config)
 
     from hwgrpo.training.scale import USABLE, Cluster, plan_at_scale

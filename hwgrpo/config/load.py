@@ -67,6 +67,7 @@ def load_config(
     *,
     data_may_be_missing: bool = False,
     variables_may_be_missing: bool = False,
+    unread: Sequence[str] = (),
 ) -> Config:
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 
@@ -76,6 +77,7 @@ def load_config(
         data_may_be_missing: do not insist on files with prompts that the settings name.
         variables_may_be_missing: where a value may be secret, do not insist on the variable it comes from; it is then
             null, and `unset_variables` names it.
+        unread: sections and settings that are not used, whose names may be those of plug-ins that are not here.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
@@ -95,7 +97,7 @@ def load_config(
     for place, text in texts(dataclasses.asdict(config)):
         if text == HIDDEN:
             raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
-    check_config(config, data_may_be_missing=data_may_be_missing)
+    check_config(config, data_may_be_missing=data_may_be_missing, unread=unread)
     return config
 
 

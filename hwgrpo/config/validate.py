@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,20 @@ from hwgrpo.paths import did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
 
 
-def check_config(config: Config, *, data_may_be_missing: bool = False) -> None:
+def check_config(config: Config, *, data_may_be_missing: bool = False, unread: Sequence[str] = ()) -> None:
     """Check every limit and every contradiction that can be seen before anything is loaded.
 
     Args:
         config: the settings.
         data_may_be_missing: leave out whether the files with prompts are there; `missing_data` tells.
+        unread: sections and settings whose names may be of plug-ins that are not here.
 
     Raises:
         ConfigError: the first one found, naming key, value, what is allowed and the remedy.
     """
-    _check_limits(config, "")
+    _check_limits(config, "", unread)
     sampling_of(config)
-    _check_names(config)
+    _check_names(config, unread)
     _check_files(config)
     missing = missing_data(config)
     if missing and not data_may_be_missing:
@@ -116,31 +118,31 @@ def sampling_of(config: Config) -> Sampling:
     )
 
 
-def _check_limits(section: Any, prefix: str) -> None:
+def _check_limits(section: Any, prefix: str, unread: Sequence[str]) -> None:
     for field in dataclasses.fields(section):
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            _check_limits(value, key + ".")
+            _check_limits(value, key + ".", unread)
             continue
         if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
             for i, element in enumerate(value):
-                _check_limits(element, f"{key}.{i}.")
+                _check_limits(element, f"{key}.{i}.", unread)
         limits: Limits | None = field.metadata.get("limits")
         if limits is None or value is None:
             continue
         names = limits.names()
         assert not isinstance(value, list), "limits are for single values"
-        if names is not None and value not in names:
+        if names is not None and value not in names and not any(f"{key}.".startswith(f"{each}.") for each in unread):
             raise choice_error(key, value, names)
         if names is None and not limits.accepts(value):
             raise ConfigError(f"{key}={value} is out of range; allowed: {limits.describe()}")
 
 
-def _check_names(config: Config) -> None:
+def _check_names(config: Config, unread: Sequence[str]) -> None:
     from hwgrpo.observe import LOGGERS, check_installed
     from hwgrpo.rewards import REWARDS
 
-    for name in config.observe.loggers:
+    for name in () if "observe" in unread else config.observe.loggers:
         if name not in LOGGERS:
             raise choice_error("observe.loggers", name, LOGGERS.names())
         check_installed(name)
