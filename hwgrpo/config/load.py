@@ -144,7 +144,7 @@ def _resolved(given: DictConfig, *, lenient: bool) -> Config:
         config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise (merged and first_unresolved(merged, tree, Config)) or _rephrase(error, tree) from error
-    attach(config, written_values(config, tree, Config, left_out))
+    attach(config, written_values(config, tree, Config, left_out), tree, Config)
     return config
 
 

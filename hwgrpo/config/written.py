@@ -56,10 +56,21 @@ def written_of(config: Any) -> Mapping[Place, Written]:
     return vars(config).get(_ATTRIBUTE, {})
 
 
-def attach(config: Any, written: Mapping[Place, Written]) -> None:
-    """Let a configuration carry what of it is stored as it was written, and keep the secrets in it out of messages."""
+def attach(config: Any, written: Mapping[Place, Written], tree: Any, section: type) -> None:
+    """Let a configuration carry what of it is stored as it was written, and keep the secrets in it out of messages.
+
+    Args:
+        config: with every value resolved.
+        written: what is stored as it was written.
+        tree: the configuration, unresolved, as plain containers.
+        section: its dataclass.
+    """
     vars(config)[_ATTRIBUTE] = dict(written)
     remember_secrets(secrets_in(written))
+    typed = (
+        text for place, text, free in _texts(tree, section, ()) if free and "${" not in text and _is_named_secret(place)
+    )
+    remember_secrets(text for text in typed if len(text) >= SHORTEST)
 
 
 def dotted(place: Place) -> str:
@@ -307,6 +318,10 @@ def _references(text: str, place: Place) -> Iterator[Place]:
 def _meets(target: Place, places: Mapping[Place, Any]) -> bool:
     """Return whether a place holds one of `places`, or is within it."""
     return any(target[: len(place)] == place or place[: len(target)] == target for place in places)
+
+
+def _is_named_secret(place: Place) -> bool:
+    return any(is_secret(str(part)) for part in place)
 
 
 def _escaped(tree: Any) -> Any:

@@ -19,6 +19,7 @@ from hwgrpo.rollout.server_words import MODEL, Dialect
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import library
 from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.text import hide_secrets
 
 HEALTH_TIMEOUT = 10.0
 """Seconds in which a server that is well answers to a question after its health."""
@@ -66,10 +67,10 @@ def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     if settings.url is None:
         server = _start(parts, dialect, adapter)
     else:
-        token = os.environ.get(settings.token_variable, "")
+        token = token_in(settings.token_variable)
         if not token:
             raise ConfigError(
-                f"rollout.server.url={settings.url!r} needs a token: set {settings.token_variable} "
+                f"rollout.server.url={hide_secrets(settings.url)!r} needs a token: set {settings.token_variable} "
                 "(rollout.server.token_variable) to the one that the server was started with"
             )
         client = _client(parts, settings.url, token)
@@ -83,6 +84,21 @@ def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     return server
 
 
+def token_in(variable: str) -> str:
+    """Return the token that a variable holds; empty where it is not set.
+
+    Raises:
+        ConfigError: it cannot be sent in a header.
+    """
+    token = os.environ.get(variable, "")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(
+            f"the environment variable {variable} (rollout.server.token_variable) holds a blank, a line end or another "
+            "character that no token may have; set it to the token alone"
+        )
+    return token
+
+
 def _client(parts: EngineParts, url: str, token: str) -> Client:
     return Client(url, token, int(parts.config.rollout.server.max_reply_mb * 2**20))
 
@@ -90,7 +106,7 @@ def _client(parts: EngineParts, url: str, token: str) -> Client:
 def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
     s = parts.config.rollout.server
     port = s.port or free_port(s.host)
-    token = os.environ.get(s.token_variable) or secrets.token_urlsafe(32)
+    token = token_in(s.token_variable) or secrets.token_urlsafe(32)
     log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
     process = ServerProcess(dialect.command(parts, adapter, s.host, port), dialect.environment(token, s.env), log)
     # What listens on all addresses is reached by this one.
@@ -110,7 +126,7 @@ def _served_model(client: Client, dialect: Dialect) -> str:
         return dialect.model_of(client, HEALTH_TIMEOUT)
     except ServerProblem as error:
         raise ConfigError(
-            f"rollout.server.url={client.url!r}: no {dialect.name} server answers there: {error}"
+            f"rollout.server.url={hide_secrets(client.url)!r}: no {dialect.name} server answers there: {error}"
         ) from error
     except ConfigError as error:
         raise ConfigError(f"{error}. {dialect.start_by_hand}") from error
