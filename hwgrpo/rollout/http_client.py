@@ -116,7 +116,8 @@ class Client:
         if status in (401, 403):
             raise ConfigError(
                 f"the rollout server at {self._shown_url} refuses the token (HTTP {status}); "
-                "rollout.server.token_variable names the environment variable that holds it, and the server must be given the same one"
+                "rollout.server.token_variable names the environment variable that holds it, and the server must be "
+                "given the same one"
             )
         if status == 404:
             raise ConfigError(f"the server at {self._shown_url} does not know {path} (HTTP 404): {_shown(text)}")
