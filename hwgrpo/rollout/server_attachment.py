@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import distributed as dist
 
+from hwgrpo.config.schema import Config, RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.delivery import Delivery, FolderDelivery, GroupDelivery
 from hwgrpo.rollout.http_client import Client, ServerProblem
@@ -62,17 +65,41 @@ def attach(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     return server or Server(_client(parts, url, token), model)
 
 
+def check_vllm_server(config: Config) -> None:
+    """Check that a vLLM server can be started, or that there is a token for the one that runs."""
+    _check_server(config, "vllm")
+
+
+def check_sglang_server(config: Config) -> None:
+    """Check that an SGLang server can be started, or that there is a token for the one that runs."""
+    _check_server(config, "sglang")
+
+
+def _check_server(config: Config, package: str) -> None:
+    settings = config.rollout.server
+    if settings.url is not None:
+        _token_for(settings)
+        return
+    token_in(settings.token_variable)
+    if settings.python is not None and shutil.which(Path(settings.python).expanduser()) is None:
+        raise ConfigError(
+            f"rollout.server.python={settings.python!r} cannot be run: there is no such program; name the Python of an "
+            "environment that has the server"
+        )
+    elsewhere = settings.python is not None or "PYTHONPATH" in settings.env
+    if not elsewhere and importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"rollout.engine={config.rollout.engine!r}: the package {package} is not installed in this environment; "
+            "name the Python of one that has it as rollout.server.python"
+        )
+
+
 def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
     settings = parts.config.rollout.server
     if settings.url is None:
         server = _start(parts, dialect, adapter)
     else:
-        token = token_in(settings.token_variable)
-        if not token:
-            raise ConfigError(
-                f"rollout.server.url={hide_secrets(settings.url)!r} needs a token: set {settings.token_variable} "
-                "(rollout.server.token_variable) to the one that the server was started with"
-            )
+        token = _token_for(settings)
         client = _client(parts, settings.url, token)
         server = Server(client, _served_model(client, dialect) if adapter is None else ADAPTER)
     try:
@@ -82,6 +109,18 @@ def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
             server.process.stop()
         raise
     return server
+
+
+def _token_for(settings: RolloutServerConfig) -> str:
+    """Return the token for a server that runs already."""
+    token = token_in(settings.token_variable)
+    if not token:
+        assert settings.url is not None
+        raise ConfigError(
+            f"rollout.server.url={hide_secrets(settings.url)!r} needs a token: set {settings.token_variable} "
+            "(rollout.server.token_variable) to the one that the server was started with"
+        )
+    return token
 
 
 def token_in(variable: str) -> str:

@@ -21,8 +21,8 @@ from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.written import digests, written_of
-from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.sampler import PromptSampler
+from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -32,21 +32,16 @@ from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training import STRATEGIES, checkpoints, waiting
 from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.checkpoint_saver import Saver
-from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.components import (
-    build_engine,
-    build_rewards,
-    check_length,
-    prepare_process,
-)
-from hwgrpo.training.fused import Fused, choose_modules
+from hwgrpo.training.choices import choose_strategy, dtype_note, micro_batch_tokens
+from hwgrpo.training.components import build_engine, prepare_process
+from hwgrpo.training.fused import Fused
 from hwgrpo.training.models import put_together
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.output import claim
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.run import Run
-from hwgrpo.training.sequence_checks import check_sequence_parallel
+from hwgrpo.training.startup_checks import check_start, lacking, open_data
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
@@ -79,23 +74,20 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     locate(
         config.model.path
     )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
+    for reason in lacking(config, device):
+        raise ConfigError(reason)
     strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
     strategy.prepare(config)
     output = Path(t.output_dir)
     checkpoint, notes = find_checkpoint(config, output, strategy)
 
-    tokenizer = load_tokenizer(config.model)
-    training_data = build_dataset(config.data, tokenizer, "train")
-    assert training_data is not None
-    validation_data = build_dataset(config.data, tokenizer, "validation")
+    data = open_data(config, load_tokenizer(config.model))
+    tokenizer, training_data, validation_data, rewards = data.tokenizer, data.training, data.validation, data.rewards
+    undo.callback(rewards.close)
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
-    rewards = build_rewards(config, training_data, validation_data)
-    check_length(config, training_data, validation_data)
+    chosen = check_start(config, device.backend, model_settings(config.model), device=device, data=data)
+    attention, layout = chosen.attention, chosen.layout
     notes += filter(None, (dtype_note(config, device),))
-    attention = attention_of(config, device)
-    choose_modules(config, device.backend)
-    check_sequence_parallel(config, model_settings(config.model), attention)
-    layout = choose_layout(config, model_settings(config.model), attention.loaded_as)
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
     if start >= planned:
