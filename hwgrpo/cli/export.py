@@ -87,18 +87,6 @@ def _checkpoint(folder: Path) -> Checkpoint:
 
 def _settings(checkpoint: Checkpoint) -> Config:
     """Return the settings that a checkpoint was saved with."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from hwgrpo.config.load import settings_from
 
-    from hwgrpo.config import Config
-
-    saved = OmegaConf.create(checkpoint.manifest["state"]["config"])
-    try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), saved))
-    except OmegaConfBaseException as error:
-        raise CheckpointError(
-            f"{checkpoint.folder} was saved with settings that this version does not have: {error}; export it with the "
-            "version that saved it"
-        ) from error
-    assert isinstance(config, Config)
-    return config
+    return settings_from(checkpoint.manifest["state"]["config"])

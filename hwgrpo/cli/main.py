@@ -18,6 +18,7 @@ from hwgrpo_backends.backend import BackendError
 
 import hwgrpo
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError, nearest
+from hwgrpo.text import terminal_lines
 
 COMMANDS = (
     "train",
@@ -149,5 +150,5 @@ def _drop_output() -> None:
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"hwgrpo: error: {error}", file=sys.stderr)
+    print(f"hwgrpo: error: {terminal_lines(str(error))}", file=sys.stderr)
     return code

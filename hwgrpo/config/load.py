@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
 import sys
 import typing
@@ -19,12 +20,28 @@ from hwgrpo.config.peers import last_name_here, name_here
 from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import alternatives, build, hint_below, is_list, section_of
 from hwgrpo.config.validate import check_config
+from hwgrpo.config.written import (
+    Place,
+    Written,
+    attach,
+    dotted,
+    interpolations,
+    overlaid,
+    shown_settings,
+    texts,
+    unresolved_error,
+    without_unset,
+    written_of,
+    written_values,
+)
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.paths import check_path
+from hwgrpo.text import HIDDEN
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
+_INDEX = re.compile(r"\.\d+(?=\.|$)")
 _OVERRIDE = "write section.key=value, e.g. rollout.n=16"
 
 
@@ -64,7 +81,9 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     data_may_be_missing: bool = False,
+    variables_may_be_missing: bool = False,
     imported: Collection[str] = (),
+    unread: Sequence[str] = (),
 ) -> Config:
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 
@@ -72,8 +91,11 @@ def load_config(
         recipe: YAML file or name of a shipped recipe; None starts from the defaults.
         overrides: `section.key=value` arguments; values are YAML. They win over the recipe.
         data_may_be_missing: do not insist on files with prompts that the settings name.
+        variables_may_be_missing: where a value may be secret, do not insist on the variable it comes from; it is then
+            null, and `unset_variables` names it.
         imported: settings or sections that the user did not choose; where nothing uses one, that is noted on stderr
             instead of refused.
+        unread: sections and settings that are not used, whose names may be those of plug-ins that are not here.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
@@ -84,24 +106,55 @@ def load_config(
         key, value = _split_override(override)
         _apply(given, key, value)
     _check_names(given, Config, "")
-    config: Config = build(Config, _interpolated(given), "")
-    for note in check_config(config, data_may_be_missing=data_may_be_missing, imported=imported):
+    config = _resolved(given, lenient=variables_may_be_missing)
+    for place, text in texts(dataclasses.asdict(config)):
+        if text == HIDDEN:
+            raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
+    notes = check_config(config, data_may_be_missing=data_may_be_missing, imported=imported, unread=unread)
+    for note in notes:
         print(f"hwgrpo: note: {note}", file=sys.stderr)
     return config
 
 
-def to_yaml(config: Config) -> str:
-    """Return the full configuration, defaults included, as YAML that `load_config` reads back."""
-    return OmegaConf.to_yaml(OmegaConf.create(_literal(dataclasses.asdict(config))))
+def settings_from(saved: Mapping[str, Any] | str) -> Config:
+    """Return the settings that a run has stored, unchecked: what they name may be gone, variables may be unset.
+
+    Args:
+        saved: the content of config.yaml, as text or as plain containers.
+
+    Raises:
+        ConfigError: it holds settings that this version does not have.
+    """
+    given = read_yaml(saved, "config.yaml", Config) if isinstance(saved, str) else copy.deepcopy(dict(saved))
+    given = _spelled_out(given or {})
+    _check_names(given, Config, "")
+    return _resolved(given, lenient=True)
 
 
-def _literal(value: Any) -> Any:
-    """Return a value whose text is not interpolated again when it is read back."""
-    if isinstance(value, Mapping):
-        return {name: _literal(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_literal(element) for element in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+def to_yaml(config: Config, *, shown: bool = False) -> str:
+    """Return the full configuration, defaults included, as YAML that `load_config` reads back.
+
+    What comes from variables and may be secret stands as it was written, every other value as what it was resolved to.
+
+    Args:
+        config: loaded settings.
+        shown: it is for people to see: secrets that were typed are left out, too.
+    """
+    tree = overlaid(dataclasses.asdict(config), written_of(config))
+    return OmegaConf.to_yaml(OmegaConf.create(shown_settings(tree, Config) if shown else tree))
+
+
+def unset_variables(config: Config) -> dict[str, str]:
+    """Return the variables that are not set of settings that are null for that, by the settings' names."""
+    return {dotted(place): each.unset for place, each in written_of(config).items() if each.unset is not None}
+
+
+def _resolved(given: dict[str, Any], *, lenient: bool) -> Config:
+    """Return settings with every interpolation resolved, and remember which values are stored as they were written."""
+    values, left_out = _interpolated(given, lenient=lenient)
+    config: Config = build(Config, values, "")
+    attach(config, written_values(config, given, Config, left_out), given, Config)
+    return config
 
 
 def _read_recipe(path: Path) -> dict[str, Any]:
@@ -188,64 +241,73 @@ def _merged(old: Any, new: Any) -> Any:
     return new
 
 
-def _interpolated(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with every `${...}` put in; it may name any setting, also one with a default.
+def _interpolated(given: dict[str, Any], *, lenient: bool) -> tuple[dict[str, Any], dict[Place, Written]]:
+    """Return the settings with every `${...}` resolved; it may name any setting, also one with a default.
+
+    Args:
+        given: plain containers, left as they are.
+        lenient: leave out what needs a variable that is not set, where it may be secret.
+
+    Returns:
+        The settings, and what was left out.
 
     Raises:
-        ConfigError: it names nothing that is there, or itself.
+        ConfigError: an interpolation names nothing that is there, or itself; the message shows no value that was read.
     """
-    texts = [(path, text) for path, text in _texts(given, ()) if "${" in text]
-    if not texts:
-        return given
-    for path, text in texts:
+    found = list(interpolations(given, Config))
+    for place, text, _ in found:
         try:
             OmegaConf.create({"value": text})
         except OmegaConfBaseException as error:
-            raise _not_resolved(path, text, error) from None
-    settings = OmegaConf.create(_merged(dataclasses.asdict(Config()), given))
+            raise unresolved_error(place, text, error) from None
+    settings = OmegaConf.create(_merged(dataclasses.asdict(Config()), given)) if found else None
+    left_out: dict[Place, Written] = {}
     resolved = copy.deepcopy(given)
-    for path, text in texts:
+    for place, text, free in found:
+        here: Any = resolved
+        for name in place[:-1]:
+            here = here[name]
         try:
             value: Any = settings
-            for name in path:
+            for name in place:
                 value = value[name]
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except (OmegaConfBaseException, RecursionError) as error:
-            raise _not_resolved(path, text, error) from None
-        if isinstance(value, str):
-            value = _read_again(value, path)
-        here: Any = resolved
-        for name in path[:-1]:
-            here = here[name]
-        here[path[-1]] = value
-    return _spelled_out(resolved)
+            without = without_unset(place, text, free, error) if lenient else None
+            if without is None:
+                raise unresolved_error(place, text, error) from None
+            hint = _hint_at(place)
+            if without.value is None and typing.get_origin(hint) is dict:
+                without = dataclasses.replace(without, value={})
+            left_out[place] = without
+            here[place[-1]] = without.value
+            if without.value is None and hint is str:
+                del here[place[-1]]
+            continue
+        here[place[-1]] = _typed(value, place, text)
+    return _spelled_out(resolved), left_out
 
 
-def _not_resolved(path: Sequence[str | int], text: str, error: Exception) -> ConfigError:
-    reason = "it refers to itself" if isinstance(error, RecursionError) else _first_line(error)
-    return ConfigError(
-        f"{'.'.join(map(str, path))}={shown(text)} cannot be resolved: {reason}; name a setting as ${{rollout.n}} or "
-        "a variable as ${oc.env:NAME}, and write \\${ for the characters themselves"
-    )
+def _hint_at(place: Place) -> Any:
+    """Return the type of the setting at a place."""
+    return functools.reduce(lambda hint, name: hint_below(hint, str(name)), place, Config)
 
 
-def _read_again(text: str, path: Sequence[str | int]) -> Any:
-    """Return what an interpolation gave, read as YAML where the setting is no text: variables hold text only."""
-    hint: Any = Config
-    for name in path:
-        hint = hint_below(hint, str(name))
-    if {str, Any} & {*alternatives(hint)}:
-        return text
-    return read_yaml(text, f"{'.'.join(map(str, path))}={shown(text)}", hint)
+def _typed(value: Any, place: Place, written: str) -> Any:
+    """Return what an interpolation gave, read as YAML where the setting is no text: variables hold text only.
 
-
-def _texts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield each text below `value`, and where it is."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, (dict, list)):
-        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts(inner, (*path, name))
+    Raises:
+        ConfigError: it has another type; the message shows it as it was written.
+    """
+    hint = _hint_at(place)
+    try:
+        if isinstance(value, str) and not {str, Any} & {*alternatives(hint)}:
+            value = read_yaml(value, "", hint)
+        build(hint, value, "")
+    except ConfigError:
+        wanted = next((e.type for e in entries() if e.key == _INDEX.sub("[]", dotted(place))), "another type")
+        raise ConfigError(f"{dotted(place)}={shown(written)} has the wrong type; it must be {wanted}") from None
+    return value
 
 
 def _hint_of(dotted: str) -> Any:
@@ -269,7 +331,7 @@ def _hint_of(dotted: str) -> Any:
             if name not in _names(section):
                 raise _unknown_key(".".join([*walked, name]), section, prefix, dotted)
         elif not any(typing.get_origin(kind) is dict for kind in alternatives(hint)) and hint is not Any:
-            entry = next(e for e in entries() if e.key == re.sub(r"\.\d+(?=\.|$)", "[]", prefix))
+            entry = next(e for e in entries() if e.key == _INDEX.sub("[]", prefix))
             raise ConfigError(
                 f"unknown key {_shown_key(dotted)}: {prefix} is a single setting ({entry.type}). "
                 f"Did you mean {prefix}=...?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,20 @@ from hwgrpo.paths import check_path, did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
 
 
-def check_config(config: Config, *, data_may_be_missing: bool = False, imported: Collection[str] = ()) -> list[str]:
+def check_config(
+    config: Config,
+    *,
+    data_may_be_missing: bool = False,
+    imported: Collection[str] = (),
+    unread: Sequence[str] = (),
+) -> list[str]:
     """Check every limit and every contradiction that can be seen before anything is loaded.
 
     Args:
         config: the settings.
         data_may_be_missing: leave out whether the files with prompts are there; `missing_data` tells.
         imported: settings or sections that the user did not choose, and that may be without effect.
+        unread: sections and settings whose names may be of plug-ins that are not here.
 
     Returns:
         A note for each setting of `imported` that has no effect.
@@ -32,9 +39,9 @@ def check_config(config: Config, *, data_may_be_missing: bool = False, imported:
     Raises:
         ConfigError: the first one found, naming key, value, what is allowed and the remedy.
     """
-    _check_limits(config, "")
+    _check_limits(config, "", unread)
     sampling_of(config)
-    _check_names(config)
+    _check_names(config, unread)
     notes = check_used(config, imported)
     _check_files(config)
     missing = missing_data(config)
@@ -125,15 +132,15 @@ def sampling_of(config: Config) -> Sampling:
     )
 
 
-def _check_limits(section: Any, prefix: str) -> None:
+def _check_limits(section: Any, prefix: str, unread: Sequence[str]) -> None:
     for field in dataclasses.fields(section):
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            _check_limits(value, key + ".")
+            _check_limits(value, key + ".", unread)
             continue
         if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
             for i, element in enumerate(value):
-                _check_limits(element, f"{key}.{i}.")
+                _check_limits(element, f"{key}.{i}.", unread)
         if field.metadata.get("path"):
             for text in value if isinstance(value, list) else [value]:
                 check_path(text, key)
@@ -143,7 +150,8 @@ def _check_limits(section: Any, prefix: str) -> None:
         for place, one in (
             ((f"{key}.{i}", v) for i, v in enumerate(value)) if isinstance(value, list) else [(key, value)]
         ):
-            _check_value(one, place, limits)
+            if limits.names() is None or not any(f"{key}.".startswith(f"{each}.") for each in unread):
+                _check_value(one, place, limits)
 
 
 def _check_value(value: Any, key: str, limits: Limits) -> None:
@@ -161,11 +169,11 @@ def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
     return ConfigError(f"{key}={shown(value)} is not known: {here}") if here else choice_error(key, value, names)
 
 
-def _check_names(config: Config) -> None:
+def _check_names(config: Config, unread: Sequence[str]) -> None:
     from hwgrpo.observe import LOGGERS, check_installed
     from hwgrpo.rewards import REWARDS
 
-    for name in config.observe.loggers:
+    for name in () if "observe" in unread else config.observe.loggers:
         if name not in LOGGERS:
             raise unknown_choice("observe.loggers", name, LOGGERS.names())
         check_installed(name)

@@ -4,7 +4,15 @@ An engine is a callable that takes `parts.EngineParts` and returns an `engine.En
 `ENGINES.register(name)`.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from hwgrpo.registry import Registry
+
+if TYPE_CHECKING:
+    from hwgrpo.config.schema import Config
 
 ENGINES = Registry(
     "rollout.engine",
@@ -15,3 +23,20 @@ ENGINES = Registry(
         "vllm_server": "hwgrpo.rollout.vllm_server:vllm_server",
     },
 )
+CHECKS = {
+    "sglang_server": "hwgrpo.rollout.server_attachment:check_sglang_server",
+    "vllm": "hwgrpo.rollout.vllm_engine:check_installed",
+    "vllm_server": "hwgrpo.rollout.server_attachment:check_vllm_server",
+}
+"""Engine -> function that checks, before anything is loaded, that this machine has what it needs."""
+
+
+def check_engine(config: Config) -> None:
+    """Check that this machine has what the rollout engine needs.
+
+    Raises:
+        ConfigError: it lacks something; the message says what to install or set.
+    """
+    module, _, function = CHECKS.get(config.rollout.engine, "").partition(":")
+    if module:
+        getattr(importlib.import_module(module), function)(config)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.text import hide_secrets, remember_secrets
 
 PIECE = 1 << 16
 SHOWN = 300
@@ -17,7 +18,10 @@ SHOWN = 300
 
 
 class ServerProblem(Exception):
-    """The server did not answer as it should; another try may help. The message says what happened."""
+    """The server did not answer as it should; another try may help. The message says what happened, without secrets."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(hide_secrets(message))  # it may quote a server that echoes what it was sent
 
 
 class Unreachable(ServerProblem):
@@ -44,6 +48,8 @@ class Client:
     def __init__(self, url: str, token: str, largest: int) -> None:
         self.url = url.rstrip("/")
         self.token = token
+        remember_secrets([token])
+        self._shown_url = hide_secrets(self.url)
         self._parts = urlsplit(self.url)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._largest = largest
@@ -109,13 +115,15 @@ class Client:
             return
         if status in (401, 403):
             raise ConfigError(
-                f"the rollout server at {self.url} refuses the token (HTTP {status}); rollout.server.token_variable "
-                "names the environment variable that holds it, and the server must be given the same one"
+                f"the rollout server at {self._shown_url} refuses the token (HTTP {status}); "
+                "rollout.server.token_variable names the environment variable that holds it, and the server must be "
+                "given the same one"
             )
         if status == 404:
-            raise ConfigError(f"the server at {self.url} does not know {path} (HTTP 404): {_shown(text)}")
+            raise ConfigError(f"the server at {self._shown_url} does not know {path} (HTTP 404): {_shown(text)}")
         raise Garbage(f"{path}: HTTP {status}: {_shown(text)}")
 
 
 def _shown(text: bytes) -> str:
-    return repr(text[:SHOWN].decode(errors="replace"))
+    beginning = text[:PIECE].decode(errors="replace")  # far more than is shown: half a secret would not be found
+    return repr(hide_secrets(beginning)[:SHOWN])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import distributed as dist
 
+from hwgrpo.config.schema import Config, RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.delivery import Delivery, FolderDelivery, GroupDelivery
 from hwgrpo.rollout.http_client import Client, ServerProblem
@@ -19,6 +22,7 @@ from hwgrpo.rollout.server_words import MODEL, Dialect
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import library
 from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.text import hide_secrets
 
 HEALTH_TIMEOUT = 10.0
 """Seconds in which a server that is well answers to a question after its health."""
@@ -61,17 +65,41 @@ def attach(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     return server or Server(_client(parts, url, token), model)
 
 
+def check_vllm_server(config: Config) -> None:
+    """Check that a vLLM server can be started, or that there is a token for the one that runs."""
+    _check_server(config, "vllm")
+
+
+def check_sglang_server(config: Config) -> None:
+    """Check that an SGLang server can be started, or that there is a token for the one that runs."""
+    _check_server(config, "sglang")
+
+
+def _check_server(config: Config, package: str) -> None:
+    settings = config.rollout.server
+    if settings.url is not None:
+        _token_for(settings)
+        return
+    token_in(settings.token_variable)
+    if settings.python is not None and shutil.which(Path(settings.python).expanduser()) is None:
+        raise ConfigError(
+            f"rollout.server.python={settings.python!r} cannot be run: there is no such program; name the Python of an "
+            "environment that has the server"
+        )
+    elsewhere = settings.python is not None or "PYTHONPATH" in settings.env
+    if not elsewhere and importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"rollout.engine={config.rollout.engine!r}: the package {package} is not installed in this environment; "
+            "name the Python of one that has it as rollout.server.python"
+        )
+
+
 def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
     settings = parts.config.rollout.server
     if settings.url is None:
         server = _start(parts, dialect, adapter)
     else:
-        token = os.environ.get(settings.token_variable, "")
-        if not token:
-            raise ConfigError(
-                f"rollout.server.url={settings.url!r} needs a token: set {settings.token_variable} "
-                "(rollout.server.token_variable) to the one that the server was started with"
-            )
+        token = _token_for(settings)
         client = _client(parts, settings.url, token)
         server = Server(client, _served_model(client, dialect) if adapter is None else ADAPTER)
     try:
@@ -83,6 +111,33 @@ def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     return server
 
 
+def _token_for(settings: RolloutServerConfig) -> str:
+    """Return the token for a server that runs already."""
+    token = token_in(settings.token_variable)
+    if not token:
+        assert settings.url is not None
+        raise ConfigError(
+            f"rollout.server.url={hide_secrets(settings.url)!r} needs a token: set {settings.token_variable} "
+            "(rollout.server.token_variable) to the one that the server was started with"
+        )
+    return token
+
+
+def token_in(variable: str) -> str:
+    """Return the token that a variable holds; empty where it is not set.
+
+    Raises:
+        ConfigError: it cannot be sent in a header.
+    """
+    token = os.environ.get(variable, "")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(
+            f"the environment variable {variable} (rollout.server.token_variable) holds a blank, a line end or another "
+            "character that no token may have; set it to the token alone"
+        )
+    return token
+
+
 def _client(parts: EngineParts, url: str, token: str) -> Client:
     return Client(url, token, int(parts.config.rollout.server.max_reply_mb * 2**20))
 
@@ -90,7 +145,7 @@ def _client(parts: EngineParts, url: str, token: str) -> Client:
 def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
     s = parts.config.rollout.server
     port = s.port or free_port(s.host)
-    token = os.environ.get(s.token_variable) or secrets.token_urlsafe(32)
+    token = token_in(s.token_variable) or secrets.token_urlsafe(32)
     log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
     process = ServerProcess(dialect.command(parts, adapter, s.host, port), dialect.environment(token, s.env), log)
     # What listens on all addresses is reached by this one.
@@ -110,7 +165,7 @@ def _served_model(client: Client, dialect: Dialect) -> str:
         return dialect.model_of(client, HEALTH_TIMEOUT)
     except ServerProblem as error:
         raise ConfigError(
-            f"rollout.server.url={client.url!r}: no {dialect.name} server answers there: {error}"
+            f"rollout.server.url={hide_secrets(client.url)!r}: no {dialect.name} server answers there: {error}"
         ) from error
     except ConfigError as error:
         raise ConfigError(f"{error}. {dialect.start_by_hand}") from error

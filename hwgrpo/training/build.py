@@ -20,9 +20,9 @@ import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
-from hwgrpo.data.prompts import build_dataset
+from hwgrpo.config.written import digests, written_of
 from hwgrpo.data.sampler import PromptSampler
-from hwgrpo.errors import RunFinished
+from hwgrpo.errors import ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -32,27 +32,24 @@ from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training import STRATEGIES, checkpoints, waiting
 from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.checkpoint_saver import Saver
-from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.components import (
-    build_engine,
-    build_rewards,
-    check_length,
-    prepare_process,
-)
-from hwgrpo.training.fused import Fused, choose_modules
+from hwgrpo.training.choices import choose_strategy, dtype_note, micro_batch_tokens
+from hwgrpo.training.components import build_engine, prepare_process
+from hwgrpo.training.fused import Fused
 from hwgrpo.training.models import put_together
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.output import claim_on_rank_0
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.run import Run
-from hwgrpo.training.sequence_checks import check_sequence_parallel
+from hwgrpo.training.startup_checks import check_start, lacking, open_data
 from hwgrpo.training.strategies.strategy import Strategy, together
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
 
 
-def build_run(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Run:
+def build_run(
+    config: Config, backend: Backend, local_rank: int, local_world_size: int, *, allow_finished: bool = False
+) -> Run:
     """Make every part of a run, restoring the newest checkpoint where `trainer.resume` asks for it.
 
     A first start that fails here leaves nothing in `trainer.output_dir`.
@@ -62,6 +59,7 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
         backend: the chosen device family.
         local_rank: which of this host's devices is ours.
         local_world_size: processes of this run on this host.
+        allow_finished: a finished run of other settings or data counts as finished, instead of being an error.
 
     Raises:
         ConfigError, DataError, CheckpointError: naming what is wrong and what to do.
@@ -70,16 +68,18 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explained(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(config, device, undo)
+        run = _build(config, device, undo, allow_finished)
         undo.pop_all()
     return run
 
 
-def _build(config: Config, device: Device, undo: ExitStack) -> Run:
+def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool) -> Run:
     t = config.trainer
     locate(
         config.model.path
     )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
+    for reason in lacking(config, device):
+        raise ConfigError(reason)
     strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
     strategy.prepare(config)
     output = Path(t.output_dir)
@@ -87,23 +87,18 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     lock = claim_on_rank_0(output, strategy)
     if lock is not None:
         undo.callback(lock.close)
-    _raise_if_finished(config, strategy)
+    _raise_if_finished(config, strategy, allow_finished)
     checkpoint, notes = find_checkpoint(config, output, strategy)
     if lock is not None and checkpoint is not None:
         lock.keep()
 
-    tokenizer = load_tokenizer(config.model)
-    training_data = build_dataset(config.data, tokenizer, "train")
-    assert training_data is not None
-    validation_data = build_dataset(config.data, tokenizer, "validation")
+    data = open_data(config, load_tokenizer(config.model), strategy.rank)
+    tokenizer, training_data, validation_data, rewards = data.tokenizer, data.training, data.validation, data.rewards
+    undo.callback(rewards.close)
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
-    rewards = build_rewards(config, training_data, validation_data, strategy.rank)
-    check_length(config, training_data, validation_data)
+    chosen = check_start(config, device.backend, model_settings(config.model), device=device, data=data)
+    attention, layout = chosen.attention, chosen.layout
     notes += filter(None, (dtype_note(config, device),))
-    attention = attention_of(config, device)
-    choose_modules(config, device.backend)
-    check_sequence_parallel(config, model_settings(config.model), attention)
-    layout = choose_layout(config, model_settings(config.model), attention.loaded_as)
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
     if start >= planned:
@@ -169,6 +164,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
 
     peak = device.peak(policy.compute_dtype)
     datasets = {"train": training_data, "validation": validation_data}
+    secrets = strategy.gather_objects(digests(written_of(config)))[0]  # salts are drawn, and all ranks save the same
     fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
 
     def state() -> dict[str, Any]:
@@ -177,6 +173,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
             "config": to_yaml(config),
+            "secrets": secrets,
             "data": fingerprints,
         }
 
@@ -217,9 +214,9 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     )
 
 
-def _raise_if_finished(config: Config, strategy: Strategy) -> None:
+def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) -> None:
     """Raise RunFinished on all ranks where rank 0, which looks, finds nothing left to do."""
-    said = together(strategy, lambda: already_finished(config) if strategy.rank == 0 else None)
+    said = together(strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes))
     said = strategy.gather_objects(said)[0]
     if said is not None:
         strategy.close()

@@ -127,14 +127,15 @@ def load_trainable(config: Config, attention: str = "sdpa", *, hollow: bool = Fa
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
     if uses_lora(config.model.lora):
-        with _without_weights() if hollow else nullcontext():
+        with without_weights() if hollow else nullcontext():
             model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
     return model
 
 
 @contextmanager
-def _without_weights() -> Iterator[None]:
+def without_weights() -> Iterator[None]:
+    """Put adapters on a model on the meta device without weights of their own."""
     with warnings.catch_warnings(), META:
         # of an adapter that is read: its weights have no place here, which is the point
         warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")

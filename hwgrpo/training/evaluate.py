@@ -16,6 +16,7 @@ from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rollout import check_engine
 from hwgrpo.rollout.engine import Engine, Sampling
 from hwgrpo.training import checkpoints
 from hwgrpo.training.choices import attention_of
@@ -147,6 +148,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         ConfigError: there are no validation prompts.
         CheckpointError: the checkpoint is damaged, or of another model.
     """
+    check_engine(config)
     saved = checkpoints.verify(checkpoint) if checkpoint is not None else None
     device = prepare_process(config, backend, local_rank, 1)
     tokenizer = load_tokenizer(config.model)

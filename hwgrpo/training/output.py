@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -154,17 +155,14 @@ def claim(folder: Path) -> Claim:
             folder.mkdir(parents=True, exist_ok=True)
             lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (held open as long as the run)
         except OSError as error:
-            raise ConfigError(f"trainer.output_dir={str(folder)!r} cannot be written: {error.strerror}") from error
+            raise ConfigError(_cannot_be_written(folder, error.strerror)) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            holder = lock.read().strip() or "unknown"
+            holder = lock.read()
             lock.close()
-            raise ConfigError(
-                f"trainer.output_dir={str(folder)!r} is in use by another run (process {holder}); "
-                "wait for it, or name another folder"
-            ) from None
+            raise ConfigError(_in_use(folder, holder)) from None
         if _is(lock, path):
             break
         lock.close()  # a start that failed took its lock file away between our opening and locking it
@@ -184,6 +182,37 @@ def _check_places(folder: Path) -> None:
                 f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, and something else is in its "
                 f"place: move {path} away"
             )
+
+
+def reason_against_claim(folder: Path) -> str | None:
+    """Return why `claim` could not make or hold a folder now, or None; nothing is made."""
+    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+    if not nearest.is_dir():
+        return _cannot_be_written(folder, os.strerror(errno.ENOTDIR))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return _cannot_be_written(folder, os.strerror(errno.EACCES))
+    if not (folder / LOCK).exists():
+        return None
+    try:
+        with (folder / LOCK).open(encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _in_use(folder, lock.read())
+    except OSError as error:
+        return _cannot_be_written(folder, error.strerror)
+    return None
+
+
+def _cannot_be_written(folder: Path, why: str | None) -> str:
+    return f"trainer.output_dir={str(folder)!r} cannot be written: {why}"
+
+
+def _in_use(folder: Path, holder: str) -> str:
+    return (
+        f"trainer.output_dir={str(folder)!r} is in use by another run (process {holder.strip() or 'unknown'}); "
+        "wait for it, or name another folder"
+    )
 
 
 def _is(file: IO[str], path: Path) -> bool:

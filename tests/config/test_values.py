@@ -75,7 +75,7 @@ def refusal(*overrides: str) -> str:
         ("rollout.n=${nope.at.all}", ["rollout.n=", "'nope.at.all' not found"]),
         ("rollout.stop=['${']", ["rollout.stop.0='${' cannot be resolved", "write \\${"]),
         ("rollout.n=${oc.env:HWGRPO_NOT_SET}", ["rollout.n=", "HWGRPO_NOT_SET"]),
-        ("rollout.n=${data.prompt_key}", ["rollout.n='prompt'", "must be int"]),
+        ("rollout.n=${data.prompt_key}", ["rollout.n='${data.prompt_key}'", "must be int"]),
         # YAML
         ("rollout.stop=&a [*a]", ["rollout.stop=", "an anchor holds itself"]),
         ("rollout.engine_kwargs={a: 1, a: 2}", ["rollout.engine_kwargs=", "the key 'a' is there twice"]),

@@ -1,6 +1,6 @@
 """Commands run by processes that are forked from one that has imported torch and the project, which costs seconds.
 
-`run` does what `python WORDS` or `torchrun --nproc-per-node RANKS WORDS` does, without torchrun's own process: it is for
+`run` does what `python WORDS` or `torchrun --nproc-per-node RANKS WORDS` does, without torchrun's own process: for
 tests of what ranks compute. Tests of how torchrun starts ranks and ends them use `launch.torchrun`.
 """
 
