@@ -276,9 +276,10 @@ def _texts(tree: Any, hint: Any, place: Place, free: bool = False) -> Iterator[t
 
 def value_at(tree: Any, place: Place) -> Any:
     """Return what stands at a place of containers or dataclasses."""
+    value: Any = tree
     for key in place:
-        tree = tree[key] if isinstance(tree, (Mapping, list)) else getattr(tree, str(key))
-    return tree
+        value = value[key] if isinstance(value, (Mapping, list)) else getattr(value, str(key))
+    return value
 
 
 def _references(text: str, place: Place) -> Iterator[Place]:

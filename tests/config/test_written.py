@@ -51,7 +51,7 @@ STORED = {
     "texts that refer to one": [
         reward("{judge: '${oc.env:PLANTED}'}"),
         "data.system_prompt='${reward.functions.0.kwargs.judge}'",
-        "model.revision='${oc.select:reward.functions.0.kwargs.judge}'",
+        "data.ground_truth_key='${oc.select:reward.functions.0.kwargs.judge}'",
     ],
 }
 
