@@ -365,3 +365,11 @@ def test_a_closed_terminal_stops_a_run_unless_it_was_told_to_ignore_that():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, plain)
+
+
+def test_what_a_resumed_start_has_written_stays_though_it_did_no_step(tmp_path: Path):
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
+    parts = build.build_run(runs.small(tmp_path / "run", "trainer.max_steps=2"), BACKEND, 0, 1)
+    (tmp_path / "run/warnings.jsonl").write_text("")
+    parts.close()
+    assert (tmp_path / "run/warnings.jsonl").exists()
