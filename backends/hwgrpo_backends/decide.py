@@ -3,8 +3,8 @@
 1. What a launcher decided is inherited by its workers, unless they ask for something else.
 2. An explicit choice (the argument, else HWGRPO_BACKEND) works, or is an error with the reason and the fix.
 3. `auto`: exactly one usable accelerator wins; two usable are an error naming both; one that the installed stack was
-   built for, whose device is there and which cannot be used, is an error, never an unannounced CPU run; otherwise the
-   CPU, with a warning for hardware that is left unused.
+   built for, whose device or driver is there and which cannot be used, is an error, never an unannounced CPU run;
+   otherwise the CPU, with a warning for hardware that is left unused and for a stack without its hardware.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict])
     broken = [name for name in accelerators if verdicts[name].claimed and verdicts[name].hardware == "present"]
     if broken:
         found = "; ".join(f"{name}: {_explain(verdicts[name])}" for name in broken)
-        return None, f"{found}. To train on the CPU instead, ask for it: {REQUEST_VARIABLE}=cpu"
+        return None, f"{found}. To train on the CPU instead, ask for it: backend.name=cpu, or {REQUEST_VARIABLE}=cpu"
     return next(name for name, backend in backends.items() if backend.is_host), None
 
 
@@ -124,7 +124,7 @@ def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict
     for name in (name for name, backend in backends.items() if not backend.is_host):
         verdict = verdicts[name]
         broken = verdict.claimed and verdict.hardware != "none"
-        unserved = verdict.hardware == "present" and backends[selected].is_host
+        unserved = backends[selected].is_host and (verdict.hardware == "present" or verdict.claimed)
         if name != selected and not verdict.usable and (broken or unserved):
             lines.append(f"{name} is not used: {_explain(verdict)}")
     return lines

@@ -92,6 +92,8 @@ class Facts:
     python: str = ""
     device_nodes: tuple[str, ...] = ()
     """Names under /dev that match a pattern of some backend."""
+    driver_files: tuple[str, ...] = ()
+    """Paths that match a pattern of some backend's `driver_files`."""
     no_access: tuple[str, ...] = ()
     """Those of them that this user may not open."""
     nvidia_driver: str | None = None
@@ -132,6 +134,10 @@ class Facts:
         """Return the device nodes that match one of `patterns`."""
         return tuple(node for node in self.device_nodes if any(fnmatch(node, pattern) for pattern in patterns))
 
+    def drivers(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        """Return the paths that match one of a backend's `driver_files`."""
+        return tuple(file for file in self.driver_files if any(fnmatch(file, f"/{pattern}") for pattern in patterns))
+
     def to_json(self) -> dict[str, Any]:
         """Return a copy made of dicts, lists, strings and numbers."""
         return dataclasses.asdict(self)
@@ -153,8 +159,7 @@ def gather_tier0(
     backends = _known() if backends is None else tuple(backends)
     root = Path(root)
     path = list(sys.path if path is None else path)
-    patterns = {pattern for backend in backends for pattern in backend.device_nodes}
-    nodes = tuple(sorted(n for n in _listdir(root / "dev") if any(fnmatch(n, pattern) for pattern in patterns)))
+    nodes = _matching(root / "dev", (p for b in backends for p in (*b.device_nodes, *b.companion_nodes)))
     packages = {*PACKAGES, *(package for backend in backends for package in backend.packages)}
     watched = {*VARIABLES, *(v for b in backends for v in (b.visible_env, *b.conflicts) if v)}
     version, build, toolkit = _torch_on(path)
@@ -164,6 +169,7 @@ def gather_tier0(
         machine=platform.machine(),
         python=platform.python_version(),
         device_nodes=nodes,
+        driver_files=tuple(f"/{file}" for file in _matching(root, (p for b in backends for p in b.driver_files))),
         no_access=tuple(node for node in nodes if not os.access(root / "dev" / node, os.R_OK | os.W_OK)),
         nvidia_driver=search(root / "proc/driver/nvidia/version", r"Module\D*([\d.]+)"),
         kfd_gpus=_kfd_gpus(root / "sys/class/kfd/kfd/topology/nodes"),
@@ -194,6 +200,15 @@ def _known() -> tuple[Backend, ...]:
     from hwgrpo_backends import registry  # the registry loads backends, and their probes look at facts
 
     return tuple(registry.load_all().backends.values())
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths below `folder` that match, sorted; only the last part of a pattern may hold wildcards."""
+    found = set()
+    for pattern in set(patterns):
+        place, _, name = pattern.rpartition("/")
+        found |= {f"{place}/{n}" if place else n for n in _listdir(folder / place) if fnmatch(n, name)}
+    return tuple(sorted(found))
 
 
 def _listdir(folder: Path) -> list[str]:

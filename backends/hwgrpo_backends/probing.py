@@ -11,6 +11,7 @@ from hwgrpo_backends.facts import Facts
 # one that is broken stops the trainer on every backend, even where TORCH_DEVICE_BACKEND_AUTOLOAD=0 saves torch.
 IMPORTED_BY_OTHERS = ("torch_npu",)
 HIDES_ALL = ("", "-1", "none", "void", "nodevfiles")
+GROUPS = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
 
 Obstacle = tuple[str, str]
 """Why a backend cannot work, and the fix."""
@@ -74,6 +75,16 @@ def plugin_fix(facts: Facts, plugins: Iterable[str]) -> str:
     return f"{repair}, or pip uninstall {packages} where its device is not meant to be used"
 
 
+def no_nodes_fix(facts: Facts, access: str) -> str:
+    """Return what gives this process the nodes of devices whose driver the kernel has.
+
+    Args:
+        access: how a container is given them.
+    """
+    # A container may show no sign of itself.
+    return access if facts.container else f"{access}; outside of a container load the driver's nodes (modprobe, udev)"
+
+
 def judge(
     facts: Facts,
     *,
@@ -86,6 +97,9 @@ def judge(
     obstacle: Obstacle | None,
     broken_fix: str,
     present: int | None = None,
+    driver: tuple[str, ...] = (),
+    companions: str = "",
+    access: str = "",
 ) -> Verdict:
     """Judge an accelerator family from what is installed, what is under /dev and, when tier 1 ran, what torch says.
 
@@ -98,10 +112,15 @@ def judge(
         obstacle: what the family's own rules found wrong; it decides.
         broken_fix: what to do when the stack is right, the device is there, and torch cannot use it.
         present: how many devices there are, where that is not the number of nodes.
+        driver: files by which the family's driver shows itself, nodes or not.
+        companions: pattern of nodes that the family's own are of no use without.
+        access: how a container is given the nodes.
     """
     present = len(nodes) if present is None else present
-    hidden = hidden_by(facts, variables) if present else None
-    hardware: Hardware = "hidden" if hidden else "present" if present else "none"
+    withheld = claimed and not present and bool(driver)  # the kernel has devices that this process was not given
+    sign = f"{chip} is here ({where})" if present else f"the driver of {chip} is here ({', '.join(driver)})"
+    hidden = hidden_by(facts, variables) if present or withheld else None
+    hardware: Hardware = "hidden" if hidden else "present" if present or withheld else "none"
     device = facts.torch.devices.get(device_type) if facts.torch else None
 
     def say(state: State, reason: str, fix: str = "", devices: int = 0, hardware: Hardware = hardware) -> Verdict:
@@ -109,8 +128,8 @@ def judge(
 
     if obstacle:
         reason, fix = obstacle
-        if present:
-            return say("unusable", f"{chip} is here ({where}), but {reason}", fix)
+        if present or withheld:
+            return say("unusable", f"{sign}, but {reason}", fix)
         # No hardware: nothing to repair, unless torch itself is broken.
         return say("unusable", f"no sign of {chip} ({where}); {reason}", fix if claimed else "")
     if device and device.available and device.count:
@@ -118,12 +137,16 @@ def judge(
         return say("ok", f"{device.count} x {names}", devices=device.count, hardware="present")
     if hidden:
         return say("unusable", f"{hidden} hides every device", f"unset {hidden.partition('=')[0]} to use them")
+    if withheld:
+        return say("unusable", f"{sign}, but there is no {where}", no_nodes_fix(facts, access))
     if not present:
-        return say("unusable", f"no sign of {chip} ({where})")
-    if set(nodes) <= set(facts.no_access):
-        closed = ", ".join(f"/dev/{node}" for node in nodes)
-        fix = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
-        return say("unusable", f"this user may not open {closed}", fix)
+        note = ", although what is installed was installed for one" if claimed else ""
+        return say("unusable", f"no sign of {chip} ({where}) or of its driver{note}")
+    for needed in (nodes, facts.nodes(companions)) if companions else (nodes,):
+        if not needed:
+            return say("unusable", f"{sign}, but there is no /dev/{companions}", no_nodes_fix(facts, access))
+        if set(needed) <= set(facts.no_access):
+            return say("unusable", f"this user may not open {', '.join(f'/dev/{node}' for node in needed)}", GROUPS)
     if device:
         problem = device.problem or f"torch.{device_type}.is_available() is False"
         return say("unusable", f"{chip} is here ({where}), but torch cannot use it: {problem}", broken_fix)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hwgrpo_backends.graphs import Recording
 
 INSTALL = "a ROCm build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[rocm]"
+RENDER_NODES = "dri/renderD*"
+DRIVER = ("sys/class/kfd/kfd",)
+ACCESS = "start the container with --device=/dev/kfd --device=/dev/dri --group-add video (Kubernetes: amd.com/gpu)"
 VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 COMMON = {
@@ -63,6 +66,9 @@ def probe(facts: Facts) -> Verdict:
         device_type="cuda",
         claimed=claimed,
         obstacle=obstacle,
+        driver=() if facts.kfd_gpus == 0 else facts.drivers(DRIVER),
+        companions=RENDER_NODES,
+        access=ACCESS,
         broken_fix="check rocminfo, the amdgpu driver, and that the container has /dev/kfd and /dev/dri",
     )
     device = facts.torch.devices.get("cuda") if facts.torch else None
@@ -116,6 +122,8 @@ BACKEND = Backend(
     # every GPU.
     conflicts=("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     device_nodes=("kfd",),
+    companion_nodes=(RENDER_NODES,),
+    driver_files=DRIVER,
     comm="nccl",  # RCCL answers to this name
     kernels=("triton", "torch"),
     # AITER's comes from the hub; ROCm's flash-attn package (Composable Kernel, or AITER's Triton) is flash_attention_2

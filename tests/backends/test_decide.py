@@ -10,6 +10,7 @@ from hwgrpo_backends.facts import Facts, TorchDevice, TorchFacts
 
 BUILTIN = {name: registry.get(name) for name in registry.BUILTIN}
 NVIDIA = ("nvidia0", "nvidia1")
+AMD = ("dri/renderD128", "dri/renderD129", "kfd")
 H100 = TorchDevice(
     available=True, count=2, names=("NVIDIA H100",) * 2, archs=("sm_90",) * 2, built_for=("sm_80", "sm_90")
 )
@@ -48,7 +49,21 @@ BROKEN_PLUGIN = TorchFacts(
 HOSTS = {
     "nothing but a CPU": (host(), "cpu", []),
     "nothing but a CPU, tier 1": (host(tier1=saw()), "cpu", []),
-    "the default CUDA wheel on a laptop without a GPU": (host("cuda", tier1=saw("cuda")), "cpu", []),
+    "the default CUDA wheel on a laptop without a GPU": (
+        host("cuda", tier1=saw("cuda")), "cpu", ["cuda is not used: no sign of an NVIDIA GPU", "installed for one"]),
+    "the default CUDA wheel in a pod that asked for no GPU": (
+        host("cuda", tier1=saw("cuda"), driver_files=("/proc/driver/nvidia/version",)), None,
+        ["/proc/driver/nvidia/version", "--gpus all", "backend.name=cpu"]),
+    "a GPU whose node torch makes when it opens it": (
+        host("cuda", tier1=saw("cuda", cuda=H100), driver_files=("/proc/driver/nvidia/version",)), "cuda", []),
+    "the driver of GPUs under a CPU build of torch": (
+        host("cpu", tier1=saw(), driver_files=("/proc/driver/nvidia/version",)), "cpu", []),
+    "a pod that asked for no NPU, with torch-npu for another torch": (
+        host(npu="2.10.0", driver_files=("/dev/davinci_manager",)), None, ["/dev/davinci_manager", "does not fit"]),
+    "AMD GPUs whose render nodes this user may not open": (
+        host("rocm", device_nodes=AMD, no_access=AMD[:2], kfd_gpus=2), None, ["may not open /dev/dri/renderD128"]),
+    "AMD GPUs without their render nodes": (
+        host("rocm", device_nodes=("kfd",), kfd_gpus=2), None, ["no /dev/dri/renderD", "--device=/dev/dri"]),
     "two NVIDIA GPUs, not opened yet": (host("cuda", device_nodes=NVIDIA), "cuda", []),
     "two NVIDIA GPUs, no nvidia-smi anywhere": (
         host("cuda", device_nodes=NVIDIA, tier1=saw("cuda", cuda=H100)), "cuda", []),
@@ -73,7 +88,9 @@ HOSTS = {
         host("cuda", device_nodes=("kfd", *NVIDIA), kfd_gpus=1, tier1=saw("cuda", cuda=H100)), "cuda", []),
     "an integrated AMD GPU under a CPU build": (
         host("cpu", device_nodes=("kfd",), kfd_gpus=1), "cpu", ["rocm is not used", "install a ROCm build"]),
-    "the amdkfd driver without a GPU": (host("rocm", device_nodes=("kfd",), kfd_gpus=0), "cpu", []),
+    "the amdkfd driver without a GPU": (
+        host("rocm", device_nodes=("kfd",), kfd_gpus=0, driver_files=("/sys/class/kfd/kfd",)), "cpu",
+        ["rocm is not used: no sign of an AMD GPU"]),
     "AMD GPUs, which torch calls cuda": (
         host("rocm", device_nodes=("kfd",), kfd_gpus=8, tier1=saw("rocm", cuda=TorchDevice(
             available=True, count=8, names=("AMD Instinct MI300X",) * 8, archs=("gfx942",) * 8,
@@ -86,9 +103,11 @@ HOSTS = {
         host(npu="2.13.0", device_nodes=tuple(f"davinci{i}" for i in range(8))), "npu", []),
     "eight NPUs": (host(npu="2.13.0.post4", device_nodes=("davinci0",), tier1=saw(npu=NPU)), "npu", []),
     "an NPU simulated without device nodes": (host(npu="2.13.0", tier1=saw(npu=NPU)), "npu", []),
-    "torch-npu importable, no NPU": (host(npu="2.13.0", tier1=saw()), "cpu", []),
+    "torch-npu importable, no NPU": (
+        host(npu="2.13.0", tier1=saw()), "cpu", ["npu is not used: no sign of an Ascend NPU"]),
     "torch-npu whose is_available raises, no NPU": (
-        host(npu="2.13.0", tier1=saw(npu=TorchDevice(problem="RuntimeError: driver not found"))), "cpu", []),
+        host(npu="2.13.0", tier1=saw(npu=TorchDevice(problem="RuntimeError: driver not found"))), "cpu",
+        ["npu is not used: no sign of an Ascend NPU"]),
     "torch-npu importable, no NPU, working NVIDIA GPU": (
         host("cuda", npu="2.13.0", device_nodes=NVIDIA, tier1=saw("cuda", cuda=H100)), "cuda", []),
     "transfer_to_npu makes torch.cuda answer on an NPU": (
@@ -118,7 +137,7 @@ HOSTS = {
         host(variables={"HWGRPO_BACKEND": "npu"}), None,
         ["HWGRPO_BACKEND='npu'", "torch-npu is not installed", "Fix: choose auto"]),
     "two visibility variables on ROCm": (
-        host("rocm", device_nodes=("kfd",), kfd_gpus=2,
+        host("rocm", device_nodes=AMD, kfd_gpus=2,
              variables={"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}),
         "rocm", ["HIP_VISIBLE_DEVICES='0', ROCR_VISIBLE_DEVICES='1'"]),
 }  # fmt: skip

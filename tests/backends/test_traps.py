@@ -49,14 +49,16 @@ class Trap(NamedTuple):
 
 
 TRAPS = {
-    "torch-npu importable, no NPU": Trap(lambda h: h.torch().torch_npu(), "cpu"),
-    "torch-npu whose is_available raises, no NPU": Trap(lambda h: h.torch().torch_npu(RAISES), "cpu"),
+    "torch-npu importable, no NPU": Trap(
+        lambda h: h.torch().torch_npu(), "cpu", ("npu is not used: no sign of an Ascend NPU",)),
+    "torch-npu whose is_available raises, no NPU": Trap(
+        lambda h: h.torch().torch_npu(RAISES), "cpu", ("npu is not used: no sign of an Ascend NPU",)),
     "torch-npu importable, no NPU, a working NVIDIA GPU": Trap(
         lambda h: h.nodes("nvidia0").torch(CUDA, {"cuda": H100}).torch_npu(), "cuda"),
     "CUDA without nvidia-smi": Trap(
         lambda h: h.nodes("nvidia0", "nvidia1", "nvidiactl").torch(CUDA, {"cuda": H100}), "cuda"),
     "HIP, which torch calls cuda": Trap(
-        lambda h: h.nodes("kfd").file("sys/class/kfd/kfd/topology/nodes/1/gpu_id", "51234\n")
+        lambda h: h.nodes("kfd", "dri/renderD128").file("sys/class/kfd/kfd/topology/nodes/1/gpu_id", "51234\n")
         .torch(ROCM, {"cuda": MI300}), "rocm"),
     "torch.cuda answers on NPUs (transfer_to_npu)": Trap(
         lambda h: h.nodes("davinci0").torch().torch_npu(TRANSFER_TO_NPU), "npu"),
@@ -93,8 +95,30 @@ TRAPS = {
     "WSL, which has no device nodes": Trap(
         lambda h: h.nodes("dxg").file("proc/sys/kernel/osrelease", "5.15.153.1-microsoft-standard-WSL2\n")
         .torch(CUDA, {"cuda": H100}), "cuda"),
-    "a container that was given no device": Trap(
-        lambda h: h.file(".dockerenv").nvidia_driver("580.95.05").torch(CUDA), "cpu"),
+    "a container that was given no GPU": Trap(
+        lambda h: h.file(".dockerenv").nvidia_driver("580.95.05").torch(CUDA), None,
+        ("/proc/driver/nvidia/version", "no /dev/nvidia", "--gpus all", "nvidia.com/gpu", "backend.name=cpu")),
+    "a container with the driver's libraries and no GPU": Trap(
+        lambda h: h.file("usr/lib/x86_64-linux-gnu/libcuda.so.1").nodes("nvidiactl").torch(CUDA), None,
+        ("/dev/nvidiactl", "--gpus all", "backend.name=cpu")),
+    "a pod that asked for no NPU": Trap(
+        lambda h: h.file("usr/local/Ascend/driver/version.info", "Version=25.2.0\n").torch().torch_npu(), None,
+        ("/usr/local/Ascend/driver/version.info", "no /dev/davinci", "--device=/dev/davinci0", "backend.name=cpu")),
+    "a pod with the manager of NPUs alone": Trap(
+        lambda h: h.nodes("davinci_manager").torch().torch_npu(), None, ("/dev/davinci_manager", "/dev/davinci0")),
+    "a container without /dev/kfd": Trap(
+        lambda h: h.file("sys/class/kfd/kfd/topology/nodes/1/gpu_id", "51234\n").torch(ROCM), None,
+        ("no /dev/kfd", "--device=/dev/kfd --device=/dev/dri", "backend.name=cpu")),
+    "a container with /dev/kfd and without /dev/dri": Trap(
+        lambda h: h.nodes("kfd").file("sys/class/kfd/kfd/topology/nodes/1/gpu_id", "51234\n").torch(ROCM), None,
+        ("/dev/kfd", "no /dev/dri/renderD", "--device=/dev/dri", "backend.name=cpu")),
+    "a container without a GPU, whose torch is for the CPU": Trap(
+        lambda h: h.file(".dockerenv").nvidia_driver("580.95.05").torch(), "cpu"),
+    "a container without a GPU, on purpose": Trap(
+        lambda h: hidden(h.nvidia_driver("580.95.05").torch(CUDA), CUDA_VISIBLE_DEVICES=""), "cpu",
+        ("CUDA_VISIBLE_DEVICES='' hides every device",)),
+    "a laptop with the default torch": Trap(
+        lambda h: h.torch(CUDA), "cpu", ("cuda is not used: no sign of an NVIDIA GPU", "or of its driver")),
     "hardware under a CPU build of torch": Trap(
         lambda h: h.nodes("nvidia0").torch(), "cpu", ("cuda is not used", "install a CUDA build")),
     "nothing at all": Trap(lambda h: h.torch(), "cpu"),

@@ -29,8 +29,12 @@ HOSTS = {
         ("warn", "NVIDIA driver", ["none found", "install the NVIDIA driver (580 or newer)"]),
         ("warn", "NVIDIA nodes", ["no /dev/nvidia"])], False),
     "CUDA build in a container started without GPUs": (
-        hosts.cuda(device=NOTHING, nodes=(), container="docker"), "cpu", [
-            ("FAIL", "NVIDIA nodes", ["although the kernel has the driver", "--gpus all"])], False),
+        hosts.cuda(device=NOTHING, nodes=(), container="docker"), None, [
+            ("FAIL", "NVIDIA nodes", ["although the kernel has the driver", "--gpus all"]),
+            ("FAIL", "backend", ["--gpus all", "backend.name=cpu"])], True),
+    "ROCm in a container without render nodes": (
+        hosts.rocm(device=NOTHING, nodes=("kfd",), container="docker"), None, [
+            ("FAIL", "AMD render nodes", ["no /dev/dri/renderD*", "--device=/dev/dri"])], True),
     "CUDA under WSL": (hosts.cuda(None, nodes=(), wsl=True, wsl_gpu=True), "cuda", [
         ("ok", "NVIDIA driver", ["/dev/dxg"]), ("ok", "machine", ["under WSL"])], False),
     "CUDA under WSL without /dev/dxg": (hosts.cuda(None, device=NOTHING, nodes=(), wsl=True), "cpu", [
@@ -160,8 +164,9 @@ def test_two_usable_accelerators_are_refused_and_both_are_named():
 
 def test_a_failure_of_another_backend_does_not_fail_the_chosen_one():
     facts = hosts.cuda(device=NOTHING, nodes=(), container="docker")
-    assert diagnosis(facts).failures == ()
     assert diagnosis(facts, "cpu").failures == ()
+    on_the_cpu = hosts.cpu(nvidia_driver="580.95.05", driver_files=facts.driver_files, container="docker")
+    assert diagnosis(on_the_cpu).failures == ()
     assert "NVIDIA nodes" in diagnosis(facts, "cuda").failures
 
 
