@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from setup_plan import ROLLOUTS, TARGETS, Previous, SetupError, choose, detect, pip_command, plan, python_version
+from setup_check import damaged, fingerprint, import_problems
+from setup_plan import ROLLOUTS, TARGETS, Previous, SetupError, Step, choose, detect, pip_command, plan, python_version
 
 REPO = Path(__file__).resolve().parent.parent
 STAMP = "hwgrpo-setup.json"  # inside the environment: what it was made for; "inputs" only once everything is installed
@@ -47,11 +49,16 @@ def main(argv: list[str]) -> int:
     choice = choose(requested, detect(args.root), previous, force=force)
     backend = choice.backend
     inputs = _inputs(backend, args.rollout)
+    broken = {}
     if previous and stamp["inputs"] == inputs and _can_keep(venv, stamp, backend):
-        print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
-        return 0
+        broken = _broken(venv, stamp, args.rollout, note=not args.dry_run)
+        if not broken:
+            print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
+            return 0
 
     print(f"hwgrpo set-up: backend {backend}: {choice.why}")
+    for name, reason in broken.items():
+        print(f"  damaged      {name}: {reason}")
     index, tag, index_why = _torch_index(backend)
     constraints = f"scripts/constraints/{f'rollout-{args.rollout}' if args.rollout else backend}.txt"
     steps = plan(backend, args.rollout, index, tag, constraints, python_version())
@@ -68,16 +75,24 @@ def main(argv: list[str]) -> int:
     with _one_at_a_time():
         stamp = {} if args.fresh else _read_stamp(venv)
         keep = _can_keep(venv, stamp, backend)
-        if keep and stamp["inputs"] == inputs:
+        current = keep and stamp["inputs"] == inputs
+        broken = _broken(venv, stamp, args.rollout) if current else {}
+        if current and not broken:
             print("  another set-up has just finished it")
             return 0
         wanted = {"backend": backend, "asked": choice.asked, "place": str(venv), "python": _python(stamp, keep)}
         _make(venv, wanted, keep=keep)
+        if broken:  # pip takes what has a record for installed
+            remove = Step("without what is damaged", ("uninstall", "-y", *sorted({*broken, *damaged(venv)})))
+            _run(remove.title, pip_command(venv / "bin" / "python", remove), remove.env)
         for number, step in enumerate(steps):
             _run(step.title, pip_command(venv / "bin" / "python", step), step.env)
             if number == 0:
                 _check_torch(venv / "bin" / "python", TARGETS[backend].build)
-        (venv / STAMP).write_text(json.dumps({**wanted, "inputs": inputs}))
+        if broken := import_problems(venv / "bin" / "python", _required(args.rollout)):
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
+            raise SetupError(f"what was just installed does not import ({reasons}). --fresh makes {venv} anew.")
+        _write_stamp(venv, {**wanted, "inputs": inputs}, args.rollout)
     print(f"hwgrpo set-up: done, {venv.name} is ready")
     return 0
 
@@ -106,6 +121,36 @@ def _inputs(backend: str, rollout: str | None) -> str:
     parts = [json.dumps(relevant, sort_keys=True), backend, rollout or ""]
     parts += [path.read_text() for path in sorted((REPO / "scripts" / "constraints").glob("*.txt"))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _required(rollout: str | None) -> list[str]:
+    """Return the names of the distributions that an environment cannot do without."""
+    if rollout == "vllm-ascend":  # hwgrpo is not in it, and the rest does not import without CANN
+        return ["torch", "transformers"]
+    requirements = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
+
+
+def _broken(venv: Path, stamp: dict, rollout: str | None, *, note: bool = True) -> dict[str, str]:
+    """Return the distributions that no longer import, with the reason; imports them only when files have changed.
+
+    Args:
+        note: whether to note that all import, so that the next look need not.
+    """
+    required = _required(rollout)
+    if stamp.get("files") == fingerprint(venv, required):
+        return {}
+    broken = import_problems(venv / "bin" / "python", required)
+    if note and not broken:
+        _write_stamp(venv, stamp, rollout)
+    return broken
+
+
+def _write_stamp(venv: Path, stamp: dict, rollout: str | None) -> None:
+    """Note that the environment is finished, and what its files are like; nothing may be half written."""
+    new = venv / f"{STAMP}.new"
+    new.write_text(json.dumps({**stamp, "files": fingerprint(venv, _required(rollout))}))
+    new.replace(venv / STAMP)
 
 
 def _read_stamp(venv: Path) -> dict:
@@ -229,7 +274,7 @@ def _check_torch(python: Path, needs_build: str) -> None:
         [str(python), "-c", code], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     if result.returncode:
-        raise SetupError(f"the torch just installed does not load:\n{result.stderr}")
+        raise SetupError(f"the torch just installed does not load; --fresh starts over:\n{result.stderr}")
     found = json.loads(result.stdout)
     built_for = "hip" if found["hip"] else "cuda" if found["cuda"] else "none"
     if needs_build and built_for != needs_build:
