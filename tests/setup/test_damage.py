@@ -28,10 +28,11 @@ if verb == "uninstall":
         for line in (record / "RECORD").read_text().splitlines():
             (site / line.split(",")[0]).unlink(missing_ok=True)
         shutil.rmtree(record)
-for name in [] if verb == "uninstall" else ["torch"] if "torch==" in words[-1] else ALL:
+for name in [] if verb == "uninstall" else ["torch", "sympy"] if "torch==" in words[-1] else ALL:
     module = {"pyyaml": "yaml"}.get(name, name)
     if name not in records and not (name == "torch" and "torch==" not in words[-1]):
-        says = {f"{module}/__init__.py": "from . import version\\n__version__ = '2.13.0'\\n",
+        needs = "import sympy\\n" if name == "torch" else ""
+        says = {f"{module}/__init__.py": f"{needs}from . import version\\n__version__ = '2.13.0'\\n",
                 f"{module}/version.py": "cuda = hip = None\\n"}
         (site / module).mkdir(exist_ok=True)
         (site / f"{name}-2.13.0.dist-info").mkdir()
@@ -104,6 +105,9 @@ DAMAGE = {
     "torch lacks a file": ("torch", lambda site: (site / "torch" / "version.py").unlink()),
     "torch does not load": (
         "torch", lambda site: write(site / "torch/__init__.py", "raise ImportError('libtorch.so: file too short')\n")),
+    "torch has a damaged file of the right size": (
+        "torch", lambda site: write(site / "torch/__init__.py", "?" * (site / "torch/__init__.py").stat().st_size)),
+    "what torch requires was removed": ("sympy", lambda site: remove(site / "sympy")),
     "torch ends its process": (
         "torch", lambda site: write(site / "torch/__init__.py", "import os\nos.kill(os.getpid(), 11)\n")),
     "another requirement was removed": ("omegaconf", lambda site: remove(site / "omegaconf")),
@@ -119,7 +123,8 @@ def test_set_up_repairs_an_environment_in_which(environment, name, capsys):
     assert not environment.imports(module)
     done = environment.setup()
     assert environment.imports(module), done
-    assert f"damaged      {'pyyaml' if module == 'yaml' else module}: " in capsys.readouterr().out
+    named = {"yaml": "pyyaml", "sympy": "torch"}.get(module, module)
+    assert f"damaged      {named}: " in capsys.readouterr().out
     assert done[0].startswith("uninstall "), "pip takes what has a record for installed"
     assert "install torch==2.13.0" in done
     assert environment.setup() == []
