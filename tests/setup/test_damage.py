@@ -146,7 +146,9 @@ def test_a_stamp_of_an_older_set_up_costs_one_look(environment):
 
 
 def test_what_set_up_cannot_repair_is_named_with_the_way_out(environment, tmp_path):
-    (tmp_path / "torch.py").write_text("import types\n__version__, version = '1', types.SimpleNamespace(cuda='', hip='')")
+    (tmp_path / "torch.py").write_text(
+        "import types\n__version__, version = '1', types.SimpleNamespace(cuda='', hip='')"
+    )
     (environment.site / "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n")
     with pytest.raises(setup_plan.SetupError, match=r"torch: .*torch\.py is imported in its place.*--fresh"):
         environment.setup()
