@@ -113,6 +113,8 @@ class Facts:
     """"cpu", "cuda", "rocm" or "xpu": what torch was built for; None when torch is absent or does not say."""
     torch_toolkit: str | None = None
     """Version of CUDA or HIP that torch was built with."""
+    shadows: Mapping[str, str] = field(default_factory=dict)
+    """Module -> a file of another kind that Python imports in its place, for a folder that it looks in first."""
     torch_plugins: tuple[str, ...] = ()
     """Names in the entry-point group `torch.backends`: torch imports these modules when it is imported."""
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -181,6 +183,7 @@ def gather_tier0(
         torch_version=version,
         torch_build=build,
         torch_toolkit=toolkit,
+        shadows=_shadows(path),
         torch_plugins=tuple(sorted({point.name for point in points if point.group == "torch.backends"})),
         entry_points={
             group: tuple(sorted({f"{p.name} ({p.owner})" for p in points if p.group == group}))
@@ -237,6 +240,31 @@ def _kfd_gpus(nodes: Path) -> int | None:
     readable = [file for file in ids if os.access(file, os.R_OK)]
     # A node of the topology may be a processor: its gpu_id is 0. Some systems keep the ids from ordinary users.
     return sum(file.read_text().strip() != "0" for file in readable) if readable else None
+
+
+def _shadows(path: list[str]) -> dict[str, str]:
+    """Find what hides torch, and single files that hide modules which torch imports.
+
+    A folder's name in PYTHONPATH, or a program's own folder, comes before those of Python and of what is installed.
+    """
+    library = os.path.dirname(os.__file__)
+    first = path[: path.index(library)] if library in path else path
+    hidden = sys.stdlib_module_names | {"numpy", "sympy", "triton", "transformers"}
+    found = {}
+    for folder in reversed(first):
+        for file in _listdir(Path(folder or ".")):
+            name, dot, kind = file.partition(".")
+            if dot and kind == "py" and name in hidden:
+                found[name] = str(Path(folder or ".") / file)
+    for folder in path:
+        package = Path(folder or ".") / "torch"
+        if (package / "version.py").is_file():
+            break
+        files = [package / "__init__.py", package.with_suffix(".py")]
+        if there := next((file for file in files if file.is_file()), None):
+            found["torch"] = str(there)
+            break
+    return found
 
 
 def _torch_on(path: list[str]) -> tuple[str | None, str | None, str | None]:

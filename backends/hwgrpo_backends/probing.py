@@ -34,6 +34,8 @@ def visible_count(facts: Facts, variables: tuple[str, ...], present: int) -> int
 
 def torch_obstacle(facts: Facts) -> Obstacle | None:
     """Return why torch itself cannot be used here, or None. Whether it imports is known from tier 1 only."""
+    if file := facts.shadows.get("torch"):
+        return f"torch is hidden: {file} is imported in its place", shadow_fix([file])
     if facts.torch_version is None:
         return "torch is not installed", "install torch: bash scripts/setup.sh chooses the build for this host"
     torch = facts.torch
@@ -41,6 +43,9 @@ def torch_obstacle(facts: Facts) -> Obstacle | None:
         return None
     if not torch.imported:
         cause = torch.errors[-1] if torch.errors else "no message"
+        if not torch.without_plugins and facts.shadows:
+            files = list(facts.shadows.values())
+            return f"`import torch` fails: {cause}; {', '.join(files)} may hide what it needs", shadow_fix(files)
         if not torch.without_plugins:
             return f"`import torch` fails: {cause}", "reinstall torch: bash scripts/setup.sh"
         broken = broken_plugins(facts)
@@ -52,6 +57,11 @@ def torch_obstacle(facts: Facts) -> Obstacle | None:
         if errors := torch.plugins.get(name):
             return f"{name} is installed but does not import: {errors[-1]}", plugin_fix(facts, [name])
     return None
+
+
+def shadow_fix(files: Iterable[str]) -> str:
+    """Return what to do about files that are imported in the place of modules. Set-up cannot: they are not its own."""
+    return f"rename {', '.join(files)}, or take that folder off PYTHONPATH (unset PYTHONPATH)"
 
 
 def broken_plugins(facts: Facts) -> list[str]:

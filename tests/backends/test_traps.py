@@ -124,6 +124,17 @@ TRAPS = {
     "nothing at all": Trap(lambda h: h.torch(), "cpu"),
     "a torch that does not import": Trap(
         lambda h: h.torch(text="raise ImportError('libtorch.so')"), None, ("libtorch.so", "reinstall")),
+    "a file torch.py in a folder of PYTHONPATH": Trap(
+        lambda h: h.module("torch.py", "x = 1\n"), None, ("site/torch.py is imported in its place", "rename")),
+    "a folder torch in a folder of PYTHONPATH": Trap(
+        lambda h: h.module("torch/__init__.py"), None, ("site/torch/__init__.py is imported in its place", "rename")),
+    "a file torch.py beside a GPU": Trap(
+        lambda h: h.nodes("nvidia0").module("torch.py", "raise SystemExit\n"), None, ("site/torch.py is imported",)),
+    "a file of Python's name that stops torch": Trap(
+        lambda h: h.module("wave.py", "raise ImportError('mine')\n").torch(text="import wave\n"), None,
+        ("mine", "site/wave.py", "rename")),
+    "a file of Python's name that stops nothing": Trap(lambda h: h.module("wave.py").torch(), "cpu"),
+    "another folder torch that is no package": Trap(lambda h: h.module("torch/notes.txt"), "cpu"),
     "two accelerators that work": Trap(
         lambda h: chip(h.nodes("nvidia0").torch(CUDA, {"cuda": H100})), None,
         ("cuda: 2 x NVIDIA H100", "chip: 1 x Chip", "HWGRPO_BACKEND=")),

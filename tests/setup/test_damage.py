@@ -96,7 +96,7 @@ def remove(*paths):
 
 def write(file, text):
     file.write_text(text)
-    os.utime(file, ns=(1, file.stat().st_mtime_ns))  # no newer than Python's compiled copy by less than a second
+    os.utime(file, (9, 9))  # Python's compiled copy is for the time and size of its source: in seconds
 
 
 DAMAGE = {
@@ -146,9 +146,8 @@ def test_a_stamp_of_an_older_set_up_costs_one_look(environment):
 
 
 def test_what_set_up_cannot_repair_is_named_with_the_way_out(environment, tmp_path):
-    (tmp_path / "torch.py").write_text(
-        "import types\n__version__, version = '1', types.SimpleNamespace(cuda='', hip='')"
-    )
+    module = "import types\n__version__, version = '1', types.SimpleNamespace(cuda='', hip='')\n"
+    (tmp_path / "torch.py").write_text(module)
     (environment.site / "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n")
     with pytest.raises(setup_plan.SetupError, match=r"torch: .*torch\.py is imported in its place.*--fresh"):
         environment.setup()

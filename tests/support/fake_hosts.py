@@ -75,6 +75,13 @@ class FakeHost:
         (package / "__init__.py").write_text(MINIATURE.read_text() if text is None else text)
         return self
 
+    def module(self, path: str, text: str = "") -> "FakeHost":
+        """Put a file where Python looks for modules before it looks where this process's are installed."""
+        file = self.site / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return self
+
     def torch_npu(self, body: str = "", version: str = "2.13.0") -> "FakeHost":
         """Let torch-npu be installed; `body` is what it does when it is imported."""
         self.distribution("torch-npu", version, "[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
