@@ -103,6 +103,7 @@ def _mistaken(reason: str) -> Verdict:
 
 
 def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict]) -> tuple[str | None, str | None]:
+    host = next(name for name, backend in backends.items() if backend.is_host)
     accelerators = [name for name, backend in backends.items() if not backend.is_host]
     usable = [name for name in accelerators if verdicts[name].usable]
     if len(usable) == 1:
@@ -114,8 +115,10 @@ def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict])
     broken = [name for name in accelerators if verdicts[name].claimed and verdicts[name].hardware == "present"]
     if broken:
         found = "; ".join(f"{name}: {_explain(verdicts[name])}" for name in broken)
-        return None, f"{found}. To train on the CPU instead, ask for it: backend.name=cpu, or {REQUEST_VARIABLE}=cpu"
-    return next(name for name, backend in backends.items() if backend.is_host), None
+        # torch may be what is broken: then it is for the CPU, too
+        instead = f". To train on the CPU instead, ask for it: backend.name={host}, or {REQUEST_VARIABLE}={host}"
+        return None, found + (instead if verdicts[host].usable else "")
+    return host, None
 
 
 def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict], selected: str) -> list[str]:

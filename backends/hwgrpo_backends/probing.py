@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from hwgrpo_backends.backend import Hardware, State, Verdict
@@ -61,7 +62,7 @@ def torch_obstacle(facts: Facts) -> Obstacle | None:
 
 def shadow_fix(files: Iterable[str]) -> str:
     """Return what to do about files that are imported in the place of modules. Set-up cannot: they are not its own."""
-    return f"rename {', '.join(files)}, or take that folder off PYTHONPATH (unset PYTHONPATH)"
+    return f"rename {', '.join(files)}, or take that folder off PYTHONPATH"
 
 
 def broken_plugins(facts: Facts) -> list[str]:
@@ -77,12 +78,25 @@ def plugin_fix(facts: Facts, plugins: Iterable[str]) -> str:
         return f"pip install --force-reinstall {' '.join(facts.unreadable)}"
     owners = dict(entry.removesuffix(")").split(" (", 1) for entry in facts.entry_points.get("torch.backends", ()))
     packages = " ".join(owners.get(name, name).replace("_", "-") for name in plugins)
-    repair = "repair it"
-    if "torch_npu" in plugins:
-        repair = f"source {facts.cann_script or 'the set_env.sh of CANN'}"
-        if "ASCEND_HOME_PATH" in facts.variables:  # that has been done
-            repair = "see that the Ascend driver, CANN and torch-npu match"
-    return f"{repair}, or pip uninstall {packages} where its device is not meant to be used"
+    if "torch_npu" not in plugins:
+        return f"repair it, or pip uninstall {packages} where its device is not meant to be used"
+    repair = f"source {facts.cann_script or 'the set_env.sh of CANN'}"
+    if "ASCEND_HOME_PATH" in facts.variables:  # that has been done
+        repair = "see that the Ascend driver, CANN and torch-npu match"
+    return npu_remedy(facts, repair, packages)
+
+
+def npu_remedy(facts: Facts, repair: str, packages: str) -> str:
+    """Return what to do about torch-npu that does not work: the likelier way of two comes first.
+
+    Args:
+        repair: what makes it work.
+        packages: what to uninstall otherwise.
+    """
+    signs = (*facts.device_nodes, *facts.driver_files)
+    if facts.npu_driver or any(re.match("(/dev/)?davinci", sign) for sign in signs):
+        return f"{repair}, or pip uninstall {packages} where its device is not meant to be used"
+    return f"pip uninstall {packages}, as there is no sign of an NPU here; or, to use one, {repair}"
 
 
 def no_nodes_fix(facts: Facts, access: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from hwgrpo_backends import cuda, npu, nvidia_driver, rocm
 from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.finding import Finding, FindingState
-from hwgrpo_backends.probing import GROUPS, no_nodes_fix
+from hwgrpo_backends.probing import GROUPS, no_nodes_fix, npu_remedy
 
 
 def vendor_findings(facts: Facts, asked: str | None = None) -> list[Finding]:
@@ -121,8 +121,10 @@ def _npu(facts: Facts) -> Iterable[Finding]:
         fix = f"source {script}" if script else "install CANN and source its set_env.sh"
         found = "installed, but its environment is not sourced" if script else "not sourced (no ASCEND_HOME_PATH)"
         if "torch-npu" in facts.distributions:
-            fix += "; or pip uninstall torch-npu where no NPU is to be used: `import torch` loads it"
-        yield Finding(what="CANN", state="FAIL", found=found, fix=fix, backends=concerned)
+            fix = npu_remedy(facts, fix, "torch-npu") + ": `import torch` loads it"
+            yield Finding(what="CANN", state="FAIL", found=found, fix=fix, backends=concerned)
+        else:
+            yield Finding(what="CANN", found=f"{found}; torch-npu alone needs it", backends=concerned)
     if "torch-npu" not in facts.distributions:
         fix = f"install {npu.INSTALL}" if nodes else ""
         yield Finding(what="torch-npu", state="warn", found="not installed", fix=fix, backends=concerned)

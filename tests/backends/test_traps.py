@@ -4,11 +4,20 @@
 """
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
+import hosts
 import pytest
 from fake_hosts import FakeHost
+from hosts import BUILTIN
+from hwgrpo_backends import tier1
+from hwgrpo_backends.facts import gather_tier0
+from hwgrpo_backends.tier1 import gather_tier1
 
 RUN = """
 import functools, os, sys
@@ -72,7 +81,10 @@ TRAPS = {
         lambda h: h.nodes("kfd").file("sys/class/kfd/kfd/topology/nodes/1/gpu_id", "4098\n").torch(), "cpu",
         ("rocm is not used", "install a ROCm build")),
     "torch-npu without CANN, NPUs there": Trap(
-        lambda h: h.nodes("davinci0").torch().torch_npu(NO_CANN), None, ("libhccl.so", "set_env.sh")),
+        lambda h: h.nodes("davinci0").torch().torch_npu(NO_CANN), None, ("libhccl.so", "Fix: source the set_env.sh")),
+    "a stray torch-npu beside a working NVIDIA GPU": Trap(
+        lambda h: h.nodes("nvidia0").torch(CUDA, {"cuda": H100}).torch_npu(NO_CANN), None,
+        ("libhccl.so", "Fix: pip uninstall torch-npu, as there is no sign of an NPU")),
     "torch-npu without CANN, nothing there": Trap(
         lambda h: h.torch().torch_npu(NO_CANN), None, ("libhccl.so", "pip uninstall torch-npu")),
     "torch-npu beside a CUDA build of torch": Trap(
@@ -175,3 +187,120 @@ def test_looking_opens_no_device_in_the_process_that_looks(tmp_path):
     processes = {path.name.removeprefix("opened_by_") for path in host.root.glob("opened_by_*")}
     assert processes
     assert result.stderr.split()[0] not in processes
+
+
+REMEDIED = {name: trap.make for name, trap in TRAPS.items()} | {
+    "both tritons": lambda h: h.nodes("nvidia0").torch(CUDA, {"cuda": H100}).distribution("triton", "3.7.1")
+    .distribution("triton-ascend", "3.2.2"),
+    "a damaged list of entry points": lambda h: damaged(h.torch()),
+    "CANN installed and not sourced": lambda h: h.nodes("davinci0").file("usr/local/Ascend/cann/set_env.sh", CANN)
+    .torch().torch_npu("import os\nos.environ['ASCEND_HOME_PATH']"),
+    "another chip pretended": lambda h: hidden(
+        h.nodes("kfd", "dri/renderD128").torch(ROCM, {"cuda": MI300}), HSA_OVERRIDE_GFX_VERSION="11.0.0"),
+}  # fmt: skip
+CANN = "export ASCEND_HOME_PATH=/usr/local/Ascend/cann\n"
+
+
+def damaged(host: FakeHost) -> FakeHost:
+    host.distribution("evil", "1.0")
+    (host.site / "evil-1.0.dist-info/entry_points.txt").write_bytes(b"\xff\xfe[torch.backends]\n")
+    return host
+
+
+def unset(host: FakeHost, name: str) -> None:
+    host.variables.pop(name, None)
+
+
+def source(host: FakeHost, file: str) -> None:
+    text = (host.root / file.lstrip("/")).read_text()
+    host.variables.update(line.removeprefix("export ").split("=", 1) for line in text.splitlines())
+
+
+def uninstall(host: FakeHost, names: str) -> None:
+    for name in names.replace("-", "_").split():
+        for file in [*host.site.glob(f"{name}-*.dist-info"), host.site / name, host.site / f"{name}.py"]:
+            shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+
+
+def install_anew(host: FakeHost, name: str) -> None:
+    (host.site / f"{name}-1.0.dist-info/entry_points.txt").write_text("")
+
+
+def set_variable(host: FakeHost, name: str, value: str) -> None:
+    host.variables[name] = value
+
+
+def set_up(host: FakeHost) -> None:
+    """Stand for set-up; tests/setup/test_damage.py runs the real one on the same kinds of damage."""
+    had_npu = (host.site / "torch_npu.py").exists()
+    uninstall(host, "torch torch-npu")
+    host.torch()
+    if had_npu:
+        host.torch_npu()
+
+
+def rename(host: FakeHost, file: str) -> None:
+    assert Path(file).is_relative_to(host.site)
+    Path(file).rename(f"{file}.mine")
+
+
+COMMANDS = {
+    r"\bunset ([A-Z_]{4,})": unset,
+    r"\bkeep only (HIP_VISIBLE_DEVICES)": lambda host, name: unset(host, "ROCR_VISIBLE_DEVICES"),
+    r"\bsource (/\S+\.sh)": source,
+    r"pip uninstall (?:-y )?([a-z]+(?:-[a-z]+)*(?: triton-ascend)?)": uninstall,
+    r"pip install --force-reinstall (\w+)": install_anew,
+    r"\b(HWGRPO_BACKEND|TORCH_DEVICE_BACKEND_AUTOLOAD)=(\w+)": set_variable,
+    r"\bbash scripts/setup\.sh(?! --rollout)": set_up,
+    r"\bbash scripts/setup\.sh --rollout (\S+)": uninstall,
+    r"\brename (/[^\s,]+)": rename,
+}
+"""What a fix may say to type, and what typing it does to a host."""
+BY_HAND = (
+    r"^(start the container|check |update the driver|install |see that|add this user|repair or uninstall|"
+    "source the set_env.sh|pip install 'transformers|where the host has some|more than one accelerator|unset it where)"
+)
+
+
+def complaints(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, str], str | None]:
+    """Return each complaint of `hwgrpo detect --probe` and `hwgrpo doctor` with its remedy, and what is selected."""
+    monkeypatch.setattr(tier1, "_cache", {})
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(host.site), **host.variables}
+    facts = gather_tier0(host.root, environ, BUILTIN.values(), [str(host.site)])
+    report = hosts.diagnosis(gather_tier1(facts, environ, BUILTIN.values()))
+    said = {f"{each.what}: {each.found}": each.fix for each in report.findings if each.state != "ok"}
+    said |= {f"{name}: {verdict.reason}": verdict.fix for name, verdict in report.decision.verdicts.items()}
+    if report.decision.error:
+        said[report.decision.error] = report.decision.error
+    return {complaint: fix for complaint, fix in said.items() if fix}, report.decision.selected
+
+
+def make(folder: Path, name: str) -> FakeHost:
+    folder.mkdir()
+    host = REMEDIED[name](FakeHost(folder))
+    for package, version in (("transformers", "5.19.0"), ("datasets", "5.2.0"), ("peft", "0.21.2")):
+        host.distribution(package, version)
+    return host
+
+
+@pytest.mark.parametrize("name", REMEDIED)
+def test_a_command_that_is_given_as_a_remedy_ends_the_complaint_on(tmp_path, monkeypatch, name):
+    here, there = tmp_path / "before", tmp_path / "after"
+    before, _ = complaints(make(here, name), monkeypatch)
+    commands = {}
+    for complaint, fix in before.items():
+        text = re.sub(r"\([^)]*does not help[^)]*\)", "", fix)
+        found = [(apply, match.groups()) for pattern, apply in COMMANDS.items() for match in re.finditer(pattern, text)]
+        assert found or re.search(BY_HAND, fix), f"neither a command nor work for a person: {fix}"
+        for command in found:
+            commands.setdefault(command, []).append(complaint)
+    for (apply, arguments), ended in commands.items():
+        host = make(there, name)
+        apply(host, *(each.replace(str(here), str(there)) for each in arguments))
+        after, selected = complaints(host, monkeypatch)
+        shutil.rmtree(there)
+        if arguments[:1] == ("HWGRPO_BACKEND",):
+            assert selected == arguments[1]
+        else:
+            left = [complaint for complaint in ended if complaint.replace(str(here), str(there)) in after]
+            assert not left, (apply.__name__, arguments, left)
