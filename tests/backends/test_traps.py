@@ -141,9 +141,11 @@ TRAPS = {
     "a file torch.py in a folder of PYTHONPATH": Trap(
         lambda h: h.torch().module("torch.py", "x = 1\n"), None, ("first/torch.py is imported in its place", "rename")),
     "a folder torch in a folder of PYTHONPATH": Trap(
-        lambda h: h.torch().module("torch/__init__.py"), None, ("first/torch/__init__.py is imported in its place", "rename")),
+        lambda h: h.torch().module("torch/__init__.py"), None,
+        ("first/torch/__init__.py is imported in its place", "rename")),
     "a file torch.py beside a GPU": Trap(
-        lambda h: h.nodes("nvidia0").torch(CUDA, {"cuda": H100}).module("torch.py", "raise SystemExit\n"), None, ("first/torch.py is imported",)),
+        lambda h: h.nodes("nvidia0").torch(CUDA, {"cuda": H100}).module("torch.py", "raise SystemExit\n"), None,
+        ("first/torch.py is imported",)),
     "a file of Python's name that stops torch": Trap(
         lambda h: h.module("wave.py", "raise ImportError('mine')\n").torch(text="import wave\n"), None,
         ("mine", "first/wave.py", "rename")),
@@ -215,6 +217,7 @@ def test_looking_opens_no_device_in_the_process_that_looks(tmp_path):
 
 
 REMEDIED = {name: trap.make for name, trap in TRAPS.items() if trap.words and "accelerators that" not in name} | {
+    "vllm-ascend beside the trainer": TRAPS["vllm-ascend on a CUDA host"].make,
     "both tritons": lambda h: h.nodes("nvidia0").torch(CUDA, {"cuda": H100}).distribution("triton", "3.7.1")
     .distribution("triton-ascend", "3.2.2"),
     "a damaged list of entry points": lambda h: damaged(h.torch()),
