@@ -260,9 +260,11 @@ def set_variable(host: FakeHost, name: str, value: str) -> None:
 
 def set_up(host: FakeHost) -> None:
     """Stand for set-up; tests/setup/test_damage.py runs the real one on the same kinds of damage."""
+    version = host.site / "torch" / "version.py"
+    build = re.search(r"^(cuda|hip) = '(.+)'", version.read_text(), re.M) if version.exists() else None
     had_npu = (host.site / "torch_npu.py").exists()
     uninstall(host, "torch torch-npu")
-    host.torch()
+    host.torch((build[1], build[2]) if build else None)
     if had_npu:
         host.torch_npu()
 
