@@ -17,20 +17,41 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from setup_check import damaged, fingerprint, import_problems
-from setup_plan import ROLLOUTS, TARGETS, Previous, SetupError, Step, choose, detect, pip_command, plan, python_version
+from setup_plan import (
+    BUILD_NAMES,
+    CUDA_INDEX,
+    ROLLOUTS,
+    TARGETS,
+    Previous,
+    SetupError,
+    Step,
+    choose,
+    cuda_tags,
+    detect,
+    driver_version,
+    pip_command,
+    plan,
+    python_version,
+    resolved_build,
+)
 
 REPO = Path(__file__).resolve().parent.parent
 STAMP = "hwgrpo-setup.json"  # inside the environment: what it was made for; "inputs" only once everything is installed
 INDEX_TIMEOUT_S = 4
+LARGE_DOWNLOAD = re.compile(
+    r"Downloading (\S+\.(?:whl|tar\.gz)) \((\d{2,}\.\d+ MB|[\d.]+ GB)\)"
+)  # pip's lines, from 10 MB
 
 EPILOG = """\
 variables:
   HWGRPO_BACKEND         the same as --backend
   HWGRPO_PYTHON          the interpreter to use
   HWGRPO_TORCH_INDEX     wheel index for torch; empty: only what pip is configured with
-                         (default: PyTorch's public index for cpu, npu and rocm; none for cuda)
+                         (default: PyTorch's public index for cpu, npu and rocm, and for cuda where
+                         the driver is older than PyPI's build of torch needs)
   HWGRPO_SETUP_FORCE=1   install for hardware that this machine does not have
 
 The rollout environments (--rollout) are for serving vLLM: .venv-vllm and .venv-vllm-ascend. They are large;
@@ -59,10 +80,11 @@ def main(argv: list[str]) -> int:
     print(f"hwgrpo set-up: backend {backend}: {choice.why}")
     for name, reason in broken.items():
         print(f"  damaged      {name}: {reason}")
-    index, tag, index_why = _torch_index(backend)
+    sources = _torch_sources(backend, args.root)
     constraints = f"scripts/constraints/{f'rollout-{args.rollout}' if args.rollout else backend}.txt"
-    steps = plan(backend, args.rollout, index, tag, constraints, python_version())
-    print(f"  torch from   {index_why}")
+    plans = [plan(backend, args.rollout, each.index, each.tag, constraints, python_version()) for each in sources]
+    steps = plans[0]
+    print(f"  torch from   {', else '.join(each.why for each in sources)}")
     print(f"  versions     {constraints}")
     print(f"  environment  {venv} with Python {sys.version.split()[0]} ({sys.executable})")
     if args.dry_run:
@@ -84,9 +106,10 @@ def main(argv: list[str]) -> int:
         _make(venv, wanted, keep=keep)
         if broken:  # pip takes what has a record for installed
             remove = Step("without what is damaged", ("uninstall", "-y", *sorted({*broken, *damaged(venv)})))
-            _run(remove.title, pip_command(venv / "bin" / "python", remove), remove.env)
+            _install(venv / "bin" / "python", remove)
+        steps = _first_that_resolves(venv / "bin" / "python", plans, backend, force=force)
         for number, step in enumerate(steps):
-            _run(step.title, pip_command(venv / "bin" / "python", step), step.env)
+            _install(venv / "bin" / "python", step)
             if number == 0:
                 _check_torch(venv / "bin" / "python", TARGETS[backend].build)
         if broken := import_problems(venv / "bin" / "python", _required(args.rollout)):
@@ -176,20 +199,75 @@ def _python(stamp: dict, keep: bool) -> str:
     return stamp["python"] if keep else sys.executable
 
 
-def _torch_index(backend: str) -> tuple[str, str, str]:
-    """Return (index, local version to insist on, explanation)."""
+class Source(NamedTuple):
+    """Where a build of torch comes from."""
+
+    index: str
+    """Extra wheel index, "" for the configured one only."""
+    tag: str
+    """Local version to insist on, or ""."""
+    why: str
+
+
+def _torch_sources(backend: str, root: Path) -> list[Source]:
+    """Return where torch may come from, best first."""
     configured = "the index pip is configured with"
     named = os.environ.get("HWGRPO_TORCH_INDEX")
     target = TARGETS[backend]
     if named is not None:
         if named.startswith("http") and (problem := _unreachable(named)):
             raise SetupError(f"HWGRPO_TORCH_INDEX={named} cannot be reached: {problem}")
-        return named, "", f"{named} (HWGRPO_TORCH_INDEX)" if named else f"{configured} (HWGRPO_TORCH_INDEX is empty)"
-    if not target.torch_index:
-        return "", "", f"{configured} (PyPI's Linux wheels are CUDA builds)"
-    if problem := _unreachable(target.torch_index):
-        return "", target.torch_tag, f"{configured}; {target.torch_index} cannot be reached: {problem}"
-    return target.torch_index, target.torch_tag, target.torch_index
+        why = f"{named} (HWGRPO_TORCH_INDEX)" if named else f"{configured} (HWGRPO_TORCH_INDEX is empty)"
+        return [Source(named, "", why)]
+    if backend == "cuda":
+        driver = driver_version(root)
+        return [
+            _source(f"{CUDA_INDEX}{tag}", f"+{tag}", f" (for the driver {driver})")
+            if tag
+            else Source("", "", f"{configured} (PyPI's Linux wheels are CUDA builds)")
+            for tag in cuda_tags(driver)
+        ]
+    return [_source(target.torch_index, target.torch_tag) if target.torch_index else Source("", "", configured)]
+
+
+def _source(index: str, tag: str, why: str = "") -> Source:
+    if problem := _unreachable(index):
+        return Source("", tag, f"the index pip is configured with{why}; {index} cannot be reached: {problem}")
+    return Source(index, tag, f"{index}{why}")
+
+
+def _first_that_resolves(python: Path, plans: list[list[Step]], backend: str, *, force: bool) -> list[Step]:
+    """Return the first plan whose torch exists, before anything large is downloaded.
+
+    Raises:
+        SetupError: that torch is built for other hardware.
+    """
+    needs = TARGETS[backend].build or "none"
+    for steps in plans:
+        command = pip_command(python, Step("", ("--dry-run", "--ignore-installed", *steps[0].pip)))
+        with subprocess.Popen(
+            command,
+            cwd=REPO,
+            env=_pip_environment({"PYTHONUNBUFFERED": "1"}),  # or pip's lines would come too late
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as pip:
+            assert pip.stdout is not None
+            known, build = resolved_build(pip.stdout)
+            if known:
+                pip.kill()  # it would go on to download
+        if build not in (None, needs) and not (force and not TARGETS[backend].build):
+            raise SetupError(
+                f"{steps[0].title} would be {BUILD_NAMES[build]}, with gigabytes of libraries for other hardware;"
+                f" backend {backend} needs {BUILD_NAMES[needs]}. Name an index that has one:"
+                " HWGRPO_TORCH_INDEX=URL bash scripts/setup.sh"
+                + ("" if TARGETS[backend].build else ", or take what there is: HWGRPO_SETUP_FORCE=1")
+            )
+        if known or pip.returncode == 0:
+            return steps
+    return plans[0]  # pip itself will say what is wrong
 
 
 def _unreachable(index: str) -> str | None:
@@ -238,29 +316,48 @@ def _make(venv: Path, wanted: dict, *, keep: bool) -> None:
         _run("the environment", [sys.executable, "-m", "venv", str(venv)], {})
 
 
-def _run(title: str, command: list[str], extra_env: Mapping[str, str]) -> None:
-    """Run a command quietly; when it fails, show everything it said."""
-    print(f"  installing {title} ...", end="", flush=True)
+def _pip_environment(extra: Mapping[str, str]) -> dict[str, str]:
     # A pip configured for --user, --target or --prefix would install past the environment.
     env = {key: value for key, value in os.environ.items() if key not in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")}
-    env |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **extra_env}
+    return env | {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **extra}
+
+
+def _install(python: Path, step: Step) -> None:
+    """Run a step: on a terminal with pip's own progress bar, elsewhere with a line for each large download."""
+    watched = sys.stdout.isatty()
+    command = pip_command(python, step, bar="on" if watched else "off")
+    _run(step.title, command, step.env, show=watched)
+
+
+def _run(title: str, command: list[str], extra_env: Mapping[str, str], *, show: bool = False) -> None:
+    """Run a command; when it fails, show everything it said.
+
+    Args:
+        show: hand the terminal to it.
+    """
+    print(f"  installing {title} ...", end="\n" if show else "", flush=True)
     began = time.monotonic()
-    result = subprocess.run(
+    said = []
+    with subprocess.Popen(
         command,
         cwd=REPO,
-        env=env,
+        env=_pip_environment({"PYTHONUNBUFFERED": "1", **extra_env}),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=None if show else subprocess.PIPE,
+        stderr=None if show else subprocess.STDOUT,
         text=True,
-    )
-    if result.returncode:
-        print(" failed", flush=True)
-        sys.stderr.write(f"$ {shlex.join(command)}\n{result.stdout}\n")
+    ) as process:
+        for line in process.stdout or ():
+            said.append(line)
+            if large := LARGE_DOWNLOAD.search(line):
+                print(f"\n    downloading {large[1].rpartition('/')[2]} ({large[2]}) ...", end="", flush=True)
+    if process.returncode:
+        print("" if show else " failed", flush=True)
+        sys.stderr.write(f"$ {shlex.join(command)}\n{''.join(said)}\n")
         raise SetupError(
-            f"could not install {title}: the command and its whole output are above. Run this again to retry."
+            f"could not install {title}: the command and its full output are above. Run this again to retry."
         )
-    print(f" {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{'  ' if show else ''} {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _check_torch(python: Path, needs_build: str) -> None:
@@ -278,9 +375,8 @@ def _check_torch(python: Path, needs_build: str) -> None:
     found = json.loads(result.stdout)
     built_for = "hip" if found["hip"] else "cuda" if found["cuda"] else "none"
     if needs_build and built_for != needs_build:
-        names = {"cuda": "a CUDA build", "hip": "a ROCm build", "none": "a CPU build"}
         raise SetupError(
-            f"torch {found['version']} is {names[built_for]}, but this hardware needs {names[needs_build]}."
+            f"torch {found['version']} is {BUILD_NAMES[built_for]}, but this hardware needs {BUILD_NAMES[needs_build]}."
             " Name an index that has one: HWGRPO_TORCH_INDEX=URL bash scripts/setup.sh"
         )
 

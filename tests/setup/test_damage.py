@@ -20,6 +20,8 @@ PIP = """
 import shutil, sys
 from pathlib import Path
 site, (verb, *words) = Path(__file__).parent.parent, sys.argv[1:]
+if "--dry-run" in words:
+    raise SystemExit
 with open(LOG, "a") as log:
     print(verb, words[-1], file=log)
 records = {path.name.split("-")[0]: path for path in site.glob("*.dist-info")}
