@@ -124,7 +124,7 @@ def resolved_build(lines: Iterable[str]) -> tuple[bool, str | None]:
             if re.match(r"(pytorch-)?triton-rocm", name[1]):
                 return True, "hip"
             collected += 1
-        elif collected > 1 and re.match(r"\s*(Downloading|Using cached) \S+\.whl \(", line):
+        elif collected > 1 and re.match(r"\s*(Downloading|Using cached) (\S*/)?torch-\S+\.whl \(", line):
             return True, None  # everything is resolved, and no library of a vendor is among it
     return False, None
 
