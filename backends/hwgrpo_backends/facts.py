@@ -231,7 +231,7 @@ def _cann_version(root: Path, home: str | None) -> str | None:
 
 
 def _cann_script(root: Path) -> str | None:
-    scripts = (f"{ASCEND}/{part}/set_env.sh" for part in ("ascend-toolkit", "cann"))
+    scripts = (f"{ASCEND}/{part}/set_env.sh" for part in ("cann", "ascend-toolkit"))
     return next((f"/{script}" for script in scripts if surroundings.exists(root / script)), None)
 
 
