@@ -92,10 +92,20 @@ def probe(facts: Facts) -> Verdict:
 
 
 def runs_on(arch: str, built_for: tuple[str, ...]) -> bool:
-    """Tell whether a torch built for `built_for` has code for `arch`: same major binary, or PTX to compile."""
+    """Tell whether a torch built for `built_for` has code for `arch`: same major binary, or PTX to compile.
+
+    A target that ends in "a" is for one chip alone, one that ends in "f" for its family. Source: NVIDIA, CUDA C++
+    Programming Guide, compute capabilities.
+    """
     major, minor = _version(arch)
     for target in built_for:
         target_major, target_minor = _version(target)
+        if target.endswith("a"):
+            if (target_major, target_minor) == (major, minor):
+                return True
+            continue
+        if target.endswith("f") and target_major != major:
+            continue
         if target.startswith("compute_") and (target_major, target_minor) <= (major, minor):
             return True
         if target_major == major and target_minor <= minor:

@@ -19,6 +19,10 @@ from hwgrpo_backends.backend import Backend, Hardware, State, Verdict
 from hwgrpo_backends.facts import REQUEST_VARIABLE, SELECTED_VARIABLE, Facts
 
 AUTO = "auto"
+OTHER_NAMES = {"nvidia": "cuda", "amd": "rocm", "hip": "rocm", "radeon": "rocm", "ascend": "npu", "huawei": "npu"}
+"""What people call devices -> the backend that these are for."""
+NO_BACKEND = {"xpu": "Intel GPUs (xpu)", "mps": "the Apple GPU (mps)"}
+"""Devices that torch knows and that no built-in backend is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +82,10 @@ def decide(
         selected, error = None, f"{cause}: {why}"
     if selected is None:
         return Decision(requested=wanted, verdicts=verdicts, error=error)
-    warnings = (_left_unused(backends, verdicts, selected) if wanted == AUTO else []) + _conflicts(
-        backends[selected], facts
-    )
+    warnings = _conflicts(backends[selected], facts)
+    if wanted == AUTO:
+        unserved = _without_backend(facts) if backends[selected].is_host else []
+        warnings = _left_unused(backends, verdicts, selected) + unserved + warnings
     return Decision(requested=wanted, selected=selected, verdicts=verdicts, warnings=tuple(warnings))
 
 
@@ -133,6 +138,14 @@ def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict
     return lines
 
 
+def _without_backend(facts: Facts) -> list[str]:
+    if facts.torch_build == "xpu":
+        return [f"torch {facts.torch_version} is built for {NO_BACKEND['xpu']}, which there is no backend for"]
+    if (facts.system, facts.machine) == ("darwin", "arm64"):
+        return [f"there is no backend for {NO_BACKEND['mps']}"]
+    return []
+
+
 def _conflicts(backend: Backend, facts: Facts) -> list[str]:
     names = [name for name in (backend.visible_env, *backend.conflicts) if name and name in facts.variables]
     if len(names) < 2:
@@ -147,6 +160,14 @@ def _explain(verdict: Verdict) -> str:
 
 def _unknown(source: str, name: str, known: Mapping[str, Verdict]) -> str:
     allowed = sorted(known)
+    if name.lower() == "gpu":
+        return f"{source} is not known; say which GPU: cuda (NVIDIA) or rocm (AMD)"
+    if name.lower() in NO_BACKEND:
+        return (
+            f"{source}: there is no backend for {NO_BACKEND[name.lower()]}; choose one of: {AUTO}, {', '.join(allowed)}"
+        )
+    if meant := OTHER_NAMES.get(name.lower()):
+        return f"{source} is not known; choose one of: {AUTO}, {', '.join(allowed)}. Did you mean {meant!r}?"
     near = difflib.get_close_matches(name.lower(), allowed, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"{source} is not known; choose one of: {AUTO}, {', '.join(allowed)}.{hint}"

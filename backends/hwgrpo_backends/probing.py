@@ -27,10 +27,22 @@ def hidden_by(facts: Facts, variables: tuple[str, ...]) -> str | None:
     return None
 
 
-def visible_count(facts: Facts, variables: tuple[str, ...], present: int) -> int:
-    """Return how many of `present` devices the visibility variables leave to this process."""
-    lists = [facts.variables[name].split(",") for name in variables if name in facts.variables]
-    return min([present, *map(len, lists)])
+def visible_count(facts: Facts, variables: tuple[str, ...], present: int, counted: bool = True) -> int:
+    """Return how many of `present` devices the visibility variables leave to this process.
+
+    Args:
+        variables: in the order in which they are applied; each numbers what the one before it left from 0.
+        counted: whether `present` is their number, not a guess.
+    """
+    for name in (name for name in variables if name in facts.variables):
+        left = 0
+        for entry in map(str.strip, facts.variables[name].split(",")):
+            # a number that no device has ends the list; what is no number is an identity, as GPU-1234
+            if entry in HIDES_ALL or (counted and entry.isdigit() and int(entry) >= present):
+                break
+            left += 1
+        present = min(present, left)
+    return present
 
 
 def torch_obstacle(facts: Facts) -> Obstacle | None:
@@ -121,6 +133,7 @@ def judge(
     obstacle: Obstacle | None,
     broken_fix: str,
     present: int | None = None,
+    counted: bool = True,
     driver: tuple[str, ...] = (),
     companions: str = "",
     access: str = "",
@@ -131,11 +144,12 @@ def judge(
         chip: one device in words ("an NVIDIA GPU").
         nodes: the family's nodes under /dev.
         where: where they were looked for, for the message.
-        variables: visibility variables that the family obeys.
+        variables: visibility variables that the family obeys, in the order in which they are applied.
         claimed: the installed stack was built for this family.
         obstacle: what the family's own rules found wrong; it decides.
         broken_fix: what to do when the stack is right, the device is there, and torch cannot use it.
         present: how many devices there are, where that is not the number of nodes.
+        counted: whether `present` is their number, not a guess.
         driver: files by which the family's driver shows itself, nodes or not.
         companions: pattern of nodes that the family's own are of no use without.
         access: how a container is given the nodes.
@@ -143,7 +157,7 @@ def judge(
     present = len(nodes) if present is None else present
     withheld = claimed and not present and bool(driver)  # the kernel has devices that this process was not given
     sign = f"{chip} is here ({where})" if present else f"the driver of {chip} is here ({', '.join(driver)})"
-    hidden = hidden_by(facts, variables) if present or withheld else None
+    hidden = hidden_by(facts, variables) if present or claimed else None
     hardware: Hardware = "hidden" if hidden else "present" if present or withheld else "none"
     device = facts.torch.devices.get(device_type) if facts.torch else None
 
@@ -166,13 +180,29 @@ def judge(
     if not present:
         note = ", although what is installed was installed for one" if claimed else ""
         return say("unusable", f"no sign of {chip} ({where}) or of its driver{note}")
+    left = visible_count(facts, variables, present, counted)
+    given = [name for name in variables if name in facts.variables]
+    settings = " and ".join(f"{name}={facts.variables[name]!r}" for name in given)
+    if not left:
+        what = f"{settings} {'leave' if len(given) > 1 else 'leaves'} none of {present} devices"
+        how = (
+            "each numbers from 0 what the one before it leaves"
+            if len(given) > 1
+            else f"numbered from 0 to {present - 1}"
+        )
+        return say("unusable", f"{what}: {how}", f"unset {' '.join(given[:-1] or given)}")
     for needed in (nodes, facts.nodes(companions)) if companions else (nodes,):
         if not needed:
             return say("unusable", f"{sign}, but there is no /dev/{companions}", no_nodes_fix(facts, access))
         if set(needed) <= set(facts.no_access):
             return say("unusable", f"this user may not open {', '.join(f'/dev/{node}' for node in needed)}", GROUPS)
+    closed = [node for node in nodes if node in facts.no_access]
+    note = f"; this user may not open {', '.join(f'/dev/{node}' for node in closed)}" if closed else ""
     if device:
         problem = device.problem or f"torch.{device_type}.is_available() is False"
-        return say("unusable", f"{chip} is here ({where}), but torch cannot use it: {problem}", broken_fix)
-    count = visible_count(facts, variables, present)
-    return say("unverified", f"{count} x {chip.split(maxsplit=1)[1]} by {where}; not opened yet", devices=count)
+        fixes = [GROUPS] * bool(closed) + [f"unset {' '.join(given)}"] * bool(given) + [broken_fix]
+        note += f"; {settings}" if given else ""
+        return say("unusable", f"{sign}, but torch cannot use it: {problem}{note}", "; or ".join(fixes))
+    count = min(left, present - len(closed))
+    reason = f"{count} x {chip.split(maxsplit=1)[1]} by {where}; not opened yet{note}"
+    return say("unverified", reason, GROUPS if closed else "", devices=count)

@@ -44,6 +44,10 @@ def _cuda(facts: Facts) -> Iterable[Finding]:
         too_old = nvidia_driver.is_too_old(facts.nvidia_driver, toolkit)
         if toolkit is None:
             yield driver(facts.nvidia_driver)
+        elif too_old and sees:  # libraries for older drivers (cuda-compat) come with many images
+            yield driver(
+                f"{facts.nvidia_driver} is older than {needs}, which CUDA {toolkit} asks for, but torch works with it"
+            )
         elif too_old:
             fix = f"update the driver, or install a torch build for an older CUDA (source: {nvidia_driver.SOURCE})"
             yield driver(f"{facts.nvidia_driver} is too old: {wants}", "FAIL", fix)

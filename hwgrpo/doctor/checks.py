@@ -165,6 +165,10 @@ def visibility(subject: Subject) -> Iterable[Finding]:
             yield Finding(what="visible devices", state="warn", found=f"{hidden} hides every {name} device", fix=fix,
                           backends=(name,))  # fmt: skip
         given = [variable for variable in watched if variable in facts.variables]
+        verdict = subject.decision.verdicts[name]
+        if not hidden and not verdict.usable and any(f"{variable}=" in verdict.reason for variable in given):
+            yield Finding(what="visible devices", state="FAIL", found=verdict.reason, fix=verdict.fix, backends=(name,))
+            continue
         if len(given) > 1 and there:
             told = ", ".join(f"{variable}={facts.variables[variable]!r}" for variable in given)
             yield Finding(what="visible devices", state="warn", found=f"{told} filter one another",

@@ -25,6 +25,14 @@ HOSTS = {
         hosts.cuda("570.86.10", device=TorchDevice(problem="The NVIDIA driver on your system is too old")), None, [
             ("FAIL", "NVIDIA driver", ["570.86.10 is too old", "CUDA 13.0 needs 580 or newer", "update the driver"]),
             ("FAIL", "backend", ["driver on your system is too old"])], True),
+    "NVIDIA, driver too old, with forward-compatible libraries": (hosts.cuda("570.86.10"), "cuda", [
+        ("ok", "NVIDIA driver", ["570.86.10 is older than", "torch works with it"])], False),
+    "ROCm, two variables that hide every GPU": (
+        hosts.rocm(device=NOTHING, variables={"HIP_VISIBLE_DEVICES": "4,5", "ROCR_VISIBLE_DEVICES": "4,5"}), None, [
+            ("FAIL", "visible devices", ["leave none of 8 devices", "unset"])], True),
+    "Ascend, a number that no NPU has": (
+        hosts.npu(tier1=hosts.saw(), variables={"ASCEND_HOME_PATH": "/x", "ASCEND_RT_VISIBLE_DEVICES": "9"}), None, [
+            ("FAIL", "visible devices", ["ASCEND_RT_VISIBLE_DEVICES='9'", "unset"])], True),
     "CUDA build, no driver, no GPU": (hosts.cuda(None, device=NOTHING, nodes=()), "cpu", [
         ("warn", "NVIDIA driver", ["none found", "install the NVIDIA driver (580 or newer)"]),
         ("warn", "NVIDIA nodes", ["no /dev/nvidia"])], False),
