@@ -1,7 +1,7 @@
 """Commands run by processes that are forked from one that has imported torch and the project, which costs seconds.
 
-`run` does what `python WORDS` or `torchrun --nproc-per-node RANKS WORDS` does, without torchrun's own process: it is for
-tests of what ranks compute. Tests of how torchrun starts ranks and ends them use `launch.torchrun`.
+`run` does what `python WORDS` or `torchrun --nproc-per-node RANKS WORDS` does, without torchrun's own process. It is
+for tests of what ranks compute; those of how torchrun starts and ends them use `launch.torchrun`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ _servers: dict[tuple[str, ...], subprocess.Popen[str]] = {}
 
 
 def run(
-    ranks: int, *words: str, env: Mapping[str, str], also: Sequence[str] = (), limit_s: float = 280
+    ranks: int,
+    *words: str,
+    env: Mapping[str, str],
+    also: Sequence[str] = (),
+    cwd: Path | None = None,
+    limit_s: float = 280,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` to its end, as one process (0 ranks) or by ranks as torchrun starts them.
 
@@ -40,19 +45,21 @@ def run(
         words: what follows `python`: a script or `-m MODULE`, and its arguments.
         env: all variables of the processes. Those that matter to imports choose the process that is forked.
         also: modules to import beside `MODULES`.
+        cwd: folder of the processes, this one's if left out.
         limit_s: seconds after which processes are killed.
     """
     server = _server(env, also)
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
-        request = {"ranks": ranks, "words": words, "env": {**env}, "cwd": os.getcwd(), "out": folder, "limit": limit_s}
+        request = {"ranks": ranks, "words": words, "env": {**env}, "out": folder, "limit": limit_s}
+        request["cwd"] = str(cwd or Path.cwd())
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
         statuses = json.loads(server.stdout.readline())
         out, err = ((Path(folder) / name).read_text(errors="replace") for name in ("stdout", "stderr"))
     code = statuses[0] if ranks == 0 else int(any(statuses))
-    if any(statuses):
+    if ranks and any(statuses):
         err += f"\nranks ended with {statuses}"
     return subprocess.CompletedProcess([sys.executable, *words], code, out, err)
 
@@ -133,9 +140,8 @@ def _become(request: dict, rank: int, port: int) -> None:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "preloaded"}
     os.chdir(request["cwd"])
     nothing = os.open(os.devnull, os.O_RDONLY)
-    files = [
-        os.open(Path(request["out"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("stdout", "stderr")
-    ]
+    out = Path(request["out"])
+    files = [os.open(out / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("stdout", "stderr")]
     for number, file in enumerate((nothing, *files)):
         os.dup2(file, number)
         os.close(file)
