@@ -41,7 +41,8 @@ distributed/test_sharded_heads.py"
 
 # Groups whose tests keep to themselves and to one core each: as many run at a time as there are cores, up to 4.
 # Tests of the others start processes of their own, make something that all of them use, or are timed.
-side_by_side="unit rewards kernels commands families interpreter compile structure"
+side_by_side="unit rewards kernels commands families interpreter compile structure learning"
+slow_side_by_side="compile learning" # folders
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo" || exit 1
@@ -85,7 +86,8 @@ run() {
     local report=$1 count=$2
     shift 2
     local beside=()
-    [ "$count" = 1 ] || beside=(-n "$count" --dist worksteal)
+    # tests of a page of the documentation follow each other as its blocks do: a file stays in one process
+    [ "$count" = 1 ] || beside=(-n "$count" --dist "$([ "$report" = learning ] && echo loadfile || echo worksteal)")
     .venv/bin/python -m pytest "$@" "${beside[@]}" --junitxml="$reports/$report.xml" </dev/null
 }
 
@@ -107,16 +109,24 @@ for group in "${wanted[@]}"; do
     echo "== $group =="
     began=$SECONDS
     code=5 # what pytest says when it found no test
-    if [ "$group" = slow ]; then # what is compiled for every chip keeps to itself, too
-        run slow-compile "$workers" tests/compile -m slow "$@"
-        compiled=$?
-        run slow 1 tests --ignore=tests/compile -m slow "$@"
+    if [ "$group" = slow ]; then
+        ignored=()
+        codes=()
+        for folder in $slow_side_by_side; do
+            [ -d "tests/$folder" ] || continue
+            run "slow-$folder" "$workers" "tests/$folder" -m slow "$@"
+            codes+=($?)
+            ignored+=("--ignore=tests/$folder")
+        done
+        run slow 1 tests "${ignored[@]}" -m slow "$@"
         code=$?
-        case $compiled in
-            0) [ $code -ne 5 ] || code=0 ;;
-            5) ;;
-            *) code=$compiled ;;
-        esac
+        for other in "${codes[@]}"; do
+            case $other in
+                0) [ $code -ne 5 ] || code=0 ;;
+                5) ;;
+                *) code=$other ;;
+            esac
+        done
     elif [ "$group" = older_cpu ]; then
         for file in $numeric; do paths+=("tests/$file"); done
         # torch without vector instructions; oneDNN and MKL without AVX512, in another order; two threads share the sums

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from deepspeed_package import with_deepspeed
-from launch import ROOT, forked
+from launch import ROOT, forked, torchrun
 from rounding import assert_updates_close
 from safetensors.torch import load_file
 from strategy_worker import CASES, run_update
@@ -111,7 +111,7 @@ assert not threads(), threads()
 def test_no_thread_of_the_group_outlives_close(tmp_path: Path):
     """One that did would abort the process now and then as the interpreter ends ("terminate called ...")."""
     (tmp_path / "close.py").write_text(CLOSE)
-    done = forked(2, str(tmp_path / "close.py"))
+    done = torchrun(2, str(tmp_path / "close.py"))
     assert done.returncode == 0, done.stderr[-3000:]
 
 

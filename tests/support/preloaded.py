@@ -7,6 +7,7 @@ for tests of what ranks compute; those of how torchrun starts and ends them use 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -15,8 +16,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -90,6 +93,7 @@ def _serve() -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.freeze()  # a collection would copy what is shared
     for line in sys.stdin:
         request = json.loads(line)
         port = _free_port()
@@ -98,11 +102,10 @@ def _serve() -> None:
             child = os.fork()
             if child == 0:
                 answers.close()
-                return _become(request, rank, port)
+                os._exit(_ended(lambda: _become(request, rank, port)))  # noqa: B023
             children.append(child)
         answers.write(json.dumps(_wait(children, request["limit"])) + "\n")
         answers.flush()
-    return None
 
 
 def _free_port() -> int:
@@ -130,8 +133,27 @@ def _wait(children: list[int], limit_s: float) -> list[int]:
     return [statuses[child] for child in children]
 
 
+def _ended(body: Callable[[], None]) -> int:
+    """Run what a process is for, end it as the interpreter does but for taking itself apart; return its exit code."""
+    code = 0
+    try:
+        body()
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
 def _become(request: dict, rank: int, port: int) -> None:
-    """Be the process that was asked for, until the interpreter ends."""
+    """Do what the process was asked for."""
     os.environ.clear()
     os.environ.update(request["env"])
     if request["ranks"]:  # what torchrun sets
