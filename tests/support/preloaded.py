@@ -1,12 +1,13 @@
 """Commands run by processes that are forked from one that has imported torch and the project, which costs seconds.
 
-`run` does what `python WORDS` or `torchrun --nproc-per-node RANKS WORDS` does, without torchrun's own process: for
-tests of what ranks compute. Tests of how torchrun starts ranks and ends them use `launch.torchrun`.
+`run` does what `python WORDS` or `torchrun --nproc-per-node RANKS WORDS` does, without torchrun's own process. It is
+for tests of what ranks compute; those of how torchrun starts and ends them use `launch.torchrun`.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -15,8 +16,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -31,7 +34,12 @@ _servers: dict[tuple[str, ...], subprocess.Popen[str]] = {}
 
 
 def run(
-    ranks: int, *words: str, env: Mapping[str, str], also: Sequence[str] = (), limit_s: float = 280
+    ranks: int,
+    *words: str,
+    env: Mapping[str, str],
+    also: Sequence[str] = (),
+    cwd: Path | None = None,
+    limit_s: float = 280,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` to its end, as one process (0 ranks) or by ranks as torchrun starts them.
 
@@ -40,19 +48,21 @@ def run(
         words: what follows `python`: a script or `-m MODULE`, and its arguments.
         env: all variables of the processes. Those that matter to imports choose the process that is forked.
         also: modules to import beside `MODULES`.
+        cwd: folder of the processes, this one's if left out.
         limit_s: seconds after which processes are killed.
     """
     server = _server(env, also)
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
-        request = {"ranks": ranks, "words": words, "env": {**env}, "cwd": os.getcwd(), "out": folder, "limit": limit_s}
+        request = {"ranks": ranks, "words": words, "env": {**env}, "out": folder, "limit": limit_s}
+        request["cwd"] = str(cwd or Path.cwd())
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
         statuses = json.loads(server.stdout.readline())
         out, err = ((Path(folder) / name).read_text(errors="replace") for name in ("stdout", "stderr"))
     code = statuses[0] if ranks == 0 else int(any(statuses))
-    if any(statuses):
+    if ranks and any(statuses):
         err += f"\nranks ended with {statuses}"
     return subprocess.CompletedProcess([sys.executable, *words], code, out, err)
 
@@ -83,6 +93,7 @@ def _serve() -> None:
     import torch
 
     torch.set_num_threads(1)
+    gc.freeze()  # a collection would copy what is shared
     for line in sys.stdin:
         request = json.loads(line)
         port = _free_port()
@@ -91,11 +102,10 @@ def _serve() -> None:
             child = os.fork()
             if child == 0:
                 answers.close()
-                return _become(request, rank, port)
+                os._exit(_ended(lambda: _become(request, rank, port)))  # noqa: B023
             children.append(child)
         answers.write(json.dumps(_wait(children, request["limit"])) + "\n")
         answers.flush()
-    return None
 
 
 def _free_port() -> int:
@@ -123,8 +133,27 @@ def _wait(children: list[int], limit_s: float) -> list[int]:
     return [statuses[child] for child in children]
 
 
+def _ended(body: Callable[[], None]) -> int:
+    """Run what a process is for, end it as the interpreter does but for taking itself apart; return its exit code."""
+    code = 0
+    try:
+        body()
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
 def _become(request: dict, rank: int, port: int) -> None:
-    """Be the process that was asked for, until the interpreter ends."""
+    """Do what the process was asked for."""
     os.environ.clear()
     os.environ.update(request["env"])
     if request["ranks"]:  # what torchrun sets
@@ -133,9 +162,8 @@ def _become(request: dict, rank: int, port: int) -> None:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "preloaded"}
     os.chdir(request["cwd"])
     nothing = os.open(os.devnull, os.O_RDONLY)
-    files = [
-        os.open(Path(request["out"]) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("stdout", "stderr")
-    ]
+    out = Path(request["out"])
+    files = [os.open(out / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in ("stdout", "stderr")]
     for number, file in enumerate((nothing, *files)):
         os.dup2(file, number)
         os.close(file)
