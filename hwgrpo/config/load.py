@@ -110,7 +110,8 @@ def settings_from(saved: Mapping[str, Any] | str) -> Config:
     Raises:
         ConfigError: it holds settings that this version does not have.
     """
-    return _resolved(OmegaConf.create(saved), lenient=True)  # pyright: ignore[reportArgumentType]
+    given: Any = saved  # of whose kinds each has an overload of its own
+    return _resolved(OmegaConf.create(given), lenient=True)
 
 
 def to_yaml(config: Config, *, shown: bool = False) -> str:
@@ -143,7 +144,8 @@ def _resolved(given: DictConfig, *, lenient: bool) -> Config:
             raise ConfigError(f"{key} is required and has no default; set it in the recipe or as {key}=...")
         config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise (merged and first_unresolved(merged, tree, Config)) or _rephrase(error, tree) from error
+        unresolved = None if merged is None else first_unresolved(merged, tree, Config)
+        raise unresolved or _rephrase(error, tree) from error
     attach(config, written_values(config, tree, Config, left_out), tree, Config)
     return config
 

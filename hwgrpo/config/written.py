@@ -301,9 +301,11 @@ def _emptied(node: Any, key: str | int) -> Any:
 
 def value_at(tree: Any, place: Place) -> Any:
     """Return what stands at a place of containers or dataclasses."""
+    value: Any = tree
     for key in place:
-        tree = tree[key] if isinstance(tree, (Mapping, list)) else getattr(tree, str(key))
-    return tree
+        indexed = isinstance(value, Mapping | list)
+        value = value[key] if indexed else getattr(value, str(key))
+    return value
 
 
 def _references(text: str, place: Place) -> Iterator[Place]:

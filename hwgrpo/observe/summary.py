@@ -175,7 +175,9 @@ def _paths(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _verdict(summary: Mapping[str, Any]) -> list[str]:
     """Return the verdict's lines: what the table below cannot show by itself; none where all is well."""
     verdict = summary["verdict"]
-    return [] if verdict["mood"] in ("good", "muted") else [terminal_line(verdict[part]) for part in ("headline", "about")]
+    return (
+        [] if verdict["mood"] in ("good", "muted") else [terminal_line(verdict[part]) for part in ("headline", "about")]
+    )
 
 
 def plain_summary(summary: Mapping[str, Any]) -> str:

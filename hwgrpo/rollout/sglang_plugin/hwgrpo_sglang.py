@@ -9,6 +9,7 @@ import runpy
 import signal
 import sys
 import threading
+from typing import Any
 
 TOKEN_VARIABLE = "HWGRPO_SERVER_TOKEN"
 """Environment variable with the key that requests must bring."""
@@ -26,7 +27,7 @@ class Key(str):
 
 def _give_key(key: str) -> None:
     """Have SGLang's reading of its command line, which others can see and which it keeps, add the key."""
-    module = importlib.import_module("sglang.srt.server_args")
+    module: Any = importlib.import_module("sglang.srt.server_args")
     read = module.prepare_server_args
 
     def with_key(argv: list[str]) -> object:
