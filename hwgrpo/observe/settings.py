@@ -37,7 +37,8 @@ def saved_config(run_dir: Path) -> Config:
 
     required = {"model": {"path": ""}, "data": {"train": ""}}
     try:
-        return settings_from(OmegaConf.to_container(OmegaConf.merge(required, saved_settings(run_dir))))  # pyright: ignore[reportArgumentType]
+        full: Any = OmegaConf.to_container(OmegaConf.merge(required, saved_settings(run_dir)))
+        return settings_from(full)
     except (ConfigError, OmegaConfBaseException) as error:
         raise ConfigError(
             f"{run_dir / FILE} does not fit this version of hwgrpo ({str(error).splitlines()[0]}); "

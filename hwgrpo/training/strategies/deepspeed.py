@@ -42,7 +42,6 @@ class Deepspeed(Processes):
 
     @classmethod
     def check(cls, config: Config, device: torch.device) -> None:
-        super().check(config, device)
         settings = config.trainer.deepspeed
         if device.type == "cpu":
             for key in ("offload_optimizer", "offload_parameters"):
@@ -51,6 +50,7 @@ class Deepspeed(Processes):
                         f"trainer.deepspeed.{key}=true: on a CPU all of it is in host memory already; leave it out"
                     )
         check_needs(device)
+        super().check(config, device)
 
     def prepare(self, config: Config) -> None:
         self.shards = config.trainer.deepspeed.stage == 3

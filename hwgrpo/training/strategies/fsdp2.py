@@ -48,11 +48,11 @@ class Fsdp2(Processes, Stepping):
 
     @classmethod
     def check(cls, config: Config, device: torch.device) -> None:
-        super().check(config, device)
         if config.trainer.fsdp2.offload and device.type == "cpu":
             raise ConfigError(
                 "trainer.fsdp2.offload=true: on a CPU parameters are in host memory already; leave it out"
             )
+        super().check(config, device)
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         settings = config.trainer.fsdp2
