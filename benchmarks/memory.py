@@ -151,7 +151,6 @@ def settings(folder: Path, overrides: list[str]) -> Any:
             f"trainer.max_steps={STEPS}",
             f"trainer.output_dir={folder}/run-{os.getpid()}",
             "trainer.threads=1",
-            "trainer.validate_at_start=false",
             "trainer.save_final_model=false",
             "model.dtype=float32",
             "observe.loggers=[jsonl]",

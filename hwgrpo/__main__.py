@@ -1,5 +1,6 @@
 """`python -m hwgrpo` is the `hwgrpo` command."""
 
+import sys
 from typing import NoReturn
 
 from hwgrpo.cli.leaving import ended_as_rank
@@ -8,8 +9,12 @@ from hwgrpo.cli.leaving import ended_as_rank
 def run() -> NoReturn:
     """Run the command line as the whole of this process."""
     with ended_as_rank():
-        from hwgrpo.cli.main import main
+        try:
+            from hwgrpo.cli.main import main, report_fault
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
 
+        sys.excepthook = report_fault
         raise SystemExit(main())
 
 

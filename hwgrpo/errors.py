@@ -10,6 +10,17 @@ def nearest(word: str, allowed: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def shown(value: object, longest: int = 120) -> str:
+    """Return a value as it stands in a message, cut where it is longer than `longest` characters."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python converts
+        return f"{type(value).__name__} of more than 4300 digits"
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
+
+
 class ConfigError(ValueError):
     """A setting is wrong. The message names the key, the value and the remedy."""
 
@@ -30,9 +41,13 @@ class CheckpointError(ValueError):
     """A checkpoint is damaged, or does not fit this run. The message names the file and what differs."""
 
 
+class RunFinished(Exception):
+    """Nothing is left to train. The message says what is there and how to go on."""
+
+
 def choice_error(key: str, value: object, allowed: Iterable[str]) -> ConfigError:
     """Build the error for a word that is not one of `allowed`, with a did-you-mean where one is near."""
     names = sorted(allowed)
     near = nearest(str(value), names)
     hint = f" Did you mean {near!r}?" if near else ""
-    return ConfigError(f"{key}={value!r} is not known; choose one of: {', '.join(names)}.{hint}")
+    return ConfigError(f"{key}={shown(value)} is not known; choose one of: {', '.join(names)}.{hint}")

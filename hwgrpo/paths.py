@@ -5,11 +5,36 @@ Nothing heavy is imported, so that a wrong path is told before a model's librari
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from hwgrpo.errors import ConfigError, nearest
+from hwgrpo.errors import ConfigError, nearest, shown
+
+
+def check_path(path: str | None, key: str) -> None:
+    """Check that the operating system can look for a file, whether it is there or not.
+
+    Args:
+        path: what a setting says; None passes.
+        key: the setting, for messages.
+
+    Raises:
+        ConfigError: the name is too long, another user's home is unknown, or a folder on the way may not be read.
+    """
+    if path is None:
+        return
+    try:
+        os.stat(Path(path).expanduser())
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise ConfigError(f"{key}={shown(path)}: {error.strerror}; name another file or folder") from error
+    except RuntimeError as error:  # from expanduser
+        raise ConfigError(f"{key}={shown(path)}: there is no such user's home; write the path out") from error
+    except ValueError as error:
+        raise ConfigError(f"{key}={shown(path)} is not a file name ({error}); name another one") from error
 
 
 def did_you_mean(path: Path, wanted: Callable[[Path], bool] = Path.exists) -> str:

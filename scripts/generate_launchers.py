@@ -37,6 +37,7 @@ TEMPLATE = """\
 # Train {recipe_words} with GRPO on {device_words}; sets up .venv first when needed.
 #   bash scripts/{file}                                      as it is
 #   bash scripts/{file} trainer.max_steps=50 rollout.n=16    with other settings
+#   bash scripts/{file} --dry-run                            the plan alone: needs no such device
 {data}# Written by scripts/generate_launchers.py from one template; lasting changes belong there.
 set -euo pipefail
 repo=$(cd "$(dirname "${{BASH_SOURCE[0]}}")/.." && pwd)
@@ -50,8 +51,21 @@ settings=(
 # (--nnodes 4 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 8).
 torchrun=()
 # --------------------------------------------------------------------------
+
+dry_run=""
+for argument in "$@"; do
+    case $argument in
+        -h | --help) sed -n '2,/^set /s/^# \\{{0,1\\}}//p' "$0"; exit 0 ;;
+        --dry-run) dry_run=1 ;;
+    esac
+done
 {cann}
-bash "$repo/scripts/setup.sh"{setup_args}
+# A plan takes the environment that is there: it needs no build for a device that is not.
+if [ -z "$dry_run" ]; then
+    bash "$repo/scripts/setup.sh"{setup_args}
+elif [ ! -x "$repo/.venv/bin/hwgrpo" ]; then
+    bash "$repo/scripts/setup.sh"
+fi
 {stop}if [ ${{#torchrun[@]}} -gt 0 ]; then
     exec "$repo/.venv/bin/torchrun" "${{torchrun[@]}}" -m hwgrpo train "$config" "${{settings[@]}}" "$@"
 fi
@@ -61,7 +75,9 @@ exec "$repo/.venv/bin/hwgrpo" train "$config" "${{settings[@]}}" "$@"
 CANN = """
 # torch-npu finds its libraries through the variables that CANN's own scripts set; they read unset variables.
 if [ -z "${ASCEND_HOME_PATH:-}" ]; then
-    for file in /usr/local/Ascend/ascend-toolkit/set_env.sh /usr/local/Ascend/nnal/atb/set_env.sh; do
+    cann=/usr/local/Ascend/cann/set_env.sh # since CANN 8.5; before it, that of ascend-toolkit
+    [ -f "$cann" ] || cann=/usr/local/Ascend/ascend-toolkit/set_env.sh
+    for file in "$cann" /usr/local/Ascend/nnal/atb/set_env.sh; do
         if [ -f "$file" ]; then
             set +u
             # shellcheck disable=SC1090
@@ -74,8 +90,7 @@ fi
 
 STOP_WITHOUT_CANN = """
 # Without those variables an image may still bring CANN's libraries: torch-npu itself is asked, and says what is wrong.
-# A plan (--dry-run) needs no device.
-if [ -z "${ASCEND_HOME_PATH:-}" ] && [[ " $* " != *" --dry-run "* ]] &&
+if [ -z "${ASCEND_HOME_PATH:-}$dry_run" ] &&
     ! said=$("$repo/.venv/bin/hwgrpo" detect --backend npu --probe); then
     echo "${said##*$'\\n'}" >&2
     exit 1

@@ -2,6 +2,7 @@
 # Train Qwen2-7B on MATH with GRPO on NVIDIA GPUs; sets up .venv first when needed.
 #   bash scripts/run_qwen2_7b_math_cuda.sh                                      as it is
 #   bash scripts/run_qwen2_7b_math_cuda.sh trainer.max_steps=50 rollout.n=16    with other settings
+#   bash scripts/run_qwen2_7b_math_cuda.sh --dry-run                            the plan alone: needs no such device
 # Reads data/math in the folder where it is called; `hwgrpo data math` makes that.
 # Written by scripts/generate_launchers.py from one template; lasting changes belong there.
 set -euo pipefail
@@ -17,7 +18,20 @@ settings=(
 torchrun=()
 # --------------------------------------------------------------------------
 
-bash "$repo/scripts/setup.sh" --backend cuda
+dry_run=""
+for argument in "$@"; do
+    case $argument in
+        -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --dry-run) dry_run=1 ;;
+    esac
+done
+
+# A plan takes the environment that is there: it needs no build for a device that is not.
+if [ -z "$dry_run" ]; then
+    bash "$repo/scripts/setup.sh" --backend cuda
+elif [ ! -x "$repo/.venv/bin/hwgrpo" ]; then
+    bash "$repo/scripts/setup.sh"
+fi
 if [ ${#torchrun[@]} -gt 0 ]; then
     exec "$repo/.venv/bin/torchrun" "${torchrun[@]}" -m hwgrpo train "$config" "${settings[@]}" "$@"
 fi

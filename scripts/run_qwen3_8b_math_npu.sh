@@ -2,6 +2,7 @@
 # Train Qwen3-8B on MATH with GRPO on Huawei Ascend NPUs; sets up .venv first when needed.
 #   bash scripts/run_qwen3_8b_math_npu.sh                                      as it is
 #   bash scripts/run_qwen3_8b_math_npu.sh trainer.max_steps=50 rollout.n=16    with other settings
+#   bash scripts/run_qwen3_8b_math_npu.sh --dry-run                            the plan alone: needs no such device
 # Reads data/math in the folder where it is called; `hwgrpo data math` makes that.
 # Written by scripts/generate_launchers.py from one template; lasting changes belong there.
 set -euo pipefail
@@ -17,9 +18,19 @@ settings=(
 torchrun=()
 # --------------------------------------------------------------------------
 
+dry_run=""
+for argument in "$@"; do
+    case $argument in
+        -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --dry-run) dry_run=1 ;;
+    esac
+done
+
 # torch-npu finds its libraries through the variables that CANN's own scripts set; they read unset variables.
 if [ -z "${ASCEND_HOME_PATH:-}" ]; then
-    for file in /usr/local/Ascend/ascend-toolkit/set_env.sh /usr/local/Ascend/nnal/atb/set_env.sh; do
+    cann=/usr/local/Ascend/cann/set_env.sh # since CANN 8.5; before it, that of ascend-toolkit
+    [ -f "$cann" ] || cann=/usr/local/Ascend/ascend-toolkit/set_env.sh
+    for file in "$cann" /usr/local/Ascend/nnal/atb/set_env.sh; do
         if [ -f "$file" ]; then
             set +u
             # shellcheck disable=SC1090
@@ -29,11 +40,15 @@ if [ -z "${ASCEND_HOME_PATH:-}" ]; then
     done
 fi
 
-bash "$repo/scripts/setup.sh" --backend npu
+# A plan takes the environment that is there: it needs no build for a device that is not.
+if [ -z "$dry_run" ]; then
+    bash "$repo/scripts/setup.sh" --backend npu
+elif [ ! -x "$repo/.venv/bin/hwgrpo" ]; then
+    bash "$repo/scripts/setup.sh"
+fi
 
 # Without those variables an image may still bring CANN's libraries: torch-npu itself is asked, and says what is wrong.
-# A plan (--dry-run) needs no device.
-if [ -z "${ASCEND_HOME_PATH:-}" ] && [[ " $* " != *" --dry-run "* ]] &&
+if [ -z "${ASCEND_HOME_PATH:-}$dry_run" ] &&
     ! said=$("$repo/.venv/bin/hwgrpo" detect --backend npu --probe); then
     echo "${said##*$'\n'}" >&2
     exit 1

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,19 +17,41 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from setup_plan import ROLLOUTS, TARGETS, Previous, SetupError, choose, detect, pip_command, plan, python_version
+from setup_check import damaged, fingerprint, import_problems
+from setup_plan import (
+    BUILD_NAMES,
+    CUDA_INDEX,
+    ROLLOUTS,
+    TARGETS,
+    Previous,
+    SetupError,
+    Step,
+    choose,
+    cuda_tags,
+    detect,
+    driver_version,
+    pip_command,
+    plan,
+    python_version,
+    resolved_build,
+)
 
 REPO = Path(__file__).resolve().parent.parent
 STAMP = "hwgrpo-setup.json"  # inside the environment: what it was made for; "inputs" only once everything is installed
 INDEX_TIMEOUT_S = 4
+LARGE_DOWNLOAD = re.compile(
+    r"Downloading (\S+\.(?:whl|tar\.gz)) \((\d{2,}\.\d+ MB|[\d.]+ GB)\)"
+)  # pip's lines, from 10 MB
 
 EPILOG = """\
 variables:
   HWGRPO_BACKEND         the same as --backend
   HWGRPO_PYTHON          the interpreter to use
   HWGRPO_TORCH_INDEX     wheel index for torch; empty: only what pip is configured with
-                         (default: PyTorch's public index for cpu, npu and rocm; none for cuda)
+                         (default: PyTorch's public index for cpu, npu and rocm, and for cuda where
+                         the driver is older than PyPI's build of torch needs)
   HWGRPO_SETUP_FORCE=1   install for hardware that this machine does not have
 
 The rollout environments (--rollout) are for serving vLLM: .venv-vllm and .venv-vllm-ascend. They are large;
@@ -47,15 +70,21 @@ def main(argv: list[str]) -> int:
     choice = choose(requested, detect(args.root), previous, force=force)
     backend = choice.backend
     inputs = _inputs(backend, args.rollout)
+    broken = {}
     if previous and stamp["inputs"] == inputs and _can_keep(venv, stamp, backend):
-        print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
-        return 0
+        broken = _broken(venv, stamp, args.rollout, note=not args.dry_run)
+        if not broken:
+            print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
+            return 0
 
     print(f"hwgrpo set-up: backend {backend}: {choice.why}")
-    index, tag, index_why = _torch_index(backend)
+    for name, reason in broken.items():
+        print(f"  damaged      {name}: {reason}")
+    sources = _torch_sources(backend, args.root)
     constraints = f"scripts/constraints/{f'rollout-{args.rollout}' if args.rollout else backend}.txt"
-    steps = plan(backend, args.rollout, index, tag, constraints, python_version())
-    print(f"  torch from   {index_why}")
+    plans = [plan(backend, args.rollout, each.index, each.tag, constraints, python_version()) for each in sources]
+    steps = plans[0]
+    print(f"  torch from   {', else '.join(each.why for each in sources)}")
     print(f"  versions     {constraints}")
     print(f"  environment  {venv} with Python {sys.version.split()[0]} ({sys.executable})")
     if args.dry_run:
@@ -68,16 +97,25 @@ def main(argv: list[str]) -> int:
     with _one_at_a_time():
         stamp = {} if args.fresh else _read_stamp(venv)
         keep = _can_keep(venv, stamp, backend)
-        if keep and stamp["inputs"] == inputs:
+        current = keep and stamp["inputs"] == inputs
+        broken = _broken(venv, stamp, args.rollout) if current else {}
+        if current and not broken:
             print("  another set-up has just finished it")
             return 0
         wanted = {"backend": backend, "asked": choice.asked, "place": str(venv), "python": _python(stamp, keep)}
         _make(venv, wanted, keep=keep)
+        if broken:  # pip takes what has a record for installed
+            remove = Step("without what is damaged", ("uninstall", "-y", *sorted({*broken, *damaged(venv)})))
+            _install(venv / "bin" / "python", remove)
+        steps = _first_that_resolves(venv / "bin" / "python", plans, backend, force=force)
         for number, step in enumerate(steps):
-            _run(step.title, pip_command(venv / "bin" / "python", step), step.env)
+            _install(venv / "bin" / "python", step)
             if number == 0:
                 _check_torch(venv / "bin" / "python", TARGETS[backend].build)
-        (venv / STAMP).write_text(json.dumps({**wanted, "inputs": inputs}))
+        if broken := import_problems(venv / "bin" / "python", _required(args.rollout)):
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
+            raise SetupError(f"what was just installed does not import ({reasons}). --fresh makes {venv} anew.")
+        _write_stamp(venv, {**wanted, "inputs": inputs}, args.rollout)
     print(f"hwgrpo set-up: done, {venv.name} is ready")
     return 0
 
@@ -108,6 +146,36 @@ def _inputs(backend: str, rollout: str | None) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def _required(rollout: str | None) -> list[str]:
+    """Return the names of the distributions that an environment cannot do without."""
+    if rollout == "vllm-ascend":  # hwgrpo is not in it, and the rest does not import without CANN
+        return ["torch", "transformers"]
+    requirements = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
+
+
+def _broken(venv: Path, stamp: dict, rollout: str | None, *, note: bool = True) -> dict[str, str]:
+    """Return the distributions that no longer import, with the reason; imports them only when files have changed.
+
+    Args:
+        note: whether to note that all import, so that the next look need not.
+    """
+    required = _required(rollout)
+    if stamp.get("files") == fingerprint(venv, required):
+        return {}
+    broken = import_problems(venv / "bin" / "python", required)
+    if note and not broken:
+        _write_stamp(venv, stamp, rollout)
+    return broken
+
+
+def _write_stamp(venv: Path, stamp: dict, rollout: str | None) -> None:
+    """Note that the environment is finished, and what its files are like; nothing may be half written."""
+    new = venv / f"{STAMP}.new"
+    new.write_text(json.dumps({**stamp, "files": fingerprint(venv, _required(rollout))}))
+    new.replace(venv / STAMP)
+
+
 def _read_stamp(venv: Path) -> dict:
     try:
         return json.loads((venv / STAMP).read_text())
@@ -131,20 +199,75 @@ def _python(stamp: dict, keep: bool) -> str:
     return stamp["python"] if keep else sys.executable
 
 
-def _torch_index(backend: str) -> tuple[str, str, str]:
-    """Return (index, local version to insist on, explanation)."""
+class Source(NamedTuple):
+    """Where a build of torch comes from."""
+
+    index: str
+    """Extra wheel index, "" for the configured one only."""
+    tag: str
+    """Local version to insist on, or ""."""
+    why: str
+
+
+def _torch_sources(backend: str, root: Path) -> list[Source]:
+    """Return where torch may come from, best first."""
     configured = "the index pip is configured with"
     named = os.environ.get("HWGRPO_TORCH_INDEX")
     target = TARGETS[backend]
     if named is not None:
         if named.startswith("http") and (problem := _unreachable(named)):
             raise SetupError(f"HWGRPO_TORCH_INDEX={named} cannot be reached: {problem}")
-        return named, "", f"{named} (HWGRPO_TORCH_INDEX)" if named else f"{configured} (HWGRPO_TORCH_INDEX is empty)"
-    if not target.torch_index:
-        return "", "", f"{configured} (PyPI's Linux wheels are CUDA builds)"
-    if problem := _unreachable(target.torch_index):
-        return "", target.torch_tag, f"{configured}; {target.torch_index} cannot be reached: {problem}"
-    return target.torch_index, target.torch_tag, target.torch_index
+        why = f"{named} (HWGRPO_TORCH_INDEX)" if named else f"{configured} (HWGRPO_TORCH_INDEX is empty)"
+        return [Source(named, "", why)]
+    if backend == "cuda":
+        driver = driver_version(root)
+        return [
+            _source(f"{CUDA_INDEX}{tag}", f"+{tag}", f" (for the driver {driver})")
+            if tag
+            else Source("", "", f"{configured} (PyPI's Linux wheels are CUDA builds)")
+            for tag in cuda_tags(driver)
+        ]
+    return [_source(target.torch_index, target.torch_tag) if target.torch_index else Source("", "", configured)]
+
+
+def _source(index: str, tag: str, why: str = "") -> Source:
+    if problem := _unreachable(index):
+        return Source("", tag, f"the index pip is configured with{why}; {index} cannot be reached: {problem}")
+    return Source(index, tag, f"{index}{why}")
+
+
+def _first_that_resolves(python: Path, plans: list[list[Step]], backend: str, *, force: bool) -> list[Step]:
+    """Return the first plan whose torch exists, before anything large is downloaded.
+
+    Raises:
+        SetupError: that torch is built for other hardware.
+    """
+    needs = TARGETS[backend].build or "none"
+    for steps in plans:
+        command = pip_command(python, Step("", ("--dry-run", "--ignore-installed", *steps[0].pip)))
+        with subprocess.Popen(
+            command,
+            cwd=REPO,
+            env=_pip_environment({"PYTHONUNBUFFERED": "1"}),  # or pip's lines would come too late
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as pip:
+            assert pip.stdout is not None
+            known, build = resolved_build(pip.stdout)
+            if known:
+                pip.kill()  # it would go on to download
+        if build not in (None, needs) and not (force and not TARGETS[backend].build):
+            raise SetupError(
+                f"{steps[0].title} would be {BUILD_NAMES[build]}, with gigabytes of libraries for other hardware;"
+                f" backend {backend} needs {BUILD_NAMES[needs]}. Name an index that has one:"
+                " HWGRPO_TORCH_INDEX=URL bash scripts/setup.sh"
+                + ("" if TARGETS[backend].build else ", or take what there is: HWGRPO_SETUP_FORCE=1")
+            )
+        if known or pip.returncode == 0:
+            return steps
+    return plans[0]  # pip itself will say what is wrong
 
 
 def _unreachable(index: str) -> str | None:
@@ -193,29 +316,48 @@ def _make(venv: Path, wanted: dict, *, keep: bool) -> None:
         _run("the environment", [sys.executable, "-m", "venv", str(venv)], {})
 
 
-def _run(title: str, command: list[str], extra_env: Mapping[str, str]) -> None:
-    """Run a command quietly; when it fails, show everything it said."""
-    print(f"  installing {title} ...", end="", flush=True)
+def _pip_environment(extra: Mapping[str, str]) -> dict[str, str]:
     # A pip configured for --user, --target or --prefix would install past the environment.
     env = {key: value for key, value in os.environ.items() if key not in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")}
-    env |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **extra_env}
+    return env | {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **extra}
+
+
+def _install(python: Path, step: Step) -> None:
+    """Run a step: on a terminal with pip's own progress bar, elsewhere with a line for each large download."""
+    watched = sys.stdout.isatty()
+    command = pip_command(python, step, bar="on" if watched else "off")
+    _run(step.title, command, step.env, show=watched)
+
+
+def _run(title: str, command: list[str], extra_env: Mapping[str, str], *, show: bool = False) -> None:
+    """Run a command; when it fails, show everything it said.
+
+    Args:
+        show: hand the terminal to it.
+    """
+    print(f"  installing {title} ...", end="\n" if show else "", flush=True)
     began = time.monotonic()
-    result = subprocess.run(
+    said = []
+    with subprocess.Popen(
         command,
         cwd=REPO,
-        env=env,
+        env=_pip_environment({"PYTHONUNBUFFERED": "1", **extra_env}),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=None if show else subprocess.PIPE,
+        stderr=None if show else subprocess.STDOUT,
         text=True,
-    )
-    if result.returncode:
-        print(" failed", flush=True)
-        sys.stderr.write(f"$ {shlex.join(command)}\n{result.stdout}\n")
+    ) as process:
+        for line in process.stdout or ():
+            said.append(line)
+            if large := LARGE_DOWNLOAD.search(line):
+                print(f"\n    downloading {large[1].rpartition('/')[2]} ({large[2]}) ...", end="", flush=True)
+    if process.returncode:
+        print("" if show else " failed", flush=True)
+        sys.stderr.write(f"$ {shlex.join(command)}\n{''.join(said)}\n")
         raise SetupError(
-            f"could not install {title}: the command and its whole output are above. Run this again to retry."
+            f"could not install {title}: the command and its full output are above. Run this again to retry."
         )
-    print(f" {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{'  ' if show else ''} {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _check_torch(python: Path, needs_build: str) -> None:
@@ -229,13 +371,12 @@ def _check_torch(python: Path, needs_build: str) -> None:
         [str(python), "-c", code], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     if result.returncode:
-        raise SetupError(f"the torch just installed does not load:\n{result.stderr}")
+        raise SetupError(f"the torch just installed does not load; --fresh starts over:\n{result.stderr}")
     found = json.loads(result.stdout)
     built_for = "hip" if found["hip"] else "cuda" if found["cuda"] else "none"
     if needs_build and built_for != needs_build:
-        names = {"cuda": "a CUDA build", "hip": "a ROCm build", "none": "a CPU build"}
         raise SetupError(
-            f"torch {found['version']} is {names[built_for]}, but this hardware needs {names[needs_build]}."
+            f"torch {found['version']} is {BUILD_NAMES[built_for]}, but this hardware needs {BUILD_NAMES[needs_build]}."
             " Name an index that has one: HWGRPO_TORCH_INDEX=URL bash scripts/setup.sh"
         )
 

@@ -1,8 +1,9 @@
 """What to install for which hardware: pure functions from what was found to pip commands. Nothing here runs them."""
 
 import difflib
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,11 @@ TARGETS: Mapping[str, Target] = {
 }
 ROLLOUTS = ("vllm", "vllm-ascend")
 TORCH = "torch==2.13.0"
+BUILD_NAMES = {"cuda": "a CUDA build", "hip": "a ROCm build", "none": "a CPU build"}
+CUDA_INDEX = "https://download.pytorch.org/whl/"
+CUDA_TAGS = {580: ("",), 570: ("cu128", "cu126"), 525: ("cu126",)}
+"""Oldest driver -> builds of torch that run on it, best first; "" is PyPI's own, for CUDA 13. Source: NVIDIA, CUDA
+Compatibility (all of CUDA 12 runs on driver 525, but kernels compiled on the way need the driver of their version)."""
 ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"  # Huawei's own index; not tried
 
 
@@ -67,6 +73,60 @@ def detect(root: Path) -> dict[str, list[str]]:
         if nodes:
             found[name] = nodes
     return found
+
+
+def driver_version(root: Path) -> str | None:
+    """Return the version of NVIDIA's kernel driver, None where there is no record of one."""
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"Module\D*([\d.]+)", text)
+    return found[1] if found else None
+
+
+def cuda_tags(driver: str | None) -> tuple[str, ...]:
+    """Return which CUDA builds of torch the driver can run, best first; "" is the default one.
+
+    Raises:
+        SetupError: none of them.
+    """
+    if driver is None:
+        return ("",)
+    for oldest, tags in CUDA_TAGS.items():
+        if int(driver.split(".")[0]) >= oldest:
+            return tags
+    raise SetupError(
+        f"the NVIDIA driver {driver} is too old for every CUDA build of {TORCH}: update it to {min(CUDA_TAGS)} or newer"
+        f" (for the default build: {max(CUDA_TAGS)})."
+    )
+
+
+def resolved_build(lines: Iterable[str]) -> tuple[bool, str | None]:
+    """Tell from pip's output whether a torch was found, and what it is built for.
+
+    Reads no further than it must: the caller may end pip before it downloads anything large.
+
+    Args:
+        lines: of pip installing torch, as they come.
+
+    Returns:
+        whether the lines show a torch, False where they end before; "cuda", "hip", "none" (a CPU build) or, where
+        nothing tells, None.
+    """
+    collected = 0
+    for line in lines:
+        if tag := re.search(r"\btorch-[\d.]+(?:\+|%2B)(cpu|cu|rocm)", line):
+            return True, {"cpu": "none", "cu": "cuda", "rocm": "hip"}[tag[1]]
+        if name := re.match(r"\s*Collecting ([\w.-]+)", line):
+            if re.match(r"nvidia-|cuda-", name[1]):
+                return True, "cuda"
+            if re.match(r"(pytorch-)?triton-rocm", name[1]):
+                return True, "hip"
+            collected += 1
+        elif collected > 1 and re.match(r"\s*(Downloading|Using cached) (\S*/)?torch-\S+\.whl \(", line):
+            return True, None  # everything is resolved, and no library of a vendor is among it
+    return False, None
 
 
 def choose(
@@ -184,9 +244,13 @@ def _plan_vllm_ascend(extra_index: tuple[str, ...], pinned: tuple[str, ...]) -> 
     ]
 
 
-def pip_command(python: str | Path, step: Step) -> list[str]:
-    """Return the whole command of a step; a step that does not name a pip command installs."""
-    verb = () if step.pip[0] == "uninstall" else ("install", "--progress-bar", "off")
+def pip_command(python: str | Path, step: Step, bar: str = "off") -> list[str]:
+    """Return the full command of a step; a step that does not name a pip command installs.
+
+    Args:
+        bar: "on" where a person watches.
+    """
+    verb = () if step.pip[0] == "uninstall" else ("install", "--progress-bar", bar)
     return [str(python), "-m", "pip", *verb, *step.pip]
 
 

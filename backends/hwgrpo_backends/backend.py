@@ -48,7 +48,7 @@ class Verdict:
     claimed: bool = False
     """The installed stack was built for this backend, so finding it unusable beside its hardware is a fault."""
     hardware: Hardware = "none"
-    """`hidden`: the devices are there but a visibility variable hides all of them."""
+    """`present`: nodes are there, or a driver that the stack was built for. `hidden`: a variable hides all of them."""
 
     @property
     def usable(self) -> bool:
@@ -71,6 +71,10 @@ class Backend:
     """Variables that must not be set beside `visible_env`: reported, never merged."""
     device_nodes: tuple[str, ...] = ()
     """Patterns of names under /dev by which the hardware shows itself."""
+    companion_nodes: tuple[str, ...] = ()
+    """Patterns of further names under /dev, such as "dri/renderD*": no hardware by themselves, but needed to use it."""
+    driver_files: tuple[str, ...] = ()
+    """Patterns of paths below / by which a driver shows itself where the nodes were left outside of a container."""
     packages: tuple[str, ...] = ()
     """Distributions, beside torch, whose versions matter to `probe`."""
     comm: str

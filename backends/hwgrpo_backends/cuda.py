@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from hwgrpo_backends.graphs import Recording
 
 NODES = "nvidia[0-9]*"
+LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib/wsl/lib")
+DRIVER = ("proc/driver/nvidia/version", "dev/nvidiactl", *(f"{folder}/libcuda.so.1" for folder in LIBRARIES))
+ACCESS = "start the container with --gpus all (Kubernetes: a limit on nvidia.com/gpu; Slurm: --gres=gpu:N)"
 INSTALL = "a CUDA build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[cuda]"
 
 # No allocator setting: expandable segments would serve ragged batches, but vLLM's sleep mode, which may share this
@@ -66,6 +69,8 @@ def probe(facts: Facts) -> Verdict:
         device_type="cuda",
         claimed=claimed,
         obstacle=obstacle,
+        driver=facts.drivers(DRIVER),
+        access=ACCESS,
         broken_fix=(
             f"check that the driver (here {facts.nvidia_driver or 'none found'}) is new enough for CUDA "
             f"{built or 'of this torch build'} and that the container was started with GPU access"
@@ -87,10 +92,20 @@ def probe(facts: Facts) -> Verdict:
 
 
 def runs_on(arch: str, built_for: tuple[str, ...]) -> bool:
-    """Tell whether a torch built for `built_for` has code for `arch`: same major binary, or PTX to compile."""
+    """Tell whether a torch built for `built_for` has code for `arch`: same major binary, or PTX to compile.
+
+    A target that ends in "a" is for one chip alone, one that ends in "f" for its family. Source: NVIDIA, CUDA C++
+    Programming Guide, compute capabilities.
+    """
     major, minor = _version(arch)
     for target in built_for:
         target_major, target_minor = _version(target)
+        if target.endswith("a"):
+            if (target_major, target_minor) == (major, minor):
+                return True
+            continue
+        if target.endswith("f") and target_major != major:
+            continue
         if target.startswith("compute_") and (target_major, target_minor) <= (major, minor):
             return True
         if target_major == major and target_minor <= minor:
@@ -140,6 +155,7 @@ BACKEND = Backend(
     device_type="cuda",
     visible_env="CUDA_VISIBLE_DEVICES",
     device_nodes=(NODES,),
+    driver_files=DRIVER,
     comm="nccl",
     kernels=("triton", "torch"),
     attention=("flash_attention_3", "flash_attention_2", "sdpa", "eager"),

@@ -3,8 +3,8 @@
 1. What a launcher decided is inherited by its workers, unless they ask for something else.
 2. An explicit choice (the argument, else HWGRPO_BACKEND) works, or is an error with the reason and the fix.
 3. `auto`: exactly one usable accelerator wins; two usable are an error naming both; one that the installed stack was
-   built for, whose device is there and which cannot be used, is an error, never an unannounced CPU run; otherwise the
-   CPU, with a warning for hardware that is left unused.
+   built for, whose device or driver is there and which cannot be used, is an error, never an unannounced CPU run;
+   otherwise the CPU, with a warning for hardware that is left unused and for a stack without its hardware.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from hwgrpo_backends.backend import Backend, Hardware, State, Verdict
 from hwgrpo_backends.facts import REQUEST_VARIABLE, SELECTED_VARIABLE, Facts
 
 AUTO = "auto"
+OTHER_NAMES = {"nvidia": "cuda", "amd": "rocm", "hip": "rocm", "radeon": "rocm", "ascend": "npu", "huawei": "npu"}
+"""What people call devices -> the backend that these are for."""
+NO_BACKEND = {"xpu": "Intel GPUs (xpu)", "mps": "the Apple GPU (mps)"}
+"""Devices that torch knows and that no built-in backend is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +82,10 @@ def decide(
         selected, error = None, f"{cause}: {why}"
     if selected is None:
         return Decision(requested=wanted, verdicts=verdicts, error=error)
-    warnings = (_left_unused(backends, verdicts, selected) if wanted == AUTO else []) + _conflicts(
-        backends[selected], facts
-    )
+    warnings = _conflicts(backends[selected], facts)
+    if wanted == AUTO:
+        unserved = _without_backend(facts) if backends[selected].is_host else []
+        warnings = _left_unused(backends, verdicts, selected) + unserved + warnings
     return Decision(requested=wanted, selected=selected, verdicts=verdicts, warnings=tuple(warnings))
 
 
@@ -103,6 +108,7 @@ def _mistaken(reason: str) -> Verdict:
 
 
 def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict]) -> tuple[str | None, str | None]:
+    host = next(name for name, backend in backends.items() if backend.is_host)
     accelerators = [name for name, backend in backends.items() if not backend.is_host]
     usable = [name for name in accelerators if verdicts[name].usable]
     if len(usable) == 1:
@@ -114,8 +120,10 @@ def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict])
     broken = [name for name in accelerators if verdicts[name].claimed and verdicts[name].hardware == "present"]
     if broken:
         found = "; ".join(f"{name}: {_explain(verdicts[name])}" for name in broken)
-        return None, f"{found}. To train on the CPU instead, ask for it: {REQUEST_VARIABLE}=cpu"
-    return next(name for name, backend in backends.items() if backend.is_host), None
+        # torch may be what is broken: then it is for the CPU, too
+        instead = f". To train on the CPU instead, ask for it: backend.name={host}, or {REQUEST_VARIABLE}={host}"
+        return None, found + (instead if verdicts[host].usable else "")
+    return host, None
 
 
 def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict], selected: str) -> list[str]:
@@ -124,10 +132,18 @@ def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict
     for name in (name for name, backend in backends.items() if not backend.is_host):
         verdict = verdicts[name]
         broken = verdict.claimed and verdict.hardware != "none"
-        unserved = verdict.hardware == "present" and backends[selected].is_host
+        unserved = backends[selected].is_host and (verdict.hardware == "present" or verdict.claimed)
         if name != selected and not verdict.usable and (broken or unserved):
             lines.append(f"{name} is not used: {_explain(verdict)}")
     return lines
+
+
+def _without_backend(facts: Facts) -> list[str]:
+    if facts.torch_build == "xpu":
+        return [f"torch {facts.torch_version} is built for {NO_BACKEND['xpu']}, which there is no backend for"]
+    if (facts.system, facts.machine) == ("darwin", "arm64"):
+        return [f"there is no backend for {NO_BACKEND['mps']}"]
+    return []
 
 
 def _conflicts(backend: Backend, facts: Facts) -> list[str]:
@@ -144,6 +160,14 @@ def _explain(verdict: Verdict) -> str:
 
 def _unknown(source: str, name: str, known: Mapping[str, Verdict]) -> str:
     allowed = sorted(known)
+    if name.lower() == "gpu":
+        return f"{source} is not known; say which GPU: cuda (NVIDIA) or rocm (AMD)"
+    if name.lower() in NO_BACKEND:
+        return (
+            f"{source}: there is no backend for {NO_BACKEND[name.lower()]}; choose one of: {AUTO}, {', '.join(allowed)}"
+        )
+    if meant := OTHER_NAMES.get(name.lower()):
+        return f"{source} is not known; choose one of: {AUTO}, {', '.join(allowed)}. Did you mean {meant!r}?"
     near = difflib.get_close_matches(name.lower(), allowed, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"{source} is not known; choose one of: {AUTO}, {', '.join(allowed)}.{hint}"

@@ -92,6 +92,8 @@ class Facts:
     python: str = ""
     device_nodes: tuple[str, ...] = ()
     """Names under /dev that match a pattern of some backend."""
+    driver_files: tuple[str, ...] = ()
+    """Paths that match a pattern of some backend's `driver_files`."""
     no_access: tuple[str, ...] = ()
     """Those of them that this user may not open."""
     nvidia_driver: str | None = None
@@ -111,6 +113,8 @@ class Facts:
     """"cpu", "cuda", "rocm" or "xpu": what torch was built for; None when torch is absent or does not say."""
     torch_toolkit: str | None = None
     """Version of CUDA or HIP that torch was built with."""
+    shadows: Mapping[str, str] = field(default_factory=dict)
+    """Module -> a file of another kind that Python imports in its place, for a folder that it looks in first."""
     torch_plugins: tuple[str, ...] = ()
     """Names in the entry-point group `torch.backends`: torch imports these modules when it is imported."""
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -131,6 +135,10 @@ class Facts:
     def nodes(self, *patterns: str) -> tuple[str, ...]:
         """Return the device nodes that match one of `patterns`."""
         return tuple(node for node in self.device_nodes if any(fnmatch(node, pattern) for pattern in patterns))
+
+    def drivers(self, patterns: Iterable[str]) -> tuple[str, ...]:
+        """Return the paths that match one of a backend's `driver_files`."""
+        return tuple(file for file in self.driver_files if any(fnmatch(file, f"/{pattern}") for pattern in patterns))
 
     def to_json(self) -> dict[str, Any]:
         """Return a copy made of dicts, lists, strings and numbers."""
@@ -153,8 +161,7 @@ def gather_tier0(
     backends = _known() if backends is None else tuple(backends)
     root = Path(root)
     path = list(sys.path if path is None else path)
-    patterns = {pattern for backend in backends for pattern in backend.device_nodes}
-    nodes = tuple(sorted(n for n in _listdir(root / "dev") if any(fnmatch(n, pattern) for pattern in patterns)))
+    nodes = _matching(root / "dev", (p for b in backends for p in (*b.device_nodes, *b.companion_nodes)))
     packages = {*PACKAGES, *(package for backend in backends for package in backend.packages)}
     watched = {*VARIABLES, *(v for b in backends for v in (b.visible_env, *b.conflicts) if v)}
     version, build, toolkit = _torch_on(path)
@@ -164,6 +171,7 @@ def gather_tier0(
         machine=platform.machine(),
         python=platform.python_version(),
         device_nodes=nodes,
+        driver_files=tuple(f"/{file}" for file in _matching(root, (p for b in backends for p in b.driver_files))),
         no_access=tuple(node for node in nodes if not os.access(root / "dev" / node, os.R_OK | os.W_OK)),
         nvidia_driver=search(root / "proc/driver/nvidia/version", r"Module\D*([\d.]+)"),
         kfd_gpus=_kfd_gpus(root / "sys/class/kfd/kfd/topology/nodes"),
@@ -175,6 +183,7 @@ def gather_tier0(
         torch_version=version,
         torch_build=build,
         torch_toolkit=toolkit,
+        shadows=_shadows(path),
         torch_plugins=tuple(sorted({point.name for point in points if point.group == "torch.backends"})),
         entry_points={
             group: tuple(sorted({f"{p.name} ({p.owner})" for p in points if p.group == group}))
@@ -196,6 +205,15 @@ def _known() -> tuple[Backend, ...]:
     return tuple(registry.load_all().backends.values())
 
 
+def _matching(folder: Path, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths below `folder` that match, sorted; only the last part of a pattern may hold wildcards."""
+    found = set()
+    for pattern in set(patterns):
+        place, _, name = pattern.rpartition("/")
+        found |= {f"{place}/{n}" if place else n for n in _listdir(folder / place) if fnmatch(n, name)}
+    return tuple(sorted(found))
+
+
 def _listdir(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
@@ -213,7 +231,7 @@ def _cann_version(root: Path, home: str | None) -> str | None:
 
 
 def _cann_script(root: Path) -> str | None:
-    scripts = (f"{ASCEND}/{part}/set_env.sh" for part in ("ascend-toolkit", "cann"))
+    scripts = (f"{ASCEND}/{part}/set_env.sh" for part in ("cann", "ascend-toolkit"))
     return next((f"/{script}" for script in scripts if surroundings.exists(root / script)), None)
 
 
@@ -222,6 +240,31 @@ def _kfd_gpus(nodes: Path) -> int | None:
     readable = [file for file in ids if os.access(file, os.R_OK)]
     # A node of the topology may be a processor: its gpu_id is 0. Some systems keep the ids from ordinary users.
     return sum(file.read_text().strip() != "0" for file in readable) if readable else None
+
+
+def _shadows(path: list[str]) -> dict[str, str]:
+    """Find what hides torch, and single files that hide modules which torch imports.
+
+    A folder's name in PYTHONPATH, or a program's own folder, comes before those of Python and of what is installed.
+    """
+    library = os.path.dirname(os.__file__)
+    first = path[: path.index(library)] if library in path else path
+    hidden = sys.stdlib_module_names | {"numpy", "sympy", "triton", "transformers"}
+    found = {}
+    for folder in reversed(first):
+        for file in _listdir(Path(folder or ".")):
+            name, dot, kind = file.partition(".")
+            if dot and kind == "py" and name in hidden:
+                found[name] = str(Path(folder or ".") / file)
+    for folder in path:
+        package = Path(folder or ".") / "torch"
+        if (package / "version.py").is_file():
+            break
+        files = [package / "__init__.py", package.with_suffix(".py")]
+        if there := next((file for file in files if file.is_file()), None):
+            found["torch"] = str(there)
+            break
+    return found
 
 
 def _torch_on(path: list[str]) -> tuple[str | None, str | None, str | None]:

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from hwgrpo_backends.facts import Facts
 
 NODES = "davinci[0-9]*"  # not davinci_manager, which is there without a card
+DRIVER = ("dev/davinci_manager", "usr/local/Ascend/driver/version.info")
+ACCESS = (
+    "start the container with --device=/dev/davinci0 (one per NPU), --device=/dev/davinci_manager, "
+    "--device=/dev/devmm_svm, --device=/dev/hisi_hdc and -v /usr/local/Ascend/driver:/usr/local/Ascend/driver "
+    "(Kubernetes: a limit on huawei.com/Ascend910)"
+)
 INSTALL = "the CPU build of torch with torch-npu of the same version (hwgrpo[npu]), and CANN"
 
 TRAIN = {
@@ -76,6 +82,8 @@ def probe(facts: Facts) -> Verdict:
         device_type="npu",
         claimed="torch-npu" in facts.distributions,
         obstacle=_obstacle(facts),
+        driver=facts.drivers(DRIVER),
+        access=ACCESS,
         broken_fix="check npu-smi info, source the set_env.sh of CANN, and see that driver, CANN and torch-npu match",
     )
 
@@ -131,6 +139,7 @@ BACKEND = Backend(
     plugin="torch_npu",
     visible_env="ASCEND_RT_VISIBLE_DEVICES",
     device_nodes=(NODES,),
+    driver_files=DRIVER,
     packages=("torch-npu", "triton-ascend", "vllm-ascend"),
     comm="hccl",
     kernels=("triton", "torch"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from hwgrpo_backends.backend import Hardware, State, Verdict
@@ -11,6 +12,7 @@ from hwgrpo_backends.facts import Facts
 # one that is broken stops the trainer on every backend, even where TORCH_DEVICE_BACKEND_AUTOLOAD=0 saves torch.
 IMPORTED_BY_OTHERS = ("torch_npu",)
 HIDES_ALL = ("", "-1", "none", "void", "nodevfiles")
+GROUPS = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
 
 Obstacle = tuple[str, str]
 """Why a backend cannot work, and the fix."""
@@ -25,14 +27,28 @@ def hidden_by(facts: Facts, variables: tuple[str, ...]) -> str | None:
     return None
 
 
-def visible_count(facts: Facts, variables: tuple[str, ...], present: int) -> int:
-    """Return how many of `present` devices the visibility variables leave to this process."""
-    lists = [facts.variables[name].split(",") for name in variables if name in facts.variables]
-    return min([present, *map(len, lists)])
+def visible_count(facts: Facts, variables: tuple[str, ...], present: int, counted: bool = True) -> int:
+    """Return how many of `present` devices the visibility variables leave to this process.
+
+    Args:
+        variables: in the order in which they are applied; each numbers what the one before it left from 0.
+        counted: whether `present` is their number, not a guess.
+    """
+    for name in (name for name in variables if name in facts.variables):
+        left = 0
+        for entry in map(str.strip, facts.variables[name].split(",")):
+            # a number that no device has ends the list; what is no number is an identity, as GPU-1234
+            if entry in HIDES_ALL or (counted and entry.isdigit() and int(entry) >= present):
+                break
+            left += 1
+        present = min(present, left)
+    return present
 
 
 def torch_obstacle(facts: Facts) -> Obstacle | None:
     """Return why torch itself cannot be used here, or None. Whether it imports is known from tier 1 only."""
+    if file := facts.shadows.get("torch"):
+        return f"torch is hidden: {file} is imported in its place", shadow_fix([file])
     if facts.torch_version is None:
         return "torch is not installed", "install torch: bash scripts/setup.sh chooses the build for this host"
     torch = facts.torch
@@ -40,6 +56,9 @@ def torch_obstacle(facts: Facts) -> Obstacle | None:
         return None
     if not torch.imported:
         cause = torch.errors[-1] if torch.errors else "no message"
+        if not torch.without_plugins and facts.shadows:
+            files = list(facts.shadows.values())
+            return f"`import torch` fails: {cause}; {', '.join(files)} may hide what it needs", shadow_fix(files)
         if not torch.without_plugins:
             return f"`import torch` fails: {cause}", "reinstall torch: bash scripts/setup.sh"
         broken = broken_plugins(facts)
@@ -51,6 +70,11 @@ def torch_obstacle(facts: Facts) -> Obstacle | None:
         if errors := torch.plugins.get(name):
             return f"{name} is installed but does not import: {errors[-1]}", plugin_fix(facts, [name])
     return None
+
+
+def shadow_fix(files: Iterable[str]) -> str:
+    """Return what to do about files that are imported in the place of modules. Set-up cannot: they are not its own."""
+    return f"rename {', '.join(files)}, or take that folder off PYTHONPATH"
 
 
 def broken_plugins(facts: Facts) -> list[str]:
@@ -66,12 +90,35 @@ def plugin_fix(facts: Facts, plugins: Iterable[str]) -> str:
         return f"pip install --force-reinstall {' '.join(facts.unreadable)}"
     owners = dict(entry.removesuffix(")").split(" (", 1) for entry in facts.entry_points.get("torch.backends", ()))
     packages = " ".join(owners.get(name, name).replace("_", "-") for name in plugins)
-    repair = "repair it"
-    if "torch_npu" in plugins:
-        repair = f"source {facts.cann_script or 'the set_env.sh of CANN'}"
-        if "ASCEND_HOME_PATH" in facts.variables:  # that has been done
-            repair = "see that the Ascend driver, CANN and torch-npu match"
-    return f"{repair}, or pip uninstall {packages} where its device is not meant to be used"
+    if "torch_npu" not in plugins:
+        return f"repair it, or pip uninstall {packages} where its device is not meant to be used"
+    repair = f"source {facts.cann_script or 'the set_env.sh of CANN'}"
+    if "ASCEND_HOME_PATH" in facts.variables:  # that has been done
+        repair = "see that the Ascend driver, CANN and torch-npu match"
+    return npu_remedy(facts, repair, packages)
+
+
+def npu_remedy(facts: Facts, repair: str, packages: str) -> str:
+    """Return what to do about torch-npu that does not work: the likelier way of two comes first.
+
+    Args:
+        repair: what makes it work.
+        packages: what to uninstall otherwise.
+    """
+    signs = (*facts.device_nodes, *facts.driver_files)
+    if facts.npu_driver or any(re.match("(/dev/)?davinci", sign) for sign in signs):
+        return f"{repair}, or pip uninstall {packages} where its device is not meant to be used"
+    return f"pip uninstall {packages}, as there is no sign of an NPU here; or, to use one, {repair}"
+
+
+def no_nodes_fix(facts: Facts, access: str) -> str:
+    """Return what gives this process the nodes of devices whose driver the kernel has.
+
+    Args:
+        access: how a container is given them.
+    """
+    # A container may show no sign of itself.
+    return access if facts.container else f"{access}; outside of a container load the driver's nodes (modprobe, udev)"
 
 
 def judge(
@@ -86,6 +133,10 @@ def judge(
     obstacle: Obstacle | None,
     broken_fix: str,
     present: int | None = None,
+    counted: bool = True,
+    driver: tuple[str, ...] = (),
+    companions: str = "",
+    access: str = "",
 ) -> Verdict:
     """Judge an accelerator family from what is installed, what is under /dev and, when tier 1 ran, what torch says.
 
@@ -93,15 +144,21 @@ def judge(
         chip: one device in words ("an NVIDIA GPU").
         nodes: the family's nodes under /dev.
         where: where they were looked for, for the message.
-        variables: visibility variables that the family obeys.
+        variables: visibility variables that the family obeys, in the order in which they are applied.
         claimed: the installed stack was built for this family.
         obstacle: what the family's own rules found wrong; it decides.
         broken_fix: what to do when the stack is right, the device is there, and torch cannot use it.
         present: how many devices there are, where that is not the number of nodes.
+        counted: whether `present` is their number, not a guess.
+        driver: files by which the family's driver shows itself, nodes or not.
+        companions: pattern of nodes that the family's own are of no use without.
+        access: how a container is given the nodes.
     """
     present = len(nodes) if present is None else present
-    hidden = hidden_by(facts, variables) if present else None
-    hardware: Hardware = "hidden" if hidden else "present" if present else "none"
+    withheld = claimed and not present and bool(driver)  # the kernel has devices that this process was not given
+    sign = f"{chip} is here ({where})" if present else f"the driver of {chip} is here ({', '.join(driver)})"
+    hidden = hidden_by(facts, variables) if present or claimed else None
+    hardware: Hardware = "hidden" if hidden else "present" if present or withheld else "none"
     device = facts.torch.devices.get(device_type) if facts.torch else None
 
     def say(state: State, reason: str, fix: str = "", devices: int = 0, hardware: Hardware = hardware) -> Verdict:
@@ -109,8 +166,8 @@ def judge(
 
     if obstacle:
         reason, fix = obstacle
-        if present:
-            return say("unusable", f"{chip} is here ({where}), but {reason}", fix)
+        if present or withheld:
+            return say("unusable", f"{sign}, but {reason}", fix)
         # No hardware: nothing to repair, unless torch itself is broken.
         return say("unusable", f"no sign of {chip} ({where}); {reason}", fix if claimed else "")
     if device and device.available and device.count:
@@ -118,14 +175,34 @@ def judge(
         return say("ok", f"{device.count} x {names}", devices=device.count, hardware="present")
     if hidden:
         return say("unusable", f"{hidden} hides every device", f"unset {hidden.partition('=')[0]} to use them")
+    if withheld:
+        return say("unusable", f"{sign}, but there is no {where}", no_nodes_fix(facts, access))
     if not present:
-        return say("unusable", f"no sign of {chip} ({where})")
-    if set(nodes) <= set(facts.no_access):
-        closed = ", ".join(f"/dev/{node}" for node in nodes)
-        fix = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
-        return say("unusable", f"this user may not open {closed}", fix)
+        note = ", although what is installed was installed for one" if claimed else ""
+        return say("unusable", f"no sign of {chip} ({where}) or of its driver{note}")
+    left = visible_count(facts, variables, present, counted)
+    given = [name for name in variables if name in facts.variables]
+    settings = " and ".join(f"{name}={facts.variables[name]!r}" for name in given)
+    if not left:
+        what = f"{settings} {'leave' if len(given) > 1 else 'leaves'} none of {present} devices"
+        how = (
+            "each numbers from 0 what the one before it leaves"
+            if len(given) > 1
+            else f"numbered from 0 to {present - 1}"
+        )
+        return say("unusable", f"{what}: {how}", f"unset {' '.join(given[:-1] or given)}")
+    for needed in (nodes, facts.nodes(companions)) if companions else (nodes,):
+        if not needed:
+            return say("unusable", f"{sign}, but there is no /dev/{companions}", no_nodes_fix(facts, access))
+        if set(needed) <= set(facts.no_access):
+            return say("unusable", f"this user may not open {', '.join(f'/dev/{node}' for node in needed)}", GROUPS)
+    closed = [node for node in nodes if node in facts.no_access]
+    note = f"; this user may not open {', '.join(f'/dev/{node}' for node in closed)}" if closed else ""
     if device:
         problem = device.problem or f"torch.{device_type}.is_available() is False"
-        return say("unusable", f"{chip} is here ({where}), but torch cannot use it: {problem}", broken_fix)
-    count = visible_count(facts, variables, present)
-    return say("unverified", f"{count} x {chip.split(maxsplit=1)[1]} by {where}; not opened yet", devices=count)
+        fixes = [GROUPS] * bool(closed) + [f"unset {' '.join(given)}"] * bool(given) + [broken_fix]
+        note += f"; {settings}" if given else ""
+        return say("unusable", f"{sign}, but torch cannot use it: {problem}{note}", "; or ".join(fixes))
+    count = min(left, present - len(closed))
+    reason = f"{count} x {chip.split(maxsplit=1)[1]} by {where}; not opened yet{note}"
+    return say("unverified", reason, GROUPS if closed else "", devices=count)

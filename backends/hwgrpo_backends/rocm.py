@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from hwgrpo_backends.graphs import Recording
 
 INSTALL = "a ROCm build of torch (see https://pytorch.org/get-started/locally) and hwgrpo[rocm]"
-VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+RENDER_NODES = "dri/renderD*"
+DRIVER = ("sys/class/kfd/kfd",)
+ACCESS = "start the container with --device=/dev/kfd --device=/dev/dri --group-add video (Kubernetes: amd.com/gpu)"
+GENERIC = {
+    "gfx9-generic": ("gfx900", "gfx902", "gfx904", "gfx906", "gfx909", "gfx90c"),
+    "gfx9-4-generic": ("gfx940", "gfx941", "gfx942", "gfx950"),
+    "gfx10-1-generic": ("gfx1010", "gfx1011", "gfx1012", "gfx1013"),
+    "gfx10-3-generic": ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036"),
+    "gfx11-generic": ("gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"),
+    "gfx12-generic": ("gfx1200", "gfx1201"),
+}
+"""Target for a family -> its chips. Source: LLVM, User Guide for AMDGPU Backend, generic processors."""
 
 COMMON = {
     "HSA_NO_SCRATCH_RECLAIM": EnvVar(
@@ -58,18 +69,21 @@ def probe(facts: Facts) -> Verdict:
         chip="an AMD GPU",
         nodes=facts.nodes("kfd"),
         present=present,
+        counted=facts.kfd_gpus is not None,
         where="/dev/kfd",
-        variables=VARIABLES,
+        variables=_variables(facts),
         device_type="cuda",
         claimed=claimed,
         obstacle=obstacle,
+        driver=() if facts.kfd_gpus == 0 else facts.drivers(DRIVER),
+        companions=RENDER_NODES,
+        access=ACCESS,
         broken_fix="check rocminfo, the amdgpu driver, and that the container has /dev/kfd and /dev/dri",
     )
     device = facts.torch.devices.get("cuda") if facts.torch else None
     if verdict.state == "ok" and device and device.built_for:
-        generic = any(target.endswith("generic") for target in device.built_for)
-        foreign = sorted(set(device.archs) - set(device.built_for))
-        if foreign and not generic:
+        served = {*device.built_for, *(chip for target in device.built_for for chip in GENERIC.get(target, ()))}
+        if foreign := sorted(set(device.archs) - served):
             return dataclasses.replace(
                 verdict,
                 state="unusable",
@@ -78,6 +92,12 @@ def probe(facts: Facts) -> Verdict:
                 fix="leave that GPU out with HIP_VISIBLE_DEVICES, or install a torch build for it",
             )
     return verdict
+
+
+def _variables(facts: Facts) -> tuple[str, ...]:
+    """Return the variables that choose GPUs, in their order: the driver's, then HIP's or its other name."""
+    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in facts.variables else "CUDA_VISIBLE_DEVICES"
+    return "ROCR_VISIBLE_DEVICES", hip
 
 
 def arch(index: int) -> str:
@@ -116,6 +136,8 @@ BACKEND = Backend(
     # every GPU.
     conflicts=("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     device_nodes=("kfd",),
+    companion_nodes=(RENDER_NODES,),
+    driver_files=DRIVER,
     comm="nccl",  # RCCL answers to this name
     kernels=("triton", "torch"),
     # AITER's comes from the hub; ROCm's flash-attn package (Composable Kernel, or AITER's Triton) is flash_attention_2

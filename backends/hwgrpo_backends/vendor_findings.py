@@ -8,17 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hwgrpo_backends import cuda, npu, nvidia_driver
+from hwgrpo_backends import cuda, npu, nvidia_driver, rocm
 from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.finding import Finding, FindingState
-
-GPUS_OF_DOCKER = "start the container with --gpus all (Kubernetes: a limit on nvidia.com/gpu)"
-AMD_OF_DOCKER = "start the container with --device=/dev/kfd --device=/dev/dri --group-add video"
-NPUS_OF_DOCKER = (
-    "start the container with --device=/dev/davinci0 (one per NPU), --device=/dev/davinci_manager, "
-    "--device=/dev/devmm_svm, --device=/dev/hisi_hdc and -v /usr/local/Ascend/driver:/usr/local/Ascend/driver"
-)
-GROUPS = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
+from hwgrpo_backends.probing import GROUPS, no_nodes_fix, npu_remedy
 
 
 def vendor_findings(facts: Facts, asked: str | None = None) -> list[Finding]:
@@ -51,6 +44,10 @@ def _cuda(facts: Facts) -> Iterable[Finding]:
         too_old = nvidia_driver.is_too_old(facts.nvidia_driver, toolkit)
         if toolkit is None:
             yield driver(facts.nvidia_driver)
+        elif too_old and sees:  # libraries for older drivers (cuda-compat) come with many images
+            yield driver(
+                f"{facts.nvidia_driver} is older than {needs}, which CUDA {toolkit} asks for, but torch works with it"
+            )
         elif too_old:
             fix = f"update the driver, or install a torch build for an older CUDA (source: {nvidia_driver.SOURCE})"
             yield driver(f"{facts.nvidia_driver} is too old: {wants}", "FAIL", fix)
@@ -68,8 +65,8 @@ def _cuda(facts: Facts) -> Iterable[Finding]:
         fix = f"install the NVIDIA driver ({needs or 'a current one'} or newer)" if needs else "install the driver"
         yield driver(f"none found; {wants}", "FAIL" if nodes else "warn", f"{fix}; nothing to do without an NVIDIA GPU")
     if nodes or not (facts.wsl or sees):
-        present = bool(facts.nvidia_driver)
-        yield from _nodes(facts, "cuda", "NVIDIA", nodes, f"/dev/{cuda.NODES}", present, GPUS_OF_DOCKER)
+        present = bool(facts.nvidia_driver or facts.drivers(cuda.DRIVER))
+        yield from _nodes(facts, "cuda", "NVIDIA", nodes, f"/dev/{cuda.NODES}", present, cuda.ACCESS)
 
 
 def _rocm_sign(facts: Facts) -> bool:
@@ -78,7 +75,11 @@ def _rocm_sign(facts: Facts) -> bool:
 
 def _rocm(facts: Facts) -> Iterable[Finding]:
     nodes = facts.nodes("kfd")
-    yield from _nodes(facts, "rocm", "AMD", nodes, "/dev/kfd", facts.kfd_gpus not in (None, 0), AMD_OF_DOCKER)
+    driver = facts.kfd_gpus != 0 and bool(facts.kfd_gpus or facts.drivers(rocm.DRIVER))
+    yield from _nodes(facts, "rocm", "AMD", nodes, "/dev/kfd", driver, rocm.ACCESS)
+    if nodes and not _sees(facts, "cuda"):
+        render, where = facts.nodes(rocm.RENDER_NODES), f"/dev/{rocm.RENDER_NODES}"
+        yield from _nodes(facts, "rocm", "AMD render", render, where, facts.kfd_gpus != 0, rocm.ACCESS)
     if nodes and facts.kfd_gpus == 0:
         found, fix = "the driver lists no GPU", "check rocminfo and dmesg for amdgpu"
         yield Finding(what="AMD topology", state="warn", found=found, fix=fix, backends=("rocm",))
@@ -102,7 +103,8 @@ def _npu_sign(facts: Facts) -> bool:
 def _npu(facts: Facts) -> Iterable[Finding]:
     nodes, home = facts.nodes(npu.NODES), facts.variables.get("ASCEND_HOME_PATH")
     concerned = ("npu",)
-    yield from _nodes(facts, "npu", "Ascend", nodes, f"/dev/{npu.NODES}", bool(facts.npu_driver), NPUS_OF_DOCKER)
+    driver = bool(facts.npu_driver or facts.drivers(npu.DRIVER))
+    yield from _nodes(facts, "npu", "Ascend", nodes, f"/dev/{npu.NODES}", driver, npu.ACCESS)
     if facts.npu_driver:
         yield Finding(what="Ascend driver", found=facts.npu_driver, backends=concerned)
     elif nodes:
@@ -123,15 +125,17 @@ def _npu(facts: Facts) -> Iterable[Finding]:
         fix = f"source {script}" if script else "install CANN and source its set_env.sh"
         found = "installed, but its environment is not sourced" if script else "not sourced (no ASCEND_HOME_PATH)"
         if "torch-npu" in facts.distributions:
-            fix += "; or pip uninstall torch-npu where no NPU is to be used: `import torch` loads it"
-        yield Finding(what="CANN", state="FAIL", found=found, fix=fix, backends=concerned)
+            fix = npu_remedy(facts, fix, "torch-npu") + ": `import torch` loads it"
+            yield Finding(what="CANN", state="FAIL", found=found, fix=fix, backends=concerned)
+        else:
+            yield Finding(what="CANN", found=f"{found}; torch-npu alone needs it", backends=concerned)
     if "torch-npu" not in facts.distributions:
         fix = f"install {npu.INSTALL}" if nodes else ""
         yield Finding(what="torch-npu", state="warn", found="not installed", fix=fix, backends=concerned)
 
 
 def _nodes(
-    facts: Facts, name: str, vendor: str, nodes: tuple[str, ...], where: str, driver: bool, container_fix: str
+    facts: Facts, name: str, vendor: str, nodes: tuple[str, ...], where: str, driver: bool, access: str
 ) -> Iterable[Finding]:
     """Say which device nodes there are, and whether this user may open them."""
     what, concerned = f"{vendor} nodes", (name,)
@@ -145,13 +149,10 @@ def _nodes(
         yield Finding(what=what, found=f"{len(nodes)}: {listed}", backends=concerned)
     elif driver:  # the kernel has a driver, so the devices are kept from this process
         found = f"no {where}, although the kernel has the driver"
-        fix = (
-            container_fix if facts.container else "load the driver's device nodes (as root: nvidia-smi, modprobe, udev)"
-        )
-        yield Finding(what=what, state="FAIL", found=found, fix=fix, backends=concerned)
+        yield Finding(what=what, state="FAIL", found=found, fix=no_nodes_fix(facts, access), backends=concerned)
     else:
         inside = f" in this container ({facts.container})" if facts.container else ""
-        fix = f"where the host has some: {container_fix}" if facts.container else ""
+        fix = f"where the host has some: {access}" if facts.container else ""
         yield Finding(what=what, state="warn", found=f"no {where}{inside}", fix=fix, backends=concerned)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from hwgrpo.text import one_line
 
 WIDTH = 100
 """Columns where there is no terminal to ask."""
@@ -22,11 +26,23 @@ def make_console() -> Console:
 def print_part(console: Console, part: RenderableType) -> None:
     """Print, on a terminal as it is, else without the blanks that fill up lines."""
     if console.is_terminal:
-        console.print(part)
+        console.print(_Neutral(part))
         return
     with console.capture() as captured:
-        console.print(part)
+        console.print(_Neutral(part))
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+@dataclass(frozen=True)
+class _Neutral:
+    """Something to print, none of whose texts steers the terminal, whatever data holds."""
+
+    part: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self.part, options):
+            text, style, control = segment
+            yield segment if control else Segment("\n".join(map(one_line, text.split("\n"))), style)
 
 
 def number_table(first: str, *columns: str, least_width: int = 20, gap: int = 2) -> Table:

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{'' if not section else chr(10)}{bold}[{head}]{plain}")
             section = head
         print(f"{bold}{e.key}{plain} = {e.default}  {dim}{e.type}{'; ' + e.allowed if e.allowed else ''}{plain}")
-        print(textwrap.fill(e.doc, width, initial_indent="    ", subsequent_indent="    "))
+        doc = f"{e.doc} Used with {e.used_by} only." if e.used_by else e.doc
+        print(textwrap.fill(doc, width, initial_indent="    ", subsequent_indent="    "))
     return 0
 
 

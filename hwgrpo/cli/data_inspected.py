@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_part
 from hwgrpo.data.inspected import BadRow, FileReport, Inspection
+from hwgrpo.text import one_line, terminal_line
 
 NAMED = 10
 """Rows of a kind that are named one by one."""
@@ -70,12 +71,12 @@ def _facts(file: FileReport) -> dict[str, str]:
         "prompt": _counts(file.prompts) or "none can be read",
         "ground truth": _counts(file.ground_truths) or "no row has one",
         "data_source": _counts(file.sources) or "none",
-        "other columns": ", ".join(rest) or "none",
+        "other columns": ", ".join(map(one_line, rest)) or "none",
     }
     rewards = []
     for each in file.judged:
         if each.why_not is not None:
-            rewards.append(f"{each.reward}: not tried, {each.why_not}")
+            rewards.append(f"{each.reward}: not tried, {one_line(each.why_not)}")
             continue
         line = f"{each.reward}: scores {each.scored:,} of the {each.tried:,} answers tried"
         rewards.append(line + (f", fails on {each.failed:,}" if each.failed else ""))
@@ -86,8 +87,8 @@ def _facts(file: FileReport) -> dict[str, str]:
 def _counts(counts: Mapping[str, int]) -> str:
     """Return `a (12), b (3)`, or `a` where all rows are the same."""
     if len(counts) == 1:
-        return next(iter(counts))
-    shown = [f"{name} ({count:,})" for name, count in list(counts.items())[:SOURCES]]
+        return one_line(next(iter(counts)))
+    shown = [f"{one_line(name)} ({count:,})" for name, count in list(counts.items())[:SOURCES]]
     more = [f"and {len(counts) - SOURCES:,} more"] if len(counts) > SOURCES else []
     return ", ".join(shown + more)
 
@@ -113,7 +114,7 @@ def _bad_table(file: FileReport) -> Table:
         example = "e.g. " if len({each.reason for each in rows}) > 1 else ""
         places = [each.place.removeprefix(f"{file.name}, ") for each in rows[:NAMED]]
         more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
-        table.add_row(f"{len(rows):,}", Text(example + rows[0].reason), Text(", ".join(places) + more))
+        table.add_row(f"{len(rows):,}", Text(example + terminal_line(rows[0].reason)), Text(", ".join(places) + more))
     return table
 
 

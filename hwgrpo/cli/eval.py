@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.text import terminal_line
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import Config
     from hwgrpo.rewards.combine import RewardPipeline
+    from hwgrpo.rewards.randomness import Seed
     from hwgrpo.values import Completions, PromptBatch, Rewards
 
 HELP = "measure a model on prompts: greedy reward, mean reward of samples, pass@k"
+
+NOT_READ = ("algorithm", "optim", "observe", "trainer.strategy", "model.layout")
+"""Settings that measuring does not read: a plug-in that they name need not be here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.evaluate import build_evaluation
 
     evaluation = build_evaluation(config, host.backend, host.local_rank, _checkpoint(args))
+    for note in evaluation.notes:
+        print(f"hwgrpo: {note}", file=sys.stderr)
     if file is None:
         greedy, sampled = evaluation.greedy(), evaluation.sampled(args.n)
     else:
@@ -80,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in result.items():
         if name == "schema":
             continue
-        print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {value}")
+        print(f"{name:>14}  {value:.4f}" if isinstance(value, float) else f"{name:>14}  {terminal_line(str(value))}")
     return 0
 
 
@@ -91,7 +99,9 @@ def _config(args: argparse.Namespace) -> Config:
         ConfigError: the folder is neither a run's nor an adapter or a checkpoint in it, or holds no model.
     """
     from hwgrpo.config import load_config
+    from hwgrpo.config.load import unset_variables
     from hwgrpo.config.schema import LoraConfig
+    from hwgrpo.config.validate import missing_data
 
     recipe, overrides = Path(args.recipe), list(args.overrides)
     checkpoint = _checkpoint(args)
@@ -119,7 +129,25 @@ def _config(args: argparse.Namespace) -> Config:
         recipe = run / "config.yaml"
     if args.model is not None:
         overrides.append(f"model.path={args.model}")
-    return load_config(recipe, overrides)
+    config = load_config(recipe, overrides, data_may_be_missing=True, variables_may_be_missing=True, unread=NOT_READ)
+    for problem in missing_data(config):
+        if not problem.startswith("data.train="):  # which is not read
+            raise ConfigError(problem)
+    # It is measured by one process, however many ranks have trained it.
+    config.trainer.strategy, config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size = "single", 1, 1
+    unset = unset_variables(config)
+    if "rollout.server.url" in unset and config.rollout.engine != "local":
+        raise ConfigError(
+            f"rollout.server.url needs the environment variable {unset['rollout.server.url']}, which is not set; "
+            "export it, or measure with rollout.engine=local"
+        )
+    for key, variable in unset.items():
+        print(
+            f"hwgrpo: warning: {key} is null: the environment variable {variable} is not set; export it if what reads "
+            f"{key} needs it",
+            file=sys.stderr,
+        )
+    return config
 
 
 def _checkpoint(args: argparse.Namespace) -> Path | None:
@@ -147,12 +175,14 @@ class _Recording:
     def __init__(self, rewards: RewardPipeline, file: TextIO, kind: str) -> None:
         self._rewards, self._file, self._kind = rewards, file, kind
 
-    def score(self, batch: PromptBatch, completions: Completions, step: int | None = None) -> Rewards:
+    def score(
+        self, batch: PromptBatch, completions: Completions, step: int | None = None, *, drawing: Seed | None = None
+    ) -> Rewards:
         """Score as the pipeline does."""
         from hwgrpo.observe.completions import sample_record
         from hwgrpo.observe.jsonlines import jsonable
 
-        rewards = self._rewards.score(batch, completions, step)
+        rewards = self._rewards.score(batch, completions, step, drawing=drawing)
         for i in range(len(completions)):
             record = {"kind": self._kind, **sample_record(i, batch, completions, rewards)}
             self._file.write(json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.components import load_trainable
 
     checkpoint = _checkpoint(Path(args.checkpoint))
+    if checkpoint.note is not None:
+        print(checkpoint.note)
     config = _settings(checkpoint)
     if args.adapter and not uses_lora(config.model.lora):
         raise ConfigError(
@@ -85,11 +87,6 @@ def _checkpoint(folder: Path) -> Checkpoint:
 
 def _settings(checkpoint: Checkpoint) -> Config:
     """Return the settings that a checkpoint was saved with."""
-    from omegaconf import OmegaConf
+    from hwgrpo.config.load import settings_from
 
-    from hwgrpo.config import Config
-
-    saved = OmegaConf.create(checkpoint.manifest["state"]["config"])
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), saved))
-    assert isinstance(config, Config)
-    return config
+    return settings_from(checkpoint.manifest["state"]["config"])

@@ -82,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.config import load_config
     from hwgrpo.config.validate import check_world_size
 
-    # the data lies where it trains, which may be another host
-    config = load_config(args.recipe, args.overrides, data_may_be_missing=True)
+    # the data lies where it trains, which may be another host, and so do secrets
+    config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
     check_world_size(config, devices * args.nodes)
     backend = _backend(config)
     restarts = _restarts(args.max_restarts, config)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import re
+import select
 import sys
+import traceback
 from collections.abc import Sequence
+from importlib import metadata
+from types import TracebackType
+from typing import NoReturn
 
 from hwgrpo_backends.backend import BackendError
 
 import hwgrpo
-from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
+from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError, nearest
+from hwgrpo.text import terminal_lines
 
 COMMANDS = (
     "train",
@@ -32,20 +40,47 @@ COMMANDS = (
 
 EXIT_CODES = (
     "exit codes: 0 done, or stopped by a signal with everything saved; 1 the run, its data or this host failed; "
-    "2 a mistake in the command or the configuration; 130 stopped at once by Ctrl-C"
+    "2 a mistake in the command or the configuration; 130 stopped at once by Ctrl-C; 141 whoever read the output "
+    "closed it"
 )
+INTERRUPTED, OUTPUT_CLOSED = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: words after the program's name; None takes those of the process.
+        argv: arguments after the program's name; None uses those of the process.
 
     Returns:
         What `EXIT_CODES` says.
     """
-    parser = argparse.ArgumentParser(
+    if sys.stdout is None:  # a process may be started without one
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it is open to the end)
+    try:
+        try:
+            code = _run(argv)
+        except SystemExit:  # argparse has printed help or an error
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+    except ConfigError as error:
+        return _fail(error, 2)
+    except (DataError, RewardError, CheckpointError, BackendError, RunError) as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        print("hwgrpo: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise
+        _drop_output()
+        return OUTPUT_CLOSED
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = _Parser(
         prog="hwgrpo",
         description="GRPO post-training of language models on CUDA, ROCm, Ascend NPU and CPU.",
         epilog=EXIT_CODES,
@@ -61,25 +96,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args(argv)
     if rest and ("overrides" not in args or any(word.startswith("-") for word in rest)):
         settings = [word.lstrip("-") for word in rest if word.startswith("--") and "=" in word]
-        hint = f" (a setting is written without dashes: {settings[0]})" if settings else ""
+        hint = f" (a setting is written without dashes: {_as_setting(settings[0])})" if settings else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         args.overrides += rest  # argparse stops collecting at an option: `train RECIPE --dry-run key=value`
+    return args.run(args)
+
+
+def _as_setting(text: str) -> str:
+    """Return `key=value` with what the key is here, where it is verl's or TRL's."""
+    from hwgrpo.config.peers import name_here
+
+    here = name_here(text.partition("=")[0])
+    return f"{text}; {here}" if here else text
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's, which also says what a misspelt command or choice may have meant."""
+
+    def error(self, message: str) -> NoReturn:
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        near = nearest(found[1].lower(), re.findall(r"[\w-]+", found[2])) if found else None
+        super().error(f"{message}. Did you mean {near}?" if near else message)
+
+
+def report_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an unexpected exception as Python does, and where to report it; for `sys.excepthook`."""
+    traceback.print_exception(kind, error, trace)
+    links = metadata.metadata("hwgrpo").get_all("Project-URL") or []
+    where = next((link.partition(", ")[2] for link in links if link.lower().startswith(("issue", "bug"))), "")
+    print(
+        f"hwgrpo: this is a fault of hwgrpo: report it{f' at {where}' if where else ''} with the lines above and the "
+        "output of `hwgrpo doctor`",
+        file=sys.stderr,
+    )
+
+
+def _output_is_closed() -> bool:
+    """Return whether nobody reads standard output any more; other broken pipes are no matter of the reader."""
     try:
-        return args.run(args)
-    except ConfigError as error:
-        return _fail(error, 2)
-    except (DataError, RewardError, CheckpointError, BackendError, RunError) as error:
-        return _fail(error, 1)
-    except KeyboardInterrupt:
-        print("hwgrpo: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # the reader of our output (head, less) has gone: that is no error
-        sys.stderr.close()
-        return 0
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # standard output is no file of the operating system
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _drop_output() -> None:
+    """Send what is left in the buffer of standard output nowhere, so that it does not fail again at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"hwgrpo: error: {error}", file=sys.stderr)
+    print(f"hwgrpo: error: {terminal_lines(str(error))}", file=sys.stderr)
     return code

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{option} {value}: give a number above 0{' and at most 1' if most == 1 else ''}")
     from hwgrpo.config import load_config
 
-    config = load_config(args.recipe, args.overrides, data_may_be_missing=True)
+    config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
     chips = chosen_chips(args.chip, config)
 
     from hwgrpo.training.scale import USABLE, Cluster, plan_at_scale
@@ -202,13 +202,21 @@ def _components(memory: Memory) -> list[str]:
 def _table(chips: Sequence[OnChip]) -> list[str]:
     width = max(len("chip"), *(len(chip.name) for chip in chips))
     heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
-    lines = [f"{'chip':<{width}}  {'memory':>8}  {'needed':>9}  fits{heads}{'step':>{COLUMN}}"]
+    apart = any(chip.samplers for chip in chips)
+    samplers = f"{'samplers':>{COLUMN}}" if apart else ""
+    lines = [f"{'chip':<{width}}  {'memory':>8}  {'needed':>9}  fits{samplers}{heads}{'step':>{COLUMN}}"]
     for chip in chips:
         fits = "?" if chip.fits is None else "yes" if chip.fits else "no"
         limit = "?" if chip.limit is None else _size(chip.limit, 0)
         times = "".join(f"{_time(chip.seconds[phase]):>{COLUMN}}" for phase in PHASES)
         needed = _size(chip.memory.peak)
-        lines.append(f"{chip.name:<{width}}  {limit:>8}  {needed:>9}  {fits:<4}{times}{_time(chip.step):>{COLUMN}}")
+        count = f"{chip.samplers:>{COLUMN},}" if apart else ""
+        lines.append(
+            f"{chip.name:<{width}}  {limit:>8}  {needed:>9}  {fits:<4}{count}{times}{_time(chip.step):>{COLUMN}}"
+        )
+    if len({chip.samplers for chip in chips}) > 1:
+        most = max(chip.samplers for chip in chips)
+        lines.append(f"The rows differ in their number of samplers: compare their times with --rollout-devices {most}.")
     return lines
 
 

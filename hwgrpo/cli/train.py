@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from hwgrpo.text import hide_secrets, terminal_lines
+
 if TYPE_CHECKING:
     from hwgrpo.config import Config
 
@@ -20,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="check what can be checked here, print the plan and stop"
     )
+    parser.add_argument(
+        "--allow-finished",
+        action="store_true",
+        help="exit with 0 where output_dir holds a finished run of other settings or data (default: 2)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,30 +35,35 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.config.load import to_yaml
     from hwgrpo.config.validate import check_resume
 
-    config = load_config(args.recipe, args.overrides, data_may_be_missing=args.dry_run)
+    config = load_config(
+        args.recipe,
+        args.overrides,
+        data_may_be_missing=args.dry_run,
+        variables_may_be_missing=args.print_config,
+    )
     check_resume(config)
     if args.print_config:
-        print(to_yaml(config), end="")
+        print(to_yaml(config, shown=True), end="")
         return 0
     if args.dry_run:
-        return _plan(config)
+        return _plan(config, allow_finished=args.allow_finished)
 
     from hwgrpo.cli.host import prepare_host
 
     host = prepare_host(config)
-    from hwgrpo.training.resume import already_finished
-
-    said = already_finished(config)
-    if said is not None:
-        if host.rank == 0:
-            print(said)
-        return 0
-
+    from hwgrpo.errors import RunFinished
     from hwgrpo.training.build import build_run
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import train
 
-    run = build_run(config, host.backend, host.local_rank, host.local_world_size)
+    try:
+        run = build_run(
+            config, host.backend, host.local_rank, host.local_world_size, allow_finished=args.allow_finished
+        )
+    except RunFinished as finished:
+        if host.rank == 0:
+            print(hide_secrets(str(finished)))
+        return 0
     try:
         finish(run, train(run))
     finally:
@@ -61,16 +73,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(config: Config) -> int:
+def _plan(config: Config, *, allow_finished: bool) -> int:
     """Print the plan; return 0 where this machine could train it now, else 1 and say on stderr what it lacks."""
     from hwgrpo.cli.host import planned_place
 
     place = planned_place(config)
     from hwgrpo.training.plan import make_plan
 
-    plan = make_plan(config, place.backend, place.world_size, obstacle=place.obstacle)
+    plan = make_plan(config, place.backend, place.world_size, obstacle=place.obstacle, allow_finished=allow_finished)
     if place.rank == 0:
         print(plan.text)
         for obstacle in plan.obstacles:
-            print(f"hwgrpo: not ready here: {obstacle}", file=sys.stderr)
+            print(f"hwgrpo: not ready here: {terminal_lines(obstacle)}", file=sys.stderr)
     return 1 if plan.obstacles else 0

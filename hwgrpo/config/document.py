@@ -1,4 +1,4 @@
-"""The schema read back as documentation: key, type, default, what is allowed, and the docstring under each field."""
+"""The schema read back as documentation: key, type, default, what is allowed, what uses it, and its docstring."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import ast
 import dataclasses
 import inspect
 import typing
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from hwgrpo.config import schema
-from hwgrpo.config.fields import Limits
+from hwgrpo.config.fields import AnyOf, Limits
+from hwgrpo.config.uses import default_of, describe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,23 +23,28 @@ class Entry:
     type: str
     default: str
     allowed: str
+    used_by: str
+    """The settings without which it has no effect, e.g. `trainer.strategy=fsdp2`; "" where it always has one."""
     doc: str
 
 
 @cache
 def entries() -> tuple[Entry, ...]:
     """Return every setting in the schema's order, dotted keys, lists of sections as `functions[]`."""
-    return tuple(_walk(schema.Config, "", _docstrings()))
+    return tuple(_walk(schema.Config, "", _docstrings(), ()))
 
 
-def _walk(section: type, prefix: str, docs: dict[tuple[str, str], str]) -> typing.Iterator[Entry]:
+def _walk(
+    section: type, prefix: str, docs: dict[tuple[str, str], str], inherited: Sequence[AnyOf]
+) -> typing.Iterator[Entry]:
     hints = typing.get_type_hints(section)
     written = section.__annotations__
     for field in dataclasses.fields(section):
         key = f"{prefix}{field.name}"
         hint = hints[field.name]
+        conditions = (*inherited, *field.metadata.get("used_by", ()))
         if dataclasses.is_dataclass(hint):
-            yield from _walk(hint, key + ".", docs)  # type: ignore[arg-type]
+            yield from _walk(hint, key + ".", docs, conditions)  # type: ignore[arg-type]
             continue
         limits: Limits | None = field.metadata.get("limits")
         yield Entry(
@@ -45,18 +52,16 @@ def _walk(section: type, prefix: str, docs: dict[tuple[str, str], str]) -> typin
             type=str(written[field.name]),
             default=_default(field),
             allowed=limits.describe() if limits else "",
+            used_by=" and ".join(describe(condition, prefix) for condition in conditions),
             doc=docs.get((section.__name__, field.name), ""),
         )
         element = typing.get_args(hint)[0] if typing.get_origin(hint) is list else None
         if dataclasses.is_dataclass(element):
-            yield from _walk(element, key + "[].", docs)  # type: ignore[arg-type]
+            yield from _walk(element, key + "[].", docs, conditions)  # type: ignore[arg-type]
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default
-    if value is dataclasses.MISSING:
-        assert field.default_factory is not dataclasses.MISSING
-        value = field.default_factory()
+    value = default_of(field)
     if value == "???":
         return "(required)"
     if value is None or isinstance(value, bool):

@@ -1,13 +1,17 @@
-"""Dataclass fields that carry their own limits, so that the schema states once what is allowed."""
+"""Dataclass fields that carry their own limits and uses, so that the schema states once what is allowed and when."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Choices = Iterable[str] | Callable[[], Iterable[str]]
+
+LARGEST_INTEGER = 2**31 - 1
+"""Bound of integers without one: counts and sizes beyond it overflow somewhere between here and a device."""
+LARGEST_NUMBER = 3e38
+"""Bound of numbers without one: what single precision can hold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,31 +30,103 @@ class Limits:
             return None
         return tuple(self.choices() if callable(self.choices) else self.choices)
 
-    def describe(self) -> str:
-        """Say in a few words what is allowed: "0 < x <= 1", "one of: a, b", or "" for anything."""
+    def describe(self, value: float | None = None) -> str:
+        """Return in a few words what is allowed: "0 < x <= 1", "one of: a, b", or "" for anything.
+
+        Args:
+            value: a number that is not accepted; one beyond the bound of all numbers is answered with that bound.
+        """
         names = self.names()
         if names is not None:
             return "one of: " + ", ".join(names)
-        low = f"{self.at_least:g} <= " if self.at_least is not None else ""
-        low = f"{self.above:g} < " if self.above is not None else low
-        high = f" <= {self.at_most:g}" if self.at_most is not None else ""
-        high = f" < {self.below:g}" if self.below is not None else high
+        if value is not None and self.at_most is None and self.below is None:
+            largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
+            if abs(value) > largest:
+                return f"at most {_bound(largest)}"
+        low = f"{_bound(self.at_least)} <= " if self.at_least is not None else ""
+        low = f"{_bound(self.above)} < " if self.above is not None else low
+        high = f" <= {_bound(self.at_most)}" if self.at_most is not None else ""
+        high = f" < {_bound(self.below)}" if self.below is not None else high
         if self == Limits():
             return "a finite number"
         if low and not high:
             bound = self.at_least if self.at_least is not None else self.above
-            return f"{'at least' if self.at_least is not None else 'above'} {bound:g}"
+            return f"{'at least' if self.at_least is not None else 'above'} {_bound(bound)}"
         return f"{low}x{high}" if low or high else ""
 
     def accepts(self, value: float) -> bool:
         """Whether a number is finite and lies within the limits."""
+        largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
         return (
-            math.isfinite(value)
+            abs(value) <= (largest if self.at_most is None else max(largest, self.at_most))
             and (self.at_least is None or value >= self.at_least)
             and (self.at_most is None or value <= self.at_most)
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """A condition on another setting, under which a setting has an effect."""
+
+    key: str
+    """The other setting; with a dot in front it stands in the same section."""
+    values: tuple[Any, ...] = ()
+    words: str = ""
+    """The condition for people, after the key; "": the values."""
+    test: Callable[[Any], bool] | None = None
+    """Whether a value of the other setting fulfils it; None: one of `values`, or none of them."""
+    excluded: bool = False
+    """The values are those under which there is no effect."""
+
+    def fulfilled(self, value: Any) -> bool:
+        """Return whether the other setting's value fulfils the condition."""
+        return (value in self.values) != self.excluded if self.test is None else self.test(value)
+
+
+AnyOf = tuple[Use, ...]
+"""Conditions of which one is enough."""
+
+
+def one_of(key: str, *values: Any) -> AnyOf:
+    """Return the condition that a setting has one of these values."""
+    return (Use(key, values),)
+
+
+def none_of(key: str, *values: Any) -> AnyOf:
+    """Return the condition that a choice is none of these."""
+    return (Use(key, values, excluded=True),)
+
+
+def on(key: str, words: str = " ") -> AnyOf:
+    """Return the condition that a setting is neither 0, false, null nor empty."""
+    return (Use(key, (), words, bool),)
+
+
+def off(key: str, words: str = "=null") -> AnyOf:
+    """Return the condition that a setting is 0, false, null or empty."""
+    return (Use(key, (), words, lambda value: not value),)
+
+
+def holds(key: str, *values: str) -> AnyOf:
+    """Return the condition that a list has one of these values."""
+    return (Use(key, values, f" with {' or '.join(values)}", lambda listed: bool({*listed} & {*values})),)
+
+
+def setting(default: Any, *, path: bool = False, used_by: Sequence[AnyOf] = ()) -> Any:
+    """Return a dataclass field for text, a bool, a list or a mapping.
+
+    Args:
+        default: its default; a function makes a new one for every configuration.
+        path: it names a file or folder.
+        used_by: conditions under which it has an effect; all must be fulfilled.
+    """
+    return _field(default, path=path, used_by=used_by)
+
+
+def _bound(value: float | None) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def limited(
@@ -60,12 +136,19 @@ def limited(
     at_most: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    used_by: Sequence[AnyOf] = (),
 ) -> Any:
-    """Return a dataclass field for a number with bounds."""
+    """Return a dataclass field for a number, or a list of numbers, with bounds."""
     limits = Limits(at_least=at_least, at_most=at_most, above=above, below=below)
-    return dataclasses.field(default=default, metadata={"limits": limits})
+    return _field(default, limits=limits, used_by=used_by)
 
 
-def choice(default: Any, choices: Choices) -> Any:
-    """Return a dataclass field for a word out of `choices` (names, or a function that returns them)."""
-    return dataclasses.field(default=default, metadata={"limits": Limits(choices=choices)})
+def choice(default: Any, choices: Choices, *, used_by: Sequence[AnyOf] = ()) -> Any:
+    """Return a dataclass field for a name out of `choices` (names, or a function that returns them)."""
+    return _field(default, limits=Limits(choices=choices), used_by=used_by)
+
+
+def _field(default: Any, **metadata: Any) -> Any:
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import re
-import types
+import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hwgrpo.config.document import entries
+from hwgrpo.config.peers import last_name_here, name_here
 from hwgrpo.config.schema import Config
+from hwgrpo.config.typed import alternatives, build, hint_below, is_list, section_of
 from hwgrpo.config.validate import check_config
-from hwgrpo.errors import ConfigError, nearest
+from hwgrpo.config.written import (
+    Place,
+    Written,
+    attach,
+    dotted,
+    interpolations,
+    overlaid,
+    shown_settings,
+    texts,
+    unresolved_error,
+    without_unset,
+    written_of,
+    written_values,
+)
+from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
+from hwgrpo.errors import ConfigError, nearest, shown
+from hwgrpo.paths import check_path
+from hwgrpo.text import HIDDEN
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_SUFFIXES = (".yaml", ".yml")
+_INDEX = re.compile(r"\.\d+(?=\.|$)")
+_OVERRIDE = "write section.key=value, e.g. rollout.n=16"
 
 
 def recipe_folders() -> tuple[Path, ...]:
@@ -30,173 +53,358 @@ def recipe_folders() -> tuple[Path, ...]:
 def find_recipe(recipe: str | Path) -> Path:
     """Return the file of a recipe given as a path or by the name of one that ships with the package.
 
+    `.yml` and `.yaml` stand for each other where only one of them is there.
+
     Raises:
         ConfigError: there is no such file; the message lists the recipes that exist.
     """
     path = Path(recipe)
-    if path.is_file():
-        return path
+    check_path(str(recipe), "recipe")
     shipped = {p.stem: p for folder in recipe_folders() for p in sorted(folder.glob("*.yaml"))}
-    if path.stem in shipped and path.suffix in ("", ".yaml") and path.parent.name in ("", "configs"):
+    for file in (path, *(path.with_suffix(other) for other in _SUFFIXES if path.suffix in _SUFFIXES)):
+        if file.is_file():
+            return file
+    if path.stem in shipped and path.suffix in ("", *_SUFFIXES) and path.parent.name in ("", "configs"):
         return shipped[path.stem]
+    if path.is_dir():
+        raise ConfigError(f"no recipe {str(recipe)!r}: that is a folder; name the YAML file in it")
     near = nearest(path.stem, shipped)
     hint = f" Did you mean {near}?" if near else ""
     raise ConfigError(
-        f"no recipe {str(recipe)!r}: there is no such file in {Path.cwd()}; recipes that ship: "
+        f"no recipe {shown(str(recipe))}: there is no such file in {Path.cwd()}; recipes that ship: "
         f"{', '.join(sorted(shipped)) or 'none'}.{hint}"
     )
 
 
 def load_config(
-    recipe: str | Path | None, overrides: Sequence[str] = (), *, data_may_be_missing: bool = False
+    recipe: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    data_may_be_missing: bool = False,
+    variables_may_be_missing: bool = False,
+    imported: Collection[str] = (),
+    unread: Sequence[str] = (),
 ) -> Config:
     """Load a recipe, apply overrides in order, check every value, and return the settings.
 
     Args:
         recipe: YAML file or name of a shipped recipe; None starts from the defaults.
-        overrides: `section.key=value` words; values are YAML. They win over the recipe.
+        overrides: `section.key=value` arguments; values are YAML. They win over the recipe.
         data_may_be_missing: do not insist on files with prompts that the settings name.
+        variables_may_be_missing: where a value may be secret, do not insist on the variable it comes from; it is then
+            null, and `unset_variables` names it.
+        imported: settings or sections that the user did not choose; where nothing uses one, that is noted on stderr
+            instead of refused.
+        unread: sections and settings that are not used, whose names may be those of plug-ins that are not here.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
     """
-    given: DictConfig = _read_yaml(find_recipe(recipe)) if recipe is not None else OmegaConf.create({})
-    _spell_out_reward_names(given)
-    for word in overrides:
-        key, value = _split_override(word)
-        _check_key(key)
-        try:
-            OmegaConf.update(given, key, value, merge=True, force_add=True)
-        except (OmegaConfBaseException, ValueError, TypeError) as error:
-            raise ConfigError(f"{word!r} cannot be applied: {_first_line(error)}") from error
-        _spell_out_reward_names(given)
-    _check_tree(OmegaConf.to_container(given), Config, "")
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), given)
-        for key in sorted(OmegaConf.missing_keys(merged)):
-            raise ConfigError(f"{key} is required and has no default; set it in the recipe or as {key}=...")
-        config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
-    except OmegaConfBaseException as error:
-        raise _rephrase(error, given) from error
-    check_config(config, data_may_be_missing=data_may_be_missing)
+    given = _read_recipe(find_recipe(recipe)) if recipe is not None else {}
+    _check_names(given, Config, "")
+    for override in overrides:
+        key, value = _split_override(override)
+        _apply(given, key, value)
+    _check_names(given, Config, "")
+    config = _resolved(given, lenient=variables_may_be_missing)
+    for place, text in texts(dataclasses.asdict(config)):
+        if text == HIDDEN:
+            raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
+    notes = check_config(config, data_may_be_missing=data_may_be_missing, imported=imported, unread=unread)
+    for note in notes:
+        print(f"hwgrpo: note: {note}", file=sys.stderr)
     return config
 
 
-def to_yaml(config: Config) -> str:
-    """Return the whole configuration, defaults included, as YAML that `load_config` reads back."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+def settings_from(saved: Mapping[str, Any] | str) -> Config:
+    """Return the settings that a run has stored, unchecked: what they name may be gone, variables may be unset.
+
+    Args:
+        saved: the content of config.yaml, as text or as plain containers.
+
+    Raises:
+        ConfigError: it holds settings that this version does not have.
+    """
+    given = read_yaml(saved, "config.yaml", Config) if isinstance(saved, str) else copy.deepcopy(dict(saved))
+    given = _spelled_out(given or {})
+    _check_names(given, Config, "")
+    return _resolved(given, lenient=True)
 
 
-def _read_yaml(path: Path) -> DictConfig:
+def to_yaml(config: Config, *, shown: bool = False) -> str:
+    """Return the full configuration, defaults included, as YAML that `load_config` reads back.
+
+    What comes from variables and may be secret stands as it was written, every other value as what it was resolved to.
+
+    Args:
+        config: loaded settings.
+        shown: it is for people to see: secrets that were typed are left out, too.
+    """
+    tree = overlaid(dataclasses.asdict(config), written_of(config))
+    return OmegaConf.to_yaml(OmegaConf.create(shown_settings(tree, Config) if shown else tree))
+
+
+def unset_variables(config: Config) -> dict[str, str]:
+    """Return the variables that are not set of settings that are null for that, by the settings' names."""
+    return {dotted(place): each.unset for place, each in written_of(config).items() if each.unset is not None}
+
+
+def _resolved(given: dict[str, Any], *, lenient: bool) -> Config:
+    """Return settings with every interpolation resolved, and remember which values are stored as they were written."""
+    values, left_out = _interpolated(given, lenient=lenient)
+    config: Config = build(Config, values, "")
+    attach(config, written_values(config, given, Config, left_out), given, Config)
+    return config
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
     try:
-        loaded = OmegaConf.load(path)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    if not isinstance(loaded, DictConfig):
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the recipe cannot be read: {error.strerror}; check the file and its rights"
+        ) from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes, which no recipe is; name the YAML file of a run")
+    loaded = read_yaml(text, str(path), Config)
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of sections, e.g. `model: {{path: ...}}`")
-    return loaded
+    return _spelled_out(loaded)
 
 
-def _split_override(word: str) -> tuple[str, Any]:
-    key, equals, text = word.partition("=")
+def _split_override(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    if key.startswith("~"):
+        raise ConfigError(
+            f"{shown(override)} deletes a setting, which is not possible; {_OVERRIDE}, with the default or null"
+        )
     if not equals or not key:
-        raise ConfigError(f"{word!r} is not an override; write section.key=value, e.g. rollout.n=16")
-    try:
-        return key, OmegaConf.from_dotlist([f"value={text}"])["value"]
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{key}={text!r} is not valid YAML: {_first_line(error)}") from error
+        raise ConfigError(f"{shown(override)} is not an override; {_OVERRIDE}")
+    hint = _hint_of(key)
+    return key, read_yaml(text, f"{key}={shown(text)}", hint)
 
 
-def _spell_out_reward_names(config: DictConfig) -> None:
-    """An entry of reward.functions may be just a name: turn it into {name: ...}."""
-    functions = OmegaConf.select(config, "reward.functions")
-    if OmegaConf.is_list(functions):
-        for i, entry in enumerate(functions):
-            if isinstance(entry, str):
-                functions[i] = {"name": entry}
+def _spelled_out(given: dict[str, Any]) -> dict[str, Any]:
+    """Turn each entry of reward.functions that is just a name into {name: ...}."""
+    reward = given.get("reward")
+    functions = reward.get("functions") if isinstance(reward, dict) else None
+    if isinstance(functions, list):
+        functions[:] = [{"name": entry} if isinstance(entry, str) else entry for entry in functions]
+    return given
 
 
-def _section(annotation: Any) -> type | None:
-    """Return the dataclass behind a type hint: itself, or the element of a list of them."""
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return annotation
-    if typing.get_origin(annotation) is list:
-        return _section(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return next((s for s in map(_section, typing.get_args(annotation)) if s), None)
-    return None
+def _apply(given: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; a mapping is merged into the one that is there, a list replaces it.
+
+    An index goes into the list that is there, or else into the default.
+    """
+    *parents, last = key.split(".")
+    here: Any = given
+    hint: Any = Config
+    for i, name in enumerate([*parents, last]):
+        where = ".".join(key.split(".")[:i])
+        if isinstance(here, list):
+            if int(name) >= len(here):
+                count = f"it has {len(here)}, counted from 0" if here else "it is empty"
+                raise ConfigError(f"{key}: {where} has no entry {name}: {count}; set {where}=[...] as a list")
+            slot: Any = int(name)
+        elif isinstance(here, dict):
+            slot = name
+            if i < len(parents) and name not in here:
+                here[name] = _default_list(hint, name) if is_list(hint_below(hint, name)) else {}
+        else:
+            raise ConfigError(f"{key}: {where}={shown(here)} has nothing below it; set {where} first")
+        hint = hint_below(hint, name)
+        if i < len(parents):
+            here = here[slot]
+        else:
+            old = here[slot] if isinstance(here, list) else here.get(slot)
+            here[slot] = _merged(old, value)
+    _spelled_out(given)
 
 
-def _check_key(dotted: str) -> None:
-    """Refuse an override whose key the schema does not have, with the nearest key that it has."""
-    here: type | None = Config
-    walked: list[str] = []
-    for part in dotted.split("."):
-        if here is None:
-            _check_below(dotted, ".".join(walked))
-            return
-        hints = typing.get_type_hints(here)
-        if part.isdigit() and walked:
-            walked.append(part)
+def _default_list(section: Any, name: str) -> list[Any]:
+    field = next(f for f in dataclasses.fields(section) if f.name == name)
+    assert field.default_factory is not dataclasses.MISSING
+    return [dataclasses.asdict(e) if dataclasses.is_dataclass(e) else e for e in field.default_factory()]  # type: ignore[arg-type]
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{name: _merged(old.get(name), value) for name, value in new.items()}}
+    return new
+
+
+def _interpolated(given: dict[str, Any], *, lenient: bool) -> tuple[dict[str, Any], dict[Place, Written]]:
+    """Return the settings with every `${...}` resolved; it may name any setting, also one with a default.
+
+    Args:
+        given: plain containers, left as they are.
+        lenient: leave out what needs a variable that is not set, where it may be secret.
+
+    Returns:
+        The settings, and what was left out.
+
+    Raises:
+        ConfigError: an interpolation names nothing that is there, or itself; the message shows no value that was read.
+    """
+    found = list(interpolations(given, Config))
+    for place, text, _ in found:
+        try:
+            OmegaConf.create({"value": text})
+        except OmegaConfBaseException as error:
+            raise unresolved_error(place, text, error) from None
+    settings = OmegaConf.create(_merged(dataclasses.asdict(Config()), given)) if found else None
+    left_out: dict[Place, Written] = {}
+    resolved = copy.deepcopy(given)
+    for place, text, free in found:
+        here: Any = resolved
+        for name in place[:-1]:
+            here = here[name]
+        try:
+            value: Any = settings
+            for name in place:
+                value = value[name]
+            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except (OmegaConfBaseException, RecursionError) as error:
+            without = without_unset(place, text, free, error) if lenient else None
+            if without is None:
+                raise unresolved_error(place, text, error) from None
+            hint = _hint_at(place)
+            if without.value is None and typing.get_origin(hint) is dict:
+                without = dataclasses.replace(without, value={})
+            left_out[place] = without
+            here[place[-1]] = without.value
+            if without.value is None and hint is str:
+                del here[place[-1]]
             continue
-        if part not in hints:
-            raise _unknown_key(".".join([*walked, part]), here, ".".join(walked))
-        walked.append(part)
-        here = _section(hints[part])
+        here[place[-1]] = _typed(value, place, text)
+    return _spelled_out(resolved), left_out
 
 
-def _check_below(dotted: str, key: str) -> None:
-    """Refuse to go below a setting that is neither a mapping nor a list."""
-    entry = next((e for e in entries() if e.key == re.sub(r"\.\d+(?=\.|$)", "[]", key)), None)
-    if entry is not None and not entry.type.startswith(("dict", "list")):
-        raise ConfigError(f"unknown key {dotted}: {key} is a single setting ({entry.type}). Did you mean {key}=...?")
+def _hint_at(place: Place) -> Any:
+    """Return the type of the setting at a place."""
+    return functools.reduce(lambda hint, name: hint_below(hint, str(name)), place, Config)
 
 
-def _unknown_key(key: str, section: type, prefix: str) -> ConfigError:
-    names = list(typing.get_type_hints(section))
+def _typed(value: Any, place: Place, written: str) -> Any:
+    """Return what an interpolation gave, read as YAML where the setting is no text: variables hold text only.
+
+    Raises:
+        ConfigError: it has another type; the message shows it as it was written.
+    """
+    hint = _hint_at(place)
+    try:
+        if isinstance(value, str) and not {str, Any} & {*alternatives(hint)}:
+            value = read_yaml(value, "", hint)
+        build(hint, value, "")
+    except ConfigError:
+        wanted = next((e.type for e in entries() if e.key == _INDEX.sub("[]", dotted(place))), "another type")
+        raise ConfigError(f"{dotted(place)}={shown(written)} has the wrong type; it must be {wanted}") from None
+    return value
+
+
+def _hint_of(dotted: str) -> Any:
+    """Return the type of the setting that an override's key names.
+
+    Raises:
+        ConfigError: the schema has no such key; the message names the nearest that it has.
+    """
+    hint: Any = Config
+    walked: list[str] = []
+    for name in dotted.split("."):
+        section = section_of(hint)
+        prefix = ".".join(walked)
+        if is_list(hint):
+            if not _is_index(name):
+                raise ConfigError(
+                    f"unknown key {_shown_key(dotted)}: {prefix} is a list, so a number comes after it: "
+                    f"{prefix}.0{'.' + name if section and name in _names(section) else ''}=..."
+                )
+        elif section is not None:
+            if name not in _names(section):
+                raise _unknown_key(".".join([*walked, name]), section, prefix, dotted)
+        elif not any(typing.get_origin(kind) is dict for kind in alternatives(hint)) and hint is not Any:
+            entry = next(e for e in entries() if e.key == _INDEX.sub("[]", prefix))
+            raise ConfigError(
+                f"unknown key {_shown_key(dotted)}: {prefix} is a single setting ({entry.type}). "
+                f"Did you mean {prefix}=...?"
+            )
+        hint = hint_below(hint, name)
+        walked.append(name)
+    return hint
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10
+
+
+def _unknown_key(key: str, section: type, prefix: str, full: str | None = None) -> ConfigError:
+    """Return the error for a key that the schema does not have.
+
+    Args:
+        key: as far as it was followed.
+        section: what it should be in.
+        prefix: the key of that section.
+        full: the key as it was written, which may name another system's setting.
+    """
+    if (here := name_here(full or key)) is not None:
+        return ConfigError(f"unknown key {_shown_key(full or key)}: {here}")
+    names = _names(section)
     last = key.rsplit(".", 1)[-1]
-    near = nearest(last, names)
+    near = nearest(last, names) or nearest(last.lower(), names)
     elsewhere = [e.key for e in entries() if e.key.rsplit(".", 1)[-1] == last]
     if len(elsewhere) == 1:  # trainer.lr can only have meant optim.lr
         near = elsewhere[0]
     elif near:
         near = f"{prefix}.{near}" if prefix else near
+    if not near and (here := last_name_here(full or key)) is not None:
+        return ConfigError(f"unknown key {_shown_key(full or key)}: {here}")
     hint = f" Did you mean {near}?" if near else ""
     where = f"{prefix} has" if prefix else "The sections are"
-    return ConfigError(f"unknown key {key}.{hint} {where}: {', '.join(names)}.")
+    return ConfigError(f"unknown key {_shown_key(key)}.{hint} {where}: {', '.join(names)}.")
 
 
-def _check_tree(values: Any, section: type, prefix: str) -> None:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{prefix}={values!r} must be a mapping with the keys: {', '.join(_names(section))}")
-    hints = typing.get_type_hints(section)
+def _shown_key(key: str) -> str:
+    return key if key.isprintable() and 0 < len(key) <= 120 else shown(key)
+
+
+def _check_names(values: Any, hint: Any, prefix: str) -> None:
+    """Check that the schema has every key of a recipe; types are for `build`.
+
+    Raises:
+        ConfigError: the first key that it does not have.
+    """
+    section = section_of(hint)
+    if isinstance(values, list) and section is not None:
+        for i, element in enumerate(values):
+            _check_names(element, section, f"{prefix}.{i}")
+    if not isinstance(values, Mapping) or section is None or is_list(hint):
+        return
     for name, value in values.items():
         key = f"{prefix}.{name}" if prefix else str(name)
-        if name not in hints:
-            raise _unknown_key(key, section, prefix)
-        inner = _section(hints[name])
-        if inner is None:
-            continue
-        if typing.get_origin(hints[name]) is list:
-            if not isinstance(value, list):
-                raise ConfigError(f"{key}={value!r} must be a list, e.g. {key}=[exact_match]")
-            for i, element in enumerate(value):
-                _check_tree(element, inner, f"{key}.{i}")
-        else:
-            _check_tree(value, inner, key)
+        if name not in _names(section):
+            raise _unknown_key(key, section, prefix, next(_leaves(value, key)))
+        _check_names(value, hint_below(section, name), key)
+
+
+def _leaves(value: Any, key: str) -> Iterator[str]:
+    """Yield the dotted keys of all single values below `value`."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}")
+    else:
+        yield key
 
 
 def _names(section: type) -> list[str]:
     return [f.name for f in dataclasses.fields(section)]
-
-
-def _rephrase(error: OmegaConfBaseException, given: DictConfig) -> ConfigError:
-    key = getattr(error, "full_key", None) or "?"
-    value = OmegaConf.select(given, key, throw_on_missing=False) if key != "?" else None
-    wanted = next((e.type for e in entries() if e.key == key), "another type")
-    return ConfigError(f"{key}={value!r} has the wrong type; it must be {wanted}")
 
 
 def _first_line(error: Exception) -> str:

@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.fields import Limits
+from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
-from hwgrpo.config.schema import Config, DeepspeedConfig, LoraConfig
-from hwgrpo.errors import ConfigError, DataError, choice_error, nearest
-from hwgrpo.paths import did_you_mean, find_model
+from hwgrpo.config.schema import Config
+from hwgrpo.config.uses import check_used
+from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, shown
+from hwgrpo.paths import check_path, did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
 
 
-def check_config(config: Config, *, data_may_be_missing: bool = False) -> None:
+def check_config(
+    config: Config,
+    *,
+    data_may_be_missing: bool = False,
+    imported: Collection[str] = (),
+    unread: Sequence[str] = (),
+) -> list[str]:
     """Check every limit and every contradiction that can be seen before anything is loaded.
 
     Args:
         config: the settings.
         data_may_be_missing: leave out whether the files with prompts are there; `missing_data` tells.
+        imported: settings or sections that the user did not choose, and that may be without effect.
+        unread: sections and settings whose names may be of plug-ins that are not here.
+
+    Returns:
+        A note for each setting of `imported` that has no effect.
 
     Raises:
         ConfigError: the first one found, naming key, value, what is allowed and the remedy.
     """
-    _check_limits(config, "")
+    _check_limits(config, "", unread)
     sampling_of(config)
-    _check_names(config)
+    _check_names(config, unread)
+    notes = check_used(config, imported)
     _check_files(config)
     missing = missing_data(config)
     if missing and not data_may_be_missing:
@@ -35,6 +50,7 @@ def check_config(config: Config, *, data_may_be_missing: bool = False) -> None:
     _check_contradictions(config)
     check_rollout(config)
     _check_deepspeed(config)
+    return notes
 
 
 def check_world_size(config: Config, world_size: int) -> None:
@@ -116,41 +132,58 @@ def sampling_of(config: Config) -> Sampling:
     )
 
 
-def _check_limits(section: Any, prefix: str) -> None:
+def _check_limits(section: Any, prefix: str, unread: Sequence[str]) -> None:
     for field in dataclasses.fields(section):
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            _check_limits(value, key + ".")
+            _check_limits(value, key + ".", unread)
             continue
         if isinstance(value, list) and value and dataclasses.is_dataclass(value[0]):
             for i, element in enumerate(value):
-                _check_limits(element, f"{key}.{i}.")
+                _check_limits(element, f"{key}.{i}.", unread)
+        if field.metadata.get("path"):
+            for text in value if isinstance(value, list) else [value]:
+                check_path(text, key)
         limits: Limits | None = field.metadata.get("limits")
         if limits is None or value is None:
             continue
-        names = limits.names()
-        assert not isinstance(value, list), "limits are for single values"
-        if names is not None and value not in names:
-            raise choice_error(key, value, names)
-        if names is None and not limits.accepts(value):
-            raise ConfigError(f"{key}={value} is out of range; allowed: {limits.describe()}")
+        for place, one in (
+            ((f"{key}.{i}", v) for i, v in enumerate(value)) if isinstance(value, list) else [(key, value)]
+        ):
+            if limits.names() is None or not any(f"{key}.".startswith(f"{each}.") for each in unread):
+                _check_value(one, place, limits)
 
 
-def _check_names(config: Config) -> None:
+def _check_value(value: Any, key: str, limits: Limits) -> None:
+    names = limits.names()
+    if names is None:
+        if not limits.accepts(value):
+            raise ConfigError(f"{key}={shown(value)} is out of range; allowed: {limits.describe(value)}")
+    elif value not in names:
+        raise unknown_choice(key, value, names)
+
+
+def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
+    """Return the error for a value that is not one of `names`, with what another system's value is here."""
+    here = value_here(key, value)
+    return ConfigError(f"{key}={shown(value)} is not known: {here}") if here else choice_error(key, value, names)
+
+
+def _check_names(config: Config, unread: Sequence[str]) -> None:
     from hwgrpo.observe import LOGGERS, check_installed
     from hwgrpo.rewards import REWARDS
 
-    for name in config.observe.loggers:
+    for name in () if "observe" in unread else config.observe.loggers:
         if name not in LOGGERS:
-            raise choice_error("observe.loggers", name, LOGGERS.names())
+            raise unknown_choice("observe.loggers", name, LOGGERS.names())
         check_installed(name)
     for i, function in enumerate(config.reward.functions):
         if ".py" not in function.name and function.name not in REWARDS:
             names = [*REWARDS.names(), "path/to/file.py:function"]
-            raise choice_error(f"reward.functions.{i}.name", function.name, names)
+            raise unknown_choice(f"reward.functions.{i}.name", function.name, names)
     _check_fused_modules(list(config.model.fused_modules))
     betas = config.optim.betas
-    if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+    if len(betas) != 2:
         raise ConfigError(f"optim.betas={betas} must be two numbers, each 0 <= x < 1, e.g. [0.9, 0.999]")
 
 
@@ -178,7 +211,9 @@ def check_resume(config: Config) -> None:
     if resume not in words and not Path(resume).exists():
         near = nearest(resume, words)
         hint = f" Did you mean {near!r}?" if near else did_you_mean(Path(resume), Path.is_dir)
-        raise ConfigError(f"trainer.resume={resume!r} is neither auto, never nor a folder that exists.{hint}")
+        raise ConfigError(
+            f"trainer.resume={resume!r} is neither auto, never nor a folder that exists; name one of them.{hint}"
+        )
 
 
 def missing_data(config: Config) -> list[str]:
@@ -216,27 +251,23 @@ def _check_files(config: Config) -> None:
     adapter = config.model.lora.adapter
     if adapter and not Path(adapter).expanduser().is_dir():
         hint = did_you_mean(Path(adapter).expanduser(), Path.is_dir)
-        raise ConfigError(f"model.lora.adapter={adapter!r}: there is no such folder.{hint}")
+        raise ConfigError(
+            f"model.lora.adapter={adapter!r}: there is no such folder; name one with adapter_config.json.{hint}"
+        )
     settings = config.trainer.deepspeed.config
     if settings and not Path(settings).expanduser().is_file():
         hint = did_you_mean(Path(settings).expanduser(), Path.is_file)
-        raise ConfigError(f"trainer.deepspeed.config={settings!r}: there is no such file.{hint}")
+        raise ConfigError(f"trainer.deepspeed.config={settings!r}: there is no such file; name one in JSON.{hint}")
     template = config.model.chat_template
     if template and not Path(template).expanduser().is_file():
         hint = did_you_mean(Path(template).expanduser(), Path.is_file)
-        raise ConfigError(f"model.chat_template={template!r}: there is no such file.{hint}")
+        raise ConfigError(f"model.chat_template={template!r}: there is no such file; name one in Jinja.{hint}")
 
 
 def _check_contradictions(config: Config) -> None:
     c, t = config, config.trainer
     if not c.reward.functions:
         raise ConfigError("reward.functions is empty; name at least one reward, e.g. reward.functions=[exact_match]")
-    for i, function in enumerate(c.reward.functions):
-        if function.on_timeout != "raise" and function.timeout is None:
-            raise ConfigError(
-                f"reward.functions.{i}.on_timeout={function.on_timeout} without a timeout: nothing would end a "
-                f"call that hangs; set reward.functions.{i}.timeout to the seconds it may take, or leave on_timeout out"
-            )
     if all(function.weight == 0 for function in c.reward.functions):
         raise ConfigError(
             "every reward.functions weight is 0, so no response is better than another; give one a weight"
@@ -250,7 +281,7 @@ def _check_contradictions(config: Config) -> None:
     if t.prompts_per_step % prompts_per_update(c):
         raise ConfigError(
             f"trainer.prompts_per_update={t.prompts_per_update} does not divide trainer.prompts_per_step="
-            f"{t.prompts_per_step}; a step is cut into whole updates"
+            f"{t.prompts_per_step}: a step has so many updates of one size; use a divisor of {t.prompts_per_step}"
         )
     longest = longest_share(c)
     if t.tokens_per_micro_batch is not None and t.tokens_per_micro_batch < longest:
@@ -286,15 +317,10 @@ def _check_contradictions(config: Config) -> None:
                 f"{tensor} with model.lora.{key}={getattr(c.model.lora, key)!r}: adapters are not cut over ranks; use "
                 "trainer.sequence_parallel_size, or train all weights"
             )
-    if Path(t.output_dir).exists() and not Path(t.output_dir).is_dir():
-        raise ConfigError(f"trainer.output_dir={t.output_dir!r} is a file; name a folder")
-    lora, fresh = c.model.lora, LoraConfig()
-    for name in ("alpha", "dropout", "target_modules"):
-        if lora.rank == 0 and getattr(lora, name) != getattr(fresh, name):
-            remedy = "an adapter brings its own" if lora.adapter else "set model.lora.rank to train adapters"
-            raise ConfigError(
-                f"model.lora.{name}={getattr(lora, name)!r} has no effect with model.lora.rank=0; {remedy}"
-            )
+    for folder in (Path(t.output_dir), *Path(t.output_dir).parents):
+        if folder.exists() and not folder.is_dir():
+            what = "is a file" if folder == Path(t.output_dir) else f"is below the file {folder}"
+            raise ConfigError(f"trainer.output_dir={shown(t.output_dir)} {what}; name a folder")
     if not c.model.lora.target_modules:
         raise ConfigError("model.lora.target_modules is empty; name layers, or all-linear")
     correction = c.algorithm.correction
@@ -312,39 +338,15 @@ def _check_contradictions(config: Config) -> None:
             f"rollout.max_staleness={r.max_staleness}: responses of older weights need their importance weighed; set "
             "algorithm.correction.name, e.g. token_truncate"
         )
-    if r.partial and not (r.max_staleness and r.engine == "local"):
-        raise ConfigError(
-            f"rollout.partial=true with rollout.max_staleness={r.max_staleness} and rollout.engine={r.engine!r}: new "
-            "weights come amid responses only where rollout runs ahead (max_staleness of 1 or more) in the local engine"
-        )
     if c.observe.loggers.count("jsonl") == 0 and t.save_every:
         raise ConfigError(
             f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "
             "back; add jsonl to observe.loggers"
-        )
-    if c.algorithm.aggregation.norm_length and c.algorithm.aggregation.name != "seq-mean-token-sum-norm":
-        raise ConfigError(
-            f"algorithm.aggregation.norm_length={c.algorithm.aggregation.norm_length} has no effect with "
-            f"algorithm.aggregation.name={c.algorithm.aggregation.name!r}; it belongs to seq-mean-token-sum-norm"
         )
 
 
 def _check_deepspeed(config: Config) -> None:
     from hwgrpo.training.strategies.deepspeed_config import deepspeed_config
 
-    settings, fresh = config.trainer.deepspeed, DeepspeedConfig()
-    if config.trainer.strategy != "deepspeed":
-        for field in dataclasses.fields(settings):
-            value = getattr(settings, field.name)
-            if value != getattr(fresh, field.name):
-                raise ConfigError(
-                    f"trainer.deepspeed.{field.name}={value!r} has no effect with trainer.strategy="
-                    f"{config.trainer.strategy!r}; set trainer.strategy=deepspeed, or leave it out"
-                )
-        return
-    if settings.offload_parameters and settings.stage != 3:
-        raise ConfigError(
-            f"trainer.deepspeed.offload_parameters=true with trainer.deepspeed.stage={settings.stage}: only stage 3 "
-            "cuts weights and can keep them elsewhere; set trainer.deepspeed.stage=3, or leave it out"
-        )
-    deepspeed_config(config)
+    if config.trainer.strategy == "deepspeed":
+        deepspeed_config(config)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hwgrpo_backends import Backend, Decision, Facts, peaks
 from hwgrpo_backends.finding import Finding
-from hwgrpo_backends.probing import IMPORTED_BY_OTHERS, broken_plugins, hidden_by, plugin_fix
+from hwgrpo_backends.probing import IMPORTED_BY_OTHERS, broken_plugins, hidden_by, plugin_fix, shadow_fix
 from hwgrpo_backends.vendor_findings import vendor_findings
 
 from hwgrpo import __version__
@@ -85,6 +85,10 @@ def surroundings(subject: Subject) -> Iterable[Finding]:
 
 def torch_installed(subject: Subject) -> Iterable[Finding]:
     facts = subject.facts
+    if file := facts.shadows.get("torch"):
+        found = f"hidden: {file} is imported in its place"
+        yield Finding(what="torch", state="FAIL", found=found, fix=shadow_fix([file]))
+        return
     if facts.torch_version is None:
         yield Finding(what="torch", state="FAIL", found="not installed", fix="bash scripts/setup.sh")
         return
@@ -104,7 +108,8 @@ def torch_installed(subject: Subject) -> Iterable[Finding]:
 def torch_imports(subject: Subject) -> Iterable[Finding]:
     """The whole chain of exceptions, and whether leaving plug-ins out helps."""
     torch = subject.facts.torch
-    if torch is None or subject.facts.torch_version is None:
+    shadows = subject.facts.shadows
+    if torch is None or subject.facts.torch_version is None or "torch" in shadows:
         return
     if torch.imported:
         without = subject.facts.variables.get(AUTOLOAD) == "0"
@@ -119,6 +124,8 @@ def torch_imports(subject: Subject) -> Iterable[Finding]:
                 fix += f" ({AUTOLOAD}=0 does not help: transformers imports it all the same)"
             elif broken:
                 fix += f"; until then {AUTOLOAD}=0 makes `import torch` work, without that device"
+        elif shadows:
+            fix = shadow_fix(shadows.values())
         else:
             fix = f"bash scripts/setup.sh installs torch again ({AUTOLOAD}=0 does not help)"
         yield Finding(what="import torch", state="FAIL", found=told, fix=fix)
@@ -158,6 +165,10 @@ def visibility(subject: Subject) -> Iterable[Finding]:
             yield Finding(what="visible devices", state="warn", found=f"{hidden} hides every {name} device", fix=fix,
                           backends=(name,))  # fmt: skip
         given = [variable for variable in watched if variable in facts.variables]
+        verdict = subject.decision.verdicts[name]
+        if not hidden and not verdict.usable and any(f"{variable}=" in verdict.reason for variable in given):
+            yield Finding(what="visible devices", state="FAIL", found=verdict.reason, fix=verdict.fix, backends=(name,))
+            continue
         if len(given) > 1 and there:
             told = ", ".join(f"{variable}={facts.variables[variable]!r}" for variable in given)
             yield Finding(what="visible devices", state="warn", found=f"{told} filter one another",

@@ -79,8 +79,10 @@ class Fit:
 
     package: str
     version: str
+    other: str
+    """What it needs."""
     needs: str
-    """Package and specifier, as "torch ==2.13.0"."""
+    """`other` and specifier, as "torch ==2.13.0"."""
     found: str | None
     """The installed version of what is needed; None when it is not there."""
     state: Literal["fits", "differs", "absent"]
@@ -98,7 +100,7 @@ def installed_versions(facts: Facts, own: str) -> dict[str, str]:
 def fits(installed: Mapping[str, str]) -> list[Fit]:
     """Return every need that the installed packages have of each other."""
     return [
-        Fit(row.package, installed[row.package], f"{other} {specifier}", installed.get(other),
+        Fit(row.package, installed[row.package], other, f"{other} {specifier}", installed.get(other),
             _state(installed.get(other), specifier), row.source, row.fatal)
         for row in MATRIX
         if row.package in installed and _matches(installed[row.package], row.versions)
@@ -118,7 +120,7 @@ def unknown(installed: Mapping[str, str]) -> list[str]:
 def check_versions(facts: Facts, own: str) -> list[Finding]:
     """Return one finding per installed package that does not go with the others, or one that says that all do."""
     installed = installed_versions(facts, own)
-    judged = fits(installed)
+    judged = [fit for fit in fits(installed) if fit.other not in facts.shadows]  # whose version nobody can see
     findings = [
         finding
         for package in dict.fromkeys(fit.package for fit in judged)
@@ -138,11 +140,18 @@ def _disagreement(package: str, judged: list[Fit]) -> Finding | None:
     if not wrong:
         return None
     told = "; ".join(f"{fit.needs}, here {fit.found or 'not installed'}" for fit in wrong)
-    pins = " ".join(f"'{fit.needs.replace(' ', '')}'" for fit in wrong if not fit.needs.startswith(CANN))
-    toolkits = [fit.needs.partition("==")[2] for fit in wrong if fit.needs.startswith(CANN)]
-    ways = ["give it an environment of its own (scripts/setup.sh)"] if package.startswith("vllm") else []
-    ways += [f"pip install {pins}"] if pins else []
-    ways += [f"install CANN {version} and source its set_env.sh" for version in toolkits]
+    # pip by itself would take a build of torch for other hardware, and vLLM's pins would break the trainer.
+    pins = " ".join(f"'{fit.needs.replace(' ', '')}'" for fit in wrong if fit.other not in (CANN, "torch"))
+    toolkits = [fit.needs.partition("==")[2] for fit in wrong if fit.other == CANN]
+    torch = any(fit.other == "torch" for fit in wrong)
+    ways = [f"install CANN {version} and source its set_env.sh" for version in toolkits]
+    if package.startswith("vllm"):
+        apart = "vllm-ascend" if package == "vllm-ascend" else "vllm"
+        ways.insert(0, f"give it an environment of its own: bash scripts/setup.sh --rollout {apart}")
+    elif torch:
+        ways.insert(0, "bash scripts/setup.sh --fresh makes an environment of versions that fit")
+    elif pins:
+        ways.insert(0, f"pip install {pins}")
     return Finding(
         what=f"versions: {package}",
         state="FAIL" if any(fit.fatal for fit in wrong) else "warn",

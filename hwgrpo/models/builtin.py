@@ -6,9 +6,7 @@ import hashlib
 import inspect
 import json
 import os
-import shutil
 import sys
-import tempfile
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,9 +22,13 @@ from transformers import PreTrainedModel
 from hwgrpo.data import TASKS, tasks
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.models import tiny
+from hwgrpo.permissions import follow_umask
+from hwgrpo.scratch import ScratchFolder, remove_stale
 
 PREFIX = "builtin://"
 NAMES = ("tiny",)
+UNFINISHED = ".making-"
+"""Of the names of folders with models that are being made."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class TinySpec:
     def __post_init__(self) -> None:
         width = 2 * max(self.head, 1)
         rules = (
-            ("seed", self.seed >= 0, "at least 0"),
+            ("seed", 0 <= self.seed < 2**32, "at least 0 and at most 4294967295"),
             ("head", self.head >= 8 and self.head % 8 == 0, "a positive multiple of 8"),
             ("hidden", self.hidden > 0 and self.hidden % width == 0, f"a positive multiple of {width}"),
             ("layers", self.layers >= 1, "at least 1"),
@@ -132,6 +134,7 @@ def resolve(address: str) -> Path:
     spec = parse(address)
     root = Path(os.environ.get("HWGRPO_CACHE") or Path.home() / ".cache" / "hwgrpo") / "builtin"
     folder = root / _fingerprint(spec)
+    remove_stale(UNFINISHED, root)
     if not folder.is_dir():
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -142,7 +145,8 @@ def resolve(address: str) -> Path:
             ) from error
         print(f"hwgrpo: making {address}, once; it takes some seconds", file=sys.stderr, flush=True)
         # Written beside its place and renamed: a folder with the final name is complete.
-        unfinished = Path(tempfile.mkdtemp(prefix=".making-", dir=root))
+        scratch = ScratchFolder(UNFINISHED, root)
+        unfinished = scratch.path
         try:
             model, tokenizer = tiny.make(
                 seed=spec.seed,
@@ -158,9 +162,10 @@ def resolve(address: str) -> Path:
                 _save(model, unfinished)
                 tokenizer.save_pretrained(unfinished)
             (unfinished / "builtin.json").write_text(json.dumps(asdict(spec), indent=2) + "\n")
+            follow_umask(unfinished)
             _rename(unfinished, folder)
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            scratch.remove()
     return folder
 
 

@@ -25,6 +25,7 @@ from hwgrpo.models import builtin
 from hwgrpo.models.hollow import META
 from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.paths import did_you_mean, find_model
+from hwgrpo.permissions import follow_umask
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
@@ -141,9 +142,13 @@ def _turn_dropout_off(settings: PreTrainedConfig) -> None:
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise `ConfigError` when the tokenizer knows ids that the model has no embedding for."""
     table: Any = model.get_input_embeddings()
-    embeddings = table.weight.shape[0]
+    check_embeddings(table.weight.shape[0], tokenizer)
+
+
+def check_embeddings(embeddings: int | None, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `ConfigError` when the tokenizer knows ids beyond a number of embeddings; None: it is not known."""
     largest = max(tokenizer.get_vocab().values())
-    if largest >= embeddings:
+    if embeddings is not None and largest >= embeddings:
         raise ConfigError(
             f"the tokenizer's largest id is {largest}, but the model has {embeddings} embeddings: "
             "model.tokenizer does not belong to model.path; leave it out to take the model's own"
@@ -175,6 +180,7 @@ def save_model(
     else:
         model.save_pretrained(folder, **sizes)
     tokenizer.save_pretrained(folder)
+    follow_umask(Path(folder))
 
 
 def locate(path: str, key: str = "model.path") -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hwgrpo.closing import close_all
 from hwgrpo.errors import RunError
 from hwgrpo.observe import LOGGERS, completions, jsonl, tensorboard, warnings
 from hwgrpo.observe.completions import CompletionsLog, Sample
@@ -188,12 +189,25 @@ class Observer:
         return summary
 
     def close(self) -> None:
-        """Close the logs and give the terminal back."""
+        """Close the logs and give the terminal back.
+
+        Raises:
+            RunError: a log could not be closed, and no error is on its way already; the message names it.
+        """
         if not self._main:
             return
         self._show(lambda: self._progress.close())
-        for log in (*self._loggers.values(), self._completions, self._warnings):
+        logs = {f"logger {name!r}": logger for name, logger in self._loggers.items()}
+        logs |= {completions.FILE: self._completions, warnings.FILE: self._warnings}
+        close_all(*(lambda what=what, log=log: self._close(what, log) for what, log in logs.items()))
+
+    def _close(self, what: str, log: Logger | CompletionsLog | WarningsLog) -> None:
+        try:
             log.close()
+        except OSError as error:
+            raise RunError(
+                f"{what} could not write what was left to {self._run_dir}: {error}; make room or restore access there"
+            ) from error
 
     def _replay(self) -> list[float]:
         """Remember what metrics.jsonl holds, and write warnings.jsonl as the run so far would have.

@@ -22,6 +22,7 @@ from hwgrpo.observe import fields
 from hwgrpo.observe.progress import Pace, validation_texts
 from hwgrpo.observe.summary import rich_summary
 from hwgrpo.observe.timing import PREFIX
+from hwgrpo.text import one_line, terminal_lines
 
 if TYPE_CHECKING:
     from hwgrpo.observe.completions import Sample
@@ -85,7 +86,7 @@ def shorten(text: str, cells: int) -> str:
     # Far more than can be shown is cut before it is measured: responses may be long and this runs at every refresh.
     if len(text) > 4 * cells:
         text = text[: 2 * cells] + text[-2 * cells :]
-    text = "".join("↵" if char == "\n" else char if char.isprintable() else "·" for char in text)
+    text = one_line(text)
     if cell_len(text) <= cells:
         return text
     tail = cells // 3
@@ -249,7 +250,7 @@ class LivePanel:
             self.view = replace(self.view, validation=f"step {step:,}: {', '.join(texts)}")
 
     def note(self, text: str) -> None:
-        self._console.print(Text(text))
+        self._console.print(Text(terminal_lines(text)))
 
     def warning(self, text: str) -> None:
         self._console.print(Text(text, style="yellow"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from hwgrpo.observe.fields import ENTROPY, KL, LENGTH, REWARD, THROUGHPUT, duration, number
+from hwgrpo.text import terminal_line, terminal_lines
 
 if TYPE_CHECKING:
     from hwgrpo.observe.completions import Sample
@@ -175,10 +176,10 @@ class PlainLines:
 
     def validation(self, step: int, values: Mapping[str, Any]) -> None:
         for text in validation_texts(values):
-            self._print(f"{self._step_cell(step)}  validation {text}")
+            self._print(terminal_line(f"{self._step_cell(step)}  validation {text}"))
 
     def note(self, text: str) -> None:
-        self._print(text)
+        self._print(terminal_lines(text))
 
     def warning(self, text: str) -> None:
         self._print(text)

@@ -27,7 +27,7 @@ class ServiceRun:
     project: str
     name: str
     settings: Mapping[str, Any]
-    """config.yaml."""
+    """config.yaml, without secrets."""
     exists: bool
     """Whether an earlier process made it and it is to be continued."""
 
@@ -106,6 +106,9 @@ class ServiceLogger(ABC):
         """Send what is left and end the run."""
 
     def _begin(self) -> _State:
+        from hwgrpo.config import Config
+        from hwgrpo.config.written import shown_settings
+
         exists = self._file.exists()
         state = (
             _State(**json.loads(self._file.read_text(encoding="utf-8"))) if exists else _State(uuid.uuid4().hex[:16])
@@ -116,7 +119,7 @@ class ServiceLogger(ABC):
             id=state.id,
             project=observe.get("project") or PROJECT,
             name=observe.get("run_name") or self._run_dir.resolve().name,
-            settings=settings,
+            settings=shown_settings(settings, Config),  # others see it there
             exists=exists,
         )
         try:

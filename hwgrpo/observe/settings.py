@@ -33,16 +33,14 @@ def saved_config(run_dir: Path) -> Config:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from hwgrpo.config.schema import Config
+    from hwgrpo.config.load import settings_from
 
     required = {"model": {"path": ""}, "data": {"train": ""}}
     try:
-        config: Any = OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(Config), required, saved_settings(run_dir))
-        )
-    except OmegaConfBaseException as error:
+        full: Any = OmegaConf.to_container(OmegaConf.merge(required, saved_settings(run_dir)))
+        return settings_from(full)
+    except (ConfigError, OmegaConfBaseException) as error:
         raise ConfigError(
             f"{run_dir / FILE} does not fit this version of hwgrpo ({str(error).splitlines()[0]}); "
             "name another trainer.output_dir"
         ) from error
-    return config

@@ -13,6 +13,7 @@ from hwgrpo.observe.fields import MISSING, decimals, duration, percent
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.jsonlines import jsonable
 from hwgrpo.observe.verdict import judge
+from hwgrpo.text import terminal_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -131,7 +132,7 @@ def _changes(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         # a run that was stopped has trained on since its last validation
         late = row["after"] is not None and row["after_step"] != summary["steps"]
         when = f" (at step {row['after_step']})" if late else ""
-        rows.append((f"{row['source']} {_metric_label(row['metric'])}{when}", row))
+        rows.append((terminal_line(f"{row['source']} {_metric_label(row['metric'])}{when}"), row))
     reward = summary["reward"]
     rows.append((_reward_label(reward), {"before": reward["first"], "after": reward["last"]}))
     table = []
@@ -164,13 +165,19 @@ def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
     """Return the latest warning of each name, in words."""
     latest = {warning["name"]: warning for warning in summary["warnings"]}
-    return [f"step {warning['step']}, {name}: {warning['seen']}" for name, warning in latest.items()]
+    return [terminal_line(f"step {warning['step']}, {name}: {warning['seen']}") for name, warning in latest.items()]
+
+
+def _paths(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, terminal_line(path)) for name, path in summary["paths"].items()]
 
 
 def _verdict(summary: Mapping[str, Any]) -> list[str]:
     """Return the verdict's lines: what the table below cannot show by itself; none where all is well."""
     verdict = summary["verdict"]
-    return [] if verdict["mood"] in ("good", "muted") else [verdict["headline"], verdict["about"]]
+    return (
+        [] if verdict["mood"] in ("good", "muted") else [terminal_line(verdict[part]) for part in ("headline", "about")]
+    )
 
 
 def plain_summary(summary: Mapping[str, Any]) -> str:
@@ -179,7 +186,7 @@ def plain_summary(summary: Mapping[str, Any]) -> str:
     widths = [max(len(row[i]) for row in changes) for i in range(4)]
     lines = [_headline(summary), *_verdict(summary)]
     lines += ["  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in changes]
-    pairs = [*_costs(summary), *(("warning", text) for text in _warnings(summary)), *summary["paths"].items()]
+    pairs = [*_costs(summary), *(("warning", text) for text in _warnings(summary)), *_paths(summary)]
     width = max(len(name) for name, _ in pairs)
     lines += [f"{name.ljust(width)}  {text}" for name, text in pairs]
     return "\n".join(lines)
@@ -207,7 +214,7 @@ def rich_summary(summary: Mapping[str, Any]) -> RenderableType:
         pairs.add_row(name, Text(text))
     for text in _warnings(summary):
         pairs.add_row("warning", Text(text, style="yellow"))
-    for name, text in summary["paths"].items():
+    for name, text in _paths(summary):
         pairs.add_row(name, Text(text))
     mood = summary["verdict"]["mood"]
     color = {"bad": "red", "warn": "yellow"}.get(mood, "green" if summary["status"] == "completed" else "yellow")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,7 @@ class TensorBoardLogger:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds, so only a run that logs pays
 
+            _silence_writing_thread()
             self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
             self._purge_step = None
         for name, value in values.items():
@@ -39,6 +42,18 @@ class TensorBoardLogger:
 
     def close(self) -> None:
         """Close the event file; a later `log` starts another."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+@cache
+def _silence_writing_thread() -> None:
+    """Keep TensorBoard's thread from printing a traceback of what the next call raises anyway."""
+    plain = threading.excepthook
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            plain(failure)
+
+    threading.excepthook = hook

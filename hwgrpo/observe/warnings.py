@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hwgrpo.observe.detectors import DETECTORS, WATCHED, Detector
 from hwgrpo.observe.jsonlines import StepLines
 from hwgrpo.observe.series import MetricSeries
+from hwgrpo.text import terminal_line
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import Config
@@ -42,9 +43,9 @@ class RunWarning:
         """What a person is shown, several lines."""
         return "\n".join(
             [
-                f"warning at step {self.step}, {self.name}: {self.seen}",
-                f"  {self.meaning}",
-                *(f"  - {remedy}" for remedy in self.remedies),
+                f"warning at step {self.step}, {self.name}: {terminal_line(self.seen)}",
+                f"  {terminal_line(self.meaning)}",
+                *(f"  - {terminal_line(remedy)}" for remedy in self.remedies),
             ]
         )
 

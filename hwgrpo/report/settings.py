@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hwgrpo.config import Config
 from hwgrpo.config.document import entries
+from hwgrpo.config.written import shown_settings
 
 
 def setting_rows(config: Mapping[str, Any]) -> list[tuple[str, str, str | None, str]]:
@@ -16,11 +18,12 @@ def setting_rows(config: Mapping[str, Any]) -> list[tuple[str, str, str | None, 
         config: the content of config.yaml.
 
     Returns:
-        Values as YAML spells them; the default is None where the schema has no such key (a run of another version).
+        Values as YAML spells them, secrets hidden; the default is None where the schema has no such key (a run of
+        another version).
     """
     known = {entry.key: entry for entry in entries()}
     rows = []
-    for key, value in _leaves(config, ""):
+    for key, value in _leaves(shown_settings(config, Config), ""):
         entry = known.get(re.sub(r"\[\d+\]", "[]", key))
         rows.append((key, _show(value), entry.default if entry else None, entry.doc if entry else ""))
     return rows

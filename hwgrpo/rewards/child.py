@@ -19,6 +19,7 @@ from typing import Any
 import hwgrpo
 from hwgrpo.rewards.failures import how_it_ended
 from hwgrpo.rewards.messages import Reader, framed
+from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.worker import WHERE
 
 START_SECONDS = 300.0
@@ -89,7 +90,7 @@ class Child:
         """The file descriptor that takes what is still to be sent; None when all is."""
         return self._requests if self._outgoing else None
 
-    def give(self, calls: Mapping[int, Any], size: int, timeout: float | None, deadline: float) -> None:
+    def give(self, calls: Mapping[int, Any], size: int, timeout: float | None, deadline: float, seed: Seed) -> None:
         """Have calls made.
 
         Args:
@@ -97,10 +98,11 @@ class Child:
             size: responses that a call is about.
             timeout: seconds for each of them, as the process keeps it; it does so for async functions.
             deadline: when it is killed unless it answers before, on the clock of `time.monotonic`.
+            seed: what the random numbers that a call draws depend on, together with its number.
         """
         assert self.idle
         self.calls, self.deadline = dict(calls), deadline
-        self._send({"calls": list(calls.items()), "size": size, "timeout": timeout})
+        self._send({"calls": list(calls.items()), "size": size, "timeout": timeout, "seed": seed})
 
     def receive(self) -> Iterator[dict[str, Any]]:
         """Yield the messages that have arrived.

@@ -15,6 +15,7 @@ from hwgrpo.rewards.failures import Overran, ProcessDied, told
 from hwgrpo.rewards.loading import split_name
 from hwgrpo.rewards.messages import Unfit
 from hwgrpo.rewards.process import Reward, open_reward
+from hwgrpo.rewards.randomness import Seed
 from hwgrpo.values import Completions, PromptBatch, Rewards
 
 
@@ -25,17 +26,24 @@ class RewardPipeline:
         config: the `reward` settings (`RewardConfig`); `shuffle` is the trainer's.
         context: values that are offered to functions that name them, e.g. {"max_response_tokens": 512}.
         columns: the columns of the data, to check now what functions need; None checks at the first batch.
+        seed: what random numbers that functions draw depend on, together with the batch and the call.
 
     Raises:
         ConfigError: no functions, or one that cannot be found or called.
     """
 
     def __init__(
-        self, config: Any, *, context: Mapping[str, Any] | None = None, columns: Collection[str] | None = None
+        self,
+        config: Any,
+        *,
+        context: Mapping[str, Any] | None = None,
+        columns: Collection[str] | None = None,
+        seed: Seed = (),
     ) -> None:
         if not config.functions:
             raise ConfigError("reward.functions is empty; name at least one, e.g. reward.functions=[exact_match]")
         self.settings = tuple(config.functions)
+        self._seed = seed
         functions = []
         seen: collections.Counter[str] = collections.Counter()
         for number, entry in enumerate(self.settings):
@@ -54,13 +62,17 @@ class RewardPipeline:
         """What metrics call the functions, in the order of the config."""
         return tuple(function.name for function in self.functions)
 
-    def score(self, batch: PromptBatch, completions: Completions, step: int | None = None) -> Rewards:
+    def score(
+        self, batch: PromptBatch, completions: Completions, step: int | None = None, *, drawing: Seed | None = None
+    ) -> Rewards:
         """Score the S responses to a batch.
 
         Args:
             batch: G prompts.
             completions: S responses.
             step: the training step, for functions that ask for it (TRL's `trainer_state`).
+            drawing: names the batch among all that are scored, for functions that draw random numbers; None: the
+                batch of the training step.
 
         Returns:
             The weighted sum in fp64, and per function its values.
@@ -80,7 +92,7 @@ class RewardPipeline:
         extras: list[dict[str, Any]] = [{} for _ in range(size)]
         for function, setting in zip(self.functions, self.settings, strict=True):
             outcome = _Outcome(function, setting, batch, completions)
-            outcome.collect(step)
+            outcome.collect(step, (*self._seed, *(drawing or ("step", step)), function.name))
             total += setting.weight * torch.where(
                 outcome.replaced, setting.failure_value, outcome.values.nan_to_num(0.0)
             )
@@ -134,11 +146,11 @@ class _Outcome:
         self.first_failures: dict[str, str] = {}
         self.extras: list[dict[str, Any]] = []
 
-    def collect(self, step: int | None) -> None:
+    def collect(self, step: int | None, seed: Seed) -> None:
         """Call the function and file its results, sample by sample."""
         size = len(self.completions)
         try:
-            results, self.extras = self.function.values(self.batch, self.completions, step, self._fails_at_once)
+            results, self.extras = self.function.values(self.batch, self.completions, step, self._fails_at_once, seed)
         except (ConfigError, RewardError):
             raise  # a wrong setting stops the run, whatever the policy for failing samples
         except (Exception, SystemExit) as error:  # a call for the whole batch: every sample of it failed

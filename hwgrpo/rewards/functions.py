@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hwgrpo.errors import ConfigError, choice_error, nearest
+from hwgrpo.rewards.randomness import TOGETHER, Seed, seeded
 from hwgrpo.rewards.waiting import wait_for, wait_for_all
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
@@ -124,7 +125,12 @@ class RewardFunction(Signature):
     """Further arguments, from the config."""
 
     def values(
-        self, batch: PromptBatch, completions: Completions, step: int | None, failed: Failed | None = None
+        self,
+        batch: PromptBatch,
+        completions: Completions,
+        step: int | None,
+        failed: Failed | None = None,
+        seed: Seed = (),
     ) -> tuple[Any, list[dict[str, Any]]]:
         """Call the function on a whole batch.
 
@@ -133,6 +139,7 @@ class RewardFunction(Signature):
             completions: S responses.
             step: the training step, for TRL's `trainer_state.global_step`; None when there is none.
             failed: unused; functions that run in processes tell of a failure through it as soon as they know.
+            seed: what the random numbers that it draws depend on, together with the call's number.
 
         Returns:
             What the function returned, per sample (verl's form: S items, an exception in the place of the value where
@@ -141,12 +148,13 @@ class RewardFunction(Signature):
         extras: list[dict[str, Any]] = [{} for _ in range(len(completions))]
         calls = self.calls(batch, completions, step)
         if self.form == "verl":
-            return self._each(calls), extras
-        return wait_for(self.start(calls[0], extras)), extras
+            return self._each(calls, seed), extras
+        with seeded(*seed, 0):
+            return wait_for(self.start(calls[0], extras)), extras
 
     def per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
         """Call a function of verl's form once for each prompt and response; an exception stands where a call raised."""
-        return self._each([self.sample_call(prompt, text) for prompt, text in zip(prompts, texts, strict=True)])
+        return self._each([self.sample_call(prompt, text) for prompt, text in zip(prompts, texts, strict=True)], ())
 
     def start(self, arguments: Mapping[str, Any], extras: list[dict[str, Any]]) -> Any:
         """Call the function, with the config's arguments too; what an async one returns must be waited for.
@@ -172,16 +180,19 @@ class RewardFunction(Signature):
     def close(self) -> None:
         """Do nothing: a function that is called right here holds nothing open."""
 
-    def _each(self, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        def caught(arguments: Mapping[str, Any]) -> Any:
+    def _each(self, calls: Sequence[Mapping[str, Any]], seed: Seed) -> list[Any]:
+        def caught(number: int, arguments: Mapping[str, Any]) -> Any:
             try:
-                return self.start(arguments, [])
+                with seeded(*seed, number):
+                    return self.start(arguments, [])
             except ConfigError:
                 raise  # a wrong setting is no failure of this sample
             except (Exception, SystemExit) as error:  # a function that exits must not end the run without a word
                 return error
 
-        return wait_for_all([caught(arguments) for arguments in calls])
+        results = [caught(*numbered) for numbered in enumerate(calls)]
+        with seeded(*seed, TOGETHER):
+            return wait_for_all(results)
 
 
 def adapt(

@@ -14,6 +14,7 @@ from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.rewards.child import LEAVE_SECONDS, START_SECONDS, Child, arrived
 from hwgrpo.rewards.failures import Overran, ProcessDied, Raised
 from hwgrpo.rewards.functions import Failed, Signature
+from hwgrpo.rewards.randomness import Seed
 
 GRACE_SECONDS = 1.0
 """What async calls get above their timeout: they are stopped by their own process, unless that hangs."""
@@ -48,13 +49,14 @@ class Pool:
             self.close()
             raise
 
-    def run(self, calls: Sequence[Mapping[str, Any]], size: int, failed: Failed | None) -> list[Answer]:
+    def run(self, calls: Sequence[Mapping[str, Any]], size: int, failed: Failed | None, seed: Seed) -> list[Answer]:
         """Make calls.
 
         Args:
             calls: the arguments of each.
             size: responses that a call is about.
             failed: is told of each failure at once; what it raises ends the other calls.
+            seed: what the random numbers that a call draws depend on, together with its number.
 
         Returns:
             What each call gave, in their order.
@@ -79,7 +81,7 @@ class Pool:
                 self._keep_alive()
                 for child in self._children:
                     if waiting and child.idle:
-                        self._give(child, waiting.popleft(), calls, size)
+                        self._give(child, waiting.popleft(), calls, size, seed)
                 # What is late is read once more: the trainer itself may have been stopped for a while.
                 now_able = self._wait()
                 late = [child for child in self._children if child.deadline < time.monotonic()]
@@ -110,9 +112,9 @@ class Pool:
     def _together(self) -> bool:
         return self.signature.is_async and self.signature.form == "verl"
 
-    def _give(self, child: Child, numbers: Sequence[int], calls: Sequence[Any], size: int) -> None:
+    def _give(self, child: Child, numbers: Sequence[int], calls: Sequence[Any], size: int, seed: Seed) -> None:
         try:
-            child.give({number: calls[number] for number in numbers}, size, self._timeout, self._deadline())
+            child.give({number: calls[number] for number in numbers}, size, self._timeout, self._deadline(), seed)
         except Exception as error:  # pickling runs the code of whatever the data holds
             raise RewardError(
                 f"reward {self._setup['name']}: what it is called with cannot be sent to its process: {error!r}; "

@@ -12,6 +12,7 @@ from hwgrpo.rewards.functions import Failed, RewardFunction, adapt
 from hwgrpo.rewards.loading import load_function, split_name
 from hwgrpo.rewards.messages import merge_extras, unpack_all, unpack_one
 from hwgrpo.rewards.pool import Pool
+from hwgrpo.rewards.randomness import Seed
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 
@@ -43,7 +44,12 @@ class ProcessReward:
         return self._signature.missing_columns(columns)
 
     def values(
-        self, batch: PromptBatch, completions: Completions, step: int | None, failed: Failed | None = None
+        self,
+        batch: PromptBatch,
+        completions: Completions,
+        step: int | None,
+        failed: Failed | None = None,
+        seed: Seed = (),
     ) -> tuple[Any, list[dict[str, Any]]]:
         """Call the function on a whole batch, as `RewardFunction.values` does.
 
@@ -52,13 +58,14 @@ class ProcessReward:
             completions: S responses.
             step: the training step; None when there is none.
             failed: is told of a call's failure as soon as it is known; what it raises ends the other calls.
+            seed: as in `RewardFunction.values`.
 
         Raises:
             Exception: the one call for a whole batch failed.
         """
         extras: list[dict[str, Any]] = [{} for _ in range(len(completions))]
         calls = self._signature.calls(batch, completions, step)
-        answers = self._pool.run(calls, len(completions) if self.form == "trl" else 0, failed)
+        answers = self._pool.run(calls, len(completions) if self.form == "trl" else 0, failed, seed)
         if self.form == "verl":
             return [_value(answer) for answer in answers], extras
         (answer,) = answers
@@ -71,7 +78,7 @@ class ProcessReward:
     def per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
         """Call a function of verl's form once for each prompt and response; an exception stands where a call failed."""
         calls = [self._signature.sample_call(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
-        return [_value(answer) for answer in self._pool.run(calls, 0, None)]
+        return [_value(answer) for answer in self._pool.run(calls, 0, None, ())]
 
     def close(self) -> None:
         """End the processes."""

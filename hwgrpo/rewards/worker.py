@@ -23,6 +23,7 @@ from hwgrpo.rewards.failures import place_of
 from hwgrpo.rewards.functions import RewardFunction, adapt
 from hwgrpo.rewards.loading import load_function
 from hwgrpo.rewards.messages import HEADER, as_json, framed, pack_all, pack_one
+from hwgrpo.rewards.randomness import TOGETHER, seeded
 from hwgrpo.rewards.waiting import wait_for
 
 WHERE = signal.SIGUSR1
@@ -61,10 +62,13 @@ def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
     link.answer({"ready": _description(function)})
     while (request := link.take()) is not None:
         if function.is_async and function.form == "verl":
-            asyncio.run(_serve_together(function, request, link))
+            with seeded(*request["seed"], TOGETHER):
+                asyncio.run(_serve_together(function, request, link))
         else:
             for number, arguments in request["calls"]:
-                link.answer({"number": number, **_serve(function, arguments, request["size"])})
+                with seeded(*request["seed"], number):
+                    answer = _serve(function, arguments, request["size"])
+                link.answer({"number": number, **answer})
 
 
 def _fork_guard(life: int, others: tuple[int, ...]) -> None:

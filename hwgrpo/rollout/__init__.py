@@ -4,7 +4,15 @@ An engine is a callable that takes `parts.EngineParts` and returns an `engine.En
 `ENGINES.register(name)`.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from hwgrpo.registry import Registry
+
+if TYPE_CHECKING:
+    from hwgrpo.config.schema import Config
 
 ENGINES = Registry(
     "rollout.engine",
@@ -15,3 +23,37 @@ ENGINES = Registry(
         "vllm_server": "hwgrpo.rollout.vllm_server:vllm_server",
     },
 )
+CHECKS = {
+    "sglang_server": "hwgrpo.rollout.server_attachment:check_sglang_server",
+    "vllm": "hwgrpo.rollout.vllm_engine:check_installed",
+    "vllm_server": "hwgrpo.rollout.server_attachment:check_vllm_server",
+}
+"""Engine -> function that checks, before anything is loaded, that this machine has what it needs."""
+DIALECTS = {
+    "sglang_server": "hwgrpo.rollout.sglang_server:SglangServer",
+    "vllm_server": "hwgrpo.rollout.vllm_server:VllmServer",
+}
+"""Engine -> how its servers are spoken to."""
+
+
+def check_engine(config: Config) -> None:
+    """Check that this machine has what the rollout engine needs.
+
+    Raises:
+        ConfigError: it lacks something; the message says what to install or set.
+    """
+    module, _, function = CHECKS.get(config.rollout.engine, "").partition(":")
+    if module:
+        getattr(importlib.import_module(module), function)(config)
+
+
+def check_running_server(config: Config) -> None:
+    """Check that a server answers at `rollout.server.url`, where that is set, and takes the token.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    module, _, dialect = DIALECTS.get(config.rollout.engine, "").partition(":")
+    if module and config.rollout.server.url is not None:
+        attachment = importlib.import_module("hwgrpo.rollout.server_attachment")
+        attachment.check_running_server(config, getattr(importlib.import_module(module), dialect)())

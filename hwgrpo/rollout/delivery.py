@@ -6,7 +6,6 @@ ranks: the folder stays, and of what the group carried there is a copy in this h
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,10 +16,11 @@ from hwgrpo.rollout.http_client import Client, ServerProblem
 from hwgrpo.rollout.server_owner import Owner
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import WEIGHTS_ROUTE
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import Parcel, parcels
-from hwgrpo.rollout.vllm_settings import memory_folder, write_adapter
+from hwgrpo.rollout.vllm_settings import WEIGHTS_PREFIX, memory_folder, write_adapter
 from hwgrpo.rollout.weights import AdapterWeights, PolicyWeights
 from hwgrpo.rollout.weights_folder import WeightsFolder
 from hwgrpo.rollout.weights_group import WeightsGroup
+from hwgrpo.scratch import ScratchFolder
 
 
 class Delivery(Protocol):
@@ -74,11 +74,11 @@ class FolderDelivery:
         why: str = "",
     ) -> None:
         self.way = f"a folder: {why}" if why else "a folder"
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: ScratchFolder | None = None
         if root is None:
             # Removed with this object, too: a run that fails does not leave a model in memory.
-            self._scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-weights-", dir=memory_folder())
-            root = self._scratch.name
+            self._scratch = ScratchFolder(WEIGHTS_PREFIX, memory_folder())
+            root = str(self._scratch.path)
         shared = Path(root).expanduser().absolute()
         self._folder: WeightsFolder | None = WeightsFolder(shared, dtype, owner.run, owner.session)
         self._load = load
@@ -106,7 +106,7 @@ class FolderDelivery:
             self._folder.remove()
             self._folder = None
         if self._scratch is not None:
-            self._scratch.cleanup()
+            self._scratch.remove()
             self._scratch = None
 
 

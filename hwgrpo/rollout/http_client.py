@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hwgrpo.errors import RunError
+from hwgrpo.text import hide_secrets, remember_secrets
 
 PIECE = 1 << 16
 SHOWN = 300
@@ -20,7 +21,10 @@ SHOWN = 300
 
 
 class ServerProblem(Exception):
-    """The server did not answer as it should; another try may help. The message says what happened."""
+    """The server did not answer as it should; another try may help. The message says what happened, without secrets."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(hide_secrets(message))  # it may quote a server that echoes what it was sent
 
 
 class Unreachable(ServerProblem):
@@ -68,6 +72,8 @@ class Client:
     def __init__(self, url: str, token: str, largest: int, headers: Mapping[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
         self.token = token
+        remember_secrets([token])
+        self._shown_url = hide_secrets(self.url)
         self._parts = urlsplit(self.url)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", **(headers or {})}
         self._largest = largest
@@ -141,11 +147,12 @@ class Client:
             return
         if status in (401, 403):
             raise Refused(
-                f"the rollout server at {self.url} refuses the token (HTTP {status}); rollout.server.token_variable "
-                "names the environment variable that holds it, and the server must be given the same one"
+                f"the rollout server at {self._shown_url} refuses the token (HTTP {status}); "
+                "rollout.server.token_variable names the environment variable that holds it, and the server must be "
+                "given the same one"
             )
         if status == 404:
-            raise Refused(f"the server at {self.url} does not know {path} (HTTP 404): {_shown(text)}")
+            raise Refused(f"the server at {self._shown_url} does not know {path} (HTTP 404): {_shown(text)}")
         if status == 409:
             raise ServerTaken(_holder(text))
         raise Garbage(f"{path}: HTTP {status}: {_shown(text)}")
@@ -193,10 +200,11 @@ def _holder(text: bytes) -> str:
     """Return what a refusal says of whose the server is."""
     try:
         said = json.loads(text)
-        return str(said["holder"])
+        return hide_secrets(str(said["holder"]))
     except (ValueError, RecursionError, KeyError, TypeError):
         return _shown(text)
 
 
 def _shown(text: bytes) -> str:
-    return repr(text[:SHOWN].decode(errors="replace"))
+    beginning = text[:PIECE].decode(errors="replace")  # far more than is shown: half a secret would not be found
+    return repr(hide_secrets(beginning)[:SHOWN])

@@ -9,8 +9,6 @@ from hwgrpo.rollout.parts import EngineParts
 def local(parts: EngineParts) -> LocalEngine:
     """Return the engine that samples with the training model itself, or with a copy in this process."""
     rollout = parts.config.rollout
-    # Writing into a tensor at an index waits for the device where algorithms must be deterministic.
-    recorded = rollout.graphs and not parts.config.trainer.deterministic
     apart = parts.apart
     return LocalEngine(
         parts.model if apart is None else apart.replica,
@@ -18,7 +16,7 @@ def local(parts: EngineParts) -> LocalEngine:
         device=parts.device.torch_device,
         compute_dtype=parts.compute_dtype,
         max_sequences=rollout.max_sequences,
-        recorder=parts.device.recorder if recorded else None,
+        recorder=parts.device.recorder if rollout.graphs else None,
         weights=None if apart is None else apart.trainable,
         gate=parts.gate,
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import distributed as dist
 
+from hwgrpo.config.schema import Config, RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.delivery import Delivery, FolderDelivery, GroupDelivery
 from hwgrpo.rollout.http_client import Client, Refused, ServerProblem, ServerTaken
@@ -21,10 +24,8 @@ from hwgrpo.rollout.server_words import MODEL, Dialect
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import library
 from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.text import hide_secrets
 from hwgrpo.waits import Wait
-
-if TYPE_CHECKING:
-    from hwgrpo.config.schema import Config, RolloutServerConfig
 
 HEALTH_TIMEOUT = 10.0
 """Seconds in which a server that is well answers to a question after its health."""
@@ -74,13 +75,42 @@ def attach(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     return server or Server(_client(parts.config, url, token, owner), model, owner)
 
 
+def check_vllm_server(config: Config) -> None:
+    """Check that a vLLM server can be started, or that there is a token for the one that runs."""
+    _check_server(config, "vllm")
+
+
+def check_sglang_server(config: Config) -> None:
+    """Check that an SGLang server can be started, or that there is a token for the one that runs."""
+    _check_server(config, "sglang")
+
+
+def _check_server(config: Config, package: str) -> None:
+    settings = config.rollout.server
+    if settings.url is not None:
+        _token_for(settings)
+        return
+    token_in(settings.token_variable)
+    if settings.python is not None and shutil.which(Path(settings.python).expanduser()) is None:
+        raise ConfigError(
+            f"rollout.server.python={settings.python!r} cannot be run: there is no such program; name the Python of an "
+            "environment that has the server"
+        )
+    elsewhere = settings.python is not None or "PYTHONPATH" in settings.env
+    if not elsewhere and importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"rollout.engine={config.rollout.engine!r}: the package {package} is not installed in this environment; "
+            "name the Python of one that has it as rollout.server.python"
+        )
+
+
 def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
     settings = parts.config.rollout.server
     owner = new_owner(parts.run_id, parts.config.trainer.output_dir, take_over=settings.take_over)
     if settings.url is None:
         server = _start(parts, dialect, adapter, owner)
     else:
-        client = _client(parts.config, settings.url, _token(settings), owner)
+        client = _client(parts.config, settings.url, _token_for(settings), owner)
         model = _served_model(client, dialect)
         server = Server(client, model if adapter is None else ADAPTER, owner)
     try:
@@ -101,16 +131,32 @@ def check_running_server(config: Config, dialect: Dialect) -> None:
     """
     url = config.rollout.server.url
     assert url is not None
-    _served_model(Client(url, _token(config.rollout.server), LARGEST_GREETING), dialect)
+    _served_model(Client(url, _token_for(config.rollout.server), LARGEST_GREETING), dialect)
 
 
-def _token(settings: RolloutServerConfig) -> str:
-    """Return the token of a server that runs already."""
-    token = os.environ.get(settings.token_variable, "")
+def _token_for(settings: RolloutServerConfig) -> str:
+    """Return the token for a server that runs already."""
+    token = token_in(settings.token_variable)
     if not token:
+        assert settings.url is not None
         raise ConfigError(
-            f"rollout.server.url={settings.url!r} needs a token: set {settings.token_variable} "
+            f"rollout.server.url={hide_secrets(settings.url)!r} needs a token: set {settings.token_variable} "
             "(rollout.server.token_variable) to the one that the server was started with"
+        )
+    return token
+
+
+def token_in(variable: str) -> str:
+    """Return the token that a variable holds; empty where it is not set.
+
+    Raises:
+        ConfigError: it cannot be sent in a header.
+    """
+    token = os.environ.get(variable, "")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(
+            f"the environment variable {variable} (rollout.server.token_variable) holds a blank, a line end or another "
+            "character that no token may have; set it to the token alone"
         )
     return token
 
@@ -123,7 +169,7 @@ def _client(config: Config, url: str, token: str, owner: Owner) -> Client:
 def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None, owner: Owner) -> Server:
     s = parts.config.rollout.server
     port = s.port or free_port(s.host)
-    token = os.environ.get(s.token_variable) or secrets.token_urlsafe(32)
+    token = token_in(s.token_variable) or secrets.token_urlsafe(32)
     log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
     process = ServerProcess(dialect.command(parts, adapter, s.host, port), dialect.environment(token, s.env), log)
     # What listens on all addresses is reached by this one.
@@ -140,12 +186,12 @@ def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None,
 
 def _served_model(client: Client, dialect: Dialect) -> str:
     try:
-        return unless_refused_for_long(lambda: dialect.model_of(client, HEALTH_TIMEOUT), client.url)
+        return unless_refused_for_long(lambda: dialect.model_of(client, HEALTH_TIMEOUT), hide_secrets(client.url))
     except Refused as error:
         raise ConfigError(f"{error}. {dialect.start_by_hand}") from error
     except ServerProblem as error:
         raise ConfigError(
-            f"rollout.server.url={client.url!r}: no {dialect.name} server answers there: {error}"
+            f"rollout.server.url={hide_secrets(client.url)!r}: no {dialect.name} server answers there: {error}"
         ) from error
 
 
@@ -168,22 +214,22 @@ def unless_refused_for_long(ask: Callable[[], str], url: str) -> str:
 
 def _claim(parts: EngineParts, dialect: Dialect, server: Server) -> None:
     """Make the server this run's, waiting for another run to leave it for as long as the settings say."""
-    s = parts.config.rollout.server
+    s, url = parts.config.rollout.server, hide_secrets(server.client.url)
     wait = None
     while True:
         try:
             return dialect.claim(server.client, server.owner, HEALTH_TIMEOUT)
         except ServerTaken as taken:
-            wait = wait or Wait(f"{taken.holder} to leave the server at {server.client.url}", s.wait_for_owner)
+            wait = wait or Wait(f"{taken.holder} to leave the server at {url}", s.wait_for_owner)
             if wait.over:
                 raise ConfigError(
-                    f"rollout.server.url={server.client.url!r} is in use by another run: {taken.holder}. Wait for it "
+                    f"rollout.server.url={url!r} is in use by another run: {taken.holder}. Wait for it "
                     f"(rollout.server.wait_for_owner={s.wait_for_owner:g} s), or give this run a server of its own; "
                     f"{dialect.lease}"
                 ) from taken
             wait.pause(PAUSE)
         except ServerProblem as error:
-            raise ConfigError(f"the rollout server at {server.client.url} cannot be claimed: {error}") from error
+            raise ConfigError(f"the rollout server at {url} cannot be claimed: {error}") from error
 
 
 def choose_delivery(

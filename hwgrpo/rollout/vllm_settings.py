@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.loading import locate
+from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.scratch import remove_stale
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config
@@ -25,6 +27,10 @@ HOST_BATCH_TOKENS = 4096
 HOST_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of attention heads that vLLM computes on a CPU (0.32)."""
 HOST_HEAD_MULTIPLE = 32
+MEMORY = "/dev/shm"
+"""Folder that lives in memory."""
+WEIGHTS_PREFIX, ADAPTER_PREFIX = "hwgrpo-weights-", "hwgrpo-adapter-"
+"""Of the names of scratch folders in memory."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM makes room for."""
 
@@ -71,18 +77,20 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
 
 
 def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
-    """Check that vLLM computes attention with heads of the model's size.
+    """Check that vLLM, where the engine is one that the run starts, computes attention with the model's heads.
 
     Args:
         config: the run's settings.
         settings: the model's transformers configuration.
-        on_host: vLLM runs on a CPU; devices take every size that is in use.
+        on_host: it would run on a CPU; devices take every size that is in use.
 
     Raises:
         ConfigError: it does not.
     """
     text = settings.get_text_config()
-    if not on_host or getattr(text, "kv_lora_rank", None):  # latent attention has no heads of that kind
+    engine, url = config.rollout.engine, config.rollout.server.url
+    starts_vllm = engine == "vllm" or (engine == "vllm_server" and url is None)
+    if not (on_host and starts_vllm) or getattr(text, "kv_lora_rank", None):  # latent attention has no such heads
         return
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     if size in HOST_HEAD_SIZES:
@@ -94,7 +102,7 @@ def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
         fitting = f"{path.partition('?')[0]}?{'&'.join([*options, f'head={HOST_HEAD_MULTIPLE}'])}"
         remedy = f"use 'model.path={fitting}' (in quotes, for the shell), or rollout.engine=local"
     raise ConfigError(
-        f"rollout.engine={config.rollout.engine!r} with model.path={path!r}: on a CPU vLLM has no attention with heads "
+        f"rollout.engine={engine!r} with model.path={path!r}: on a CPU vLLM has no attention with heads "
         f"of size {size}, only of {', '.join(map(str, HOST_HEAD_SIZES))}; {remedy}"
     )
 
@@ -118,8 +126,15 @@ def write_adapter(adapter: AdapterWeights, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(dict(adapter.settings)), encoding="utf-8")
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in adapter.tensors.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
+    follow_umask(folder / "adapter_model.safetensors")
 
 
 def memory_folder() -> str | None:
     """Return a folder that lives in memory, where the system has one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return MEMORY if os.access(MEMORY, os.W_OK) else None
+
+
+def remove_stale_weights() -> None:
+    """Remove the weights and adapters that processes which were killed have left in memory."""
+    for prefix in (WEIGHTS_PREFIX, ADAPTER_PREFIX):
+        remove_stale(prefix, memory_folder())

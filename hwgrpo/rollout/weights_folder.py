@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.permissions import follow_umask
 
 FILE_BYTES = 1 << 30
 """Bytes after which another file is begun: no more than that is held in host memory at a time."""
@@ -97,7 +98,12 @@ class WeightsFolder:
             held[name] = tensor.detach().to("cpu", dtype, copy=True).contiguous()
             size += held[name].nbytes
             if size >= FILE_BYTES:
-                save_file(held, folder / f"{number:05d}.safetensors")
+                _save(held, folder / f"{number:05d}.safetensors")
                 held, size, number = {}, 0, number + 1
         if held:
-            save_file(held, folder / f"{number:05d}.safetensors")
+            _save(held, folder / f"{number:05d}.safetensors")
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file(tensors, path)
+    follow_umask(path)  # the server may run as another user

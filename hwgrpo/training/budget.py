@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from hwgrpo_backends.device import Device
 
+from hwgrpo.errors import CheckpointError
 from hwgrpo.training.strategies.strategy import Strategy
 
 T = TypeVar("T")
@@ -44,7 +45,11 @@ class TokenBudget:
         """How often work was begun again since `take_restarts`."""
         self.notes: list[str] = []
         """What a user should know, in words; whoever shows them takes them out."""
-        smaller = remembered(folder) if folder else None
+        try:
+            smaller = remembered(folder) if folder else None
+        except CheckpointError as error:
+            smaller = None
+            self.notes.append(f"{error}; trainer.tokens_per_micro_batch is used: {tokens:,}")
         if smaller is not None and smaller < tokens:
             self.tokens = max(smaller, self._least)
             self.notes.append(
@@ -105,8 +110,11 @@ class TokenBudget:
         )
         if self._file is not None:
             partial = self._file.with_name(f".{self._file.name}.{rank}")
-            partial.write_text(json.dumps({"tokens_per_micro_batch": self.tokens, "too_many": before}))
-            os.replace(partial, self._file)
+            try:
+                partial.write_text(json.dumps({"tokens_per_micro_batch": self.tokens, "too_many": before}))
+                os.replace(partial, self._file)
+            except OSError as error:  # it is found again
+                self.notes.append(f"{self._file} cannot be written: {error.strerror}; a new start finds the size again")
 
     def _random_state(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None if self._device is None else (torch.get_rng_state(), self._device.rng_state())
@@ -120,8 +128,21 @@ class TokenBudget:
 
 
 def remembered(folder: Path) -> int | None:
-    """Return the budget that a run in `folder` has found; a file that cannot be read remembers nothing."""
+    """Return the budget that a run in `folder` has found, or None where it has found none.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds something else.
+    """
+    path = folder / FILE
     try:
-        return int(json.loads((folder / FILE).read_text())["tokens_per_micro_batch"])
-    except (OSError, ValueError, KeyError, TypeError):
+        tokens = json.loads(path.read_bytes())["tokens_per_micro_batch"]
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} does not hold a size of micro-batches; remove it") from error
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        shown = f"{tokens!r}"[:80]
+        raise CheckpointError(f"{path} says tokens_per_micro_batch={shown}, which is no number of tokens; remove it")
+    return tokens

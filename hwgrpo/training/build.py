@@ -20,39 +20,37 @@ import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
-from hwgrpo.data.prompts import build_dataset
+from hwgrpo.config.written import digests, written_of
 from hwgrpo.data.sampler import PromptSampler
+from hwgrpo.errors import ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.rollout import check_running_server
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
-from hwgrpo.rollout.startup_check import check_engine
 from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training import STRATEGIES, checkpoints, waiting
 from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.checkpoint_saver import Saver
-from hwgrpo.training.choices import attention_of, choose_layout, choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.components import (
-    build_engine,
-    build_rewards,
-    check_length,
-    prepare_process,
-)
-from hwgrpo.training.fused import Fused, choose_modules
+from hwgrpo.training.choices import choose_strategy, dtype_note, micro_batch_tokens
+from hwgrpo.training.components import build_engine, prepare_process
+from hwgrpo.training.fused import Fused
 from hwgrpo.training.models import put_together
 from hwgrpo.training.out_of_memory import LOADING, explained
-from hwgrpo.training.output import claim
+from hwgrpo.training.output import claim_on_rank_0
 from hwgrpo.training.prompts import PromptSource
-from hwgrpo.training.resume import compare_data, find_checkpoint, restore, seed_rank
+from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.run import Run
-from hwgrpo.training.sequence_checks import check_sequence_parallel
-from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.startup_checks import check_start, lacking, open_data
+from hwgrpo.training.strategies.strategy import Strategy, together
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
 
 
-def build_run(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Run:
+def build_run(
+    config: Config, backend: Backend, local_rank: int, local_world_size: int, *, allow_finished: bool = False
+) -> Run:
     """Make every part of a run, restoring the newest checkpoint where `trainer.resume` asks for it.
 
     A first start that fails here leaves nothing in `trainer.output_dir`.
@@ -62,52 +60,54 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
         backend: the chosen device family.
         local_rank: which of this host's devices is ours.
         local_world_size: processes of this run on this host.
+        allow_finished: a finished run of other settings or data counts as finished, instead of being an error.
 
     Raises:
         ConfigError, DataError, CheckpointError: naming what is wrong and what to do.
         RunError: the model does not fit into memory.
+        RunFinished: all steps are done, and all that a run leaves is there.
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explained(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(config, device, undo)
+        run = _build(config, device, undo, allow_finished)
         undo.pop_all()
     return run
 
 
-def _build(config: Config, device: Device, undo: ExitStack) -> Run:
+def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool) -> Run:
     t = config.trainer
     locate(
         config.model.path
     )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
+    for reason in lacking(config, device):
+        raise ConfigError(reason)
     make_strategy = STRATEGIES.load(choose_strategy(config))
     strategy: Strategy = make_strategy(device.torch_device, device.comm_backend, t.process_group_timeout)
     strategy.prepare(config)
     output = Path(t.output_dir)
+    # Before anything in it is looked at: a run that still holds the folder saves checkpoints meanwhile.
+    lock = claim_on_rank_0(output, strategy)
+    if lock is not None:
+        undo.callback(lock.close)
+    _raise_if_finished(config, strategy, allow_finished)
     checkpoint, notes = find_checkpoint(config, output, strategy)
+    if lock is not None and checkpoint is not None:
+        lock.keep()
 
-    tokenizer = load_tokenizer(config.model)
-    training_data = build_dataset(config.data, tokenizer, "train")
-    assert training_data is not None
-    validation_data = build_dataset(config.data, tokenizer, "validation")
+    data = open_data(config, load_tokenizer(config.model), strategy.rank)
+    tokenizer, training_data, validation_data, rewards = data.tokenizer, data.training, data.validation, data.rewards
+    undo.callback(rewards.close)
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
-    rewards = build_rewards(config, training_data, validation_data)
-    check_length(config, training_data, validation_data)
-    is_host, is_main = device.torch_device.type == "cpu", strategy.rank == 0
-    check_engine(config, model_settings(config.model), on_host=is_host, is_main=is_main)
+    chosen = check_start(config, device.backend, model_settings(config.model), device=device, data=data)
+    attention, layout = chosen.attention, chosen.layout
+    _check_server_on_rank_0(config, strategy)
     notes += filter(None, (dtype_note(config, device),))
-    attention = attention_of(config, device)
-    choose_modules(config, device.backend)
-    check_sequence_parallel(config, model_settings(config.model), attention)
-    layout = choose_layout(config, model_settings(config.model), attention.loaded_as)
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
     if start >= planned:
         notes.append(f"{output} has all its {start} steps; what is missing at its end (model, summary) is made now")
     total_steps = max(start, planned)
 
-    lock = claim(output, fresh=checkpoint is None) if strategy.rank == 0 else None
-    if lock is not None:
-        undo.callback(lock.close)
     models = put_together(config, device, strategy, tokenizer, attention, layout)
     policy, fused, reference = models.policy, models.fused, models.reference
     notes += filter(None, (fused.attention.line, fused.line, models.obstacle))
@@ -168,6 +168,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
 
     peak = device.peak(policy.compute_dtype)
     datasets = {"train": training_data, "validation": validation_data}
+    secrets = strategy.gather_objects(digests(written_of(config)))[0]  # salts are drawn, and all ranks save the same
     fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
 
     def state() -> dict[str, Any]:
@@ -176,6 +177,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
             "config": to_yaml(config),
+            "secrets": secrets,
             "data": fingerprints,
         }
 
@@ -188,6 +190,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         state=state,
         batches=supply.waiting,
         tell=observer.note,
+        moved=lambda: lock.moved() if lock is not None else None,
     )
 
     return Run(
@@ -213,6 +216,28 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         start_step=start,
         total_steps=total_steps,
     )
+
+
+def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) -> None:
+    """Raise RunFinished on all ranks where rank 0, which looks, finds nothing left to do."""
+    said = together(strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes))
+    said = strategy.gather_objects(said)[0]
+    if said is not None:
+        strategy.close()
+        raise RunFinished(said)
+
+
+def _check_server_on_rank_0(config: Config, strategy: Strategy) -> None:
+    """Check that a server which is to run already does; raise on all ranks where it does not."""
+    refusal = None
+    if strategy.rank == 0:
+        try:
+            check_running_server(config)
+        except ConfigError as error:
+            refusal = str(error)
+    refusal = strategy.gather_objects(refusal)[0]
+    if refusal is not None:
+        raise ConfigError(refusal)
 
 
 def build_supply(

@@ -6,14 +6,21 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hwgrpo.errors import CheckpointError
+from hwgrpo.permissions import follow_umask
 
 MANIFEST = "manifest.json"
+CHECKSUM = "manifest.sha256"
+"""The manifest's checksum, which `sha256sum --check` reads."""
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -31,7 +38,16 @@ def folders(root: Path) -> list[tuple[int, Path]]:
     """Return step and folder of every checkpoint, oldest first."""
     if not root.is_dir():
         return []
-    return sorted((int(m[1]), p) for p in root.iterdir() if (m := _NAME.fullmatch(p.name)))
+    try:
+        return sorted((step, path) for path in root.iterdir() if (step := step_of(path)) is not None)
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be read: {error.strerror}; restore access to it") from error
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step that a checkpoint's folder is named for; None where it has another name."""
+    named = _NAME.fullmatch(folder.name)
+    return int(named[1]) if named else None
 
 
 def rng_file(rank: int) -> str:
@@ -47,9 +63,36 @@ def share_file(rank: int) -> str:
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Write a safetensors file through to the disk; return its fingerprint."""
     save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
+    follow_umask(path)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     return fingerprint(path)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a verified file.
+
+    Raises:
+        CheckpointError: it cannot be read any more.
+    """
+    with reading(path):
+        return load_file(path)
+
+
+def checksum_line(manifest: bytes) -> str:
+    """Return what the file beside a manifest says of its bytes."""
+    return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise a CheckpointError that names the file where a verified file cannot be read within the block any more."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read any more: {error}; start again: the newest checkpoint that can be read is used"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -77,9 +120,17 @@ def fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
+def discard(path: Path) -> None:
+    """Remove what lies at a path, if anything does: a folder with all in it, or a file."""
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):  # Linux says the first of a folder, other systems the second
+        shutil.rmtree(path)
+
+
 def remove(root: Path, step: int) -> None:
     """Remove a checkpoint; it loses its name first, so that a kill leaves no part of it under it."""
     partial = partial_of(root, step)
-    shutil.rmtree(partial, ignore_errors=True)
+    discard(partial)
     os.replace(folder_of(root, step), partial)
-    shutil.rmtree(partial)
+    discard(partial)

@@ -25,8 +25,8 @@ from hwgrpo_backends.device import Device
 from hwgrpo.errors import RunError
 from hwgrpo.training import checkpoint_files as files
 from hwgrpo.training import checkpoint_tensors, rng, waiting
+from hwgrpo.training.checkpoint_manifest import SCHEMA
 from hwgrpo.training.checkpoint_writer import CheckpointWriter
-from hwgrpo.training.checkpoints import SCHEMA
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supply import Batch
 
@@ -49,6 +49,7 @@ class Saver:
         state: returns the JSON-able rest (sampler position, updates done, ...), equal on all ranks.
         batches: returns what this rank has sampled ahead and not handed out.
         tell: takes a line for the user.
+        moved: returns what became of the run's folder where it is no longer at its path; asked where writing fails.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Saver:
         state: Callable[[], Mapping[str, Any]],
         batches: Callable[[], Sequence[Batch]],
         tell: Callable[[str], None],
+        moved: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._root = root
         self._strategy = strategy
@@ -71,6 +73,7 @@ class Saver:
         self._state = state
         self._batches = batches
         self._tell = tell
+        self._moved = moved
         self._save: CheckpointWriter | None = None
 
     def save(self, step: int, *, last: bool = False) -> None:
@@ -155,8 +158,9 @@ class Saver:
         if self._strategy.rank == 0:
             partial = files.partial_of(self._root, step)
             try:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
+                self._root.mkdir(exist_ok=True)  # without its parents: a run's folder that was moved is not made anew
+                files.discard(partial)
+                partial.mkdir()
             except OSError as error:
                 problem = str(error)
         problems = self._strategy.gather_objects(problem)
@@ -179,6 +183,9 @@ class Saver:
         raise RunError(self._message(save.step, errors[0])) from save.error
 
     def _message(self, step: int, problem: str) -> str:
+        moved = self._moved()
+        if moved is not None:
+            return f"the checkpoint of step {step} could not be written: {moved}"
         left = files.folders(self._root)
         return (
             f"the checkpoint of step {step} could not be written to {self._root}: {problem}; make room or restore "

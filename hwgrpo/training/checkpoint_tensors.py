@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 
 from hwgrpo.errors import CheckpointError
+from hwgrpo.training import checkpoint_files as files
 from hwgrpo.training.strategies.pieces import MOMENTS, Piece
 
 Table = dict[str, dict[str, Any]]
@@ -73,30 +74,37 @@ def merged(tables: Sequence[Table]) -> Table:
     return joined
 
 
-def check_table(manifest: Path, table: Any, files: Any) -> None:
+def is_count(value: Any) -> bool:
+    """Tell whether a value that was read is a whole number of zero or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_table(manifest: Path, table: Any, names: Any) -> None:
     """Check that a table that was read covers every parameter once, with pieces of files that are there.
 
     Args:
         manifest: where it was read, for messages.
         table: what ought to be a `Table`.
-        files: what ought to be a checkpoint's files by name.
+        names: what ought to be a checkpoint's files by name.
 
     Raises:
         CheckpointError: it does not.
     """
     try:
         for name, entry in table.items():
+            numbers = [*entry["shape"], entry["updates"], *(n for piece in entry["pieces"] for n in piece)]
+            if not all(map(is_count, numbers)):
+                raise CheckpointError(f"{manifest} is damaged: the numbers of {name} cannot be read")
             end, whole = 0, math.prod(entry["shape"])
             for rank, start, count in entry["pieces"]:
                 if start != end or count < 1:
                     raise CheckpointError(f"{manifest} is damaged: {name} has its elements from {end} on in no piece")
                 end = start + count
                 for file in (weights_file(rank), moments_file(rank)):
-                    if file not in files:
+                    if file not in names:
                         raise CheckpointError(f"{manifest} is damaged: {name} has a piece in {file}, which it lacks")
             if end != whole:
                 raise CheckpointError(f"{manifest} is damaged: {end} of the {whole} elements of {name} are in pieces")
-            int(entry["updates"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -118,7 +126,7 @@ def check_file(path: Path, table: Table) -> None:
                 expected |= {f"{name}.{key}": [count] for key in MOMENTS}
     if not expected:
         return
-    with safe_open(path, framework="pt") as file:
+    with files.reading(path), safe_open(path, framework="pt") as file:
         found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (it is no dict)
     for name in expected.keys() | found.keys():
         if found.get(name) != expected.get(name):
@@ -159,14 +167,18 @@ def read(folder: Path, table: Table, pieces: Sequence[Piece]) -> None:
         folder: of the checkpoint.
         table: where its pieces lie.
         pieces: what is held now; those without moments get their parameter alone.
+
+    Raises:
+        CheckpointError: a file cannot be read any more.
     """
-    with ExitStack() as files:
+    with ExitStack() as stack:
         opened: dict[str, Any] = {}
 
         def values(file: str, key: str, first: int, last: int) -> torch.Tensor:
-            if file not in opened:
-                opened[file] = files.enter_context(safe_open(folder / file, framework="pt"))
-            return opened[file].get_slice(key)[first:last]
+            with files.reading(folder / file):
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(folder / file, framework="pt"))
+                return opened[file].get_slice(key)[first:last]
 
         for piece in pieces:
             if not math.prod(piece.shape):

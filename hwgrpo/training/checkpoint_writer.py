@@ -117,6 +117,7 @@ class CheckpointWriter:
             named = {name: entry for each in said for name, entry in each["files"].items()}
             text = json.dumps({**self._manifest, "parameters": parameters, "files": named}, indent=1)
             files.write_text(self._partial / files.MANIFEST, text)
+            files.write_text(self._partial / files.CHECKSUM, files.checksum_line(text.encode()))
             for share in shares:
                 share.unlink()
             files.sync_folder(self._partial)

@@ -7,24 +7,19 @@ in it has reached the disk, so a kill at any instruction leaves either the whole
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from hwgrpo.errors import CheckpointError
 from hwgrpo.training import checkpoint_files as files
-from hwgrpo.training import checkpoint_tensors
+from hwgrpo.training import checkpoint_manifest, checkpoint_tensors
 from hwgrpo.training.strategies.pieces import Piece, whole_pieces
 from hwgrpo.training.strategies.strategy import Strategy
-
-SCHEMA = "hwgrpo.checkpoint/2"
 
 
 @dataclass(frozen=True)
@@ -33,6 +28,8 @@ class Checkpoint:
 
     folder: Path
     manifest: Mapping[str, Any]
+    note: str | None = None
+    """What the user should know of it: its manifest has no checksum."""
 
     @property
     def step(self) -> int:
@@ -53,12 +50,12 @@ def begin_after(root: Path, step: int) -> list[Path]:
     for later, folder in files.folders(root):
         if later > step:
             target = folder.with_name(f"{folder.name}.abandoned")
-            shutil.rmtree(target, ignore_errors=True)
+            files.discard(target)
             folder.rename(target)
             aside.append(target)
     if root.is_dir():
         for partial in root.glob(".step-*.partial"):
-            shutil.rmtree(partial)
+            files.discard(partial)
     return aside
 
 
@@ -94,46 +91,34 @@ def verify(folder: Path, strategy: Strategy | None = None) -> Checkpoint:
         strategy: shares the files out among its ranks, which all must call this; None: this process reads them all.
 
     Raises:
-        CheckpointError: a file is missing, cut short or altered, or the manifest is not one of ours; with a strategy,
-            told on all ranks.
+        CheckpointError: a file is missing, cut short or altered, the manifest is not one of ours, or ranks read
+            different manifests; with a strategy, raised on all ranks.
     """
     manifest, problem = None, None
     rank, ranks = (0, 1) if strategy is None else (strategy.rank, strategy.world_size)
     try:
-        manifest = _read_manifest(folder)
-        for name in sorted(manifest["files"])[rank::ranks]:
-            _check_file(folder / name, manifest)
+        manifest = checkpoint_manifest.read(folder)
+        for name in sorted(manifest.content["files"])[rank::ranks]:
+            _check_file(folder / name, manifest.content)
     except CheckpointError as error:
-        problem = error
+        problem = str(error)
     if strategy is not None:
-        told = next(filter(None, strategy.gather_objects(str(problem) if problem else None)), None)
-        problem = CheckpointError(told) if told else None
+        problem = _first_problem(folder, strategy.gather_objects((problem, manifest and manifest.sha256)))
     if problem is not None:
-        raise problem
+        raise CheckpointError(problem)
     assert manifest is not None
-    return Checkpoint(folder, manifest)
+    return Checkpoint(folder, manifest.content, manifest.note)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / files.MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(f"{folder}: not a checkpoint, it has no {files.MANIFEST}") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if not isinstance(manifest, dict) or "schema" not in manifest:
-        raise CheckpointError(f"{path} is damaged: it lacks what every manifest holds")
-    if manifest["schema"] != SCHEMA:
-        raise CheckpointError(f"{path} has schema {manifest['schema']!r}; this version reads {SCHEMA}")
-    kinds = {"step": int, "world_size": int, "state": dict, "parameters": dict, "files": dict}
-    if not all(isinstance(manifest.get(key), kind) for key, kind in kinds.items()):
-        raise CheckpointError(f"{path} is damaged: it lacks what every manifest holds")
-    checkpoint_tensors.check_table(path, manifest["parameters"], manifest["files"])
-    lacking = [rank for rank in range(manifest["world_size"]) if files.rng_file(rank) not in manifest["files"]]
-    if lacking:
-        raise CheckpointError(f"{path} is damaged: it names no {files.rng_file(lacking[0])}")
-    return manifest
+def _first_problem(folder: Path, found: Sequence[tuple[str | None, str | None]]) -> str | None:
+    """Return what is wrong with a checkpoint by what each rank found: its problem, and its manifest's checksum."""
+    for problem, _ in found:
+        if problem is not None:
+            return problem
+    for rank, (_, sha256) in enumerate(found):
+        if sha256 != found[0][1]:
+            return f"{folder / files.MANIFEST}: rank {rank} reads another content than rank 0"
+    return None
 
 
 def _check_file(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -179,6 +164,10 @@ def trainable_shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def load_rng(checkpoint: Checkpoint, rank: int) -> dict[str, torch.Tensor] | None:
-    """Return the random state of a rank, or None when the checkpoint was written by fewer ranks."""
-    path = checkpoint.folder / files.rng_file(rank)
-    return load_file(path) if path.is_file() else None
+    """Return the random state of a rank, or None when the checkpoint was written by fewer ranks.
+
+    Raises:
+        CheckpointError: its file cannot be read any more.
+    """
+    name = files.rng_file(rank)
+    return files.read_tensors(checkpoint.folder / name) if name in checkpoint.manifest["files"] else None

@@ -31,6 +31,7 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.local import replica_of
 from hwgrpo.rollout.parts import Apart, EngineParts
+from hwgrpo.rollout.vllm_settings import remove_stale_weights
 from hwgrpo.rollout.weights import ModuleWeights, PolicyWeights
 from hwgrpo.training.choices import attention_of, choose_dtype
 from hwgrpo.training.policy import HeadOptions, PolicyModel
@@ -45,6 +46,7 @@ def prepare_process(config: Config, backend: Backend, local_rank: int, local_wor
         BackendError: there is no such device.
     """
     transformers.utils.logging.disable_progress_bar()  # our own panel shows progress
+    remove_stale_weights()
     device = Device(backend, local_rank)
     device.set_device()
     threads = config.trainer.threads
@@ -125,14 +127,15 @@ def load_trainable(config: Config, attention: str = "sdpa", *, hollow: bool = Fa
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
     if uses_lora(config.model.lora):
-        with _without_weights() if hollow else nullcontext():
+        with without_weights() if hollow else nullcontext():
             model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
     return model
 
 
 @contextmanager
-def _without_weights() -> Iterator[None]:
+def without_weights() -> Iterator[None]:
+    """Put adapters on a model on the meta device without weights of their own."""
     with warnings.catch_warnings(), META:
         # of an adapter that is read: its weights have no place here, which is the point
         warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
@@ -215,8 +218,16 @@ NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
 """Built-in rewards that compare the response with the prompt's answer."""
 
 
-def build_rewards(config: Config, dataset: PromptDataset, validation: PromptDataset | None = None) -> RewardPipeline:
+def build_rewards(
+    config: Config, dataset: PromptDataset, validation: PromptDataset | None = None, rank: int = 0
+) -> RewardPipeline:
     """Load the reward functions and check that the data has what they read.
+
+    Args:
+        config: the run's settings.
+        dataset: the prompts that are scored.
+        validation: further ones.
+        rank: this one, for functions that draw random numbers.
 
     Raises:
         ConfigError: a function cannot be loaded, or reads a column that the data lacks.
@@ -227,7 +238,7 @@ def build_rewards(config: Config, dataset: PromptDataset, validation: PromptData
             for data in filter(None, (dataset, validation)):
                 data.require_ground_truth(f"reward {function.name}")
     context = {"max_response_tokens": config.rollout.max_response_tokens}
-    return RewardPipeline(config.reward, context=context, columns=dataset.columns)
+    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank))
 
 
 def check_length(

@@ -16,8 +16,9 @@ from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.engine import Engine, Sampling
-from hwgrpo.rollout.startup_check import check_engine
+from hwgrpo.rollout.vllm_settings import check_head_size
 from hwgrpo.training import checkpoints
 from hwgrpo.training.choices import attention_of
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
@@ -29,7 +30,12 @@ PROMPTS_AT_ONCE = 256
 
 
 def scores(
-    engine: Engine, dataset: PromptDataset, rewards: RewardPipeline, sampling: Sampling, rows: range
+    engine: Engine,
+    dataset: PromptDataset,
+    rewards: RewardPipeline,
+    sampling: Sampling,
+    rows: range,
+    step: int | None = None,
 ) -> tuple[torch.Tensor, list[str]]:
     """Generate and score.
 
@@ -39,6 +45,7 @@ def scores(
         rewards: scores.
         sampling: n responses per prompt.
         rows: which prompts.
+        step: the training step after which this is done, for rewards that draw random numbers; None: there is none.
 
     Returns:
         [len(rows), n] fp64 total rewards (NaN where a failure policy took the sample out), and the prompts' sources.
@@ -49,7 +56,8 @@ def scores(
         chosen = rows[start : start + PROMPTS_AT_ONCE]
         # epoch -1: validation prompts share no uid, and so no random numbers, with training prompts
         batch = PromptBatch(tuple(dataset.prompt(row, -1) for row in chosen))
-        scored = rewards.score(batch, engine.generate(batch, sampling))
+        drawing = ("validation", step, "greedy" if sampling.greedy else "sampled", start)
+        scored = rewards.score(batch, engine.generate(batch, sampling), drawing=drawing)
         total = torch.where(scored.valid, scored.total, torch.nan)
         parts.append(total.view(len(chosen), sampling.n))
         sources += [prompt.source for prompt in batch.prompts]
@@ -63,6 +71,7 @@ def validate(
     sampling: Sampling,
     n: int,
     strategy: Strategy,
+    step: int,
 ) -> dict[str, float]:
     """Return `val-core/<source>/reward/{greedy, mean@n, best@n}` over all prompts, shared out among the ranks.
 
@@ -75,13 +84,14 @@ def validate(
         sampling: as in training; its n is replaced.
         n: sampled responses per prompt; 0 makes only greedy ones.
         strategy: gathers over ranks.
+        step: the training step after which this is done.
     """
     rows = range(strategy.rank, len(dataset), strategy.world_size)
-    greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows)
+    greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step)
     collected: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     columns = {"greedy": greedy[:, 0]}
     if n > 0:
-        sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows)
+        sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step)
         columns[f"mean@{n}"] = sampled.nanmean(1)
         best = sampled.nan_to_num(nan=-torch.inf).amax(1)
         columns[f"best@{n}"] = torch.where(sampled.isnan().all(1), torch.nan, best)
@@ -110,6 +120,8 @@ class Evaluation:
     dataset: PromptDataset
     rewards: RewardPipeline
     sampling: Sampling
+    notes: tuple[str, ...] = ()
+    """What the user should know of the checkpoint."""
 
     def greedy(self) -> torch.Tensor:
         """Return the rewards [prompts, 1] of greedy responses."""
@@ -137,6 +149,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         ConfigError: there are no validation prompts.
         CheckpointError: the checkpoint is damaged, or of another model.
     """
+    check_engine(config)
     saved = checkpoints.verify(checkpoint) if checkpoint is not None else None
     device = prepare_process(config, backend, local_rank, 1)
     tokenizer = load_tokenizer(config.model)
@@ -145,12 +158,12 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         raise ConfigError("data.validation is not set; name the prompts to measure on, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset)
     check_length(config, dataset)
-    check_engine(
-        config, model_settings(config.model), on_host=device.torch_device.type == "cpu", is_main=local_rank == 0
-    )
+    check_head_size(config, model_settings(config.model), on_host=backend.is_host)
+    check_running_server(config)
     policy = load_policy(config, device, tokenizer)
     fuse(config, device.backend, policy, attention_of(config, device))
     if saved is not None:
         checkpoints.restore_weights(saved, policy.model)
     engine = build_engine(config, policy, tokenizer, device)
-    return Evaluation(engine, dataset, rewards, sampling_of(config))
+    notes = tuple(filter(None, (saved.note,))) if saved is not None else ()
+    return Evaluation(engine, dataset, rewards, sampling_of(config), notes)

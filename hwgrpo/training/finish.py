@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
+from hwgrpo.errors import RunError
 from hwgrpo.models.loading import save_model
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.training.checkpoint_files import discard
 from hwgrpo.training.components import load_trainable
 from hwgrpo.training.loop import Status
 from hwgrpo.training.out_of_memory import SAVING, explained
+from hwgrpo.training.output import raise_if_moved
 from hwgrpo.training.run import Run
 
 
@@ -22,8 +26,12 @@ def finish(run: Run, status: Status) -> None:
 
     With LoRA, `final/` is the merged model and `final-adapter/` the adapter alone. Each folder appears whole or not at
     all.
+
+    Raises:
+        RunError: memory ran out, the final model cannot be written, or the run's folder was moved.
     """
     output = Path(run.config.trainer.output_dir)
+    raise_if_moved(run.lock, run.strategy)
     paths: dict[str, Path] = {}
     with explained(run.config, run.device, lambda: SAVING):
         paths |= _save_models(run, status, output)
@@ -61,8 +69,20 @@ def _whole_model(run: Run) -> Any:
 
 def _save(run: Run, model: Any, folder: Path, *, merge: bool) -> Path:
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    save_model(model, run.tokenizer, partial, merge=merge)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    try:
+        discard(partial)
+        partial.mkdir()  # without its parents: a run's folder that was moved meanwhile is not made anew
+        save_model(model, run.tokenizer, partial, merge=merge)
+        if folder.is_dir():  # nothing else is replaced: it is not the run's
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    except (OSError, SafetensorError) as error:
+        moved = run.lock.moved() if run.lock is not None else None
+        if moved is None and partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)  # a full disk gets its room back
+        raise RunError(
+            moved
+            or f"the final model could not be written to {folder}: {error}; make room or restore access there, then "
+            "start again: its steps are done and saved"
+        ) from error
     return folder

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM end a run at the next step boundary, with a checkpoint; a second one ends it at once.
+"""Ctrl-C, SIGTERM and SIGHUP end a run at the next step boundary, with a checkpoint; a second one ends it at once.
 
-A cluster's scheduler sends its signal to all processes, and torchrun passes its own on to its workers: what comes twice
-within seconds is one request.
+A second SIGHUP does not: a terminal that closes may send several, and SIGTERM at a logout is followed by one. Where
+SIGHUP was ignored when the run started, as nohup does, it stays ignored. Nor does a SIGTERM within seconds of the
+first: a cluster's scheduler sends it to all processes, and torchrun passes its own on to its workers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -40,5 +44,8 @@ class Interrupt:
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.received is None:
             self.received, self._first = signal.Signals(number).name, time.monotonic()
-        elif number != signal.SIGTERM or time.monotonic() - self._first > SAME_REQUEST:
+        elif number == signal.SIGTERM and self.received == "SIGTERM":
+            if time.monotonic() - self._first > SAME_REQUEST:
+                raise KeyboardInterrupt
+        elif number != signal.SIGHUP:
             raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.metrics import failure_notes, sample_metrics, utilisation
 from hwgrpo.training.out_of_memory import explained
+from hwgrpo.training.output import raise_if_moved
 from hwgrpo.training.run import Run
 from hwgrpo.training.strategies.strategy import together
 from hwgrpo.values import StepMetrics
@@ -80,6 +81,7 @@ def train_step(run: Run, step: int) -> None:
     flops = run.strategy.sum([run.update.flops])[0]
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(given.metrics) | run.memory()
+    raise_if_moved(run.lock, run.strategy)  # before anything is written there
     for note in (*run.update.take_notes(), *failure_notes(values, rewards, step, run.told)):
         run.observer.note(note)
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
@@ -92,6 +94,7 @@ def validate_now(run: Run, step: int) -> None:
         return
     with run.watch("testing"), run.supply.alone():
         values = validate(
-            run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy
+            run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy, step
         )
+    raise_if_moved(run.lock, run.strategy)
     run.observer.validation(step, values | run.watch.take())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
-from hwgrpo.errors import RunError
+from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training import checkpoints
 from hwgrpo.training.budget import remembered
@@ -59,7 +60,9 @@ def _message(config: Config, device: Device, stage: str | None, error: BaseExcep
     # Not verified: that would read all of it on each rank that fails, and the others wait until this one has ended.
     last = checkpoints.newest_step(Path(config.trainer.output_dir) / "checkpoints")
     goes_on = f"goes on after step {last}" if last is not None else "begins anew, for there is no checkpoint yet"
-    smaller = remembered(Path(config.trainer.output_dir))
+    smaller = None
+    with contextlib.suppress(CheckpointError):  # the next start says what is wrong with it
+        smaller = remembered(Path(config.trainer.output_dir))
     if smaller is not None and smaller < micro_batch_tokens(config, device.torch_device):
         goes_on = f"begins with {smaller} tokens per micro-batch, which it has found, and {goes_on}"
     return (

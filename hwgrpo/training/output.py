@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import shutil
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"
 RUN_ID = "run-id.txt"
@@ -28,6 +31,9 @@ START_FILES = (
     *("wandb", "wandb.json", "trackio.json", "swanlog", "swanlab.json"),
 )
 """What a run may have written before its first step is done."""
+FOLDERS = ("checkpoints", "final", "final-adapter", "tensorboard")
+FILES = (*(name for name in START_FILES if "." in name), "kernels.json", "summary.json", "micro_batch.json")
+"""What a run writes; a file in the place of a folder would only be seen when it is written, after hours."""
 
 
 class Claim:
@@ -37,22 +43,41 @@ class Claim:
         folder: the folder.
         lock: its locked file.
         made: files and folders that this start made to hold it, the innermost first.
-        fresh: whether this start begins a run, instead of going on with one.
     """
 
-    def __init__(self, folder: Path, lock: IO[str], made: Iterable[Path], *, fresh: bool) -> None:
+    def __init__(self, folder: Path, lock: IO[str], made: Iterable[Path]) -> None:
         self._folder, self._lock, self._made = folder, lock, tuple(made)
-        self._unused = fresh
+        self._held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # known by it, whatever its name becomes
+        weakref.finalize(self, os.close, self._held)
+        self._unused = True
         self._found = frozenset(os.listdir(folder))
         self.run_id = _run_id(folder / RUN_ID)
         """The run's random id: a start that resumes it has the same."""
 
     def keep(self) -> None:
-        """Leave everything where it is from now on: a step has been done."""
+        """Leave everything where it is from now on: a step has been done, or the run resumes from a checkpoint."""
         self._unused = False
 
+    def moved(self) -> str | None:
+        """Return what became of the folder where it is no longer at its path, for an error; None while it is."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._held), self._folder.stat()):
+                return None
+        now = None
+        with contextlib.suppress(OSError):  # a system that does not say
+            now = os.readlink(f"/proc/self/fd/{self._held}")
+        if now == os.path.realpath(self._folder):
+            return None  # a network disk that has numbered it anew
+        begun = f"trainer.output_dir={str(self._folder)!r}"
+        if now is None or now.endswith(" (deleted)"):
+            return f"{begun} was removed or moved while the run went on; put it back and start again"
+        return (
+            f"{begun} was moved to {now!r} while the run went on; move it back or set trainer.output_dir={now}, and "
+            "start again: the run resumes from its newest checkpoint there"
+        )
+
     def close(self) -> None:
-        """Let go of the folder; a fresh run that did no step leaves nothing of what it wrote. Close its logs first.
+        """Let go of the folder; unless it is kept, nothing stays of what was written. Close its logs first.
 
         What was there before stays, and so does what a run does not write.
         """
@@ -80,19 +105,56 @@ class Claim:
                     path.unlink()
 
 
-def claim(folder: Path, *, fresh: bool) -> Claim:
+def claim_on_rank_0(folder: Path, strategy: Strategy) -> Claim | None:
+    """Hold the run's folder on rank 0, as `claim` does; every rank calls this, before it looks into the folder.
+
+    Returns:
+        The claim; None on ranks other than the first.
+
+    Raises:
+        ConfigError: as `claim`, on all ranks.
+    """
+    held, refusal = None, None
+    if strategy.rank == 0:
+        try:
+            held = claim(folder)
+        except ConfigError as error:
+            refusal = str(error)
+    refusal = strategy.gather_objects(refusal)[0]
+    if refusal is not None:
+        raise ConfigError(refusal)
+    return held
+
+
+def raise_if_moved(held: Claim | None, strategy: Strategy) -> None:
+    """Raise on all ranks where rank 0 finds the run's folder gone from its path; every rank calls this.
+
+    Args:
+        held: the claim; None on ranks other than the first.
+        strategy: joins the ranks.
+
+    Raises:
+        RunError: naming the folder, and where it is now if that can be found out.
+    """
+    moved = strategy.gather_objects(held.moved() if held is not None else None)[0]
+    if moved is not None:
+        raise RunError(moved)
+
+
+def claim(folder: Path) -> Claim:
     """Make the folder and hold it until the process ends or what is returned is closed.
 
     Args:
         folder: `trainer.output_dir`.
-        fresh: whether a run begins, instead of going on from a checkpoint.
 
     Returns:
         The claim; the lock file `.lock` names the process that holds it.
 
     Raises:
-        ConfigError: the folder cannot be written, or another run holds it.
+        ConfigError: the folder cannot be written, holds a file where a run makes a folder or the other way round, or
+            another run holds it.
     """
+    _check_places(folder)
     path = folder / LOCK
     while True:
         made = [each for each in (path, *path.parents) if not each.exists()]
@@ -100,17 +162,14 @@ def claim(folder: Path, *, fresh: bool) -> Claim:
             folder.mkdir(parents=True, exist_ok=True)
             lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (held open as long as the run)
         except OSError as error:
-            raise ConfigError(f"trainer.output_dir={str(folder)!r} cannot be written: {error.strerror}") from error
+            raise ConfigError(_cannot_be_written(folder, error.strerror)) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            holder = lock.read().strip() or "unknown"
+            holder = lock.read()
             lock.close()
-            raise ConfigError(
-                f"trainer.output_dir={str(folder)!r} is in use by another run (process {holder}); "
-                "wait for it, or name another folder"
-            ) from None
+            raise ConfigError(_in_use(folder, holder)) from None
         if _is(lock, path):
             break
         lock.close()  # a start that failed took its lock file away between our opening and locking it
@@ -118,7 +177,49 @@ def claim(folder: Path, *, fresh: bool) -> Claim:
     lock.truncate()
     lock.write(str(os.getpid()))
     lock.flush()
-    return Claim(folder, lock, made, fresh=fresh)
+    return Claim(folder, lock, made)
+
+
+def _check_places(folder: Path) -> None:
+    places = [(folder / name, "a folder", Path.is_dir) for name in FOLDERS]
+    places += [(folder / name, "a file", Path.is_file) for name in FILES]
+    for path, kind, is_kind in places:
+        if os.path.lexists(path) and not is_kind(path):
+            raise ConfigError(
+                f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, and something else is in its "
+                f"place: move {path} away"
+            )
+
+
+def reason_against_claim(folder: Path) -> str | None:
+    """Return why `claim` could not make or hold a folder now, or None; nothing is made."""
+    nearest = next(each for each in (folder, *folder.parents) if each.exists())
+    if not nearest.is_dir():
+        return _cannot_be_written(folder, os.strerror(errno.ENOTDIR))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return _cannot_be_written(folder, os.strerror(errno.EACCES))
+    if not (folder / LOCK).exists():
+        return None
+    try:
+        with (folder / LOCK).open(encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _in_use(folder, lock.read())
+    except OSError as error:
+        return _cannot_be_written(folder, error.strerror)
+    return None
+
+
+def _cannot_be_written(folder: Path, why: str | None) -> str:
+    return f"trainer.output_dir={str(folder)!r} cannot be written: {why}"
+
+
+def _in_use(folder: Path, holder: str) -> str:
+    return (
+        f"trainer.output_dir={str(folder)!r} is in use by another run (process {holder.strip() or 'unknown'}); "
+        "wait for it, or name another folder"
+    )
 
 
 def _run_id(path: Path) -> str:

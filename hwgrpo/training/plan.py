@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from hwgrpo_backends import Backend
@@ -17,22 +16,19 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
-from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.attention import is_fused
-from hwgrpo.models.loading import attention_obstacle, load_tokenizer
-from hwgrpo.models.router import check_router_loss
-from hwgrpo.rollout.startup_check import check_engine
+from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoints import Checkpoint
-from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, micro_batch_tokens
-from hwgrpo.training.components import build_rewards, check_length, choose_kernels
-from hwgrpo.training.fused import choose_modules
+from hwgrpo.training.choices import micro_batch_tokens
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.memory import Memory, Work, estimate, in_words
+from hwgrpo.training.output import reason_against_claim
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
-from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shapes import model_shape, planned_settings
 from hwgrpo.training.sharding import Sharding, sharding_of
+from hwgrpo.training.startup_checks import Data, check_start, lacking, open_data
 from hwgrpo.training.trial import try_rewards
 
 
@@ -44,17 +40,14 @@ class Plan:
     obstacles: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The data as far as it could be opened."""
-
-    training: PromptDataset | None = None
-    validation: PromptDataset | None = None
-    tried: tuple[str, ...] = ("not tried: that needs the data",)
-    """What the reward functions gave for one row."""
-
-
-def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: str | None = None) -> Plan:
+def make_plan(
+    config: Config,
+    backend: Backend,
+    world_size: int,
+    *,
+    obstacle: str | None = None,
+    allow_finished: bool = False,
+) -> Plan:
     """Check what can be checked without loading the model, and describe the run.
 
     Opens the data, the tokenizer and the model's configuration, and tries the reward functions on one row. A hub model
@@ -65,6 +58,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
         backend: what the run is planned for.
         world_size: processes of the run.
         obstacle: why this machine does not have the backend's device; what the device would be asked is then assumed.
+        allow_finished: a finished run of other settings is no mistake.
 
     Raises:
         ConfigError, DataError: naming what is wrong.
@@ -72,15 +66,15 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
     t = config.trainer
     obstacles = [obstacle] if obstacle else []
     settings, shipped = planned_settings(config.model)
-    data = _open_data(config, settings, obstacles, from_hub=shipped is not None)
-    choose_kernels(config, backend)
-    check_router_loss(config.model.router_loss_coef, settings)
-    dtype, attention = _choices(config, backend, settings, here=obstacle is None)
-    check_sequence_parallel(config, settings, attention)
-    check_engine(config, settings, on_host=backend.is_host, is_main=False)
-    layout = choose_layout(config, settings, attention.loaded_as)
+    device = Device(backend) if obstacle is None else None
+    if device is not None:
+        obstacles += filter(None, (*lacking(config, device), reason_against_claim(Path(t.output_dir))))
+    data, tried = _open_data(config, obstacles, from_hub=shipped is not None)
+    start = check_start(config, backend, settings, device=device, data=data)
+    dtype, attention, layout = start.dtype, start.attention, start.layout
+    training, validation = (data.training, data.validation) if data else (None, None)
     checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
-    notes += compare_data(checkpoint, train=data.training, validation=data.validation)
+    notes += compare_data(checkpoint, train=training, validation=validation)
     shape = model_shape(config.model, settings)
     work = planned_work(
         config,
@@ -88,7 +82,7 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
         world_size,
         dtype,
         layout,
-        prompt_tokens=data.training.longest if data.training else config.data.max_prompt_tokens,
+        prompt_tokens=training.longest if training else config.data.max_prompt_tokens,
     )
     budget = work.micro_batch_tokens
     memory = estimate(config, shape, work, config_sharding(config, world_size))
@@ -99,55 +93,36 @@ def make_plan(config: Config, backend: Backend, world_size: int, *, obstacle: st
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
         *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),
-        *_item("data", _data_lines(config, data)),
-        *_item("rewards", data.tried),
-        *_item("schedule", _schedule(config, data.training, budget)),
+        *_item("data", _data_lines(config, training, validation)),
+        *_item("rewards", tried),
+        *_item("schedule", _schedule(config, training, budget)),
         *_item("memory", _memory_lines(memory)),
         ("computes", computes),
-        *_item("output", _output_lines(config, data.training, checkpoint, notes)),
+        *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
     ]
-    return Plan("\n".join(f"{name:<11}{text}" for name, text in lines), tuple(obstacles))
+    return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(obstacles))
 
 
-def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub: bool) -> _Data:
-    """Open the data and try the rewards on it; what is not here is added to the obstacles."""
+def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
+    """Open the data and try the rewards on one row; what is not here is added to the obstacles.
+
+    Returns:
+        The data, its rewards closed; and what the reward functions gave.
+    """
     missing = missing_data(config)
     if missing:
         obstacles += missing
-        return _Data()
+        return None, ("not tried: that needs the data",)
     try:
         tokenizer = load_tokenizer(config.model)
     except ConfigError as error:
         if not from_hub:
             raise
         obstacles.append(str(error))
-        return _Data(tried=("not tried: that needs the tokenizer",))
-    training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
-    assert training is not None
-    with build_rewards(config, training, validation) as rewards:
-        tried = try_rewards(rewards, training, tokenizer)
-    check_length(config, training, validation, settings=settings)
-    return _Data(training, validation, tuple(tried))
-
-
-def _choices(config: Config, backend: Backend, settings: Any, *, here: bool) -> tuple[torch.dtype, AttentionChoice]:
-    """Return compute dtype and attention implementation."""
-    choose_modules(config, backend)
-    if here:
-        device = Device(backend)
-        dtype = choose_dtype(config, device)
-        return dtype, choose_attention(config, backend, dtype, settings, device.arch)
-    return assumed_choices(config, backend, settings)
-
-
-def assumed_choices(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionChoice]:
-    """Return compute dtype and attention as they are to be expected of a device that is not here."""
-    wanted, attention = config.model.dtype, config.model.attention
-    usual = torch.float32 if backend.is_host else torch.bfloat16
-    dtype = usual if wanted == "auto" else getattr(torch, wanted)
-    if attention == "auto":
-        attention = "eager" if attention_obstacle(settings, "sdpa") else "sdpa"
-    return dtype, AttentionChoice(attention, is_fused(attention, backend))
+        return None, ("not tried: that needs the tokenizer",)
+    data = open_data(config, tokenizer)
+    with data.rewards as rewards:
+        return data, try_rewards(rewards, data.training, tokenizer)
 
 
 def planned_work(
@@ -199,8 +174,7 @@ def config_sharding(config: Config, world_size: int) -> Sharding:
     )
 
 
-def _data_lines(config: Config, data: _Data) -> list[str]:
-    training, validation = data.training, data.validation
+def _data_lines(config: Config, training: PromptDataset | None, validation: PromptDataset | None) -> list[str]:
     if training is None:
         return [f"{config.data.train}: not opened; validation {config.data.validation or 'none'}"]
     return [
@@ -242,10 +216,14 @@ def _memory_lines(memory: Memory) -> list[str]:
 
 
 def _output_lines(
-    config: Config, training: PromptDataset | None, checkpoint: Checkpoint | None, notes: Sequence[str]
+    config: Config,
+    training: PromptDataset | None,
+    checkpoint: Checkpoint | None,
+    notes: Sequence[str],
+    allow_finished: bool,
 ) -> list[str]:
     if training is not None or config.trainer.max_steps:
-        finished = already_finished(config, len(training) if training else None)
+        finished = already_finished(config, open_data=lambda: training, allow_changes=allow_finished)
         if finished:
             return finished.splitlines()
     start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from omegaconf import OmegaConf
 
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
+from hwgrpo.config.typed import section_of
 from hwgrpo.config.validate import check_resume, planned_steps
+from hwgrpo.config.written import changed_values, shown_settings, written_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.models.loading import load_tokenizer
@@ -21,13 +25,26 @@ from hwgrpo.observe import summary
 from hwgrpo.training import checkpoints, rng
 from hwgrpo.training.components import seed_everything
 from hwgrpo.training.prompts import PromptSource
-from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.strategies.strategy import Strategy, together
 from hwgrpo.training.update import PolicyUpdate
 
 FIXED = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
 """Settings that say which function the saved parameters belong to."""
 SILENT = ("trainer.resume", "trainer.output_dir", "trainer.max_steps", "observe")
 """Settings that may change without a word."""
+NOT_OF_WEIGHTS = (
+    *("observe", "backend", "kernels", "rollout.server", "trainer.fsdp2", "trainer.deepspeed"),
+    *("model.attention", "model.fused_modules", "model.layout", "model.gradient_checkpointing"),
+    *("data.validation", "data.validation_split", "data.validation_max_rows"),
+    *("rollout.max_sequences", "rollout.graphs", "rollout.gpu_memory_utilization", "rollout.kv_cache_gb"),
+    *("rollout.max_model_len", "rollout.enforce_eager", "rollout.tensor_parallel_size"),
+    *("trainer.output_dir", "trainer.resume", "trainer.max_steps", "trainer.epochs", "trainer.strategy"),
+    *("trainer.sequence_parallel_size", "trainer.tensor_parallel_size", "trainer.tokens_per_micro_batch"),
+    *("trainer.save_every", "trainer.save_async", "trainer.keep_checkpoints", "trainer.save_final_model"),
+    *("trainer.validate_every", "trainer.validate_at_start", "trainer.validation_n"),
+    *("trainer.deterministic", "trainer.threads", "trainer.max_skipped_updates"),
+)
+"""Settings that say where and how a run computes, what it shows and what it keeps, not which weights come of it."""
 
 
 def find_checkpoint(
@@ -44,6 +61,15 @@ def find_checkpoint(
         ConfigError: the folder holds another run and `trainer.resume` is never, or a setting changed that cannot.
         CheckpointError: a checkpoint that was named is damaged or missing.
     """
+    checkpoint, notes = _choose_checkpoint(config, output, strategy)
+    if checkpoint is not None:
+        notes += _compare_settings(checkpoint, config)
+    return checkpoint, notes
+
+
+def _choose_checkpoint(
+    config: Config, output: Path, strategy: Strategy | None = None
+) -> tuple[checkpoints.Checkpoint | None, list[str]]:
     resume = config.trainer.resume
     if resume == "never":
         if (output / "checkpoints").exists() or (output / "metrics.jsonl").exists():
@@ -59,7 +85,7 @@ def find_checkpoint(
         check_resume(config)
         checkpoint, notes = checkpoints.verify(Path(resume), strategy), []
     if checkpoint is not None:
-        notes += _compare_settings(checkpoint, config)
+        notes += filter(None, (checkpoint.note,))
     return checkpoint, notes
 
 
@@ -70,23 +96,27 @@ def compare_data(checkpoint: checkpoints.Checkpoint | None, **datasets: PromptDa
         checkpoint: what is resumed from; one that says nothing about its data is taken at its word.
         datasets: `train` and `validation` as they are now.
     """
-    saved = checkpoint.manifest["state"].get("data", {}) if checkpoint else {}
-    told = []
-    for name, dataset in datasets.items():
-        before = saved.get(name)
-        if before and dataset is not None and before != dataset.fingerprint:
-            told.append(
-                f"warning: data.{name}={dataset.name!r} is not what it was at the checkpoint: {_shown(before)} then, "
-                f"{_shown(dataset.fingerprint)} now; the run goes on with what is there now"
-            )
-    return told
+    changed = _changed_data(checkpoint, **datasets) if checkpoint else []
+    return [f"warning: {each}; the run goes on with what is there now" for each in changed]
+
+
+def _changed_data(checkpoint: checkpoints.Checkpoint, **datasets: PromptDataset | None) -> list[str]:
+    saved = checkpoint.manifest["state"].get("data", {})
+    return [
+        f"data.{name}={dataset.name!r} is not what it was at the checkpoint: {_shown(saved[name])} then, "
+        f"{_shown(dataset.fingerprint)} now"
+        for name, dataset in datasets.items()
+        if dataset is not None and saved.get(name) and saved[name] != dataset.fingerprint
+    ]
 
 
 def _shown(fingerprint: Mapping[str, Any]) -> str:
     return f"{fingerprint['rows']:,} rows (sha256 {fingerprint['sha256'][:12]})"
 
 
-def already_finished(config: Config, prompts: int | None = None) -> str | None:
+def already_finished(
+    config: Config, *, open_data: Callable[[], PromptDataset | None] | None = None, allow_changes: bool = False
+) -> str | None:
     """Say that a run is finished and how to go on, or return None where there is something left to do.
 
     It is finished when its last checkpoint has all the steps that are asked for and all that `finish` leaves is there:
@@ -94,10 +124,13 @@ def already_finished(config: Config, prompts: int | None = None) -> str | None:
 
     Args:
         config: checked settings.
-        prompts: how many the training data has; None counts them where that decides.
+        open_data: returns the training prompts, or None where they cannot be had; called where the run may be finished.
+        allow_changes: it counts as finished although its weights belong to other settings or data.
 
     Raises:
-        ConfigError, CheckpointError, DataError: as `find_checkpoint` and `build_dataset` do.
+        ConfigError: what is in the folder was trained with other settings or data; the message names them. Or as
+            `find_checkpoint` does.
+        CheckpointError, DataError: as `find_checkpoint` and `build_dataset` do.
     """
     t = config.trainer
     output = Path(t.output_dir)
@@ -107,18 +140,30 @@ def already_finished(config: Config, prompts: int | None = None) -> str | None:
         models.append(output / "final-adapter")
     if closing.get("status") != "completed" or not all(model.is_dir() for model in models):
         return None
-    checkpoint, notes = find_checkpoint(config, output)
+    checkpoint, notes = _choose_checkpoint(config, output)
     if checkpoint is None or checkpoint.step != closing.get("steps"):
         return None
     if checkpoint.folder.resolve().parent != (output / "checkpoints").resolve():  # that of another run
         return None
-    if not t.max_steps and prompts is None:
-        dataset = build_dataset(config.data, load_tokenizer(config.model), "train")
-        assert dataset is not None
-        prompts = len(dataset)
-    planned = planned_steps(config, prompts or 0)
+    changed = [
+        f"{key} {then} -> {now}"
+        for key, (then, now) in changed_settings(checkpoint, config).items()
+        if not _under(key, NOT_OF_WEIGHTS)
+    ]
+    if checkpoint.step < t.max_steps:
+        return None
+    training = (open_data or (lambda: build_dataset(config.data, load_tokenizer(config.model), "train")))()
+    planned = t.max_steps if training is None else planned_steps(config, len(training))
     if checkpoint.step < planned:
         return None
+    changed += _changed_data(checkpoint, train=training)
+    if changed and not allow_changes:
+        raise ConfigError(
+            f"{output} holds a finished run of other settings, and nothing would be trained: {', '.join(changed)}; to "
+            "train with these, set trainer.output_dir to another folder; to leave it as it is, put them back, or give "
+            "--allow-finished"
+        )
+    notes += _changes(checkpoint, config) + compare_data(checkpoint, train=training)
     key, asked = ("trainer.max_steps", t.max_steps) if t.max_steps else ("trainer.epochs", t.epochs)
     done = f"{checkpoint.step} of {planned} steps are done"
     if checkpoint.step > planned:
@@ -141,15 +186,19 @@ def restore(
 
     Returns:
         Notes on what could not be put back as it was.
+
+    Raises:
+        CheckpointError: the model has other trainable parameters, or a file cannot be read any more; on all ranks.
     """
     pieces = strategy.pieces()
-    checkpoints.restore(checkpoint, pieces, {piece.name: piece.shape for piece in pieces})
+    shapes = {piece.name: piece.shape for piece in pieces}
+    together(strategy, lambda: checkpoints.restore(checkpoint, pieces, shapes))
     strategy.pieces_written()
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])
     update.updates_done = state["updates_done"]
     update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
-    saved = checkpoints.load_rng(checkpoint, strategy.rank)
+    saved = together(strategy, lambda: checkpoints.load_rng(checkpoint, strategy.rank))
     if saved is not None:
         note = rng.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
         return [note] if note else []
@@ -167,25 +216,60 @@ def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
 def _rank_seed(config: Config, rank: int, step: int) -> int:
     generator = torch.Generator().manual_seed(config.trainer.seed)
     offsets = torch.randint(2**40, (2,), generator=generator).tolist()
-    return config.trainer.seed + rank * offsets[0] + step * offsets[1]
+    return (config.trainer.seed + rank * offsets[0] + step * offsets[1]) % 2**63  # what generators accept
 
 
 def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
-    # A setting that is newer than the checkpoint had its default's effect.
-    defaults = OmegaConf.create(OmegaConf.to_container(OmegaConf.structured(Config)))
-    saved = _flat(OmegaConf.merge(defaults, OmegaConf.create(checkpoint.manifest["state"]["config"])))
-    now = _flat(OmegaConf.create(to_yaml(config)))
-    changed = {key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key)}
-    for key in sorted(changed):
+    for key, (saved, now) in changed_settings(checkpoint, config).items():
         if _under(key, FIXED):
             raise CheckpointError(
-                f"{key}={now.get(key)!r}, but {checkpoint.folder} was saved with {saved.get(key)!r}; put it back, or "
+                f"{key}={now}, but {checkpoint.folder} was saved with {saved}; put it back, or "
                 "start afresh with another trainer.output_dir"
             )
-    told = sorted(key for key in changed if not _under(key, SILENT))
-    if not told:
-        return []
-    return ["changed since the checkpoint: " + ", ".join(f"{k} {saved.get(k)!r} -> {now.get(k)!r}" for k in told)]
+    return _changes(checkpoint, config)
+
+
+def _changes(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
+    """Return a line with all that has changed, if anything has."""
+    changed = changed_settings(checkpoint, config).items()
+    told = [f"{key} {saved} -> {now}" for key, (saved, now) in changed if not _under(key, SILENT)]
+    saved_digests = checkpoint.manifest["state"].get("secrets", {})
+    told += [f"{key} (its value, not shown)" for key in changed_values(saved_digests, written_of(config))]
+    return ["changed since the checkpoint: " + ", ".join(told)] if told else []
+
+
+def changed_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> dict[str, tuple[str, str]]:
+    """Return the settings that are not what they were when a checkpoint was saved, sorted.
+
+    Returns:
+        Key -> the value then and now, as they may be shown.
+    """
+    # A setting that is newer than the checkpoint had its default's effect.
+    saved = OmegaConf.to_container(OmegaConf.create(checkpoint.manifest["state"]["config"]))
+    trees = _with_defaults(saved, Config), OmegaConf.to_container(OmegaConf.create(to_yaml(config)))
+    then, now = map(_flat, trees)
+    changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
+    shown = [_flat(shown_settings(tree, Config)) for tree in trees]
+    return {key: (repr(shown[0].get(key)), repr(shown[1].get(key))) for key in changed}
+
+
+def _with_defaults(tree: Any, section: type) -> Any:
+    """Return settings as plain containers with the defaults of a dataclass where they lack a setting."""
+    hints = typing.get_type_hints(section)
+    full = dict(tree)
+    for field in dataclasses.fields(section):
+        inner = section_of(hints[field.name])
+        default: Any = field.default
+        if default is dataclasses.MISSING:
+            assert field.default_factory is not dataclasses.MISSING
+            default = field.default_factory()
+        if inner is None:
+            full.setdefault(field.name, default)
+        elif isinstance(default, list):
+            full[field.name] = [_with_defaults(each, inner) for each in full.get(field.name, default)]
+        else:
+            full[field.name] = _with_defaults(full.get(field.name, {}), inner)
+    return full
 
 
 def _under(key: str, prefixes: tuple[str, ...]) -> bool:
@@ -193,9 +277,14 @@ def _under(key: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    if not OmegaConf.is_dict(values):
-        return {prefix: OmegaConf.to_container(values) if OmegaConf.is_config(values) else values}
+    """Return settings by their dotted keys, those of listed sections with an index."""
+    if isinstance(values, Mapping):
+        inner: Any = values.items()
+    elif isinstance(values, list) and values and all(isinstance(value, Mapping) for value in values):
+        inner = enumerate(values)
+    else:
+        return {prefix: values}
     flat: dict[str, Any] = {}
-    for key, value in values.items():
+    for key, value in inner:
         flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
     return flat

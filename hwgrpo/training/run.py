@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedTokenizerBase
 
+from hwgrpo.closing import close_all
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.observe.observer import Observer
@@ -60,10 +61,9 @@ class Run:
     """Reward failures that were shown already: a failing function is told of once."""
 
     def close(self) -> None:
-        """End what runs beside the training, and let go of what is held; the process group stays."""
-        self.supply.close()
-        self.observer.close()
-        self.engine.close()
-        self.rewards.close()
-        if self.lock is not None:
-            self.lock.close()
+        """End what runs beside the training, and let go of what is held; the process group stays.
+
+        All of it, whatever fails; see `close_all` for which error is raised.
+        """
+        locks = [] if self.lock is None else [self.lock.close]
+        close_all(self.supply.close, self.observer.close, self.engine.close, self.rewards.close, *locks)

@@ -17,10 +17,11 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
-from hwgrpo.training.plan import assumed_choices, config_sharding, planned_work
+from hwgrpo.training.plan import config_sharding, planned_work
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shapes import ModelShape, model_shape, planned_settings
 from hwgrpo.training.sharding import STRATEGIES, Sharding, planned_sharding
+from hwgrpo.training.startup_checks import assumed_choices
 from hwgrpo.training.step_time import Rates, forward_work, step_seconds
 
 USABLE = 0.9

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
+from hwgrpo.training import checkpoint_files
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.supply import Batch, Waiting
@@ -83,7 +83,7 @@ def _asked(batch: PromptBatch) -> list[list[Any]]:
 
 
 def _read(path: Path) -> Iterator[tuple[Completions, dict[str, Any]]]:
-    tensors = load_file(path)
+    tensors = checkpoint_files.read_tensors(path)
     i = 0
     while f"{i}.{_WORDS}" in tensors:
         words = json.loads(bytes(tensors[f"{i}.{_WORDS}"].tolist()))

@@ -3,13 +3,14 @@
 import dataclasses
 
 import pytest
-from hwgrpo_backends import registry
+from hwgrpo_backends import cuda, registry
 from hwgrpo_backends.backend import Verdict
 from hwgrpo_backends.decide import decide
 from hwgrpo_backends.facts import Facts, TorchDevice, TorchFacts
 
 BUILTIN = {name: registry.get(name) for name in registry.BUILTIN}
 NVIDIA = ("nvidia0", "nvidia1")
+AMD = ("dri/renderD128", "dri/renderD129", "kfd")
 H100 = TorchDevice(
     available=True, count=2, names=("NVIDIA H100",) * 2, archs=("sm_90",) * 2, built_for=("sm_80", "sm_90")
 )
@@ -48,7 +49,21 @@ BROKEN_PLUGIN = TorchFacts(
 HOSTS = {
     "nothing but a CPU": (host(), "cpu", []),
     "nothing but a CPU, tier 1": (host(tier1=saw()), "cpu", []),
-    "the default CUDA wheel on a laptop without a GPU": (host("cuda", tier1=saw("cuda")), "cpu", []),
+    "the default CUDA wheel on a laptop without a GPU": (
+        host("cuda", tier1=saw("cuda")), "cpu", ["cuda is not used: no sign of an NVIDIA GPU", "installed for one"]),
+    "the default CUDA wheel in a pod that asked for no GPU": (
+        host("cuda", tier1=saw("cuda"), driver_files=("/proc/driver/nvidia/version",)), None,
+        ["/proc/driver/nvidia/version", "--gpus all", "backend.name=cpu"]),
+    "a GPU whose node torch makes when it opens it": (
+        host("cuda", tier1=saw("cuda", cuda=H100), driver_files=("/proc/driver/nvidia/version",)), "cuda", []),
+    "the driver of GPUs under a CPU build of torch": (
+        host("cpu", tier1=saw(), driver_files=("/proc/driver/nvidia/version",)), "cpu", []),
+    "a pod that asked for no NPU, with torch-npu for another torch": (
+        host(npu="2.10.0", driver_files=("/dev/davinci_manager",)), None, ["/dev/davinci_manager", "does not fit"]),
+    "AMD GPUs whose render nodes this user may not open": (
+        host("rocm", device_nodes=AMD, no_access=AMD[:2], kfd_gpus=2), None, ["may not open /dev/dri/renderD128"]),
+    "AMD GPUs without their render nodes": (
+        host("rocm", device_nodes=("kfd",), kfd_gpus=2), None, ["no /dev/dri/renderD", "--device=/dev/dri"]),
     "two NVIDIA GPUs, not opened yet": (host("cuda", device_nodes=NVIDIA), "cuda", []),
     "two NVIDIA GPUs, no nvidia-smi anywhere": (
         host("cuda", device_nodes=NVIDIA, tier1=saw("cuda", cuda=H100)), "cuda", []),
@@ -73,7 +88,9 @@ HOSTS = {
         host("cuda", device_nodes=("kfd", *NVIDIA), kfd_gpus=1, tier1=saw("cuda", cuda=H100)), "cuda", []),
     "an integrated AMD GPU under a CPU build": (
         host("cpu", device_nodes=("kfd",), kfd_gpus=1), "cpu", ["rocm is not used", "install a ROCm build"]),
-    "the amdkfd driver without a GPU": (host("rocm", device_nodes=("kfd",), kfd_gpus=0), "cpu", []),
+    "the amdkfd driver without a GPU": (
+        host("rocm", device_nodes=("kfd",), kfd_gpus=0, driver_files=("/sys/class/kfd/kfd",)), "cpu",
+        ["rocm is not used: no sign of an AMD GPU"]),
     "AMD GPUs, which torch calls cuda": (
         host("rocm", device_nodes=("kfd",), kfd_gpus=8, tier1=saw("rocm", cuda=TorchDevice(
             available=True, count=8, names=("AMD Instinct MI300X",) * 8, archs=("gfx942",) * 8,
@@ -86,9 +103,11 @@ HOSTS = {
         host(npu="2.13.0", device_nodes=tuple(f"davinci{i}" for i in range(8))), "npu", []),
     "eight NPUs": (host(npu="2.13.0.post4", device_nodes=("davinci0",), tier1=saw(npu=NPU)), "npu", []),
     "an NPU simulated without device nodes": (host(npu="2.13.0", tier1=saw(npu=NPU)), "npu", []),
-    "torch-npu importable, no NPU": (host(npu="2.13.0", tier1=saw()), "cpu", []),
+    "torch-npu importable, no NPU": (
+        host(npu="2.13.0", tier1=saw()), "cpu", ["npu is not used: no sign of an Ascend NPU"]),
     "torch-npu whose is_available raises, no NPU": (
-        host(npu="2.13.0", tier1=saw(npu=TorchDevice(problem="RuntimeError: driver not found"))), "cpu", []),
+        host(npu="2.13.0", tier1=saw(npu=TorchDevice(problem="RuntimeError: driver not found"))), "cpu",
+        ["npu is not used: no sign of an Ascend NPU"]),
     "torch-npu importable, no NPU, working NVIDIA GPU": (
         host("cuda", npu="2.13.0", device_nodes=NVIDIA, tier1=saw("cuda", cuda=H100)), "cuda", []),
     "transfer_to_npu makes torch.cuda answer on an NPU": (
@@ -117,8 +136,41 @@ HOSTS = {
     "HWGRPO_BACKEND asks for what is not there": (
         host(variables={"HWGRPO_BACKEND": "npu"}), None,
         ["HWGRPO_BACKEND='npu'", "torch-npu is not installed", "Fix: choose auto"]),
+    "the same list in two variables, which hides every GPU": (
+        host("rocm", device_nodes=AMD, kfd_gpus=8, tier1=saw("rocm"),
+             variables={"HIP_VISIBLE_DEVICES": "4,5", "ROCR_VISIBLE_DEVICES": "4,5"}),
+        None, ["ROCR_VISIBLE_DEVICES='4,5' and HIP_VISIBLE_DEVICES='4,5' leave none of 8 devices", "Fix: unset"]),
+    "the same list in two variables, before torch was asked": (
+        host("rocm", device_nodes=AMD, kfd_gpus=8,
+             variables={"CUDA_VISIBLE_DEVICES": "4,5", "ROCR_VISIBLE_DEVICES": "4,5"}),
+        None, ["ROCR_VISIBLE_DEVICES='4,5' and CUDA_VISIBLE_DEVICES='4,5' leave none of 8 devices"]),
+    "a number that no NPU has": (
+        host(npu="2.13.0", device_nodes=("davinci0", "davinci1"), variables={"ASCEND_RT_VISIBLE_DEVICES": "9"}),
+        None, ["ASCEND_RT_VISIBLE_DEVICES='9' leaves none of 2 devices", "numbered from 0 to 1", "Fix: unset"]),
+    "a variable that may be why torch sees no GPU": (
+        host("cuda", device_nodes=NVIDIA, tier1=saw("cuda"), variables={"CUDA_VISIBLE_DEVICES": "GPU-12345678"}),
+        None, ["CUDA_VISIBLE_DEVICES='GPU-12345678'", "torch cannot use it"]),
+    "a variable that names a GPU by its identity": (
+        host("cuda", device_nodes=NVIDIA, variables={"CUDA_VISIBLE_DEVICES": "GPU-12345678"}), "cuda", []),
+    "an empty variable where devices have no nodes": (
+        host("cuda", tier1=saw("cuda"), variables={"CUDA_VISIBLE_DEVICES": ""}), "cpu",
+        ["CUDA_VISIBLE_DEVICES='' hides every device"]),
+    "NPUs of which some are closed to this user": (
+        host(npu="2.13.0", device_nodes=("davinci0", "davinci1"), no_access=("davinci1",),
+             tier1=saw(npu=TorchDevice(problem="RuntimeError: open device 1 failed"))),
+        None, ["open device 1 failed", "may not open /dev/davinci1", "HwHiAiUser"]),
+    "an old AMD GPU under generic targets": (
+        host("rocm", device_nodes=AMD, kfd_gpus=1, tier1=saw("rocm", cuda=TorchDevice(
+            available=True, count=1, names=("Radeon RX 580",), archs=("gfx803",),
+            built_for=("gfx9-generic", "gfx942")))), None, ["no kernels for gfx803"]),
+    "an AMD GPU of a generic target's family": (
+        host("rocm", device_nodes=AMD, kfd_gpus=1, tier1=saw("rocm", cuda=TorchDevice(
+            available=True, count=1, names=("Radeon VII",), archs=("gfx906",), built_for=("gfx9-generic",)))),
+        "rocm", []),
+    "Intel's build of torch": (host("xpu"), "cpu", ["built for Intel GPUs (xpu)", "no backend"]),
+    "Apple's processors": (host(system="darwin", machine="arm64"), "cpu", ["Apple GPU (mps)", "no backend"]),
     "two visibility variables on ROCm": (
-        host("rocm", device_nodes=("kfd",), kfd_gpus=2,
+        host("rocm", device_nodes=AMD, kfd_gpus=2,
              variables={"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}),
         "rocm", ["HIP_VISIBLE_DEVICES='0', ROCR_VISIBLE_DEVICES='1'"]),
 }  # fmt: skip
@@ -180,6 +232,49 @@ def test_a_typo_is_refused_with_the_nearest_name(typo, meant):
     assert decision.selected is None
     assert f"Did you mean {meant!r}?" in str(decision.error)
     assert "auto, cpu, cuda, npu, rocm" in str(decision.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpu", ["cuda", "rocm", "which GPU"]),
+        ("nvidia", ["Did you mean 'cuda'?"]),
+        ("amd", ["Did you mean 'rocm'?"]),
+        ("ascend", ["Did you mean 'npu'?"]),
+        ("xpu", ["Intel GPUs", "no backend"]),
+        ("mps", ["Apple", "no backend"]),
+    ],
+)
+def test_a_name_that_people_use_for_devices_leads_to_the_backends_of_those(name, words):
+    error = decide(host(), name, BUILTIN).error
+    assert error is not None
+    for word in words:
+        assert word in error
+    assert "'npu'" not in error or name == "ascend", error
+
+
+def test_closed_devices_are_not_counted():
+    facts = host(npu="2.13.0", device_nodes=("davinci0", "davinci1", "davinci2"), no_access=("davinci1",))
+    verdict = decide(facts, "auto", BUILTIN).verdicts["npu"]
+    assert (verdict.state, verdict.devices) == ("unverified", 2)
+    assert "/dev/davinci1" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("arch", "built_for", "runs"),
+    [
+        ("sm_100", ("sm_100a",), True),
+        ("sm_103", ("sm_100a",), False),
+        ("sm_103", ("sm_100f",), True),
+        ("sm_120", ("sm_100f",), False),
+        ("sm_121", ("compute_120a",), False),
+        ("sm_121", ("compute_120",), True),
+        ("sm_90", ("sm_80", "sm_90a"), True),
+        ("sm_89", ("sm_80",), True),
+    ],
+)
+def test_code_for_one_chip_alone_runs_on_no_later_one(arch, built_for, runs):
+    assert cuda.runs_on(arch, built_for) is runs
 
 
 def vendor(name, verdict):

@@ -58,6 +58,15 @@ def test_device_nodes_are_found_and_their_neighbours_are_not(tmp_path):
     assert facts.nodes("nvidia[0-9]*") == ("nvidia0", "nvidia11")
 
 
+def test_nodes_in_folders_of_dev_and_files_of_drivers_are_found(tmp_path):
+    for file in ("dev/kfd", "dev/dri/card0", "dev/dri/renderD128", "dev/davinci_manager", "proc/driver/nvidia/version"):
+        write(tmp_path / file)
+    write(tmp_path / "usr/lib64/libcuda.so.1")
+    facts = tier0(tmp_path, tmp_path / "site")
+    assert facts.device_nodes == ("dri/renderD128", "kfd")
+    assert facts.driver_files == ("/dev/davinci_manager", "/proc/driver/nvidia/version", "/usr/lib64/libcuda.so.1")
+
+
 def test_nodes_this_user_may_not_open_are_named(tmp_path, monkeypatch):
     write(tmp_path / "dev" / "kfd")
     write(tmp_path / "dev" / "nvidia0")

@@ -1,11 +1,11 @@
-"""The command line as a user meets it: a process of its own, its output and its exit code."""
+"""The command line as a user meets it: a process of its own (forked), its output and its exit code."""
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import preloaded
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,14 +25,6 @@ def hwgrpo(tmp_path: Path, cache: Path) -> Hwgrpo:
     environment = {**os.environ, "PYTHONPATH": path, "HWGRPO_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
 
     def run(*words: object, **extra: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "hwgrpo", *map(str, words)],
-            cwd=tmp_path,
-            env={**environment, **extra},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        return preloaded.run(0, "-m", "hwgrpo", *map(str, words), cwd=tmp_path, env={**environment, **extra})
 
     return run

@@ -91,6 +91,22 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path, done, capsys, words: li
     assert not list(tmp_path.iterdir())
 
 
+def test_settings_that_this_version_does_not_have_are_named(tmp_path: Path, done, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(done("full"), run)
+    manifest = run / "checkpoints/step-00000002/manifest.json"
+    content = json.loads(manifest.read_text())
+    content["state"]["config"] += "unheard_of: 1\n"
+    manifest.write_text(json.dumps(content))
+    manifest.with_name("manifest.sha256").unlink()  # as checkpoints of earlier versions are
+    assert main(["export", str(manifest.parent), str(tmp_path / "out")]) == 1
+    said = capsys.readouterr()
+    assert "settings that this version does not have" in said.err
+    assert "unheard_of" in said.err
+    assert "used without a checksum" in said.out
+    assert not (tmp_path / "out").exists()
+
+
 def test_of_a_run_the_newest_checkpoint_that_is_good_is_taken(tmp_path: Path, done, capsys):
     run = tmp_path / "run"
     shutil.copytree(done("full"), run)

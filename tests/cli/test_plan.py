@@ -129,6 +129,25 @@ def test_what_is_offered_instead_of_layers_that_are_cut_can_cut_them():
     assert one["fits"], "it would be offered"
 
 
+def test_rows_with_other_numbers_of_samplers_say_so_and_how_they_are_compared():
+    words = ("deepseek_7b_math", "--devices", "16", "--rollout", "apart", "rollout.max_sequences=4096")
+    words += ("--chip", "H100 SXM", "--chip", "H200 SXM")
+    chips = planned(*words)["chips"]
+    counts = [chip["rollout_devices"] for chip in chips]
+    assert counts[0] > counts[1]
+    assert chips[0]["step"] < chips[1]["step"], "so that a table without the counts would rank them wrongly"
+    text = said(*words)
+    head, *rows = (line.split() for line in text.splitlines() if "SXM  " in line or "samplers" in line.split())
+    assert [int(row[7]) for row in rows] == counts
+    assert head.index("samplers") == 4
+    assert f"--rollout-devices {counts[0]}." in text
+    same = (*words, "--rollout-devices", str(counts[0]))
+    chips = planned(*same)["chips"]
+    assert chips[0]["step"] > chips[1]["step"]
+    assert "The rows differ" not in said(*same)
+    assert "samplers" not in said(RECIPE, "--chip", "H100 SXM"), "devices that train sample"
+
+
 def test_rollout_apart_takes_the_copy_and_the_cache_off_the_devices_that_train():
     words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--strategy", "fsdp2")
     here, apart = chip(*words), chip(*words, "--rollout", "apart")

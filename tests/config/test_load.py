@@ -98,7 +98,10 @@ def test_a_wrong_setting_is_refused_with_key_value_and_remedy(word: str, parts: 
         (["model.lora.alpha=3"], ["model.lora.alpha=3.0", "no effect", "model.lora.rank"]),
         (["model.lora.adapter=somewhere"], ["model.lora.adapter='somewhere'", "no such folder"]),
         (["observe.loggers=[tensorboard]", "trainer.save_every=5"], ["jsonl"]),
-        (["algorithm.correction.low=3", "algorithm.correction.high=2"], ["correction.low=3.0", "below"]),
+        (
+            ["algorithm.correction.name=token_mask", "algorithm.correction.low=3", "algorithm.correction.high=2"],
+            ["correction.low=3.0", "below"],
+        ),
         (["algorithm.aggregation.norm_length=5"], ["norm_length=5", "no effect"]),
         (["reward.functions.0.weight=0"], ["weight is 0"]),
     ],

@@ -8,6 +8,7 @@ import pytest
 import runs
 from deepspeed_package import with_deepspeed
 from launch import ROOT
+from rounding import GENTLE, assert_metrics_close, drift
 
 STEPS = 16
 WAYS = {
@@ -24,6 +25,7 @@ WORDS = (
     "data.validation_max_rows=8",
     "observe.loggers=[jsonl]",
     "observe.progress=none",
+    *GENTLE,
 )
 Curve = list[dict[str, Any]]
 pytestmark = pytest.mark.slow
@@ -55,6 +57,6 @@ def test_two_processes_draw_the_curve_of_one(way: str, alone: Curve, shared: dic
     for step, (ours, theirs) in enumerate(zip(shared[way], alone, strict=True), start=1):
         for name in ("reward", "response_length/mean"):
             assert ours[name] == theirs[name], (step, name, "some responses are others")
-        for name in ("actor/loss", "actor/kl_loss", "entropy"):
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-6), (step, name)
-        assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=2e-4), step
+    names = ("step", "actor/loss", "actor/kl_loss", "entropy", "actor/grad_norm")
+    ours, theirs = ([{name: line[name] for name in names} for line in curve] for curve in (shared[way], alone))
+    assert_metrics_close(ours, theirs, drift(STEPS))

@@ -8,7 +8,7 @@ import pytest
 import simulated_npu
 import torch
 from deepspeed_package import with_deepspeed
-from launch import ROOT, torchrun
+from launch import ROOT, forked
 from loading_worker import make
 from tiny import settings
 
@@ -62,7 +62,7 @@ REFUSED = {
 }
 
 
-def started(root: Path, out: Path, strategy: list[str], backend: str = "cpu", launch: Any = torchrun, **more: Any):
+def started(root: Path, out: Path, strategy: list[str], backend: str = "cpu", launch: Any = forked, **more: Any):
     worker = str(ROOT / "tests/support/loading_worker.py")
     every = cases(root, strategy)
     every |= {name: [word.replace("ROOT", str(root)) for word in words] + strategy for name, words in REFUSED.items()}

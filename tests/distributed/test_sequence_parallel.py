@@ -12,6 +12,7 @@ from deepspeed_package import with_deepspeed
 from hwgrpo_backends.cpu import BACKEND
 from launch import ROOT
 from ranks import forked
+from rounding import assert_updates_close
 from safetensors.torch import load_file
 from sequence_cases import CASES, kept_bytes, run_all, run_case
 from tiny import tiny_llama
@@ -91,11 +92,7 @@ def assert_as_alone(shared: Results, one: Results, size: int, case: str) -> None
     fed, fed_alone = shared.pop("tokens fed").view(-1, size), one["tokens fed"]
     assert torch.equal(fed, fed[:, :1].expand_as(fed)), "ranks of a group go through the same micro-batches"
     assert float(fed.sum()) < 1.5 * float(fed_alone), "each with a part of the tokens"
-    for key in shared:
-        true = one[key]
-        assert shared[key].shape == true.shape, key
-        error = (shared[key].double() - true.double()).norm() / true.double().norm().clamp_min(1e-12)
-        assert error < CASES[case].tolerance, f"{key}: {error:.2e}"
+    assert_updates_close(shared, {key: one[key] for key in shared}, CASES[case].tolerance)
 
 
 def test_what_a_pass_keeps_for_its_backward_is_shared_out(tmp_path: Path):

@@ -7,7 +7,7 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 from deepspeed_package import with_deepspeed
-from launch import ROOT, torchrun
+from launch import ROOT, forked
 from sharded_cases import FSDP_CASES, ZERO_CASES, Case, Found, assert_same, load, micro_batches, objective_of, policy_of
 from torch.utils.checkpoint import checkpoint
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 @pytest.fixture(scope="module")
 def fsdp(tmp_path_factory) -> list[Found]:
     """What each rank found with FSDP2, from one start of both."""
-    return run(torchrun, "fsdp_worker.py", tmp_path_factory.mktemp("fsdp"))
+    return run(forked, "fsdp_worker.py", tmp_path_factory.mktemp("fsdp"))
 
 
 @pytest.fixture(scope="module")

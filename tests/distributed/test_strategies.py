@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from deepspeed_package import with_deepspeed
-from launch import ROOT, torchrun
+from launch import ROOT, forked, torchrun
+from rounding import assert_updates_close
 from safetensors.torch import load_file
 from strategy_worker import CASES, run_update
 
@@ -57,7 +58,7 @@ def found(tmp_path_factory):
             together = next(runs for runs in STARTS if (way, ranks) in runs)
             ways = {each: WAYS[each] for each, of_ranks in together if of_ranks == ranks}
             out = tmp_path_factory.mktemp("out")
-            launch = with_deepspeed if WAYS[way][0] == "deepspeed" else torchrun
+            launch = with_deepspeed if WAYS[way][0] == "deepspeed" else forked
             done = launch(ranks, str(ROOT / "tests/support/strategy_worker.py"), str(out), json.dumps(ways))
             assert done.returncode == 0, done.stderr[-3000:]
             for each in ways:
@@ -76,22 +77,14 @@ def test_an_update_on_several_ranks_is_that_of_one(way: str, ranks: int, case: s
     several, one = found(way, ranks)[case], alone[case]
     assert {"loss", "norm", "scored"} < one.keys()
     assert float(one["clipped_norm"]) == pytest.approx(0.1 * float(one["norm"]), rel=1e-3)
-    assert_close(several, one, 1e-5)
-
-
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert found.keys() == expected.keys()
-    for name, true in expected.items():
-        assert found[name].shape == true.shape, name
-        error = (found[name].double() - true.double()).norm() / true.double().norm().clamp_min(1e-12)
-        assert error < tolerance, f"{name}: {error:.2e}"
+    assert_updates_close(several, one)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("way", "like"), BF16.items())
 def test_in_bf16_zero_keeps_weights_as_the_strategy_does_that_keeps_as_much(way: str, like: str, case: str, found):
-    assert_close(found(way, 2)[case], found(like, 2)[case], 1e-5)
+    assert_updates_close(found(way, 2)[case], found(like, 2)[case])
 
 
 CLOSE = """

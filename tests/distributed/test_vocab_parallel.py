@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from launch import ROOT, torchrun
+from launch import ROOT, forked
 from vocab_cases import comparisons
 
 LIMITS = {"fp64": 1e-12, "fp32": 1e-5}
@@ -16,7 +16,7 @@ CASES = list(comparisons(2))
 def found(request, tmp_path_factory) -> list[dict[str, Any]]:
     """What each rank found, from one start of all of them."""
     out = tmp_path_factory.mktemp("ranks")
-    done = torchrun(request.param, str(ROOT / "tests/support/vocab_worker.py"), str(out))
+    done = forked(request.param, str(ROOT / "tests/support/vocab_worker.py"), str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(request.param)]
 

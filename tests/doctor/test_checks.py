@@ -25,12 +25,24 @@ HOSTS = {
         hosts.cuda("570.86.10", device=TorchDevice(problem="The NVIDIA driver on your system is too old")), None, [
             ("FAIL", "NVIDIA driver", ["570.86.10 is too old", "CUDA 13.0 needs 580 or newer", "update the driver"]),
             ("FAIL", "backend", ["driver on your system is too old"])], True),
+    "NVIDIA, driver too old, with forward-compatible libraries": (hosts.cuda("570.86.10"), "cuda", [
+        ("ok", "NVIDIA driver", ["570.86.10 is older than", "torch works with it"])], False),
+    "ROCm, two variables that hide every GPU": (
+        hosts.rocm(device=NOTHING, variables={"HIP_VISIBLE_DEVICES": "4,5", "ROCR_VISIBLE_DEVICES": "4,5"}), None, [
+            ("FAIL", "visible devices", ["leave none of 8 devices", "unset"])], True),
+    "Ascend, a number that no NPU has": (
+        hosts.npu(tier1=hosts.saw(), variables={"ASCEND_HOME_PATH": "/x", "ASCEND_RT_VISIBLE_DEVICES": "9"}), None, [
+            ("FAIL", "visible devices", ["ASCEND_RT_VISIBLE_DEVICES='9'", "unset"])], True),
     "CUDA build, no driver, no GPU": (hosts.cuda(None, device=NOTHING, nodes=()), "cpu", [
         ("warn", "NVIDIA driver", ["none found", "install the NVIDIA driver (580 or newer)"]),
         ("warn", "NVIDIA nodes", ["no /dev/nvidia"])], False),
     "CUDA build in a container started without GPUs": (
-        hosts.cuda(device=NOTHING, nodes=(), container="docker"), "cpu", [
-            ("FAIL", "NVIDIA nodes", ["although the kernel has the driver", "--gpus all"])], False),
+        hosts.cuda(device=NOTHING, nodes=(), container="docker"), None, [
+            ("FAIL", "NVIDIA nodes", ["although the kernel has the driver", "--gpus all"]),
+            ("FAIL", "backend", ["--gpus all", "backend.name=cpu"])], True),
+    "ROCm in a container without render nodes": (
+        hosts.rocm(device=NOTHING, nodes=("kfd",), container="docker"), None, [
+            ("FAIL", "AMD render nodes", ["no /dev/dri/renderD*", "--device=/dev/dri"])], True),
     "CUDA under WSL": (hosts.cuda(None, nodes=(), wsl=True, wsl_gpu=True), "cuda", [
         ("ok", "NVIDIA driver", ["/dev/dxg"]), ("ok", "machine", ["under WSL"])], False),
     "CUDA under WSL without /dev/dxg": (hosts.cuda(None, device=NOTHING, nodes=(), wsl=True), "cpu", [
@@ -160,8 +172,9 @@ def test_two_usable_accelerators_are_refused_and_both_are_named():
 
 def test_a_failure_of_another_backend_does_not_fail_the_chosen_one():
     facts = hosts.cuda(device=NOTHING, nodes=(), container="docker")
-    assert diagnosis(facts).failures == ()
     assert diagnosis(facts, "cpu").failures == ()
+    on_the_cpu = hosts.cpu(nvidia_driver="580.95.05", driver_files=facts.driver_files, container="docker")
+    assert diagnosis(on_the_cpu).failures == ()
     assert "NVIDIA nodes" in diagnosis(facts, "cuda").failures
 
 

@@ -5,6 +5,7 @@ from hosts import SOUND, cpu, diagnosis
 
 from hwgrpo.doctor import github, redact
 from hwgrpo.doctor.host import gather_host
+from hwgrpo.text import hide_secrets
 
 SECRETS = {
     "HF_TOKEN": "hf_abcdefghijkl", "HF_HUB_TOKEN": "x1", "RAY_AUTH_COOKIE": "x2", "VLLM_API_KEY": "x3",
@@ -42,7 +43,7 @@ def test_an_empty_secret_is_shown_to_be_empty():
     ],
 )
 def test_credentials_are_taken_out_of_texts(text, shown):
-    assert redact.text(text) == shown
+    assert hide_secrets(text) == shown
 
 
 def test_what_is_posted_names_no_home_no_host_and_no_user():

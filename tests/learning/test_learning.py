@@ -65,12 +65,10 @@ def test_shuffled_rewards_teach_nothing(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_other_seeds_learn_to_sort_too(tmp_path: Path, seed: int):
-    assert_learns(tmp_path / "run", seed)
+def test_another_seed_learns_to_sort_too(tmp_path: Path):
+    assert_learns(tmp_path / "run", seed=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_with_other_seeds_shuffled_rewards_teach_nothing_either(tmp_path: Path, seed: int):
-    assert_stays(tmp_path / "run", seed)
+def test_with_another_seed_shuffled_rewards_teach_nothing_either(tmp_path: Path):
+    assert_stays(tmp_path / "run", seed=1)

@@ -9,6 +9,7 @@ import npu_reference_ops
 import pytest
 import torch
 from hwgrpo_kernels.npu_modules.attention import IMPLEMENTATION, fusion_attention, replace_in
+from rounding import STEP, assert_values_close, bound
 from tiny import ragged_batch, tiny_llama, tiny_qwen3
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -27,8 +28,8 @@ ROWS = {
 
 
 ATTENDS = {
-    "sdpa": (sdpa_attention_forward, torch.float64, VALUE_SIZE, 1e-12),
-    "a fused one": (fusion_attention, torch.float32, SIZE, 1e-5),
+    "sdpa": (sdpa_attention_forward, torch.float64, VALUE_SIZE, bound(dtype=torch.float64)),
+    "a fused one": (fusion_attention, torch.float32, SIZE, STEP),
 }
 """What attends, in which dtype, with values of which size, and how close it is to sdpa."""
 
@@ -68,10 +69,10 @@ def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty, window,
     for output in (found, expected):
         total = (output.flatten(0, 1) * weight).sum()
         results.append((output.flatten(0, 1)[weight.abs().sum((1, 2)) > 0], torch.autograd.grad(total, inputs)))
-    torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=close)
+    assert_values_close(results[0][0], results[1][0], close)
     for ours, theirs in zip(results[0][1], results[1][1], strict=True):
         assert theirs.abs().max() > 0.1
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=close)
+        assert_values_close(ours, theirs, close)
 
 
 def _tokens(batch, rows, shape) -> torch.Tensor:
@@ -141,7 +142,7 @@ def test_it_is_built_on_the_attention_that_the_model_has():
     assert model.config._attn_implementation == f"{NAME}_{IMPLEMENTATION}"
     use_in(model)
     with npu_reference_ops.registered():
-        torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=1e-5)
+        assert_values_close(model(input_ids=ids).logits, before)
         assert npu_reference_ops.calls["npu_fusion_attention"] == model.config.num_hidden_layers
     undo()
     assert torch.equal(model(input_ids=ids).logits, before)

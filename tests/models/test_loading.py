@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from rounding import assert_values_close
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -224,7 +225,7 @@ def test_an_adapter_is_saved_alone_or_merged_and_the_trained_model_is_left_as_it
     merged, report = loaded
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    torch.testing.assert_close(logits_of(merged), trained, atol=1e-5, rtol=1e-5)
+    assert_values_close(logits_of(merged), trained)
 
 
 def test_an_existing_adapter_is_trained_further_beside_a_frozen_reference_copy(folder, tmp_path):
@@ -251,7 +252,7 @@ def test_an_existing_adapter_is_trained_further_beside_a_frozen_reference_copy(f
     alone = PeftModel.from_pretrained(load_model(config, attention="sdpa"), tmp_path / "further")
     assert torch.equal(logits_of(alone), trained)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(logits_of(merged), trained, atol=1e-5, rtol=1e-5)
+    assert_values_close(logits_of(merged), trained)
 
 
 def test_an_adapter_that_is_missing_or_has_another_rank_or_shape_is_refused(folder, tmp_path):

@@ -19,7 +19,7 @@ from hwgrpo.training import checkpoint_files, checkpoint_saver
 
 pytestmark = pytest.mark.slow
 
-POINTS, PROCESSES = 200, 2
+POINTS, PROCESSES = 80, 2
 WORDS = (
     "trainer.max_steps=4",
     "trainer.save_every=1",

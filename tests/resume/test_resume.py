@@ -12,6 +12,7 @@ import pytest
 import runs
 from omegaconf import OmegaConf
 
+from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import checkpoint_files, checkpoints, loop
 from hwgrpo.training.resume import _compare_settings, already_finished
@@ -87,12 +88,13 @@ def kill_between_log_and_checkpoint() -> None:
     loop.validate_now = deadly
 
 
-# checkpoints are due after steps 2, 4 and 6; each writes three safetensors, a share and a manifest
+# checkpoints are due after steps 2, 4 and 6; each writes three safetensors, a share, a manifest and its checksum
 POINTS: dict[str, Callable[[], None]] = {
     "before the first checkpoint": lambda: kill_in_step(2),
     "in an update after it": lambda: kill_in_step(4),
     "amid the second checkpoint's model": lambda: kill_amid_a_file(5),
-    "before its manifest": lambda: kill_before("write_text", 4),
+    "before its manifest": lambda: kill_before("write_text", 5),
+    "before its manifest's checksum": lambda: kill_before("write_text", 6),
     "before its rename": lambda: kill_before("sync_folder", 3),
     "after its rename": lambda: kill_before("sync_folder", 4),
     "before the first one is removed": lambda: kill_before("remove", 1),
@@ -153,7 +155,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_pat
     assert runs.everything(tmp_path / "run")["weights"] == expected["weights"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves_ends_cleanly_and_loses_nothing(tmp_path: Path, uninterrupted, number: int):
     words = ("trainer.save_every=2", "trainer.validate_every=2")
 
@@ -245,11 +247,9 @@ def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):
         "To go on, set trainer.max_steps to more than 2; to train anew, set trainer.output_dir to another folder."
     )
     assert "2 steps are done, trainer.max_steps=1 asks for 1," in str(said("trainer.max_steps=1"))
-    assert str(said("trainer.max_steps=2", "optim.lr=0.5")).endswith(
-        "Note: changed since the checkpoint: optim.lr 0.001 -> 0.5"
-    )
     eight = ("trainer.max_steps=0", "data.max_rows=8")
-    assert "more than 1;" in str(said(*eight)).partition("trainer.epochs")[2]
+    allowed = already_finished(runs.small(output, "model.lora.rank=2", *eight), allow_changes=True)
+    assert "more than 1;" in str(allowed).partition("trainer.epochs")[2]
     assert said(*eight, "trainer.epochs=2") is None
     assert said("trainer.max_steps=3") is None
     elsewhere = tmp_path / "elsewhere"
@@ -267,6 +267,73 @@ def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):
     assert str(said("trainer.max_steps=2", "trainer.save_final_model=false")).startswith(
         f"{output} is finished: 2 of 2 steps are done. Nothing"
     )
+
+
+OTHERS = {
+    "optim.lr=0.5": "optim.lr 0.001 -> 0.5",
+    "rollout.engine=vllm": "rollout.engine 'local' -> 'vllm'",
+    "reward.functions=[exact_match]": "reward.functions.0.name",
+    "reward.functions.0.kwargs={a: 1}": "reward.functions.0.kwargs.a None -> 1",
+    "algorithm.kl.coef=0.1": "algorithm.kl.coef 0.0 -> 0.1",
+    "trainer.seed=7": "trainer.seed 0 -> 7",
+    "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=31&batch=32&digits=3": "model.path",
+    "data.train=task://sort?digits=4": "data.train",
+    "data.max_prompt_tokens=15": "data.max_prompt_tokens 16 -> 15",
+}
+ALIKE = (
+    "observe.loggers=[jsonl,tensorboard]",
+    "observe.progress=plain",
+    "trainer.save_every=1",
+    "trainer.threads=2",
+    "trainer.strategy=ddp",
+    "trainer.validation_n=1",
+    "kernels.strict=true",
+    "backend.name=cpu",
+    "model.attention=eager",
+    "trainer.max_steps=1",
+)
+
+
+def test_a_finished_run_of_other_settings_or_data_is_an_error_that_names_them(tmp_path: Path):
+    output, rows = tmp_path / "run", tmp_path / "rows.jsonl"
+    write_rows(rows, first="134")
+    own = ("trainer.max_steps=2", f"data.train={rows}")
+    assert runs.forked(lambda: runs.run(output, *own)) == 0
+    for word in ALIKE:
+        assert "Nothing was trained" in str(already_finished(runs.small(output, *own, word))), word
+    for word, told in OTHERS.items():
+        config = runs.small(output, *own, word)
+        with pytest.raises(ConfigError, match=re.escape(told)) as error:
+            already_finished(config)
+        assert "--allow-finished" in str(error.value)
+        if word.startswith(("optim", "data.train")):
+            assert "Nothing was trained" in str(already_finished(config, allow_changes=True))
+    both = runs.small(output, *own, "optim.lr=0.5", "trainer.seed=7")
+    with pytest.raises(ConfigError, match=r"optim\.lr .*, trainer\.seed "):
+        already_finished(both)
+    assert already_finished(runs.small(output, *own, "optim.lr=0.5", "trainer.max_steps=3")) is None
+    write_rows(rows, first="143")
+    with pytest.raises(ConfigError, match=r"data\.train='.*rows\.jsonl' is not what it was"):
+        already_finished(runs.small(output, *own))
+
+
+def test_the_command_exits_with_2_for_a_finished_run_of_other_settings_unless_that_is_allowed(tmp_path: Path, capfd):
+    output = tmp_path / "run"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("{}")
+    assert runs.forked(lambda: runs.run(output, "trainer.max_steps=1")) == 0
+
+    def code(*words: str) -> int:
+        small = [*runs.SMALL, f"trainer.output_dir={output}", "trainer.max_steps=1", "backend.name=cpu"]
+        return runs.forked(lambda: os._exit(main(["train", str(recipe), *small, *words])))
+
+    assert code() == 0
+    assert code("optim.lr=0.5") == 2
+    assert "optim.lr 0.001 -> 0.5" in capfd.readouterr().err
+    assert code("optim.lr=0.5", "--dry-run") == 2
+    assert code("optim.lr=0.5", "--allow-finished") == 0
+    assert code("optim.lr=0.5", "--allow-finished", "--dry-run") == 0
+    assert "Nothing was trained" in capfd.readouterr().out
 
 
 def write_rows(path: Path, *, first: str, last: str = "156") -> None:
@@ -305,6 +372,7 @@ def test_data_that_is_not_what_it_was_is_told_with_both(tmp_path: Path, capfd):
     manifest = json.loads(newest.read_text())
     del manifest["state"]["data"]  # as checkpoints of earlier versions are
     newest.write_text(json.dumps(manifest))
+    newest.with_name("manifest.sha256").unlink()
     write_rows(train, first="134")
     assert shown(6) == []
 

@@ -162,8 +162,11 @@ def test_measuring_a_model_goes_on_after_a_reward_that_hangs(function, tmp_path,
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"on_timeout": "mask_sample"}, r"reward.functions.0.on_timeout=mask_sample without a timeout: .* set"),
-        ({"timeout": 0}, "reward.functions.0.timeout=0.* is out of range; allowed: above 0"),
+        (
+            {"on_timeout": "mask_sample"},
+            r"0.on_timeout='mask_sample' has no effect with reward.functions.0.timeout=null; set",
+        ),
+        ({"timeout": 0}, r"reward.functions.0.timeout=0.* is out of range; allowed: 0 < x <= 1e\+07"),
         (
             {"timeout": 1, "on_timeout": "skip"},
             "on_timeout='skip' is not known; choose one of: drop_group, mask",

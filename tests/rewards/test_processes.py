@@ -455,3 +455,18 @@ def test_however_the_trainer_ends_between_calls_no_process_is_left(end, reward_f
         == ({"sys.exit(3)": 3, "os._exit(4)": 4, "raise KeyError": 1, "pass": 0}[end])
     )
     soon(lambda: processes() == [])
+
+
+def test_random_numbers_of_a_call_are_the_same_in_this_process_and_in_any_other(pipeline, make_batch):
+    source = """
+    import random
+
+    def f(solution_str):
+        import numpy
+        return random.random() + numpy.random.rand()
+    """
+    batch = make_batch([["a", "b", "c"], ["d", "e", "f"]])
+    here, there = pipeline(source), pipeline(source, workers=2)
+    totals = [rewards.score(*batch, step).total.tolist() for rewards in (here, there) for step in (1, 2)]
+    assert totals[:2] == totals[2:]
+    assert len({*totals[0], *totals[1]}) == 12, "each call of each step draws its own"

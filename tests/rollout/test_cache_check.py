@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import assert_values_close
 from transformers import MambaConfig, MambaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.errors import ConfigError
@@ -50,7 +51,7 @@ def test_a_model_that_lets_padding_in_decodes_prompts_of_one_length_at_a_time_an
             logits = model(input_ids=torch.cat([torch.tensor(PROMPTS[prompt]), response])[None], use_cache=False).logits
         logprobs = logits[0, -1 - len(response) : -1].log_softmax(-1)
         assert response.tolist() == logprobs.argmax(-1).tolist()
-        torch.testing.assert_close(found.logprobs[here], logprobs.max(-1).values, rtol=0, atol=1e-4)
+        assert_values_close(found.logprobs[here], logprobs.max(-1).values)
 
 
 def test_a_model_that_does_not_take_the_cache_is_refused():

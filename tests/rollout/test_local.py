@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from rounding import BF16, STEP, assert_values_close
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.errors import ConfigError, DataError, RunError
@@ -68,12 +69,12 @@ def responses(completions) -> list[list[int]]:
     return [part.tolist() for part in completions.tokens.split(completions.lengths.tolist())]
 
 
-def assert_same(one, other, atol: float = 1e-5) -> None:
+def assert_same(one, other, limit: float = STEP) -> None:
     assert responses(one) == responses(other)
     assert one.texts == other.texts
     assert torch.equal(one.finished, other.finished)
     assert torch.equal(one.prompt_index, other.prompt_index)
-    torch.testing.assert_close(one.logprobs, other.logprobs, atol=atol, rtol=0)
+    assert_values_close(one.logprobs, other.logprobs, limit)
 
 
 @pytest.mark.parametrize("texts", [WORDS, EVEN], ids=["unequal", "equal"])
@@ -98,7 +99,7 @@ def test_greedy_tokens_and_log_probs_equal_those_of_transformers_generate(family
         assert bool(ours.finished[row]) == (EOS in tokens)
         assert len(tokens) == 20 or ours.finished[row]
         expected = logprob[row, range(len(tokens)), tokens]
-        torch.testing.assert_close(ours.logprobs[offsets[row] : offsets[row + 1]], expected, atol=1e-5, rtol=0)
+        assert_values_close(ours.logprobs[offsets[row] : offsets[row + 1]], expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -111,7 +112,7 @@ def test_log_probs_equal_those_of_a_full_forward_pass_at_the_sampling_temperatur
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0, -len(tokens) - 1 : -1] / 1.3
         expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
-        torch.testing.assert_close(completions.logprobs[offsets[i] : offsets[i + 1]], expected, atol=1e-5, rtol=0)
+        assert_values_close(completions.logprobs[offsets[i] : offsets[i + 1]], expected)
 
 
 def test_log_probs_are_those_of_the_filtered_distribution():
@@ -125,7 +126,7 @@ def test_log_probs_are_those_of_the_filtered_distribution():
         for place, token in enumerate(tokens):
             rank = best.indices[place].tolist().index(token)
             expected = best.values[place].log_softmax(-1)[rank]
-            torch.testing.assert_close(completions.logprobs[offsets[i] + place], expected, atol=1e-5, rtol=0)
+            assert_values_close(completions.logprobs[offsets[i] + place], expected)
 
 
 def test_a_prompts_samples_are_the_same_alone_and_in_any_batch_and_order():
@@ -346,7 +347,7 @@ def test_a_peft_model_samples_with_its_adapter(dtype):
     plain = engine_of(copy.deepcopy(model), dtype=dtype).generate(batch, greedy)
     wrapped = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=True))
     engine = engine_of(wrapped, dtype=dtype)
-    assert_same(engine.generate(batch, greedy), plain, atol=1e-5 if dtype == torch.float32 else 0.1)
+    assert_same(engine.generate(batch, greedy), plain, STEP if dtype == torch.float32 else BF16)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
 from recorder import Recorder, ReplayedOnCpu
+from rounding import assert_values_close
 from tiny import settings
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -81,7 +82,7 @@ def test_the_engine_samples_the_same_with_and_without_recordings(steps, monkeypa
     assert expected.lengths.min() < 10 < 64 < expected.lengths.max()
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.offsets, expected.offsets)
-    torch.testing.assert_close(found.logprobs, expected.logprobs, rtol=0, atol=2e-5)
+    assert_values_close(found.logprobs, expected.logprobs)
     # of 72 rows; then of half and of a quarter of them; then the buffers are doubled
     assert 2 <= len(recorder.made) - trial <= 4
     assert sum(recording.replays for recording in recorder.made[trial:]) >= 64
@@ -163,9 +164,8 @@ def test_a_model_that_the_lean_step_does_not_know_is_not_recorded():
     [
         (["rollout.graphs=true"], "graph"),
         (["rollout.graphs=false"], "lean"),
-        (["rollout.graphs=true", "trainer.deterministic=true"], "lean"),
     ],
-    ids=["wanted", "not wanted", "deterministic"],
+    ids=["wanted", "not wanted"],
 )
 def test_the_settings_say_whether_the_devices_recorder_is_used(words, path):
     policy = SimpleNamespace(model=model_of("Llama"), compute_dtype=torch.float32)

@@ -221,10 +221,17 @@ def test_a_note_says_that_no_real_server_has_been_met(make):
 STUB = f"""
 import sys
 sys.path[:0] = [{str(SUPPORT)!r}, {str(ROOT)!r}, {str(ROOT / "backends")!r}, {str(ROOT / "kernels")!r}]
+from sglang.srt.server_args import prepare_server_args
 if __name__ == "__main__":
     import fake_sglang
-    fake_sglang.serve()
+    print(f"argv={{sys.argv}}", flush=True)
+    server_args = prepare_server_args(sys.argv[1:])
+    print(f"{{server_args=}}", flush=True)
+    fake_sglang.serve(server_args)
 """
+SERVER_ARGS = (
+    "def prepare_server_args(argv):\n    import fake_sglang\n    return fake_sglang.prepare_server_args(argv)\n"
+)
 
 
 def test_a_server_is_started_with_its_key_in_no_command_line_ends_with_the_run_and_is_started_again(
@@ -235,12 +242,19 @@ def test_a_server_is_started_with_its_key_in_no_command_line_ends_with_the_run_a
     stub.mkdir(parents=True)
     (stub / "__init__.py").touch()
     (stub / "launch_server.py").write_text(STUB)
+    (stub / "srt").mkdir()
+    (stub / "srt/__init__.py").touch()
+    (stub / "srt/server_args.py").write_text(SERVER_ARGS)
     engine = make(f"rollout.server.env={{PYTHONPATH: {stub.parent}}}", "rollout.server.start_timeout=90", url=None)
     process = engine._server.process
     assert process is not None
     number = process._process.pid  # pyright: ignore
     command = Path(f"/proc/{number}/cmdline").read_bytes().decode()
     assert engine._client.token not in command
+    log = (tmp_path / "run/rollout-server.log").read_text()
+    assert "argv=['" in log
+    assert "api_key='***'" in log
+    assert engine._client.token not in log
     assert "--load-format\0dummy" in command
     engine.update_weights(5)
     process._process.kill()  # pyright: ignore

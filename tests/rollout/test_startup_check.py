@@ -15,9 +15,9 @@ from transformers import Qwen3Config
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import server_attachment
-from hwgrpo.rollout.startup_check import check_engine
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.rollout.vllm_server import PLUGIN, VllmServer
+from hwgrpo.rollout.vllm_settings import check_head_size
 from hwgrpo.training import build
 
 ENGINES = ("rollout.engine=vllm", "rollout.engine=vllm_server")
@@ -28,7 +28,7 @@ def shape(head: int, **more: int) -> Qwen3Config:
 
 
 def check(engine: str, head: int, path: str = "builtin://tiny?task=sort", *, on_host: bool = True) -> None:
-    check_engine(settings(engine, f"model.path={path}"), shape(head), on_host=on_host, is_main=True)
+    check_head_size(settings(engine, f"model.path={path}"), shape(head), on_host=on_host)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

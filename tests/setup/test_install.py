@@ -5,6 +5,7 @@ The stand-in logs each pip command instead of running it and passes everything e
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -19,12 +20,16 @@ STAND_IN = """\
 case "$*" in
     *_base_executable*) echo "$0" ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; echo venv >>"$LOG" ;;
+    "-m pip install --progress-bar off --dry-run "*)
+        echo "${RESOLVED:-Collecting torch==2.13.0}"
+        exit "${UNRESOLVED:-0}" ;;
     "-m pip "*)
         shift 2
         echo "pip $*" >>"$LOG"
         if [[ -n "$PIP_FAILS" && "$*" == *"$PIP_FAILS"* ]]; then
             echo "first line of trouble"; echo "last line of trouble" >&2; exit 1
         fi ;;
+    *import_module*) echo 'problems {}' ;;
     *torch.version*) echo "${TORCH:-{\\"version\\": \\"2.13.0+cpu\\", \\"cuda\\": null, \\"hip\\": null\\}}" ;;
     *) exec -a "$0" REAL "$@" ;;
 esac
@@ -68,8 +73,8 @@ class Machine:
                 "LOG": str(self.log),
                 "PIP_FAILS": "",
                 "TORCH": json.dumps(torch),
-                "HWGRPO_TORCH_INDEX": "",
-                **env,
+                **({} if "HWGRPO_TORCH_INDEX" in env else {"HWGRPO_TORCH_INDEX": ""}),
+                **{name: value for name, value in env.items() if value is not None},
             },
             capture_output=True,
             text=True,
@@ -272,3 +277,103 @@ def test_two_set_ups_at_once_install_once(machine):
     assert [process.returncode for process in running] == [0, 0]
     assert machine.log.read_text().splitlines() == steps("cpu")
     assert sum("done" in output for output in outputs) == 1
+
+
+DOWNLOADS = """echo "  Downloading https://there/torch-2.13.0-cp312-none.whl (530.1 MB)"
+            echo "  Downloading filelock-3.1-py3-none-any.whl (16 kB)"
+            echo "  Downloading https://there/torch-2.13.0-cp312-none.whl.metadata (29 kB)" """
+
+
+def test_a_large_download_is_shown_before_it_begins_and_a_small_one_is_not(machine):
+    text = STAND_IN.replace("REAL", sys.executable).replace(
+        'if [[ -n "$PIP_FAILS"', f'{DOWNLOADS}; if [[ -n "$PIP_FAILS"'
+    )
+    machine.script("python3.12", text)
+    result, _ = machine.setup()
+    assert (
+        "\n  installing torch==2.13.0 ...\n    downloading torch-2.13.0-cp312-none.whl (530.1 MB) ... 0 s\n"
+        in result.stdout
+    )
+    assert "filelock" not in result.stdout
+
+
+def test_on_a_terminal_pip_shows_its_own_bar(machine):
+    machine.setup()
+    env = {"PATH": f"{machine.bin}:/usr/bin:/bin", "LOG": str(machine.log), "HWGRPO_TORCH_INDEX": "", "HOME": "/"}
+    ours, theirs = pty.openpty()
+    command = ["bash", machine.repo / "scripts" / "setup.sh", "--root", machine.root, "--fresh"]
+    machine.log.write_text("")
+    assert subprocess.run(command, env=env, stdout=theirs, stderr=theirs).returncode == 0
+    os.close(theirs)
+    os.close(ours)
+    assert machine.log.read_text().splitlines()[1] == TORCH_STEP.format("cpu").replace("bar off", "bar on")
+
+
+@pytest.mark.parametrize(
+    ("node", "resolved", "words"),
+    [
+        (
+            "null",
+            "Collecting nvidia-cublas==13.0",
+            ["would be a CUDA build", "needs a CPU build", "HWGRPO_SETUP_FORCE=1"],
+        ),
+        ("davinci0", "Downloading torch-2.13.0+cu128-cp312.whl.metadata (29 kB)", ["CUDA build", "needs a CPU build"]),
+        ("nvidia0", "Processing /wheels/torch-2.13.0%2Bcpu-cp312.whl", ["would be a CPU build", "needs a CUDA build"]),
+        ("kfd", "Collecting cuda-bindings<14", ["would be a CUDA build", "backend rocm needs a ROCm build"]),
+    ],
+)
+def test_a_torch_for_other_hardware_is_refused_before_it_is_downloaded(machine, node, resolved, words):
+    (machine.root / "dev" / node).touch()
+    result, done = machine.setup(RESOLVED=f"Collecting torch==2.13.0\n{resolved}")
+    assert (result.returncode, done) == (1, ["venv"])
+    for word in (*words, "HWGRPO_TORCH_INDEX=URL"):
+        assert word in result.stderr
+    if node == "null":
+        assert machine.setup(RESOLVED=resolved, HWGRPO_SETUP_FORCE="1")[0].returncode == 0
+
+
+def test_pip_says_itself_why_it_finds_no_torch(machine):
+    result, done = machine.setup(RESOLVED="", UNRESOLVED="1", PIP_FAILS="torch==")
+    assert (result.returncode, done) == (1, ["venv", TORCH_STEP.format("cpu")])
+    assert "last line of trouble" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("driver", "tried"),
+    [
+        ("580.95.05", ["torch==2.13.0"]),
+        ("575.57.08", ["torch==2.13.0+cu128", "torch==2.13.0+cu126"]),
+        ("560.35.03", ["torch==2.13.0+cu126"]),
+        ("525.60.13", ["torch==2.13.0+cu126"]),
+        (None, ["torch==2.13.0"]),
+    ],
+)
+def test_the_cuda_build_is_one_that_the_driver_runs(machine, driver, tried):
+    (machine.root / "dev" / "nvidia0").touch()
+    if driver:
+        nvidia(machine, driver)
+    log = """echo "dry ${@: -1}" >>"$LOG"; exit "${UNRESOLVED:-0}" ;;"""
+    text = STAND_IN.replace("REAL", sys.executable).replace('exit "${UNRESOLVED:-0}" ;;', log)
+    machine.script("python3.12", text)
+    away = {"https_proxy": "http://127.0.0.1:9", "HWGRPO_TORCH_INDEX": None}
+    _, done = machine.setup(torch=TORCH_CUDA, UNRESOLVED="1", RESOLVED="", **away)
+    assert [line.removeprefix("dry ") for line in done if line.startswith("dry ")] == tried
+    result, done = machine.setup("--fresh", torch=TORCH_CUDA, **away)
+    assert result.returncode == 0, result.stderr
+    assert done[2] == TORCH_STEP.format("cuda").replace("torch==2.13.0", tried[0])
+    assert (f"for the driver {driver}" in result.stdout) == ("+" in tried[0])
+
+
+def nvidia(machine, driver):
+    record = machine.root / "proc/driver/nvidia/version"
+    record.parent.mkdir(parents=True)
+    record.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Tue Sep 23\n")
+
+
+def test_a_driver_too_old_for_every_build_is_an_error_before_anything_is_installed(machine):
+    (machine.root / "dev" / "nvidia0").touch()
+    nvidia(machine, "470.82.01")
+    result, done = machine.setup(HWGRPO_TORCH_INDEX=None)
+    assert (result.returncode, done) == (1, [])
+    assert "the NVIDIA driver 470.82.01 is too old" in result.stderr
+    assert "525 or newer" in result.stderr

@@ -13,6 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 
 REPO = Path(__file__).parents[2]
+sys.path.insert(0, str(REPO / "scripts"))
+from setup_plan import resolved_build  # noqa: E402
+
 NODES = {"cuda": ["nvidia0", "nvidia1"], "rocm": ["kfd"], "npu": ["davinci0"]}
 NOT_DEVICES = ["nvidiactl", "nvidia-uvm", "davinci_manager", "null"]
 
@@ -149,6 +152,30 @@ def test_an_unreachable_default_index_falls_back_to_the_configured_one_and_says_
     assert "index" not in torch
     # On ROCm the local version keeps pip from taking the CUDA build that other indexes serve under the same number.
     assert torch.endswith(f"torch==2.13.0{tag}")
+
+
+WITH_METADATA = ["Collecting torch==2.13.0", "  Downloading torch-2.13.0-cp311.whl.metadata (29 kB)"]
+WITHOUT = ["Collecting torch==2.13.0", "  Downloading torch-2.13.0-cp311.whl (530.1 MB)"]
+SMALL = ["Collecting filelock (from torch)", "  Downloading filelock-4.2-py3.whl (22 kB)"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "read", "answer"),
+    [
+        ([*WITH_METADATA, *SMALL, "Collecting nvidia-cublas==13.0 (from torch)", "never read"], 5, (True, "cuda")),
+        ([*WITHOUT, *SMALL, "Collecting cuda-bindings<14 (from torch)", "never read"], 5, (True, "cuda")),
+        ([*WITH_METADATA, *SMALL, "Downloading torch-2.13.0-cp311.whl (190.1 MB)", "never read"], 5, (True, None)),
+        (["Processing /wheels/torch-2.13.0+cpu-cp311.whl", "never read"], 1, (True, "none")),
+        (["  Downloading https://there/torch-2.13.0%2Brocm7.2-cp311.whl.metadata (29 kB)"], 1, (True, "hip")),
+        ([*WITH_METADATA, "Collecting triton-rocm==3.7 (from torch)"], 3, (True, "hip")),
+        (["ERROR: No matching distribution found for torch==2.13.0+cu128"], 1, (False, None)),
+        ([*WITHOUT, *SMALL, "Would install filelock-4.2 torch-2.13.0"], 5, (False, None)),
+    ],
+)
+def test_the_build_of_torch_is_told_by_pip_before_it_is_downloaded(lines, read, answer):
+    left = iter(lines)
+    assert resolved_build(left) == answer
+    assert len(lines) - len(list(left)) == read
 
 
 def test_vllm_on_cuda_lives_with_the_trainer_in_an_environment_of_its_own(machine):

@@ -6,10 +6,10 @@ tests/vllm/test_mixed_vendors.py does the same with a real vLLM server.
 from pathlib import Path
 
 import model_server
-import pytest
 import runs
 import simulated_npu
 from fake_server import TOKEN
+from rounding import GENTLE, LOGITS, STEP, assert_metrics_close, drift
 
 from hwgrpo.config.load import to_yaml
 
@@ -23,6 +23,7 @@ def train(output: Path, server: model_server.Address, npus: int) -> str:
         "model.dtype=float32",
         "trainer.tokens_per_micro_batch=4096",
         f"trainer.max_steps={STEPS}",
+        *GENTLE,
         "observe.progress=plain",
         "rollout.engine=vllm_server",
         f"rollout.server.url={server.url}",
@@ -44,12 +45,7 @@ def test_an_npu_that_trains_by_a_server_on_the_cpu_learns_what_a_cpu_does(tmp_pa
         assert set(server.ways()) == {"group"}
     on_npu, on_cpu = runs.metrics(tmp_path / "npu"), runs.metrics(tmp_path / "cpu")
     assert len(on_npu) == len(on_cpu) == STEPS + 2
-    for ours, theirs in zip(on_npu, on_cpu, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
-            rough = name.startswith(("rollout_corr/", "actor/grad_norm"))
-            tolerance = 2e-4 if rough else 1e-5
-            assert ours[name] == pytest.approx(value, rel=tolerance, abs=tolerance), (theirs["step"], name)
+    assert_metrics_close(on_npu, on_cpu, drift(STEPS))
     gaps = [abs(line["rollout_corr/kl"]) for line in on_npu if "rollout_corr/kl" in line]
     assert len(gaps) == STEPS
-    assert max(gaps) < 1e-6, "every response is of the weights that the NPU had"
+    assert max(gaps) < STEP * LOGITS, "every response is of the weights that the NPU had"

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import deepspeed_package
 import pytest
 import simulated_npu
-from launch import ROOT, torchrun
+from launch import ROOT, forked
 from npu_runs import RECIPE, WORDS, Written, assert_same, read
 
 ZERO = {stage: ("trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}") for stage in (1, 2, 3)}
@@ -44,7 +44,7 @@ def started(
     runs: list[list[str]], comm: str, npus: int, worker: str = "train_worker", **variables: str
 ) -> CompletedProcess[str]:
     """Start two processes that do one run after another."""
-    return torchrun(
+    return forked(
         2,
         *(str(ROOT / f"tests/support/{worker}.py"), comm, json.dumps(runs)),
         packages=[simulated_npu.packages(), *deepspeed_package.folders()] if npus else [],

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,38 @@ def test_a_launcher_sets_up_for_its_device_then_trains_with_the_callers_settings
     assert result.returncode == 0
 
 
+DEVICES = ["auto", "cpu", "cuda", "rocm", "npu"]
+
+
+def of(recipe, device):
+    return f"run_{recipe}.sh" if device == "auto" else f"run_{recipe}_{device}.sh"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_plan_sets_up_for_no_device_and_takes_the_environment_that_is_there(stubbed, device):
+    result = launch(stubbed, of("qwen3_8b_math", device), "rollout.n=16", "--dry-run")
+    assert "setup" not in result.stdout
+    assert f"<backend.name={device}><rollout.n=16><--dry-run>" in result.stdout
+    (stubbed / ".venv/bin/hwgrpo").unlink()
+    assert launch(stubbed, of("qwen3_8b_math", device), "--dry-run").stdout == "setup\n", "what this machine has"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_a_launcher_explains_itself_without_any_set_up(stubbed, device, word):
+    shutil.rmtree(stubbed / ".venv")
+    result = launch(stubbed, of("qwen3_8b_math", device), "trainer.max_steps=3", word)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("Train Qwen3-8B on MATH with GRPO on ")
+    for told in (of("qwen3_8b_math", device), "trainer.max_steps=50", "--dry-run", "data/math"):
+        assert told in result.stdout
+    assert "set -" not in result.stdout
+
+
+def test_a_value_that_holds_an_option_is_no_option(stubbed):
+    assert "setup" in launch(stubbed, "run_tiny_sort_cpu.sh", "trainer.output_dir=a --dry-run b").stdout
+
+
 def test_a_launcher_stops_when_set_up_fails(stubbed):
     result = launch(stubbed, "run_tiny_sort_cuda.sh", SETUP_STATUS="1")
     assert result.returncode == 1
@@ -101,13 +134,16 @@ def test_a_launcher_stops_when_set_up_fails(stubbed):
 
 
 @pytest.mark.parametrize("device, sourced", [("auto", True), ("npu", True), ("cuda", False)])
-def test_the_launchers_that_may_meet_an_npu_read_canns_variables(stubbed, device, sourced):
-    name = "run_tiny_sort.sh" if device == "auto" else f"run_tiny_sort_{device}.sh"
-    cann = stubbed / "set_env.sh"
-    cann.write_text('export CANN="found${UNSET_BEFORE}"\n')
-    script = stubbed / "scripts" / name
-    script.write_text(script.read_text().replace("/usr/local/Ascend/ascend-toolkit/set_env.sh", f'"{cann}"'))
-    assert launch(stubbed, name).stdout.endswith("cann=found\n" if sourced else "cann=\n")
+@pytest.mark.parametrize("there", [["ascend-toolkit"], ["cann"], ["ascend-toolkit", "cann"]])
+def test_the_launchers_that_may_meet_an_npu_read_canns_variables(stubbed, device, sourced, there):
+    for name in there:
+        (stubbed / name).mkdir()
+        (stubbed / name / "set_env.sh").write_text(f'export CANN="${{CANN:-}}{name}${{UNSET_BEFORE}}"\n')
+    script = stubbed / "scripts" / of("tiny_sort", device)
+    script.write_text(
+        script.read_text().replace("/usr/local/Ascend", str(stubbed)).replace("=" + str(stubbed), f"='{stubbed}'")
+    )
+    assert launch(stubbed, script.name).stdout.endswith(f"cann={there[-1]}\n" if sourced else "cann=\n")
 
 
 REFUSED = r"""
@@ -156,6 +192,6 @@ def test_a_launcher_plans_with_dry_run_as_a_further_word(stubbed, tmp_path, name
     small = ["model.path=builtin://tiny?task=sort&steps=2"] if "tiny" in name else []
     result = launch(stubbed, name, *small, "--dry-run", HWGRPO_CACHE=str(tmp_path / "cache"), HF_HUB_OFFLINE="1")
     assert result.returncode == code, result.stderr
-    assert "\nbackend    cpu, 1 process\n" in result.stdout
+    assert result.stdout.startswith("backend    cpu, 1 process\n"), "nothing is set up before it"
     assert "\nmemory     about " in result.stdout
     assert ("not ready here: data.train='data/gsm8k/train.parquet'" in result.stderr) == bool(code)

@@ -17,11 +17,18 @@ def groups():
     return {name: folders for name, *folders in map(str.split, listed.splitlines())}
 
 
+def numeric_files() -> list[str]:
+    """Return the test files of the group older_cpu."""
+    [files] = re.findall(r'^numeric="\\\n((?:.*\n)*?.*)"$', RUNNER.read_text(), re.MULTILINE)
+    return files.split()
+
+
 def test_every_test_folder_is_in_a_group_and_every_folder_of_a_group_exists():
     there = {str(path.relative_to(REPO / "tests").parent) for path in (REPO / "tests").rglob("test_*.py")}
     top = {folder.split("/")[0] for folder in there}
     grouped = {folder for folders in groups().values() for folder in folders}
     assert "." not in top, "a test file lies in tests/ itself: move it into a folder that a group runs"
+    assert not [file for file in numeric_files() if not (REPO / "tests" / file).is_file()]
     assert top - grouped == set(), "folders of tests that no group in scripts/test.sh runs"
     assert grouped - top == set(), "folders in scripts/test.sh that hold no test"
 
@@ -127,6 +134,30 @@ def test_slow_tests_are_those_of_all_folders_and_one_that_fails_fails_the_group(
     (tmp_path / "tests" / wrong / f"test_{wrong}.py").write_text("def test_fast(): assert False\n")
     done = runner("", "slow")
     assert done.returncode == (0 if folder != wrong else 1), done.stdout + done.stderr
+
+
+def test_numeric_tests_run_once_more_as_on_an_older_processor_when_asked_for(runner, tmp_path):
+    for name in numeric_files():
+        (tmp_path / "tests" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "tests" / name).write_text("def test_some(): pass\n")
+    wanted = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    (tmp_path / "tests" / numeric_files()[0]).write_text(
+        f"import os\ndef test_some(): assert {wanted}.items() <= os.environ.items()\n"
+    )
+    (tmp_path / "tests/kernels/test_other.py").write_text("def test_other(): assert False\n")
+    done = runner("", "older_cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(numeric_files())} passed, 0 failed, 0 skipped" in done.stdout
+
+
+def test_the_slowest_tests_are_listed_before_what_failed(runner, tmp_path):
+    (tmp_path / "tests" / "perf").mkdir()
+    (tmp_path / "tests" / "perf" / "test_some.py").write_text(
+        "import time\ndef test_quick(): pass\ndef test_sleepy(): time.sleep(0.3)\n"
+    )
+    lines = runner("", "perf").stdout.splitlines()
+    first = lines.index("the slowest tests:")
+    assert [line.partition("::")[2] for line in lines[first + 1 : first + 3]] == ["test_sleepy", "test_quick"]
 
 
 def test_a_test_of_the_group_gpu_that_fails_is_a_failure_wherever_it_runs(runner, tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from launch import torchrun
+from launch import forked
 from made_once import made_once
 from wheels import FETCHED, fetched
 
@@ -30,7 +30,7 @@ def folders() -> list[Path]:
 
 
 def with_deepspeed(ranks: int, *words: str, **extra: str) -> CompletedProcess[str]:
-    """Run `torchrun --nproc-per-node RANKS WORDS` on a CPU with DeepSpeed at hand.
+    """Run WORDS by ranks on a CPU with DeepSpeed at hand.
 
     Raises:
         RuntimeError: pip cannot get it, or there is no C++ compiler, or it fails.
@@ -42,7 +42,8 @@ def with_deepspeed(ranks: int, *words: str, **extra: str) -> CompletedProcess[st
     compiled = (packages[0] if packages else FETCHED) / "deepspeed-compiled"
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     made_once(compiled, lambda there: compile_into(there, packages, path))
-    return torchrun(ranks, *words, packages=packages, PATH=path, TORCH_EXTENSIONS_DIR=str(compiled), **extra)
+    variables = {"PATH": path, "TORCH_EXTENSIONS_DIR": str(compiled), "DS_ACCELERATOR": "cpu", **extra}
+    return forked(ranks, *words, packages=packages, also=["deepspeed"], **variables)
 
 
 def compile_into(folder: Path, packages: Sequence[Path], path: str) -> None:

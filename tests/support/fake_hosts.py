@@ -26,8 +26,14 @@ class FakeHost:
 
     def __post_init__(self) -> None:
         self.root, self.site = self.folder / "root", self.folder / "site"
+        self.first = self.folder / "first"
         self.root.mkdir()
         self.site.mkdir()
+
+    @property
+    def path(self) -> list[str]:
+        """Where Python looks for this host's modules, in this order."""
+        return [str(self.first), str(self.site)]
 
     def file(self, path: str, text: str = "") -> "FakeHost":
         """Put a file below the root."""
@@ -75,6 +81,13 @@ class FakeHost:
         (package / "__init__.py").write_text(MINIATURE.read_text() if text is None else text)
         return self
 
+    def module(self, path: str, text: str = "") -> "FakeHost":
+        """Put a file where Python looks for modules before it looks where they are installed."""
+        file = self.first / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return self
+
     def torch_npu(self, body: str = "", version: str = "2.13.0") -> "FakeHost":
         """Let torch-npu be installed; `body` is what it does when it is imported."""
         self.distribution("torch-npu", version, "[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
@@ -83,7 +96,7 @@ class FakeHost:
 
     def run(self, code: str, *arguments: str, wrap: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         """Run Python code that has this host's `root` in FAKE_ROOT and its packages on the path."""
-        folders = [self.site, *(ROOT / part for part in (".", "backends", "kernels"))]
+        folders = [*self.path, *(ROOT / part for part in (".", "backends", "kernels"))]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("HWGRPO_", "ASCEND_", "TORCH_DEVICE"))}
         clean = {k: v for k, v in clean.items() if not k.endswith("VISIBLE_DEVICES")}
         environ = clean | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "FAKE_ROOT": str(self.root)}

@@ -103,14 +103,18 @@ class FakeSglang(FakeServer):
         return _send(request, 200, b"null")
 
 
-def serve() -> None:
-    """Serve by the arguments of the command line until the process is ended."""
+def prepare_server_args(argv: list[str]) -> argparse.Namespace:
+    """Read the arguments of the command line."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ARGUMENTS:
         parser.add_argument(f"--{name}")
     for name in SWITCHES:
         parser.add_argument(f"--{name}", action="store_true")
-    found = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def serve(found: argparse.Namespace) -> None:
+    """Serve until the process is ended."""
     print(f"serving {found.model_path}", flush=True)
     FakeSglang(int(found.port), found.api_key)
     threading.Event().wait()

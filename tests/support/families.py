@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from rounding import gaps
 from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, settings
 
@@ -166,11 +167,13 @@ class Differences:
     entropy: float
     loss: float
     gradient: float
-    """Against fp64 autograd, relative to the largest entry of the same parameter."""
+    """Against fp64 autograd, as a share of the magnitude of what it sums."""
     same_tokens: bool
     """Greedy responses are those of `generate`."""
     rollout_logprob: float
     """Rollout's log-probs against plain logits."""
+    magnitude: float
+    """The largest log-prob among all tokens, without its sign: as large as logits are."""
 
 
 def measure(name: str, folder: Path) -> Differences:
@@ -209,6 +212,7 @@ def measure(name: str, folder: Path) -> Differences:
         gradient=gradient,
         same_tokens=same,
         rollout_logprob=rollout,
+        magnitude=float(plain_distributions(reference, batch).abs().max()),
     )
 
 
@@ -297,12 +301,9 @@ def rollout_differences(model: Any, reference: Any) -> tuple[str, bool, float]:
 
 
 def _apart(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference, relative to the largest entry of its tensor; all parameters must be there."""
+    """Return the largest difference by the magnitude of a gradient's summands; all parameters must be there."""
     expected = {name: gradient for name, gradient in theirs.items() if gradient is not None}
     assert expected.keys() <= ours.keys(), sorted(expected.keys() - ours.keys())
     rest = [float(ours[name].abs().max()) for name in ours.keys() - expected.keys()]
     assert not any(rest)
-    return max(
-        float((ours[name] - gradient).abs().max() / gradient.abs().max().clamp_min(1e-6))
-        for name, gradient in expected.items()
-    )
+    return max(gaps({name: ours[name] for name in expected}, expected).values())

@@ -37,11 +37,12 @@ def cuda(driver="580.95.05", toolkit="13.0", device=H100, nodes=NVIDIA_NODES, **
     packages = {"torch": "2.13.0", "triton": "3.7.1", "transformers": "5.19.0", "datasets": "5.2.0", "peft": "0.21.2"}
     return Facts(**{
         "torch_version": "2.13.0", "torch_build": "cuda", "torch_toolkit": toolkit, "nvidia_driver": driver,
-        "device_nodes": nodes, "distributions": packages, "torch": saw(toolkit, cuda=device), **fields,
+        "device_nodes": nodes, "driver_files": ("/proc/driver/nvidia/version",) if driver else (),
+        "distributions": packages, "torch": saw(toolkit, cuda=device), **fields,
     })  # fmt: skip
 
 
-def rocm(device=MI300, nodes=("kfd",), gpus=8, **fields):
+def rocm(device=MI300, nodes=("dri/renderD128", "kfd"), gpus=8, **fields):
     packages = {"torch": "2.13.0+rocm7.1", "transformers": "5.19.0", "datasets": "5.2.0", "peft": "0.21.2"}
     return Facts(**{
         "torch_version": "2.13.0+rocm7.1", "torch_build": "rocm", "torch_toolkit": "7.1", "device_nodes": nodes,

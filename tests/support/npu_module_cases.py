@@ -72,8 +72,3 @@ def losses_and_gradients(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[t
     weights = torch.linspace(-1, 1, len(logprobs))
     gradients = torch.autograd.grad((logprobs * weights).sum(), list(trained.values()))
     return logprobs.detach(), dict(zip(trained, gradients, strict=True))
-
-
-def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float, what: str = "") -> None:
-    gap = float(((found - expected).abs().max() / expected.abs().max().clamp_min(1e-9)).detach())
-    assert gap <= tolerance, f"{what} differs by {gap:.2g}"

@@ -138,6 +138,8 @@ SGLANG = (
     Use("sglang/srt/environ.py", '"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION = "'),
     Use("sglang/srt/environ.py", '"SGLANG_RETURN_ORIGINAL_LOGPROB = "'),
     Use("sglang/launch_server.py", '"prepare_server_args(sys.argv[1:])"'),
+    Use("sglang/launch_server.py", '"from sglang.srt.server_args import prepare_server_args"'),
+    Use("sglang/srt/server_args.py", '"def prepare_server_args(argv"'),
     *_fields(
         "sglang/srt/arg_groups/fields/model.py",
         "Model",

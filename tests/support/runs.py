@@ -8,13 +8,14 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.config import Config, load_config
+from hwgrpo.errors import RunFinished
 from hwgrpo.observe.jsonlines import read_lines
 from hwgrpo.training.build import build_run
 from hwgrpo.training.finish import finish
@@ -37,16 +38,22 @@ SMALL = (
     "observe.progress=none",
 )
 """Overrides of a run that takes about a second."""
+VALIDATING = ("data.validation_max_rows", "trainer.validation_n")
+"""Those of them that a run on a file has no use for."""
 
 
 def small(output: Path, *overrides: str) -> Config:
     """Return the settings of a small run."""
-    return load_config(None, [*SMALL, f"trainer.output_dir={output}", *overrides])
+    return load_config(None, [*SMALL, f"trainer.output_dir={output}", *overrides], imported=VALIDATING)
 
 
-def run(output: Path, *overrides: str, backend: Backend = BACKEND) -> Status:
-    """Train to the end in this process."""
-    parts = build_run(small(output, *overrides), backend, 0, 1)
+def run(output: Path, *overrides: str, backend: Backend = BACKEND) -> Status | Literal["finished"]:
+    """Train to the end in this process; print what a finished run says, as the command does."""
+    try:
+        parts = build_run(small(output, *overrides), backend, 0, 1)
+    except RunFinished as finished:
+        print(finished)
+        return "finished"
     try:
         status = train(parts)
         finish(parts, status)

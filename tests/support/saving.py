@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def update(strategy: Any) -> None:
 def saver(
     root: Path, strategy: Strategy, *, keep: int = 2, asynchronous: bool = True, tell: Callable[[str], None] = print
 ) -> Saver:
-    state = {"sampler": {}}
+    sampler = {"size": 8, "seed": 0, "shuffle": True, "epoch": 0, "position": 4}
+    state = {"sampler": sampler, "updates_done": 1, "config": "{}"}
     return Saver(
         root,
         strategy,
@@ -66,6 +68,19 @@ def load(folder: Path, strategy: Strategy, model: nn.Module) -> None:
     checkpoint = checkpoints.verify(folder, strategy)
     checkpoints.restore(checkpoint, strategy.pieces(), checkpoints.trainable_shapes(model))
     strategy.pieces_written()
+
+
+@contextmanager
+def flipped(path: Path, bit: int) -> Iterator[None]:
+    """Flip one bit of a file within the block."""
+    content = path.read_bytes()
+    damaged = bytearray(content)
+    damaged[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    try:
+        yield
+    finally:
+        path.write_bytes(content)
 
 
 class Gate:

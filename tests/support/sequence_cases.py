@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rounding import BF16, STEP
 from safetensors.torch import save_file
 from strategy_worker import gradients, share
 from tiny import VOCAB, ragged_batch, settings, sharpened, tiny_llama, tiny_qwen3
@@ -116,7 +117,7 @@ class Case:
     alone: Layout = PADDED
     """Layout in which one process computes what is to be found."""
     on_policy: bool = False
-    tolerance: float = 1e-5
+    tolerance: float = STEP
 
 
 STRATEGY = {"ddp": ("ddp",), "fsdp2": ("fsdp2",), TENSOR: ("fsdp2",)}
@@ -140,7 +141,7 @@ CASES = {
     "window, two key heads": Case(BRANCHED, partial(windowed, 2)),
     "layers recomputed": Case(BRANCHED, words=("model.gradient_checkpointing=true",)),
     "LoRA": Case(BRANCHED, words=LORA),
-    "autocast": Case(BRANCHED, words=("model.dtype=bfloat16",), alone=BRANCHED, tolerance=0.05),
+    "autocast": Case(BRANCHED, words=("model.dtype=bfloat16",), alone=BRANCHED, tolerance=BF16),
     "biases": Case(model=with_biases),
     "router loss": Case(model=with_experts, words=("model.router_loss_coef=0.1",)),
 }

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import preloaded
 import torch
-from launch import ROOT, torchrun
+from launch import ROOT, forked
 from made_once import made_once
 from torch_extension import FLAGS, compile_extension, compiler_version
 
@@ -81,7 +82,7 @@ def environment(folders: Sequence[Path], **settings: str) -> dict[str, str]:
 def train(
     *words: str, folders: Sequence[Path] = (), ranks: int = 1, **settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `hwgrpo train WORDS` to its end as a user would, by torchrun where there are several ranks.
+    """Run `hwgrpo train WORDS` to its end as a user would, by ranks where there are several.
 
     Args:
         words: recipe and settings.
@@ -91,12 +92,5 @@ def train(
     """
     words = ("-m", "hwgrpo", "train", *words)
     if ranks > 1:
-        return torchrun(ranks, *words, packages=folders, **settings)
-    return subprocess.run(
-        [sys.executable, *words],
-        env=environment(folders, **settings),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+        return forked(ranks, *words, packages=folders, **settings)
+    return preloaded.run(0, *words, env=environment(folders, **settings))

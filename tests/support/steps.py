@@ -72,10 +72,3 @@ def reference_gradients(model, config, batch: TrainBatch) -> tuple[float, dict[s
             loss = loss + token.sum() / total_sequences / a.aggregation.norm_length
     loss.backward()
     return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
-
-
-def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, expected in theirs.items():
-        error = (ours[name].double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12)
-        assert error < tolerance, f"{name}: {error:.2e}"

@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import re
 import shutil
 import time
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from full_disk import largest_file, small_disk
-from saving import Gate, load, policy_of, saved, saver, trained, update
+from saving import Gate, flipped, load, policy_of, saved, saver, trained, update
 from tiny import settings, tiny_qwen3
 from torch import nn
 
@@ -65,7 +67,8 @@ def test_a_checkpoint_gives_back_weights_and_moments_bit_for_bit(tmp_path: Path,
     folder = saved(tmp_path, strategy)
     assert same(loaded(folder), expected)
     assert names(folder) == [
-        "manifest.json", "moments-rank0.safetensors", "rng-rank0.safetensors", "weights-rank0.safetensors"
+        "manifest.json", "manifest.sha256",
+        "moments-rank0.safetensors", "rng-rank0.safetensors", "weights-rank0.safetensors",
     ]  # fmt: skip
 
 
@@ -279,8 +282,65 @@ def test_any_damage_to_a_checkpoint_is_seen_and_named(tmp_path: Path, strategy, 
     assert checkpoints.newest(tmp_path)[0] is None
 
 
+def test_every_flipped_bit_of_a_manifest_and_of_its_checksum_is_refused_with_the_files_name(tmp_path: Path, strategy):
+    folder, generator = saved(tmp_path, strategy), random.Random(0)
+    for name in ("manifest.json", "manifest.sha256"):
+        content = (folder / name).read_bytes()
+        for bit in generator.sample(range(8 * len(content)), 100):
+            with flipped(folder / name, bit), pytest.raises(CheckpointError, match=re.escape(f"{folder}/manifest.")):
+                checkpoints.verify(folder)
+    checkpoints.verify(folder)
+
+
+def test_a_checkpoint_without_a_checksum_of_its_manifest_is_used_with_a_note(tmp_path: Path, strategy):
+    folder = saved(tmp_path, strategy)
+    assert checkpoints.verify(folder).note is None
+    (folder / "manifest.sha256").unlink()
+    note = checkpoints.verify(folder).note
+    assert note is not None
+    assert str(folder / "manifest.sha256") in note
+    assert same(loaded(folder), values(strategy))
+
+
+def test_a_checksum_that_cannot_be_read_is_not_a_missing_one(tmp_path: Path, strategy):
+    folder = saved(tmp_path, strategy)
+    (folder / "manifest.sha256").unlink()
+    (folder / "manifest.sha256").mkdir()
+    with pytest.raises(CheckpointError, match=r"manifest\.sha256 cannot be read"):
+        checkpoints.verify(folder)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path, strategy):
+    saved(tmp_path, strategy, 5).rename(tmp_path / "step-00000007")
+    found, problems = checkpoints.newest(tmp_path)
+    assert found is None
+    assert "step-00000007/manifest.json is of step 5" in problems[0]
+    (tmp_path / "step-00000007").rename(tmp_path / "best")
+    assert checkpoints.verify(tmp_path / "best").step == 5
+
+
+def test_a_file_that_goes_away_between_checking_and_reading_is_named(tmp_path: Path, strategy):
+    checkpoint = checkpoints.verify(saved(tmp_path, strategy))
+    for name in ("weights-rank0.safetensors", "rng-rank0.safetensors"):
+        (checkpoint.folder / name).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"weights-rank0\.safetensors cannot be read"):
+        checkpoints.restore_weights(checkpoint, tiny_qwen3())
+    with pytest.raises(CheckpointError, match=r"rng-rank0\.safetensors cannot be read"):
+        checkpoints.load_rng(checkpoint, 0)
+
+
+def test_random_states_that_the_manifest_does_not_name_are_not_read(tmp_path: Path, strategy):
+    folder = saved(tmp_path, strategy)
+    shutil.copy(folder / "rng-rank0.safetensors", folder / "rng-rank1.safetensors")
+    assert checkpoints.load_rng(checkpoints.verify(folder), 1) is None
+
+
 def first(manifest: dict) -> dict:
     return manifest["parameters"]["model.norm.weight"]
+
+
+def rename_file(manifest: dict, before: str, after: str) -> None:
+    manifest["files"][after] = manifest["files"].pop(before)
 
 
 MANIFESTS = {
@@ -305,6 +365,30 @@ MANIFESTS = {
     "no random state": (lambda m: m["files"].pop("rng-rank0.safetensors"), "names no rng-rank0"),
     "no files": (lambda m: m.update(files=["weights-rank0.safetensors"]), "lacks what every manifest holds"),
     "another format": (lambda m: m.update(schema="hwgrpo.checkpoint/1"), "this version reads hwgrpo.checkpoint/2"),
+    "a file above the folder": (
+        lambda m: rename_file(m, "rng-rank0.safetensors", "../step-00000001/rng-rank0.safetensors"),
+        "leaves the folder",
+    ),
+    "a file elsewhere": (lambda m: m["files"].update({"/etc/passwd": {}}), "'/etc/passwd' leaves the folder"),
+    "a file below the folder": (lambda m: m["files"].update({"a/b": {}}), "'a/b' leaves the folder"),
+    "the folder itself": (lambda m: m["files"].update({"..": {}}), "'..' leaves the folder"),
+    "a rank that is a path": (lambda m: first(m).update(pieces=[["0/../0", 0, 32]]), "cannot be read"),
+    "an endless count": (lambda m: first(m).update(pieces=[[0, 0, 1e999]]), "cannot be read"),
+    "updates that are no number": (lambda m: first(m).update(updates=1e999), "cannot be read"),
+    "a step below zero": (lambda m: m.update(step=-1), "step=-1"),
+    "a step that is a truth": (lambda m: m.update(step=True), "step=True"),
+    "ranks without end": (lambda m: m.update(world_size=10**18), "names no rng-rank1"),
+    "no ranks": (lambda m: m.update(world_size=0), "world_size=0"),
+    "no sampler": (lambda m: m["state"].pop("sampler"), "state.sampler"),
+    "a sampler elsewhere": (lambda m: m["state"]["sampler"].update(position=9), "state.sampler.position=9"),
+    "an epoch below zero": (lambda m: m["state"]["sampler"].update(epoch=-1), "state.sampler.epoch=-1"),
+    "no updates": (lambda m: m["state"].pop("updates_done"), "state.updates_done"),
+    "updates of another kind": (lambda m: m["state"].update(updates_done="4"), "state.updates_done='4'"),
+    "skipped of another kind": (lambda m: m["state"].update(skipped_in_a_row=0.5), "state.skipped_in_a_row=0.5"),
+    "settings that are no YAML": (lambda m: m["state"].update(config="a: [b"), "state.config"),
+    "settings that name nothing": (lambda m: m["state"].update(config="a: ${b.c}"), "state.config"),
+    "settings that are a list": (lambda m: m["state"].update(config="- a"), "state.config"),
+    "data of another kind": (lambda m: m["state"].update(data={"train": {"rows": "3"}}), "state.data.train"),
 }
 
 
@@ -315,6 +399,7 @@ def test_a_manifest_that_is_wrong_is_refused_by_name(tmp_path: Path, strategy, c
     change, said = MANIFESTS[case]
     change(manifest)
     path.write_text(json.dumps(manifest))
+    (path.parent / "manifest.sha256").unlink(missing_ok=True)  # as checkpoints of earlier versions are
     with pytest.raises(CheckpointError, match=said) as error:
         checkpoints.verify(path.parent)
     assert str(path.parent) in str(error.value)

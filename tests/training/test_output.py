@@ -1,16 +1,23 @@
 """A run's folder: one run at a time, and nothing left by a first start that came to nothing."""
 
+import errno
 import fcntl
 import json
 import os
+import re
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import runs
+from hwgrpo_backends.cpu import BACKEND
 
-from hwgrpo.errors import ConfigError, RewardError
-from hwgrpo.training import build, models, output
+from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
+from hwgrpo.training import build, finish, loop, models, output
+from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.output import LOCK, START_FILES, claim
+from hwgrpo.training.plan import make_plan
 
 REWARD = """
 def score(solution_str):
@@ -35,14 +42,14 @@ def everything_in(folder: Path) -> dict[str, bytes | None]:
 
 
 def test_a_runs_folder_is_held_by_one_run_at_a_time(tmp_path: Path):
-    held = claim(tmp_path / "run", fresh=True)
+    held = claim(tmp_path / "run")
     with pytest.raises(ConfigError, match=rf"in use by another run \(process {os.getpid()}\)"):
-        claim(tmp_path / "run", fresh=True)
+        claim(tmp_path / "run")
     held.close()
-    claim(tmp_path / "run", fresh=True).close()
+    claim(tmp_path / "run").close()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        claim(tmp_path / "file" / "run", fresh=True)
+        claim(tmp_path / "file" / "run")
 
 
 def write_start_files(folder: Path) -> None:
@@ -55,7 +62,7 @@ def write_start_files(folder: Path) -> None:
 
 
 def test_a_fresh_claim_that_no_step_was_done_under_leaves_neither_files_nor_folders(tmp_path: Path):
-    held = claim(tmp_path / "runs/mine", fresh=True)
+    held = claim(tmp_path / "runs/mine")
     write_start_files(tmp_path / "runs/mine")
     held.close()
     assert everything_in(tmp_path) == {}
@@ -65,7 +72,7 @@ def test_what_was_there_before_and_what_a_run_does_not_write_stays(tmp_path: Pat
     (tmp_path / "runs/mine").mkdir(parents=True)
     for name in (LOCK, "config.yaml", "notes.txt"):
         (tmp_path / "runs/mine" / name).write_text("old")
-    held = claim(tmp_path / "runs/mine", fresh=True)
+    held = claim(tmp_path / "runs/mine")
     write_start_files(tmp_path / "runs/mine")
     (tmp_path / "runs/mine/train.log").write_text("somebody's")
     held.close()
@@ -74,17 +81,15 @@ def test_what_was_there_before_and_what_a_run_does_not_write_stays(tmp_path: Pat
 
 def test_a_folder_that_the_user_made_stays_and_is_empty_again(tmp_path: Path):
     (tmp_path / "mine").mkdir()
-    held = claim(tmp_path / "mine", fresh=True)
+    held = claim(tmp_path / "mine")
     write_start_files(tmp_path / "mine")
     held.close()
     assert everything_in(tmp_path) == {"mine": None}
 
 
-@pytest.mark.parametrize("reason", ["a step was done", "the run goes on from a checkpoint"])
-def test_everything_stays_where(tmp_path: Path, reason: str):
-    held = claim(tmp_path / "mine", fresh=reason != "the run goes on from a checkpoint")
-    if reason == "a step was done":
-        held.keep()
+def test_everything_stays_once_the_claim_is_kept(tmp_path: Path):
+    held = claim(tmp_path / "mine")
+    held.keep()
     write_start_files(tmp_path / "mine")
     before = everything_in(tmp_path)
     held.close()
@@ -105,10 +110,65 @@ def test_a_lock_file_that_was_taken_away_before_it_was_locked_is_not_taken_for_t
         plain(file, operation)
 
     monkeypatch.setattr(output.fcntl, "flock", taken_away)
-    held = claim(tmp_path / "run", fresh=True)
+    held = claim(tmp_path / "run")
     with pytest.raises(ConfigError, match="in use by another run"):
-        claim(tmp_path / "run", fresh=True)
+        claim(tmp_path / "run")
     held.close()
+    assert everything_in(tmp_path) == {}
+
+
+def test_a_start_in_a_folder_that_another_run_holds_looks_at_no_checkpoint_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
+    held = claim(tmp_path / "run")
+    held.keep()
+    before = everything_in(tmp_path / "run")
+    monkeypatch.setattr(build, "find_checkpoint", lambda *_: pytest.fail("the other run may still write checkpoints"))
+    monkeypatch.setattr(build, "load_tokenizer", lambda *_: pytest.fail("that may take long"))
+    for words in ((), ("trainer.resume=never",), ("trainer.max_steps=2",)):
+        with pytest.raises(ConfigError, match="in use by another run"):
+            runs.run(tmp_path / "run", "trainer.max_steps=1", *words)
+    assert everything_in(tmp_path / "run") == before
+    held.close()
+
+
+def test_a_checkpoint_that_a_run_saves_while_another_starts_is_not_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A start waits for its tokenizer while the run that holds the folder saves its last checkpoint."""
+    words = ("trainer.save_every=1", "trainer.validate_at_start=false")
+    assert runs.run(tmp_path / "run", *words, "trainer.max_steps=1") == "completed"
+    plain = build.load_tokenizer
+    refused = []
+
+    def slow(*arguments):
+        if not refused:
+            refused.append(True)
+            with pytest.raises(ConfigError, match="in use by another run"):
+                runs.run(tmp_path / "run", *words, "trainer.max_steps=3")
+        return plain(*arguments)
+
+    monkeypatch.setattr(build, "load_tokenizer", slow)
+    assert runs.run(tmp_path / "run", *words, "trainer.max_steps=2") == "completed"
+    assert refused
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_a_finished_run_is_reported_under_its_claim_and_nothing_is_left_of_the_look(tmp_path: Path, capsys):
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
+    (tmp_path / "run" / LOCK).unlink()
+    before = everything_in(tmp_path / "run")
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "finished"
+    assert "1 of 1 steps are done" in capsys.readouterr().out
+    assert everything_in(tmp_path / "run") == before
+
+
+def test_a_first_start_that_fails_before_the_model_leaves_nothing(tmp_path: Path):
+    config = runs.small(tmp_path / "runs/mine")
+    config.data.train = "/not/there.jsonl"
+    with pytest.raises((ConfigError, DataError)):
+        build.build_run(config, BACKEND, 0, 1)
     assert everything_in(tmp_path) == {}
 
 
@@ -173,9 +233,157 @@ def test_a_run_keeps_its_id_when_it_is_started_again_and_a_broken_one_is_replace
     for text in (None, None, "", "broken off"):
         if text is not None:
             (tmp_path / "run" / output.RUN_ID).write_text(text)
-        held = claim(tmp_path / "run", fresh=False)
+        held = claim(tmp_path / "run")
+        held.keep()
         ids.append(held.run_id)
         held.close()
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
     assert (tmp_path / "run" / output.RUN_ID).read_text().strip() == ids[-1]
+
+
+def rename(folder: Path) -> None:
+    folder.rename(folder.with_name("renamed"))
+
+
+def replace(folder: Path) -> None:
+    rename(folder)
+    folder.mkdir()
+
+
+def rename_parent(folder: Path) -> None:
+    folder.parent.rename(folder.parent.with_name("renamed"))
+
+
+MOVES = {
+    "renamed": (rename, "was moved to '{top}/runs/renamed'", "runs/renamed"),
+    "renamed and another in its place": (replace, "was moved to '{top}/runs/renamed'", "runs/renamed"),
+    "in a folder that is renamed": (rename_parent, "was moved to '{top}/renamed/mine'", "renamed/mine"),
+    "removed": (shutil.rmtree, "was removed or moved", None),
+}
+
+
+@pytest.mark.parametrize(
+    ("when", "move"),
+    [
+        *(("in a step", move) for move in MOVES),
+        ("in the first step", "renamed"),
+        ("before the last save", "renamed"),
+        ("before the final model", "renamed"),
+        ("before the final model", "removed"),
+    ],
+)
+def test_a_folder_that_is_moved_while_training_ends_the_run_with_both_paths_and_nothing_new(
+    tmp_path: Path, move: str, when: str, monkeypatch: pytest.MonkeyPatch
+):
+    output = tmp_path / "runs/mine"
+    change, said, now = MOVES[move]
+    places = {
+        "in the first step": (loop, "train_step", 1),
+        "in a step": (loop, "train_step", 2),
+        "before the last save": (loop, "validate_now", 3),
+        "before the final model": (finish, "_whole_model", None),
+    }
+    module, name, step = places[when]
+    plain = getattr(module, name)
+
+    def moving(run, *arguments):
+        if arguments in ((step,), ()):
+            run.saver.wait()
+            change(output)
+        return plain(run, *arguments)
+
+    words = ("trainer.save_every=1", "trainer.max_steps=3", "trainer.validate_at_start=false")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, moving)
+        with pytest.raises(RunError, match=re.escape(said.format(top=tmp_path))) as error:
+            runs.run(output, *words)
+    assert str(output) in str(error.value)
+    if now is None:
+        assert not output.exists()
+        return
+    assert not output.exists() or not list(output.iterdir())
+    left = [path.name for path in (tmp_path / now).rglob("*") if ".partial" in path.name]
+    assert left == []
+    assert runs.run(tmp_path / now, *words) == "completed"
+
+
+def test_something_in_the_place_of_what_a_run_writes_is_named_before_it_starts(tmp_path: Path):
+    for name in ("checkpoints", "final", "final-adapter"):
+        (tmp_path / name).write_text("precious")
+        with pytest.raises(ConfigError, match=f"writes a folder {name}.*move .*/{name} away"):
+            claim(tmp_path)
+        (tmp_path / name).unlink()
+    for name in ("metrics.jsonl", "summary.json", "micro_batch.json"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(ConfigError, match=f"writes a file {name}.*move .*/{name} away"):
+            claim(tmp_path)
+        (tmp_path / name).rmdir()
+    claim(tmp_path).close()
+
+
+def test_a_file_in_the_place_of_something_half_written_is_removed(tmp_path: Path):
+    words = ("trainer.save_every=1", "trainer.keep_checkpoints=1")
+    assert runs.run(tmp_path / "run", *words, "trainer.max_steps=1") == "completed"
+    root = tmp_path / "run/checkpoints"
+    for name in (".step-00000002.partial", ".step-00000001.partial", ".step-00000007.partial", "step-00000009"):
+        (root / name).write_text("")
+    (root / "step-00000009.abandoned").write_text("")
+    (tmp_path / "run/.final.partial").write_text("")
+    assert runs.run(tmp_path / "run", *words, "trainer.max_steps=2") == "completed"
+    assert sorted(path.name for path in root.iterdir()) == ["step-00000002", "step-00000009.abandoned"]
+    assert (tmp_path / "run/final/model.safetensors").is_file()
+    assert not (tmp_path / "run/.final.partial").exists()
+
+
+def test_a_final_model_that_cannot_be_written_ends_the_run_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(model, tokenizer, folder: Path, merge: bool) -> None:
+        (folder / "model.safetensors").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, "save_model", full)
+        with pytest.raises(RunError, match=r"final model could not be written to .*No space left.*start again"):
+            runs.run(tmp_path / "run", "trainer.max_steps=1")
+    assert not (tmp_path / "run/.final.partial").exists()
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
+
+
+def test_a_dry_run_claims_nothing(tmp_path: Path):
+    make_plan(runs.small(tmp_path / "run"), BACKEND, 1)
+    assert everything_in(tmp_path) == {}
+    held = claim(tmp_path / "run")
+    make_plan(runs.small(tmp_path / "run"), BACKEND, 1)
+    held.close()
+
+
+def interrupted(*numbers: int) -> str | None:
+    """Return what an interrupt remembers of signals that this process sends itself."""
+    with Interrupt() as interrupt:
+        for number in numbers:
+            signal.raise_signal(number)
+        return interrupt.received
+
+
+def test_a_closed_terminal_stops_a_run_unless_it_was_told_to_ignore_that():
+    assert interrupted(signal.SIGHUP) == "SIGHUP"
+    assert interrupted(signal.SIGHUP, signal.SIGHUP) == "SIGHUP", "a terminal that closes may send several"
+    assert interrupted(signal.SIGTERM, signal.SIGHUP) == "SIGTERM", "as a logout does"
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(signal.SIGHUP, signal.SIGTERM)
+    plain = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert interrupted(signal.SIGHUP) is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, plain)
+
+
+def test_what_a_resumed_start_has_written_stays_though_it_did_no_step(tmp_path: Path):
+    assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
+    parts = build.build_run(runs.small(tmp_path / "run", "trainer.max_steps=2"), BACKEND, 0, 1)
+    (tmp_path / "run/warnings.jsonl").write_text("")
+    parts.close()
+    assert (tmp_path / "run/warnings.jsonl").exists()

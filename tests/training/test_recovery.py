@@ -5,14 +5,18 @@ import json
 import pytest
 import starved_train
 import torch
+from hwgrpo_backends import registry
+from hwgrpo_backends.device import Device
 from runs import metrics, run
 
 from hwgrpo.errors import RunError
 from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.training.budget import TokenBudget
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update import PolicyUpdate
 
+CPU = registry.get("cpu")
 SHORT = ("trainer.max_steps=3", "trainer.validate_at_start=false", "observe.progress=plain")
 DROPOUT = ("model.lora.rank=2", "model.lora.dropout=0.3", "algorithm.kl.coef=0.01", "optim.lr=1e-2")
 
@@ -145,3 +149,26 @@ def test_the_count_of_updates_left_out_in_a_row_outlives_a_restart(tmp_path, mon
     run(tmp_path / "run", *words, "trainer.max_steps=3")
     with pytest.raises(RunError, match=r"update 4 is not finite.*number 3 in a row"):
         run(tmp_path / "run", *words, "trainer.max_steps=5")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'{"tokens_per_micro_batch": 1e999}', b'{"tokens_per_micro_batch": -5}', b'{"tokens_per_micro_batch": true}',
+     b'{"tokens_per_micro_batch": "12"}', b'{"tokens_per_micro_batch": 0}', b"[]", b"{}", b"\xff", b"", b"[" * 100_000],
+)  # fmt: skip
+def test_a_remembered_budget_that_is_none_is_named_and_not_used(tmp_path, content):
+    (tmp_path / "micro_batch.json").write_bytes(content)
+    budget = TokenBudget(100, least=10, folder=tmp_path)
+    assert budget.tokens == 100
+    (note,) = budget.notes
+    assert "micro_batch.json" in note
+    assert "remove it; trainer.tokens_per_micro_batch is used: 100" in note
+
+
+def test_a_budget_that_cannot_be_remembered_is_used_with_a_note(tmp_path):
+    (tmp_path / "micro_batch.json").mkdir()
+    budget = TokenBudget(100, least=10, device=Device(CPU), folder=tmp_path)
+    assert "cannot be read" in budget.notes.pop()
+    budget._shrink(0, "updating")
+    assert budget.tokens == 50
+    assert "cannot be written" in budget.notes[-1]

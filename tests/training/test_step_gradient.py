@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from steps import assert_same, gradients, reference_gradients, updater
+from rounding import BF16, STEP, assert_gradients_close, assert_values_close
+from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, tiny_llama, tiny_qwen3
 
 from hwgrpo.errors import RunError
@@ -33,8 +34,8 @@ def test_a_whole_step_has_the_gradient_of_fp64_autograd_on_full_logits(case: str
     update = updater(model, *words)
     loss, ours, _ = gradients(update, batch)
     expected_loss, theirs = reference_gradients(model, update.config, batch)
-    assert loss == pytest.approx(expected_loss, rel=1e-5, abs=1e-6)
-    assert_same(ours, theirs, 1e-5)
+    assert loss == pytest.approx(expected_loss, rel=STEP, abs=STEP)
+    assert_gradients_close(ours, theirs)
 
 
 @pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED, BRANCHED], ids=lambda layout: layout.name)
@@ -52,9 +53,9 @@ def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(
     other = updater(model, *words, f"trainer.tokens_per_micro_batch={budget}", layout=layout)
     assert len(other._parts(batch, range(len(batch)))) > (1 if budget == 32 else 0)
     again, ours, again_sums = gradients(other, batch)
-    assert again == pytest.approx(loss, rel=1e-5)
-    assert_same(ours, expected, 1e-5)
-    assert again_sums == pytest.approx(sums, rel=1e-4, abs=1e-4)
+    assert again == pytest.approx(loss, rel=STEP, abs=STEP)
+    assert_gradients_close(ours, expected)
+    assert again_sums == pytest.approx(sums, rel=STEP, abs=STEP * sums["tokens"])
 
 
 def test_sequences_without_tokens_change_nothing():
@@ -71,8 +72,8 @@ def test_sequences_without_tokens_change_nothing():
     words = ["algorithm.aggregation.name=seq-mean-token-mean"]
     loss, expected, _ = gradients(updater(tiny_qwen3(), *words), full)
     again, ours, _ = gradients(updater(tiny_qwen3(), *words), with_empty)
-    assert again == pytest.approx(loss, rel=1e-6)
-    assert_same(ours, expected, 1e-6)
+    assert again == pytest.approx(loss, rel=STEP, abs=STEP)
+    assert_gradients_close(ours, expected)
 
 
 def test_an_update_without_any_token_has_a_zero_gradient_for_every_parameter():
@@ -93,7 +94,7 @@ def test_scoring_gives_the_log_probs_that_training_sees():
     scored = update.score(batch)
     seen = torch.zeros(len(batch.tokens))
     update.accumulate_gradients(batch, range(len(batch)), seen)
-    assert torch.allclose(scored, seen, atol=1e-5)
+    assert_values_close(scored, seen)
     assert scored.max() < 0
 
 
@@ -103,7 +104,7 @@ def test_bf16_compute_keeps_fp32_masters_and_gives_nearly_the_same_gradient():
     update = updater(tiny_qwen3(), dtype=torch.bfloat16)
     _, ours, _ = gradients(update, batch)
     assert {g.dtype for g in ours.values()} == {torch.float32}
-    assert_same(ours, expected, 0.1)
+    assert_gradients_close(ours, expected, BF16)
 
 
 def test_several_updates_per_batch_use_their_own_prompts_and_counts():

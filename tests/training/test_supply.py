@@ -288,7 +288,7 @@ def test_a_run_with_weights_amid_responses_trains(tmp_path):
     ("words", "told"),
     [
         (["rollout.max_staleness=1"], "set algorithm.correction.name, e.g. token_truncate"),
-        (["rollout.partial=true"], "rollout.partial=true with rollout.max_staleness=0"),
+        (["rollout.partial=true"], "rollout.partial=true has no effect with rollout.max_staleness=0"),
         (["rollout.max_staleness=-1"], "rollout.max_staleness=-1 is out of range"),
     ],
 )

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from steps import assert_same, gradients, reference_gradients, updater
+from rounding import STEP, assert_gradients_close
+from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, tiny_qwen3
 
 from hwgrpo.training.layouts import GROUPED, PADDED
@@ -31,8 +32,8 @@ def test_leaving_out_zero_advantages_keeps_the_gradient(layout, words):
     assert computed(update, batch) == [3, 5, 6, 7, 8, 10, 11]
     loss, ours, sums = gradients(update, batch)
     expected_loss, theirs = reference_gradients(tiny_qwen3(), update.config, batch)
-    assert loss == pytest.approx(expected_loss, rel=1e-5)
-    assert_same(ours, theirs, 1e-5)
+    assert loss == pytest.approx(expected_loss, rel=STEP, abs=STEP)
+    assert_gradients_close(ours, theirs)
     assert sums["tokens"] == len(batch.tokens)
     assert sums["trained"] == int(batch.lengths[[3, 5, 6, 7, 8, 10, 11]].sum())
 
@@ -43,7 +44,7 @@ def test_nothing_is_left_out_where_every_token_has_a_gradient(word: str):
     update = updater(tiny_qwen3(), word)
     assert computed(update, batch) == list(range(len(batch)))
     _, ours, sums = gradients(update, batch)
-    assert_same(ours, reference_gradients(tiny_qwen3(), update.config, batch)[1], 1e-5)
+    assert_gradients_close(ours, reference_gradients(tiny_qwen3(), update.config, batch)[1])
     assert sums["trained"] == sums["tokens"]
 
 
@@ -56,14 +57,14 @@ def test_the_entropy_of_what_was_left_out_comes_from_its_rollout_log_probs():
     alone = replace(batch, advantages=torch.where(kept, 1.0, 0.0))
     _, _, parts = gradients(update, alone)
     left_out = torch.repeat_interleave(~kept, batch.lengths)
-    assert sums["entropy"] == pytest.approx(parts["entropy"], rel=1e-5)
+    assert sums["entropy"] == pytest.approx(parts["entropy"], rel=STEP)
     all_of_them = gradients(update, replace(batch, advantages=torch.ones(len(batch))))[2]["entropy"]
     none_of_them = gradients(update, replace(batch, advantages=torch.zeros(len(batch))))[2]["entropy"]
-    assert none_of_them == pytest.approx(-float(batch.rollout_logprobs.sum()), rel=1e-5)
+    assert none_of_them == pytest.approx(-float(batch.rollout_logprobs.sum()), rel=STEP)
     only_left_out = gradients(update, replace(batch, advantages=torch.where(kept, 0.0, 1.0)))[2]["entropy"]
     surprise = -float(batch.rollout_logprobs[left_out].sum())
     rest = -float(batch.rollout_logprobs[~left_out].sum())
-    assert (sums["entropy"] - surprise) + (only_left_out - rest) == pytest.approx(all_of_them, rel=1e-5)
+    assert (sums["entropy"] - surprise) + (only_left_out - rest) == pytest.approx(all_of_them, rel=STEP)
 
 
 def test_the_gap_to_the_rollout_engine_is_measured_on_what_was_computed():
@@ -71,7 +72,7 @@ def test_the_gap_to_the_rollout_engine_is_measured_on_what_was_computed():
     update = updater(tiny_qwen3(), "optim.lr=1e-9")
     batch = replace(batch, rollout_logprobs=update.score(batch))
     metrics = update(batch)
-    assert abs(metrics["training/rollout_probs_diff_max"]) < 1e-6
+    assert abs(metrics["training/rollout_probs_diff_max"]) < STEP
     assert metrics["actor/trained_tokens_ratio"] == pytest.approx(
         float(batch.lengths[batch.advantages != 0].sum()) / len(batch.tokens)
     )

@@ -17,7 +17,7 @@ import vllm_environment
 from deepspeed_package import with_deepspeed
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
-from launch import ROOT, torchrun
+from launch import ROOT, forked
 
 from hwgrpo.config.load import to_yaml
 from hwgrpo.rollout.http_client import Client
@@ -105,7 +105,7 @@ def test_a_simulated_npu_trains_by_vllm_on_the_cpu(server: str, tmp_path: Path):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_share_a_server(server: str, tmp_path: Path, strategy: str):
     words = served(server, f"trainer.strategy={strategy}")
-    done = torchrun(2, "-m", "hwgrpo", "train", recipe(tmp_path / "run", *words))
+    done = forked(2, "-m", "hwgrpo", "train", recipe(tmp_path / "run", *words))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert "through a process group over gloo" in done.stdout
     found = assert_on_its_own_weights(tmp_path / "run")
@@ -136,7 +136,7 @@ def test_every_strategy_draws_the_curve_of_one_process_on_a_server(server: str, 
 
 def test_two_ranks_sample_ahead_on_a_server(server: str, tmp_path: Path):
     words = served(server, *AHEAD, "trainer.strategy=ddp")
-    done = torchrun(2, "-m", "hwgrpo", "train", recipe(tmp_path / "run", *words))
+    done = forked(2, "-m", "hwgrpo", "train", recipe(tmp_path / "run", *words))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     found = steps_of(tmp_path / "run")
     assert [line["rollout/staleness_max"] for line in found] == [0, 1, 1]

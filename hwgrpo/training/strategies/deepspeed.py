@@ -47,16 +47,20 @@ class Deepspeed(Processes):
     policy: PolicyModel
     optimizer: torch.optim.AdamW
 
-    def prepare(self, config: Config) -> None:
+    @classmethod
+    def check(cls, config: Config, device: torch.device) -> None:
         settings = config.trainer.deepspeed
-        self.shards = settings.stage == 3
-        if self.device.type == "cpu":
+        if device.type == "cpu":
             for key in ("offload_optimizer", "offload_parameters"):
                 if getattr(settings, key):
                     raise ConfigError(
                         f"trainer.deepspeed.{key}=true: on a CPU all of it is in host memory already; leave it out"
                     )
-        check_needs(self.device)
+        check_needs(device)
+        super().check(config, device)
+
+    def prepare(self, config: Config) -> None:
+        self.shards = config.trainer.deepspeed.stage == 3
         # The device is chosen already; DeepSpeed, which other packages import as well, would look for one of its own.
         os.environ.setdefault("DS_ACCELERATOR", self.device.type)
         os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))

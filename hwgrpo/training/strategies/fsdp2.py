@@ -46,12 +46,13 @@ class Fsdp2(Processes, Stepping):
     module: nn.Module
     policy: PolicyModel
 
-    def prepare(self, config: Config) -> None:
-        if config.trainer.fsdp2.offload and self.device.type == "cpu":
+    @classmethod
+    def check(cls, config: Config, device: torch.device) -> None:
+        if config.trainer.fsdp2.offload and device.type == "cpu":
             raise ConfigError(
                 "trainer.fsdp2.offload=true: on a CPU parameters are in host memory already; leave it out"
             )
-        super().prepare(config)
+        super().check(config, device)
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         settings = config.trainer.fsdp2

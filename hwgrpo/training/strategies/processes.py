@@ -40,14 +40,26 @@ class Processes:
     record: Mapping[str, Any] = MappingProxyType({})
     sequence_group: SequenceGroup = ALONE
 
-    def __init__(self, device: torch.device, comm_backend: str, timeout: float | None = None) -> None:
-        launched = dist.is_initialized() or all(name in os.environ for name in RENDEZVOUS)
-        if not launched:
+    @classmethod
+    def check(cls, config: Config, device: torch.device) -> None:
+        """Check that this process and this machine have what the strategy needs.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        cls._check_launched()
+
+    @classmethod
+    def _check_launched(cls) -> None:
+        if not (dist.is_initialized() or all(name in os.environ for name in RENDEZVOUS)):
             raise ConfigError(
-                f"trainer.strategy={self.name!r} needs one process per device; start it with "
+                f"trainer.strategy={cls.name!r} needs one process per device; start it with "
                 "`torchrun --nproc-per-node N -m hwgrpo train ...`, or set "
                 f"{', '.join(RENDEZVOUS)} in each process, or use trainer.strategy=single"
             )
+
+    def __init__(self, device: torch.device, comm_backend: str, timeout: float | None = None) -> None:
+        self._check_launched()
         limit = None if timeout is None else timedelta(seconds=timeout)
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
@@ -65,6 +77,7 @@ class Processes:
         pass
 
     def prepare(self, config: Config) -> None:
+        self.check(config, self.device)
         tensor = config.trainer.tensor_parallel_size > 1
         timeout = timedelta(seconds=config.trainer.process_group_timeout)
         self.sequence_group = join(ranks_per_sequence(config), self.comm_backend, tensor=tensor, timeout=timeout)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hwgrpo.config import Config
-from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
+from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.rank0_weights import Rank0Weights
 from hwgrpo.training.sequence_group import SequenceGroup
@@ -164,7 +164,7 @@ def together(strategy: Strategy, work: Callable[[], T]) -> T:
     result, error = None, None
     try:
         result = work()
-    except (ConfigError, RewardError, DataError, RunError) as failure:
+    except (ConfigError, RewardError, DataError, CheckpointError, RunError) as failure:
         error = failure
     failures = [f for f in strategy.gather_objects(str(error) if error else None) if f is not None]
     if failures:

@@ -11,12 +11,13 @@ import runs
 import torch
 from hwgrpo_backends.npu import BACKEND as NPU
 from hwgrpo_kernels.fused_modules import is_fused
+from rounding import GENTLE, LOGITS, drift
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.build import build_run
 from hwgrpo.training.run import Run
 
-WORDS = ("model.dtype=float32", "trainer.max_steps=3")
+WORDS = ("model.dtype=float32", "trainer.max_steps=3", *GENTLE)
 SHOWN = "observe.progress=plain"
 TAKEN = {"rms_norm": 5, "rotary": 1, "swiglu": 1, "attention": 1}
 
@@ -43,8 +44,8 @@ def test_a_run_takes_every_module_and_has_the_losses_of_the_cpu(tmp_path: Path, 
     ours, theirs = losses(tmp_path / "npu"), losses(tmp_path / "cpu")
     assert len(ours) == len(theirs) == 3
     for (loss, norm), (expected, expected_norm) in zip(ours, theirs, strict=True):
-        assert loss == pytest.approx(expected, abs=1e-5, rel=1e-5)
-        assert norm == pytest.approx(expected_norm, abs=1e-5, rel=2e-4)
+        assert loss == pytest.approx(expected, abs=drift(3), rel=drift(3))
+        assert norm == pytest.approx(expected_norm, abs=drift(3), rel=drift(3) * LOGITS)
     shown = "".join(capsys.readouterr())
     assert "layout padded" not in shown, "grouped rows are built on the fused attention"
     assert "fused modules: rms_norm: 5, rotary: 1, swiglu: 1, attention: 1" in shown

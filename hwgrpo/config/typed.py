@@ -1,0 +1,181 @@
+"""Plain values become the schema's dataclasses, by its type hints, and nothing else passes.
+
+A number is no bool, a text is no number, and a fraction is no integer: a slip is refused rather than read as something.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from omegaconf import MISSING
+
+from hwgrpo.errors import ConfigError, shown
+
+_TEXT = "tag:yaml.org,2002:str"
+_NULL = "tag:yaml.org,2002:null"
+
+
+_hints = functools.cache(typing.get_type_hints)
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a hint allows: `int | None` is int and NoneType."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def section_of(hint: Any) -> type | None:
+    """Return the dataclass behind a type hint: itself, or the element of a list of them."""
+    for kind in alternatives(hint):
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            return kind
+        if typing.get_origin(kind) is list and (inner := section_of(typing.get_args(kind)[0])):
+            return inner
+    return None
+
+
+def is_list(hint: Any) -> bool:
+    """Return whether a type hint allows a list."""
+    return any(typing.get_origin(kind) is list for kind in alternatives(hint))
+
+
+def hint_below(hint: Any, name: str) -> Any:
+    """Return the type of `name` in a value of type `hint`; Any where the schema does not say."""
+    for kind in alternatives(hint):
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            return _hints(kind).get(name, Any)
+        if typing.get_origin(kind) in (list, dict):
+            return typing.get_args(kind)[-1]
+    return Any
+
+
+def read_text_as_written(node: yaml.Node, hint: Any) -> None:
+    """Mark the plain scalars of text settings as text, so that `007`, `1.10` and `no` stay what was written."""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            read_text_as_written(value, hint_below(hint, name.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            read_text_as_written(value, hint_below(hint, "") if is_list(hint) else Any)
+    elif str in alternatives(hint) and node.tag != _NULL:
+        node.tag = _TEXT
+
+
+def build(hint: Any, value: Any, key: str, default: Any = None) -> Any:
+    """Return `value` as an object of the type that the schema has for it.
+
+    Args:
+        hint: the type.
+        value: plain: mappings, lists, text, numbers, bools and None.
+        key: where it stands, for messages.
+        default: what the setting is without it, for messages.
+
+    Raises:
+        ConfigError: it has another type, is text that cannot be stored, or is still to be set.
+    """
+    if value == MISSING:
+        remedy = "" if default in (None, MISSING) else f", or leave it out for the default {default}"
+        raise ConfigError(f"{key}={MISSING} marks a value that is still to be set; give it one{remedy}")
+    kinds = alternatives(hint)
+    if value is None and types.NoneType in kinds:
+        return None
+    for kind in kinds:
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            return _build_section(kind, value, key)
+        if typing.get_origin(kind) is list and isinstance(value, list):
+            return [build(typing.get_args(kind)[0], element, f"{key}.{i}") for i, element in enumerate(value)]
+        if typing.get_origin(kind) is dict and isinstance(value, Mapping):
+            return {
+                _checked_text(name, key): build(typing.get_args(kind)[1], inner, f"{key}.{name}")
+                for name, inner in value.items()
+            }
+        if kind is Any:
+            return _build_anything(value, key)
+        if kind is str and isinstance(value, str):
+            return _checked_text(value, key)
+        if type(value) is kind and kind in (bool, int, float):
+            return value
+        if kind is float and type(value) is int:
+            return _as_float(value, key)
+    raise _wrong_type(kinds, value, key)
+
+
+def _build_section(section: type, values: Any, key: str) -> Any:
+    prefix = f"{key}." if key else ""
+    if not isinstance(values, Mapping):
+        names = ", ".join(field.name for field in dataclasses.fields(section))
+        raise ConfigError(f"{key}={shown(values)} must be a mapping with the keys: {names}")
+    hints = _hints(section)
+    given = {}
+    for field in dataclasses.fields(section):
+        if field.name in values:
+            given[field.name] = build(hints[field.name], values[field.name], prefix + field.name, field.default)
+        elif field.default == MISSING:
+            raise ConfigError(
+                f"{prefix}{field.name} is required and has no default; set it in the recipe or as "
+                f"{prefix}{field.name}=..."
+            )
+        elif dataclasses.is_dataclass(hints[field.name]):  # what is required below it is missing there
+            given[field.name] = build(hints[field.name], {}, prefix + field.name)
+    return section(**given)
+
+
+def _build_anything(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return {_checked_text(name, key): build(Any, inner, f"{key}.{name}") for name, inner in value.items()}
+    if isinstance(value, list):
+        return [build(Any, element, f"{key}.{i}") for i, element in enumerate(value)]
+    if isinstance(value, str):
+        return _checked_text(value, key)
+    if value is None or type(value) in (bool, int, float):
+        return value
+    raise ConfigError(f"{key}={shown(value)} is a {type(value).__name__}; use text, numbers, bools, lists or mappings")
+
+
+def _checked_text(value: Any, key: str) -> str:
+    """Return text that can be written to a file and handed to the operating system."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{key}: the name {shown(value)} must be text")
+    if "\0" in value:
+        raise ConfigError(
+            f"{key}={shown(value)} holds a NUL character, which neither files nor tokenizers take; remove it"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{key}={shown(value)} is not valid Unicode (character {error.start + 1} is a byte or half a character); "
+            "write it in UTF-8"
+        ) from None
+    return value
+
+
+def _as_float(value: int, key: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{key}={shown(value)} is out of range; allowed: a finite number") from None
+
+
+def _wrong_type(kinds: tuple[Any, ...], value: Any, key: str) -> ConfigError:
+    allowed = " or ".join(
+        "null" if k is types.NoneType else k.__name__ if isinstance(k, type) else str(k) for k in kinds
+    )
+    if any(typing.get_origin(kind) is list for kind in kinds):
+        element = "exact_match" if key == "reward.functions" else "..."
+        return ConfigError(f"{key}={shown(value)} must be a list, e.g. {key}=[{element}]")
+    remedy = ""
+    if bool in kinds:
+        remedy = ": true or false"
+    elif str in kinds and isinstance(value, (Mapping, list)):
+        remedy = f"; text with : , [ or {{ stands in quotes, e.g. {key}='\"a: b\"'"
+    elif {int, float} & {*kinds} and isinstance(value, str):
+        remedy = ", in decimal digits"
+    elif int in kinds and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        remedy = f", e.g. {int(value)}"
+    return ConfigError(f"{key}={shown(value)} has the wrong type; it must be {allowed}{remedy}")

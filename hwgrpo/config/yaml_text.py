@@ -1,0 +1,146 @@
+"""YAML of recipes and overrides: plain values, numbers as people write them, and bounds on what is read.
+
+YAML 1.1, which PyYAML speaks, reads `1:30` as 90 and `010` as 8. Here only decimal numbers are numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+from yaml.reader import ReaderError
+
+from hwgrpo.config.typed import read_text_as_written
+from hwgrpo.errors import ConfigError
+
+MAX_BYTES = 2**20
+"""Size of the largest recipe that is read; one with every setting has 10 KiB."""
+MAX_DEPTH = 50
+MAX_NODES = 100_000
+"""Values in one recipe, each anchor counted as often as it is used."""
+MAX_DIGITS = 400
+"""Python itself refuses to convert more than 4300 digits."""
+
+
+def read_yaml(text: str, place: str, hint: Any) -> Any:
+    """Return the value of a YAML document.
+
+    Args:
+        text: the document.
+        place: what it is, for messages: a file, or `key='text'`.
+        hint: the type that the schema has for it; a text setting takes `yes` or `007` as they are written.
+
+    Raises:
+        ConfigError: it is not valid YAML, or larger or deeper than any recipe.
+    """
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        read_text_as_written(node, hint)
+        return loader.construct_document(node)
+    except ReaderError as error:
+        number = error.character if isinstance(error.character, int) else ord(error.character)
+        raise ConfigError(
+            f"{place}: character {error.position + 1} (U+{number:04X}) is not allowed in YAML; remove it, and write "
+            "the text in UTF-8"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        remedy = "indent with spaces" if "'\\t'" in str(error) else "put text that is not meant as YAML in quotes"
+        raise ConfigError(f"{place} is not valid YAML: {error.problem or error.context}{where}; {remedy}") from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with decimal numbers, text as keys, and bounds that also hold for anchors."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML fills it per class)
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._measures: dict[int, tuple[int, int]] = {}
+        """id of a node -> (its values, its depth), anchors counted where they are used."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node:  # type: ignore[override]
+        mark, alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"more than {MAX_DEPTH} levels deep", problem_mark=mark)
+        node: yaml.Node = super().compose_node(parent, index)  # type: ignore[assignment]
+        self._depth -= 1
+        if not alias:
+            self._measure(node, mark)
+        elif id(node) not in self._measures:
+            raise yaml.MarkedYAMLError(problem="an anchor holds itself", problem_mark=mark)
+        return node
+
+    def _measure(self, node: yaml.Node, mark: yaml.Mark) -> None:
+        if node.tag not in _TAGS:
+            raise yaml.MarkedYAMLError(problem=f"the tag {node.tag!r} is not for settings", problem_mark=mark)
+        below: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            below = node.value
+        elif isinstance(node, yaml.MappingNode):
+            self._check_names(node)
+            below = [value for _, value in node.value]
+        measures = [self._measures[id(child)] for child in below]
+        size, depth = 1 + sum(m[0] for m in measures), 1 + max((m[1] for m in measures), default=0)
+        if size > MAX_NODES or depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(
+                problem=f"anchors make more than {MAX_NODES} values or {MAX_DEPTH} levels of it", problem_mark=mark
+            )
+        self._measures[id(node)] = size, depth
+
+    def _check_names(self, node: yaml.MappingNode) -> None:
+        """Check that the keys of a mapping are text, each once; `on` and `007` are text here."""
+        seen = set()
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a name", problem_mark=name.start_mark)
+            if name.tag != "tag:yaml.org,2002:merge":
+                name.tag = "tag:yaml.org,2002:str"
+            if name.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name.value!r} is there twice", problem_mark=name.start_mark
+                )
+            seen.add(name.value)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        text = node.value.replace("_", "")
+        if len(text) > MAX_DIGITS:
+            raise yaml.MarkedYAMLError(
+                problem=f"a number of {len(text)} digits, too many to convert", problem_mark=node.start_mark
+            )
+        if node.tag.endswith("int"):
+            return int(text)
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_DIGITS = r"[0-9]+(?:_[0-9]+)*"
+for _tag, _pattern, _first in (
+    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*(?:_[0-9]+)*)", "-+0123456789"),
+    (
+        "float",
+        rf"[-+]?(?:{_DIGITS}\.(?:{_DIGITS})?(?:[eE][-+]?[0-9]+)?|\.{_DIGITS}(?:[eE][-+]?[0-9]+)?"
+        rf"|{_DIGITS}[eE][-+]?[0-9]+|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    ("merge", "<<", "<"),
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+):
+    firsts = [*_first.replace("\0", ""), *([""] if "\0" in _first else [])]
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), firsts)
+for _tag in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)

@@ -1,0 +1,65 @@
+"""Random numbers of reward functions: those of a call depend on its seed alone, in whatever process it runs."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Part = int | str | None
+Seed = tuple[Part, ...]
+"""What a seed is derived from."""
+TOGETHER = "together"
+"""In the place of a call's number: calls of an async function that run at the same time draw from one generator."""
+
+
+@contextmanager
+def seeded(*parts: Part) -> Iterator[None]:
+    """Seed Python's and numpy's global generators for the block, and let no import within it change their draws.
+
+    Modules may draw while they are imported, as rich does. A resumed run imports them in another step than the
+    uninterrupted one, so a reward function that imports one before it draws would give other rewards.
+
+    Args:
+        parts: what the seed is derived from.
+    """
+    seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
+    random.seed(seed)
+    _seed_numpy(seed)
+    plain, thread = builtins.__import__, threading.get_ident()
+
+    def without_draws(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:  # this thread may draw meanwhile: nothing to go back to
+            return plain(*args, **kwargs)
+        before, numpy_before = random.getstate(), _numpy_state()
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            random.setstate(before)
+            if numpy_before is None:
+                _seed_numpy(seed)
+            else:
+                sys.modules["numpy.random"].set_state(numpy_before)
+
+    builtins.__import__ = without_draws
+    try:
+        yield
+    finally:
+        builtins.__import__ = plain
+
+
+def _seed_numpy(seed: int) -> None:
+    """Seed numpy's generator where numpy is loaded: a process that runs a reward without it starts faster."""
+    seed_numpy = getattr(sys.modules.get("numpy.random"), "seed", None)  # None while it is being imported
+    if seed_numpy is not None:
+        seed_numpy(seed % 2**32)
+
+
+def _numpy_state() -> Any:
+    get_state = getattr(sys.modules.get("numpy.random"), "get_state", None)
+    return None if get_state is None else get_state()

@@ -1,0 +1,143 @@
+"""What is checked before a model is loaded: one list, which a run and its dry run share.
+
+A check that a run needs belongs here, not into `build` or `plan`, so that a dry run accepts nothing that the run would
+refuse. What only the loaded model can show is checked after that, in `models.put_together`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hwgrpo_backends import Backend
+from hwgrpo_backends.device import Device
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+
+from hwgrpo.config import Config
+from hwgrpo.config.schema import ModelConfig
+from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.attention import is_fused
+from hwgrpo.models.hollow import META
+from hwgrpo.models.loading import attention_obstacle, check_embeddings
+from hwgrpo.models.lora import apply_lora, uses_lora
+from hwgrpo.models.router import check_router_loss
+from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rollout import check_engine
+from hwgrpo.rollout.vllm_settings import check_head_size
+from hwgrpo.training import STRATEGIES
+from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, choose_strategy
+from hwgrpo.training.components import build_rewards, check_length, choose_kernels, without_weights
+from hwgrpo.training.fused import choose_modules
+from hwgrpo.training.layouts import Layout
+from hwgrpo.training.sequence_checks import check_sequence_parallel
+
+
+@dataclass(frozen=True)
+class Data:
+    """A run's prompts, and what reads them."""
+
+    tokenizer: PreTrainedTokenizerBase
+    training: PromptDataset
+    validation: PromptDataset | None
+    rewards: RewardPipeline
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the settings come to."""
+
+    dtype: torch.dtype
+    attention: AttentionChoice
+    layout: Layout
+
+
+def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0) -> Data:
+    """Open the prompts and the reward functions that score them.
+
+    Args:
+        config: checked settings.
+        tokenizer: the model's.
+        rank: whose samples the rewards score; decides their random numbers.
+
+    Raises:
+        ConfigError, DataError: as `build_dataset` and `build_rewards` do.
+    """
+    training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
+    assert training is not None
+    return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank))
+
+
+def check_start(
+    config: Config, backend: Backend, settings: PreTrainedConfig, *, device: Device | None, data: Data | None
+) -> Start:
+    """Check all that can be checked without the model's weights, and return what the settings come to.
+
+    Args:
+        config: checked settings.
+        backend: the device family.
+        settings: the model's transformers configuration.
+        device: that the run has here; None: it is not here, and what it would be asked is assumed.
+        data: the prompts; None where they are not here.
+
+    Raises:
+        ConfigError: naming what is wrong and what to do.
+    """
+    choose_kernels(config, backend)
+    choose_modules(config, backend)
+    check_router_loss(config.model.router_loss_coef, settings)
+    check_adapters(config.model, settings)
+    if device is None:
+        dtype, attention = assumed_choices(config, backend, settings)
+    else:
+        dtype = choose_dtype(config, device)
+        attention = choose_attention(config, backend, dtype, settings, device.arch)
+    check_sequence_parallel(config, settings, attention)
+    check_head_size(config, settings, on_host=backend.is_host)
+    layout = choose_layout(config, settings, attention.loaded_as)
+    if data is not None:
+        check_length(config, data.training, data.validation, settings=settings)
+        check_embeddings(getattr(settings.get_text_config(), "vocab_size", None), data.tokenizer)
+    return Start(dtype, attention, layout)
+
+
+def lacking(config: Config, device: Device) -> list[str]:
+    """Return what this machine lacks to run these settings: packages, programs, variables, processes."""
+    strategy = STRATEGIES.load(choose_strategy(config))
+    checks = (
+        lambda: getattr(strategy, "check", lambda *_: None)(config, device.torch_device),
+        lambda: check_engine(config),
+    )
+    found = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            found.append(str(error))
+    return found
+
+
+def check_adapters(config: ModelConfig, settings: PreTrainedConfig) -> None:
+    """Check on a model without weights that adapters can be put on it as the settings say.
+
+    Raises:
+        ConfigError: as `apply_lora` does.
+    """
+    if not uses_lora(config.lora):
+        return
+    with torch.random.fork_rng(devices=[]):  # the run's own random numbers stay what they are
+        with META:
+            model: Any = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+        with without_weights():
+            apply_lora(model, config.lora)
+
+
+def assumed_choices(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionChoice]:
+    """Return compute dtype and attention as they are to be expected of a device that is not here."""
+    wanted, attention = config.model.dtype, config.model.attention
+    usual = torch.float32 if backend.is_host else torch.bfloat16
+    dtype = usual if wanted == "auto" else getattr(torch, wanted)
+    if attention == "auto":
+        attention = "eager" if attention_obstacle(settings, "sdpa") else "sdpa"
+    return dtype, AttentionChoice(attention, is_fused(attention, backend))

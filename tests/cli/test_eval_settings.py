@@ -1,0 +1,85 @@
+"""Which settings `hwgrpo eval` measures with, and which of a run's it can do without."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from hwgrpo.cli import eval as command
+from hwgrpo.config import load_config
+from hwgrpo.config.load import to_yaml
+from hwgrpo.errors import ConfigError
+
+ROWS = Path(__file__).parents[1] / "support/deepspeed.json"  # any file will do
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that writes the folder of a finished run with settings of its own, and its settings' text."""
+
+    def write(*words: str, replaced: tuple[str, str] = ("", "")) -> Path:
+        data = tmp_path / "train.jsonl"
+        data.write_text("")
+        base = ("model.path=builtin://tiny", f"data.train={data}", f"data.validation={ROWS}")
+        text = to_yaml(load_config(None, [*base, "reward.functions=[exact_match]", *words]))
+        assert replaced[0] in text
+        (tmp_path / "config.yaml").write_text(text.replace(*replaced))
+        (tmp_path / "final").mkdir()
+        for name in ("config.json", "tokenizer_config.json"):
+            (tmp_path / "final" / name).write_text("{}")
+        data.unlink()
+        return tmp_path
+
+    return write
+
+
+def settings(folder: Path, *words: str):
+    return command._config(Namespace(recipe=str(folder), overrides=words, model=None))
+
+
+@pytest.mark.parametrize(
+    "key, replaced",
+    [
+        ("algorithm.advantage.name", ("  advantage:\n    name: grpo", "  advantage:\n    name: of_a_plug_in")),
+        ("algorithm.loss.name", ("name: ppo_clip", "name: of_a_plug_in")),
+        ("observe.loggers", ("- tensorboard", "- of_a_plug_in")),
+        ("trainer.strategy", ("strategy: auto", "strategy: of_a_plug_in")),
+        ("model.layout", ("layout: auto", "layout: of_a_plug_in")),
+    ],
+)
+def test_what_a_plug_in_registered_for_training_need_not_be_here(run, key, replaced):
+    folder = run(replaced=replaced)
+    with pytest.raises(ConfigError, match=rf"{key}='of_a_plug_in' is not known"):
+        load_config(folder / "config.yaml", data_may_be_missing=True)
+    assert settings(folder).model.path == str(folder / "final")
+
+
+def test_an_engine_that_is_not_known_is_an_error_as_before(run):
+    with pytest.raises(ConfigError, match=r"rollout\.engine='of_a_plug_in' is not known"):
+        settings(run(replaced=("engine: local", "engine: of_a_plug_in")))
+
+
+def test_one_process_measures_what_several_have_trained_together(run):
+    config = settings(run("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=4"))
+    assert (config.trainer.strategy, config.trainer.tensor_parallel_size) == ("single", 1)
+
+
+def test_prompts_to_measure_on_that_are_not_there_are_an_error(run):
+    with pytest.raises(ConfigError, match=r"data\.validation='gone\.jsonl'"):
+        settings(run(), "data.validation=gone.jsonl")
+
+
+def test_a_secret_that_is_not_set_is_null_and_named(run, monkeypatch, capsys):
+    monkeypatch.setenv("JUDGE_KEY", "planted-8901")
+    folder = run("reward.functions=[{name: exact_match, kwargs: {key: '${oc.env:JUDGE_KEY}'}}]")
+    monkeypatch.delenv("JUDGE_KEY")
+    assert settings(folder).reward.functions[0].kwargs == {"key": None}
+    assert "reward.functions.0.kwargs.key is null: the environment variable JUDGE_KEY" in capsys.readouterr().err
+
+
+def test_a_server_whose_address_is_not_known_is_not_asked(run, monkeypatch):
+    monkeypatch.setenv("ADDRESS", "http://ada:planted@host")
+    folder = run("rollout.engine=vllm_server", "rollout.server.url=${oc.env:ADDRESS}")
+    monkeypatch.delenv("ADDRESS")
+    with pytest.raises(ConfigError, match=r"rollout\.server\.url needs the environment variable ADDRESS"):
+        settings(folder)

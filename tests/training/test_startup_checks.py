@@ -1,0 +1,113 @@
+"""A dry run accepts nothing that the run would refuse: both go through one list of checks."""
+
+import ast
+import fcntl
+from pathlib import Path
+
+import pytest
+import runs
+from hwgrpo_backends.cpu import BACKEND
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import check_embeddings
+from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.training import build, plan
+from hwgrpo.training.build import build_run
+from hwgrpo.training.plan import make_plan
+
+MISTAKES = {
+    "model.lora.target_modules": ("model.lora.rank=2", "model.lora.target_modules=[q_prok]"),
+    "model.lora.adapter": ("model.lora.adapter={folder}",),
+    "model.router_loss_coef": ("model.router_loss_coef=0.1",),
+    "model.fused_modules": ("model.fused_modules=[rms_norm]",),
+    "model.dtype": ("model.dtype=float32", "model.attention=flash_attention_2"),
+    "kernels.pins": ("kernels.pins={{row_stats: tritonn}}",),
+    "rollout.max_response_tokens": ("rollout.max_response_tokens=4000000",),
+    "data column": ("reward.functions=[exact_match]", "data.train={folder}/no_answers.jsonl"),
+    "trainer.resume": ("trainer.resume=never",),
+}
+LACKING = {
+    "rollout.engine='vllm'": ("rollout.engine=vllm",),
+    "rollout.engine='vllm_server'": ("rollout.engine=vllm_server",),
+    "rollout.engine='sglang_server'": ("rollout.engine=sglang_server",),
+    "rollout.server.python": ("rollout.engine=vllm_server", "rollout.server.python=/no/such/python"),
+    "rollout.server.url": ("rollout.engine=vllm_server", "rollout.server.url=http://127.0.0.1:9"),
+    "trainer.strategy='ddp'": ("trainer.strategy=ddp",),
+    "trainer.fsdp2.offload": ("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "no_answers.jsonl").write_text('{"prompt": "sort 21="}\n' * 8)
+    (tmp_path / "file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").touch()
+    return tmp_path
+
+
+def config_of(folder: Path, words: tuple[str, ...]):
+    return runs.small(folder / "run", *(word.format(folder=folder) for word in words))
+
+
+def refused_by_run(config) -> str:
+    with pytest.raises(ValueError) as error:
+        build_run(config, BACKEND, 0, 1)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_refused_by_the_dry_run_in_the_words_of_the_run(folder, what):
+    config = config_of(folder, MISTAKES[what])
+    with pytest.raises(ValueError) as error:
+        make_plan(config, BACKEND, 1)
+    assert str(error.value) == refused_by_run(config)
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_what_this_machine_lacks_is_said_beside_the_plan_and_refused_by_the_run(folder, what, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    if "ddp" in what:
+        monkeypatch.delenv("RANK")
+    else:
+        for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, "1")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hwgrpo.rollout.vllm_engine._installed", lambda: iter(()))
+    config = config_of(folder, LACKING[what])
+    plan = make_plan(config, BACKEND, 1)
+    (told,) = plan.obstacles
+    assert what in told
+    assert "memory" in plan.text
+    assert refused_by_run(config) == told
+    assert make_plan(config, BACKEND, 1, obstacle="no device").obstacles == ("no device",), "that of another machine"
+
+
+def test_a_folder_in_use_is_said_beside_the_plan(folder):
+    (folder / "run/.lock").write_text("123")
+    with (folder / "run/.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (told,) = make_plan(config_of(folder, ()), BACKEND, 1).obstacles
+    assert "is in use by another run (process 123)" in told
+    assert make_plan(config_of(folder, ()), BACKEND, 1).obstacles == ()
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused_before_the_model_is_loaded():
+    tokenizer = character_tokenizer("")
+    check_embeddings(len(tokenizer), tokenizer)
+    check_embeddings(None, tokenizer)
+    with pytest.raises(ConfigError, match=r"model\.tokenizer does not belong"):
+        check_embeddings(len(tokenizer) - 1, tokenizer)
+
+
+@pytest.mark.parametrize("module", [build, plan])
+def test_neither_the_run_nor_the_dry_run_has_checks_of_its_own(module):
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert {"check_start", "lacking", "open_data"} <= called
+    own = {name for name in called if name.startswith(("check_", "choose_"))} - {"check_start", "choose_strategy"}
+    assert own == set(), "it belongs into startup_checks, so that the other does it too"
