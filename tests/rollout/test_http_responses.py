@@ -56,7 +56,7 @@ def serve():
 
     def serve(pieces: Iterator[bytes], pause: float = 0.0) -> Client:
         servers.append(Script(pieces, pause))
-        return Client(servers[-1].url, "token", LARGEST)
+        return Client(servers[-1].url, "of-the-script", LARGEST)
 
     yield serve
     for server in servers:

@@ -98,7 +98,7 @@ def test_weights_that_reuse_one_buffer_are_copied(tmp_path):
 def test_a_missing_or_wrong_vllm_is_told_with_its_remedy(monkeypatch, found, told):
     monkeypatch.setattr(vllm_engine, "_installed", lambda: iter(found))
     with pytest.raises(ConfigError, match=told) as error:
-        vllm_engine._load(torch.device("cpu"))
+        vllm_engine._load(settings("rollout.engine=vllm"), torch.device("cpu"))
     assert "pip install" in str(error.value)
     assert "rollout.engine='vllm'" in str(error.value)
 

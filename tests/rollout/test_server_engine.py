@@ -374,7 +374,7 @@ def test_ranks_beside_rank_0_notice_a_server_that_another_run_has_taken(make, se
 
 @pytest.mark.parametrize("setting", ["wait_for_owner=5", "take_over=true"])
 def test_what_is_said_of_other_runs_needs_a_server_that_runs_already(tmp_path, setting):
-    with pytest.raises(ConfigError, match=r"has no effect without rollout\.server\.url"):
+    with pytest.raises(ConfigError, match=r"has no effect with rollout\.server\.url=null"):
         parts_for(None, tmp_path, f"rollout.server.{setting}")
 
 

@@ -46,7 +46,7 @@ def engine(tmp_path, monkeypatch):
     vllm = SimpleNamespace(
         LLM=Llm, SamplingParams=lambda **s: SimpleNamespace(**s), sampling_params=kinds, __version__="0"
     )
-    monkeypatch.setattr(vllm_engine, "_load", lambda device: vllm)
+    monkeypatch.setattr(vllm_engine, "_load", lambda config, device: vllm)
     monkeypatch.setattr("hwgrpo.rollout.vllm_settings.locate", lambda path: path)
     parts = replace(parts_for(None, tmp_path), config=settings("rollout.engine=vllm"))
     engine = VllmEngine(parts)
