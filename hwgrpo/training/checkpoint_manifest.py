@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
+from hwgrpo.config.written import UNSET
 from hwgrpo.errors import CheckpointError
 from hwgrpo.training import checkpoint_files as files
 from hwgrpo.training import checkpoint_tensors
@@ -136,6 +137,8 @@ def _is_settings(value: Any) -> bool:
     try:
         settings = OmegaConf.create(value) if isinstance(value, str) else None
         return OmegaConf.is_dict(settings) and OmegaConf.to_container(settings, resolve=True) is not None
+    except InterpolationResolutionError as error:
+        return UNSET.search(str(error)) is not None  # a run's variable may not be set where its checkpoint is read
     except (OmegaConfBaseException, YAMLError, ValueError):
         return False
 
