@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME, cached_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
@@ -29,6 +31,17 @@ from hwgrpo.permissions import follow_umask
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
+
+
+BESIDE_WEIGHTS = (
+    "generation_config.json",
+    "*processor_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "**/*.py",
+)
+"""Files of a model's folder that a processor, a sampler or the model's own code is loaded from."""
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -161,6 +174,7 @@ def save_model(
     folder: str | Path,
     merge: bool,
     max_shard_size: str | None = None,
+    source: Path | None = None,
 ) -> None:
     """Write a model and its tokenizer in Hugging Face format.
 
@@ -170,6 +184,7 @@ def save_model(
         folder: made where it is missing.
         merge: with adapters: write the whole model, the trained adapter merged in, instead of the adapter alone.
         max_shard_size: of one file of a whole model, as transformers writes it ("5GB"); None: its default.
+        source: folder of the model that was trained; a full model gets its processor's files and code from there.
     """
     sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     if isinstance(model, PeftModel) and merge:
@@ -180,7 +195,36 @@ def save_model(
     else:
         model.save_pretrained(folder, **sizes)
     tokenizer.save_pretrained(folder)
+    if source is not None and (merge or not isinstance(model, PeftModel)):
+        _copy_missing(source, Path(folder))
     follow_umask(Path(folder))
+
+
+def source_folder(config: ModelConfig) -> Path | None:
+    """Return the folder of `model.path`, for a hub name its copy in the hub's cache; None where there is none now."""
+    try:
+        place = locate(config.path)
+    except ConfigError:  # gone since the run began, which is no reason to lose what it trained
+        return None
+    found = cached_file(
+        place,
+        CONFIG_NAME,
+        revision=config.revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found).parent
+
+
+def _copy_missing(source: Path, folder: Path) -> None:
+    """Copy what loaders need beside weights, configuration and tokenizer; what was saved stays as it is."""
+    for pattern in BESIDE_WEIGHTS:
+        for file in sorted(source.glob(pattern)):
+            target = folder / file.relative_to(source)
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
 
 
 def locate(path: str, key: str = "model.path") -> str:
