@@ -44,8 +44,12 @@ BESIDE_WEIGHTS = (
 """Files of a model's folder that a processor, a sampler or the model's own code is loaded from."""
 
 
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTokenizerBase:
     """Load the tokenizer of `model.tokenizer`, else of `model.path`; padding falls back to end-of-sequence.
+
+    Args:
+        config: the run's `model` settings.
+        ask_hub: False takes a hub name's from the hub's cache alone.
 
     Raises:
         ConfigError: it cannot be found or read, has no end-of-sequence token, or the chat template is missing.
@@ -54,8 +58,15 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     source = locate(config.path if config.tokenizer is None else config.tokenizer, key)
     revision = config.revision if config.tokenizer is None else None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=config.trust_remote_code, local_files_only=not ask_hub
+        )
     except (OSError, ValueError) as error:
+        if not ask_hub and not Path(source).is_dir():
+            raise ConfigError(
+                f"{key}={source!r}: its tokenizer is not in the hub's cache here, and a dry run does not ask the hub "
+                f"for it; run `hf download {source}` where there is a network, or set model.tokenizer to a folder"
+            ) from error
         raise _unreadable(key, source, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(

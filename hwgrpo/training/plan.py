@@ -115,7 +115,7 @@ def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple
         obstacles += missing
         return None, ("not tried: that needs the data",)
     try:
-        tokenizer = load_tokenizer(config.model)
+        tokenizer = load_tokenizer(config.model, ask_hub=not from_hub)
     except ConfigError as error:
         if not from_hub:
             raise
