@@ -63,7 +63,7 @@ def own_forward(reason: str) -> str:
 
 def foreseen(config: Any, length: int) -> str | None:
     """Say by a transformers configuration alone why the lean step will not decode sequences of a length, or None."""
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None or _name(kind).removeprefix(PREFIX) not in ARCHITECTURES:
         return _unknown(kind or type(config))
     return _beyond(config, length)
