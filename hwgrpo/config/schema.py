@@ -65,7 +65,7 @@ class LoraConfig:
     dropout: float = limited(0.0, at_least=0, below=1, used_by=[_ADAPTERS])
     """Dropout on the adapters' input. Above 0 the old log-prob is computed in a pass of its own."""
     target_modules: list[str] = setting(lambda: ["all-linear"], used_by=[_ADAPTERS])
-    """Names of the linear layers that get adapters, or `all-linear` (every one but the LM head)."""
+    """Names of the linear layers that get adapters, or `all-linear` (every one that text passes but the LM head)."""
     adapter: str | None = setting(None, path=True)
     """Folder of an existing adapter to train further, at its own rank; a frozen copy of it is then the reference."""
 

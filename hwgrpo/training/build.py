@@ -107,7 +107,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
 
     models = put_together(config, device, strategy, tokenizer, attention, layout)
     policy, fused, reference = models.policy, models.fused, models.reference
-    notes += filter(None, (fused.attention.line, fused.line, models.obstacle))
+    notes += filter(None, (fused.attention.line, fused.line, chosen.layout_note, models.obstacle))
     source = PromptSource(
         training_data,
         PromptSampler(len(training_data), t.seed, config.data.shuffle),

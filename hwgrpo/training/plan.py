@@ -19,6 +19,7 @@ from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_upda
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.rollout.architectures import foreseen, own_forward
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import micro_batch_tokens
@@ -97,7 +98,7 @@ def make_plan(
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),
         *_item("memory", _memory_lines(memory)),
-        ("computes", computes),
+        *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
         *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
     ]
     return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(obstacles))
@@ -114,7 +115,7 @@ def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple
         obstacles += missing
         return None, ("not tried: that needs the data",)
     try:
-        tokenizer = load_tokenizer(config.model)
+        tokenizer = load_tokenizer(config.model, ask_hub=not from_hub)
     except ConfigError as error:
         if not from_hub:
             raise
@@ -228,6 +229,14 @@ def _output_lines(
             return finished.splitlines()
     start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
     return [f"{config.trainer.output_dir}, {start}", *notes]
+
+
+def _fall_backs(config: Config, settings: Any, layout_note: str | None) -> list[str]:
+    """Return what falls back, and why, as far as the model's configuration shows it."""
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    reason = foreseen(settings, longest) if config.rollout.engine == "local" else None
+    lines = (layout_note, own_forward(reason) if reason else None)
+    return [line for line in lines if line]
 
 
 def _item(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
