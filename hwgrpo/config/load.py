@@ -31,7 +31,7 @@ from hwgrpo.config.written import (
     written_values,
 )
 from hwgrpo.errors import ConfigError, nearest
-from hwgrpo.text import HIDDEN
+from hwgrpo.text import HIDDEN, is_secret
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -90,7 +90,7 @@ def load_config(
         try:
             OmegaConf.update(given, key, value, merge=True, force_add=True)
         except (OmegaConfBaseException, ValueError, TypeError) as error:
-            raise ConfigError(f"{word!r} cannot be applied: {_first_line(error)}") from error
+            raise ConfigError(f"{_shown_override(word)} cannot be applied: {_first_line(error)}") from error
         _spell_out_reward_names(given)
     _check_tree(OmegaConf.to_container(given), Config, "")
     config = _resolved(given, lenient=variables_may_be_missing)
@@ -172,7 +172,13 @@ def _split_override(word: str) -> tuple[str, Any]:
         value: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))  # interpolations unresolved
         return key, value["value"]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{key}={text!r} is not valid YAML: {_first_line(error)}") from error
+        raise ConfigError(f"{_shown_override(word)} is not valid YAML: {_first_line(error)}") from error
+
+
+def _shown_override(word: str) -> str:
+    """Return an override as a message may show it: without what is typed under the name of a secret."""
+    key, _, text = word.partition("=")
+    return f"{key}={HIDDEN if any(map(is_secret, key.split('.'))) else repr(text)}"
 
 
 def _spell_out_reward_names(config: DictConfig) -> None:
