@@ -38,7 +38,7 @@ from hwgrpo.config.written import (
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.paths import check_path
-from hwgrpo.text import HIDDEN
+from hwgrpo.text import HIDDEN, is_secret
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
@@ -188,7 +188,12 @@ def _split_override(override: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{shown(override)} is not an override; {_OVERRIDE}")
     hint = _hint_of(key)
-    return key, read_yaml(text, f"{key}={shown(text)}", hint)
+    return key, read_yaml(text, _shown_override(key, text), hint)
+
+
+def _shown_override(key: str, text: str) -> str:
+    """Return an override as a message may show it: without what is typed under the name of a secret."""
+    return f"{key}={HIDDEN if any(map(is_secret, key.split('.'))) else shown(text)}"
 
 
 def _spelled_out(given: dict[str, Any]) -> dict[str, Any]:
