@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -20,13 +23,18 @@ if TYPE_CHECKING:
     from hwgrpo.config import Config
 
 HELP = "print or run what starts a recipe on several devices, hosts or a Slurm cluster"
-PORT = 29500
-"""Where torchrun's processes meet, unless told otherwise; torch's own default."""
+PORTS = range(10000, 30000)
+"""Ports at which the processes of several nodes meet; above them are those that systems give out by themselves."""
 MAX_RESTARTS = 3
 NEW_STORE = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 """Variable of torchrun on several nodes. Its processes meet in a store that it keeps when it starts them again (torch
 2.13), and with it the addresses of those that died, which the new ones would wait for: with this each start has a store
 of its own. Processes of one node join under the restart's number instead (`strategies.processes`)."""
+SIGNAL_SECONDS = 600
+"""Seconds before a job's time limit at which Slurm ends it with a checkpoint, and those that a step and it may take."""
+SHUTDOWN_TIMEOUT = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SIGNAL_SECONDS))
+"""Variable of torchrun, which else kills ranks 30 s after SIGTERM, be they at writing a checkpoint."""
+CPUS_PER_DEVICE = 8
 WHY_NEW_STORE = "# each start has a store of its own: one that is kept has the addresses of processes that died"
 
 
@@ -40,7 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--visible", metavar="LIST", help="use these devices of the node, as 4,5,6,7 (sets the backend's variable)"
     )
     parser.add_argument(
-        "--rendezvous", metavar="HOST[:PORT]", help=f"node where all meet, for several nodes (port {PORT})"
+        "--rendezvous",
+        metavar="HOST[:PORT]",
+        help="node where all meet, for several nodes (the port follows from the recipe, its settings and your name)",
+    )
+    parser.add_argument(
+        "--rendezvous-id",
+        metavar="ID",
+        help="name of the job, for several nodes; give one to tell apart two jobs of the same recipe and settings",
     )
     parser.add_argument(
         "--max-restarts",
@@ -48,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help=f"how often torchrun starts all again after one has failed (default {MAX_RESTARTS}; resumes from the "
         "newest checkpoint)",
+    )
+    parser.add_argument(
+        "--cpus", type=int, metavar="C", help=f"CPUs of each node for --slurm (default {CPUS_PER_DEVICE} per device)"
     )
     parser.add_argument("--slurm", action="store_true", help="a script for sbatch")
     parser.add_argument("--sbatch", action="append", metavar="OPTION", help="one more #SBATCH line, as --time=8:00:00")
@@ -69,12 +87,15 @@ def run(args: argparse.Namespace) -> int:
     check_world_size(config, devices * args.nodes)
     backend = _backend(config)
     restarts = _restarts(args.max_restarts, config)
-    variables = _variables(backend, visible, devices, os.environ) | dict([NEW_STORE] if args.nodes > 1 else [])
+    variables = _variables(backend, visible, devices, os.environ)
+    variables |= dict([NEW_STORE] if args.nodes > 1 else [])
+    variables |= dict([SHUTDOWN_TIMEOUT] if args.nodes * devices > 1 else [])
     train = ["train", args.recipe, *args.overrides]
     if args.slurm:
-        script = slurm_script(train, backend, devices, args.nodes, restarts, args.sbatch or ())
+        cpus = args.cpus or CPUS_PER_DEVICE * devices
+        script = slurm_script(train, backend, devices, args.nodes, restarts, cpus, args.sbatch or ())
         return _submit(script) if args.started else _show([script])
-    words = command(train, devices, args.nodes, restarts, args.rendezvous)
+    words = command(train, devices, args.nodes, restarts, args.rendezvous, args.rendezvous_id)
     if args.started:
         return _start(words, backend, variables, config)
     lines = [f"# on each of the {args.nodes} nodes", WHY_NEW_STORE] if args.nodes > 1 else []
@@ -84,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
     return _show([*lines, " ".join([*assigned, _tool(words[0]), shlex.join(words[1:])])])
 
 
-def command(train: Sequence[str], devices: int, nodes: int, restarts: int, rendezvous: str | None) -> list[str]:
+def command(
+    train: Sequence[str], devices: int, nodes: int, restarts: int, rendezvous: str | None, job: str | None = None
+) -> list[str]:
     """Return the words that start training on a node.
 
     Args:
@@ -93,6 +116,7 @@ def command(train: Sequence[str], devices: int, nodes: int, restarts: int, rende
         nodes: how many.
         restarts: of torchrun.
         rendezvous: HOST or HOST:PORT of the node where all meet; None with one node.
+        job: its name, the same on all nodes; None: made from `train` and the user's name.
     """
     if devices * nodes == 1:
         return ["hwgrpo", *train]
@@ -101,14 +125,32 @@ def command(train: Sequence[str], devices: int, nodes: int, restarts: int, rende
         words.append("--standalone")  # finds a free port by itself
     else:
         assert rendezvous is not None, "several nodes meet somewhere"
-        host, _, port = rendezvous.rpartition(":") if ":" in rendezvous else (rendezvous, "", str(PORT))
+        job = job or job_name(train)
+        host, _, port = rendezvous.rpartition(":") if ":" in rendezvous else (rendezvous, "", str(port_of(job)))
         words += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"]
-        words += ["--rdzv-id", "hwgrpo"]
+        words += ["--rdzv-id", job]
     return [*words, "-m", "hwgrpo", *train]
 
 
+def job_name(train: Sequence[str]) -> str:
+    """Return what all nodes call a job without having met: two jobs of one name would become one."""
+    told = json.dumps([getpass.getuser(), *train])
+    return f"hwgrpo-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+def port_of(job: str) -> int:
+    """Return the port at which the nodes of a job meet."""
+    return PORTS[int.from_bytes(hashlib.sha256(job.encode()).digest()[:4]) % len(PORTS)]
+
+
 def slurm_script(
-    train: Sequence[str], backend: Backend | None, devices: int, nodes: int, restarts: int, options: Sequence[str]
+    train: Sequence[str],
+    backend: Backend | None,
+    devices: int,
+    nodes: int,
+    restarts: int,
+    cpus: int,
+    options: Sequence[str],
 ) -> str:
     """Return a script for sbatch.
 
@@ -118,7 +160,8 @@ def slurm_script(
         devices: of a node.
         nodes: how many.
         restarts: of torchrun.
-        options: further ones of sbatch.
+        cpus: of a node.
+        options: further ones of sbatch, which win.
 
     Raises:
         ConfigError: the backend is not named: the host that submits need not be like those that train.
@@ -132,18 +175,24 @@ def slurm_script(
         f"--job-name=hwgrpo-{Path(train[1]).stem}",
         f"--nodes={nodes}",
         "--ntasks-per-node=1",
+        f"--cpus-per-task={cpus}",
         *wanted,
+        f"--signal=TERM@{SIGNAL_SECONDS}",
         "--requeue",
         "--open-mode=append",
         *options,
     ]
-    words = command(train, devices, nodes, restarts, "HOST:PORT")
+    words = command(train, devices, nodes, restarts, "HOST:PORT", "JOB")
     line = shlex.join(words[1:])
-    line = line.replace("HOST:PORT", f'"$head:{PORT}"').replace("--rdzv-id hwgrpo", '--rdzv-id "$SLURM_JOB_ID"')
+    line = line.replace("HOST:PORT", '"$head:$port"', 1).replace("--rdzv-id JOB", '--rdzv-id "$SLURM_JOB_ID"', 1)
     meet = []
     if nodes > 1:
         meet = ['head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)']
+        meet += [f"port=$(({PORTS.start} + SLURM_JOB_ID % {len(PORTS)}))"]
         meet += [WHY_NEW_STORE, f"export {'='.join(NEW_STORE)}"]
+    if nodes * devices > 1:
+        meet += ["# ranks that were asked to end may finish their step and write a checkpoint"]
+        meet += [f"export {'='.join(SHUTDOWN_TIMEOUT)}"]
     return "\n".join(
         [
             "#!/usr/bin/env bash",
@@ -151,7 +200,8 @@ def slurm_script(
             "set -euo pipefail",
             *meet,
             f'eval "$({_tool("hwgrpo")} env --backend {backend.name} --shell)"',
-            f"srun --kill-on-bad-exit=1 {_tool(words[0])} {line}",
+            # srun does not inherit it from sbatch (Slurm 22.05)
+            f'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 {_tool(words[0])} {line}',
         ]
     )
 
@@ -174,7 +224,13 @@ def _check_counts(args: argparse.Namespace, devices: int, visible: Sequence[str]
         )
     if args.nodes == 1 and args.rendezvous is not None:
         raise ConfigError(f"--rendezvous {args.rendezvous} is for several nodes; give --nodes N")
-    port = args.rendezvous.rpartition(":")[2] if args.rendezvous and ":" in args.rendezvous else str(PORT)
+    if args.rendezvous_id is not None and (args.nodes == 1 or args.slurm):
+        raise ConfigError(
+            f"--rendezvous-id {args.rendezvous_id} is for several nodes that a --rendezvous joins; Slurm has its own"
+        )
+    if args.cpus is not None and (args.cpus < 1 or not args.slurm):
+        raise ConfigError(f"--cpus {args.cpus}: give 1 or more, with --slurm")
+    port = args.rendezvous.rpartition(":")[2] if args.rendezvous and ":" in args.rendezvous else str(PORTS.start)
     if not (port.isdigit() and 0 < int(port) < 65536):
         raise ConfigError(f"--rendezvous {args.rendezvous}: what follows the colon is no port")
 

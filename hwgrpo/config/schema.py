@@ -27,6 +27,7 @@ _VALIDATION = (
 _OUTSIDE_ENGINE = none_of("rollout.engine", "local")
 _SERVER = one_of("rollout.engine", "vllm_server", "sglang_server")
 _OWN_SERVER = off("rollout.server.url")
+_RUNNING_SERVER = on("rollout.server.url")
 _SCALED = none_of("algorithm.advantage.name", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
 _DIVIDED = (_SCALED, none_of("algorithm.advantage.std", "none"))
 _CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg")
@@ -148,9 +149,9 @@ class RolloutServerConfig:
     """Port that the server listens on; 0 takes a free one."""
     env: dict[str, str] = setting(dict, used_by=[_OWN_SERVER])
     """Further environment variables of the server, e.g. which devices it sees."""
-    token_variable: str = "HWGRPO_ROLLOUT_TOKEN"
-    """Environment variable with the token that the server asks for; where it is empty a server of our own gets a random
-    one."""
+    token_variable: str = "HWGRPO_SERVER_TOKEN"
+    """Environment variable with the token that the server asks for, which it reads from the default one; where it is
+    empty a server of our own gets a random one."""
     transfer: str = choice("auto", ("auto", "folder", "group"))
     """How weights go to the server. `group`: through a process group of rank 0 and the server's workers, over the
     backend's communication library; neither encrypted nor guarded by the token. `folder`: through files. auto: the
@@ -158,6 +159,10 @@ class RolloutServerConfig:
     weights_dir: str | None = setting(None, path=True, used_by=[none_of("rollout.server.transfer", "group")])
     """Folder through which weights go, seen by both sides; null: where they do not go through a group, one in shared
     memory, for a server on this host."""
+    wait_for_owner: float = limited(0.0, at_least=0, at_most=LONGEST_TIMEOUT, used_by=[_RUNNING_SERVER])
+    """Seconds to wait for another run that uses the server at `url` to leave it; 0 is an error that names the run."""
+    take_over: bool = setting(False, used_by=[_RUNNING_SERVER])
+    """Take the server at `url` from another run, which then ends with an error."""
     start_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
     """Seconds that a server may take to start, or to come back."""
     request_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
@@ -433,6 +438,9 @@ class TrainerConfig:
     deterministic: bool = False
     """Ask torch and the backend's libraries for the same numbers in every run (slower on accelerators); an operation
     that has no such kernel is an error. `hwgrpo env --deterministic` shows the variables."""
+    process_group_timeout: float = limited(7200.0, above=0, at_most=LONGEST_TIMEOUT)
+    """Seconds that a rank waits for the others, e.g. while rank 0 reads or writes a large model; after them one of them
+    is taken to hang, and the run ends with an error."""
     threads: int = limited(0, at_least=0, at_most=1024)
     """CPU threads per process; 0 leaves torch's default, shared out among the ranks of this host."""
 

@@ -29,6 +29,11 @@ CHECKS = {
     "vllm_server": "hwgrpo.rollout.server_attachment:check_vllm_server",
 }
 """Engine -> function that checks, before anything is loaded, that this machine has what it needs."""
+DIALECTS = {
+    "sglang_server": "hwgrpo.rollout.sglang_server:SglangServer",
+    "vllm_server": "hwgrpo.rollout.vllm_server:VllmServer",
+}
+"""Engine -> how its servers are spoken to."""
 
 
 def check_engine(config: Config) -> None:
@@ -40,3 +45,15 @@ def check_engine(config: Config) -> None:
     module, _, function = CHECKS.get(config.rollout.engine, "").partition(":")
     if module:
         getattr(importlib.import_module(module), function)(config)
+
+
+def check_running_server(config: Config) -> None:
+    """Check that a server answers at `rollout.server.url`, where that is set, and takes the token.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    module, _, dialect = DIALECTS.get(config.rollout.engine, "").partition(":")
+    if module and config.rollout.server.url is not None:
+        attachment = importlib.import_module("hwgrpo.rollout.server_attachment")
+        attachment.check_running_server(config, getattr(importlib.import_module(module), dialect)())

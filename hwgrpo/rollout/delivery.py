@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from hwgrpo.rollout.http_client import Client, ServerProblem
+from hwgrpo.rollout.server_owner import Owner
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import WEIGHTS_ROUTE
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import Parcel, parcels
 from hwgrpo.rollout.vllm_settings import WEIGHTS_PREFIX, memory_folder, write_adapter
@@ -59,12 +60,18 @@ class FolderDelivery:
     Args:
         root: the folder that has them; None: one of its own in this host's memory.
         dtype: of floating-point weights.
+        owner: whose weights they are.
         load: has the server load a folder: (folder, version, whether it holds an adapter).
         why: what speaks against a group, in words; empty where nothing else was asked for.
     """
 
     def __init__(
-        self, root: str | None, dtype: torch.dtype, load: Callable[[Path, int, bool], None], why: str = ""
+        self,
+        root: str | None,
+        dtype: torch.dtype,
+        owner: Owner,
+        load: Callable[[Path, int, bool], None],
+        why: str = "",
     ) -> None:
         self.way = f"a folder: {why}" if why else "a folder"
         self._scratch: ScratchFolder | None = None
@@ -72,7 +79,8 @@ class FolderDelivery:
             # Removed with this object, too: a run that fails does not leave a model in memory.
             self._scratch = ScratchFolder(WEIGHTS_PREFIX, memory_folder())
             root = str(self._scratch.path)
-        self._folder: WeightsFolder | None = WeightsFolder(Path(root).expanduser().absolute(), dtype)
+        shared = Path(root).expanduser().absolute()
+        self._folder: WeightsFolder | None = WeightsFolder(shared, dtype, owner.run, owner.session)
         self._load = load
         self._version, self._adapter = 0, False
 
@@ -107,6 +115,7 @@ class GroupDelivery:
 
     Args:
         client: of the server.
+        owner: whose weights are sent.
         backend: torch.distributed's name of the communication library.
         library: what it is, in words.
         device: that is sent from.
@@ -121,6 +130,7 @@ class GroupDelivery:
     def __init__(
         self,
         client: Client,
+        owner: Owner,
         *,
         backend: str,
         library: str,
@@ -130,8 +140,8 @@ class GroupDelivery:
         seconds: float,
     ) -> None:
         self.way = f"a process group over {library}"
-        self._client, self._device, self._dtype = client, device, dtype
-        self._make = lambda: WeightsGroup(client, backend, device, workers, seconds)
+        self._client, self._owner, self._device, self._dtype = client, owner, device, dtype
+        self._make = lambda: WeightsGroup(client, owner, backend, device, workers, seconds)
         self._group: WeightsGroup | None = self._make()
         self._version = 0
         self._kept: list[Parcel] = []
@@ -150,7 +160,7 @@ class GroupDelivery:
                 self._leave()
                 self._group = self._make()
             try:
-                self._group.send(self._parcels(), WEIGHTS_ROUTE, {"version": self._version})
+                self._group.send(self._parcels(), WEIGHTS_ROUTE, {"version": self._owner.label(self._version)})
             except ServerProblem:
                 self._leave()
                 raise

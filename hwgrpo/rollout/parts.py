@@ -46,5 +46,7 @@ class EngineParts:
     """Dtype of the weights that sample."""
     apart: Apart | None = None
     """Where the policy's own weights cannot be sampled with; None: they can."""
+    run_id: str | None = None
+    """Id of the run on rank 0, the same when it is resumed; None where nothing will be resumed."""
     gate: Gate | None = None
     """Where an engine that generates in a thread of its own makes way for new weights."""

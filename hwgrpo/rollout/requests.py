@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,8 @@ from hwgrpo.values import Completions, PromptBatch
 
 ROUNDING = 1e-3
 """How far above 0 a log-prob may be: sums of probabilities in half precision exceed 1 by as much."""
+LOWEST = torch.finfo(torch.float32).min
+"""Lowest log-prob that float32 holds; JSON has integers beyond every float."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def problem_of(answers: Sequence[Answer], request: Request, sampling: Sampling, 
             return f"a sample of {len(answer.tokens)} tokens has {len(answer.logprobs)} log-probs"
         if not all(type(token) is int and 0 <= token < vocabulary for token in answer.tokens):
             return f"a sample has tokens that are not in the vocabulary of {vocabulary}"
-        if not all(type(value) in (int, float) and math.isfinite(value) for value in answer.logprobs):
+        if not all(type(value) in (int, float) and LOWEST <= value <= -LOWEST for value in answer.logprobs):
             return "a sample has log-probs that are not finite"
         if max(answer.logprobs) > ROUNDING:
             return f"a sample has a log-prob of {max(answer.logprobs):g}, above 0"

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,24 @@ from torch import distributed as dist
 from hwgrpo.config.schema import Config, RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.delivery import Delivery, FolderDelivery, GroupDelivery
-from hwgrpo.rollout.http_client import Client, ServerProblem
+from hwgrpo.rollout.http_client import Client, Refused, ServerProblem, ServerTaken
 from hwgrpo.rollout.parts import EngineParts
+from hwgrpo.rollout.server_owner import Owner, new_owner
 from hwgrpo.rollout.server_process import ServerProcess, free_port
 from hwgrpo.rollout.server_words import MODEL, Dialect
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import library
 from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.text import hide_secrets
+from hwgrpo.waits import Wait
 
 HEALTH_TIMEOUT = 10.0
 """Seconds in which a server that is well answers to a question after its health."""
+REFUSAL_TIMEOUT = 10.0
+"""Seconds that a refused token or an unknown path may last: a proxy before a server that starts refuses, too."""
+PAUSE = 0.5
+LARGEST_GREETING = 1 << 20
+"""Bytes of the largest response that is read before a run begins."""
 
 
 @dataclass
@@ -35,6 +43,8 @@ class Server:
     client: Client
     model: str
     """Name of the model that requests are for."""
+    owner: Owner
+    """Whose weights it is to have."""
     process: ServerProcess | None = None
     """Where this rank has started it."""
     delivery: Delivery | None = None
@@ -54,15 +64,15 @@ def attach(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     if rank == 0:
         try:
             server = _first(parts, dialect, adapter)
-            found[0] = server.client.url, server.client.token, server.model
+            found[0] = server.client.url, server.client.token, server.model, server.owner
         except ConfigError as error:
             found[0] = error
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.broadcast_object_list(found)
     if isinstance(found[0], ConfigError):
         raise found[0]
-    url, token, model = found[0]
-    return server or Server(_client(parts, url, token), model)
+    url, token, model, owner = found[0]
+    return server or Server(_client(parts.config, url, token, owner), model, owner)
 
 
 def check_vllm_server(config: Config) -> None:
@@ -96,19 +106,32 @@ def _check_server(config: Config, package: str) -> None:
 
 def _first(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
     settings = parts.config.rollout.server
+    owner = new_owner(parts.run_id, parts.config.trainer.output_dir, take_over=settings.take_over)
     if settings.url is None:
-        server = _start(parts, dialect, adapter)
+        server = _start(parts, dialect, adapter, owner)
     else:
-        token = _token_for(settings)
-        client = _client(parts, settings.url, token)
-        server = Server(client, _served_model(client, dialect) if adapter is None else ADAPTER)
+        client = _client(parts.config, settings.url, _token_for(settings), owner)
+        model = _served_model(client, dialect)
+        server = Server(client, model if adapter is None else ADAPTER, owner)
     try:
-        server.delivery = choose_delivery(parts, dialect, server.client, adapter)
+        _claim(parts, dialect, server)
+        server.delivery = choose_delivery(parts, dialect, server.client, adapter, owner)
     except BaseException:
         if server.process is not None:
             server.process.stop()
         raise
     return server
+
+
+def check_running_server(config: Config, dialect: Dialect) -> None:
+    """Check that the server at `rollout.server.url` is there, is of this kind and takes the token.
+
+    Raises:
+        ConfigError: it is not, or does not.
+    """
+    url = config.rollout.server.url
+    assert url is not None
+    _served_model(Client(url, _token_for(config.rollout.server), LARGEST_GREETING), dialect)
 
 
 def _token_for(settings: RolloutServerConfig) -> str:
@@ -138,11 +161,12 @@ def token_in(variable: str) -> str:
     return token
 
 
-def _client(parts: EngineParts, url: str, token: str) -> Client:
-    return Client(url, token, int(parts.config.rollout.server.max_reply_mb * 2**20))
+def _client(config: Config, url: str, token: str, owner: Owner) -> Client:
+    largest = int(config.rollout.server.max_reply_mb * 2**20)
+    return Client(url, token, largest, {OWNER_HEADER: owner.session})
 
 
-def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None) -> Server:
+def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None, owner: Owner) -> Server:
     s = parts.config.rollout.server
     port = s.port or free_port(s.host)
     token = token_in(s.token_variable) or secrets.token_urlsafe(32)
@@ -150,29 +174,66 @@ def _start(parts: EngineParts, dialect: Dialect, adapter: AdapterWeights | None)
     process = ServerProcess(dialect.command(parts, adapter, s.host, port), dialect.environment(token, s.env), log)
     # What listens on all addresses is reached by this one.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
-    client = _client(parts, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token)
+    client = _client(parts.config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token, owner)
     try:
         process.start()
         process.wait_until_healthy(client, s.start_timeout)
     except BaseException:
         process.stop()
         raise
-    return Server(client, MODEL if adapter is None else ADAPTER, process)
+    return Server(client, MODEL if adapter is None else ADAPTER, owner, process)
 
 
 def _served_model(client: Client, dialect: Dialect) -> str:
     try:
-        return dialect.model_of(client, HEALTH_TIMEOUT)
+        return unless_refused_for_long(lambda: dialect.model_of(client, HEALTH_TIMEOUT), hide_secrets(client.url))
+    except Refused as error:
+        raise ConfigError(f"{error}. {dialect.start_by_hand}") from error
     except ServerProblem as error:
         raise ConfigError(
             f"rollout.server.url={hide_secrets(client.url)!r}: no {dialect.name} server answers there: {error}"
         ) from error
-    except ConfigError as error:
-        raise ConfigError(f"{error}. {dialect.start_by_hand}") from error
+
+
+def unless_refused_for_long(ask: Callable[[], str], url: str) -> str:
+    """Return what a server answers, asking again while it refuses the token or does not know the path.
+
+    Raises:
+        Refused: it goes on doing so.
+        ServerProblem: it does not answer, or with something invalid.
+    """
+    wait = Wait(f"the server at {url}, which refuses requests", REFUSAL_TIMEOUT)
+    while True:
+        try:
+            return ask()
+        except Refused:
+            if wait.over:
+                raise
+            wait.pause(PAUSE)
+
+
+def _claim(parts: EngineParts, dialect: Dialect, server: Server) -> None:
+    """Make the server this run's, waiting for another run to leave it for as long as the settings say."""
+    s, url = parts.config.rollout.server, hide_secrets(server.client.url)
+    wait = None
+    while True:
+        try:
+            return dialect.claim(server.client, server.owner, HEALTH_TIMEOUT)
+        except ServerTaken as taken:
+            wait = wait or Wait(f"{taken.holder} to leave the server at {url}", s.wait_for_owner)
+            if wait.over:
+                raise ConfigError(
+                    f"rollout.server.url={url!r} is in use by another run: {taken.holder}. Wait for it "
+                    f"(rollout.server.wait_for_owner={s.wait_for_owner:g} s), or give this run a server of its own; "
+                    f"{dialect.lease}"
+                ) from taken
+            wait.pause(PAUSE)
+        except ServerProblem as error:
+            raise ConfigError(f"the rollout server at {url} cannot be claimed: {error}") from error
 
 
 def choose_delivery(
-    parts: EngineParts, dialect: Dialect, client: Client, adapter: AdapterWeights | None
+    parts: EngineParts, dialect: Dialect, client: Client, adapter: AdapterWeights | None, owner: Owner
 ) -> FolderDelivery | GroupDelivery:
     """Return the way that weights go, and have it ready.
 
@@ -182,21 +243,22 @@ def choose_delivery(
     s = parts.config.rollout.server
 
     def load(folder: Path, version: int, is_adapter: bool) -> None:
-        dialect.load(client, folder, version, is_adapter, s.request_timeout)
+        dialect.load(client, folder, version, is_adapter, owner, s.request_timeout)
 
     if s.transfer == "folder" or s.weights_dir is not None:
-        return FolderDelivery(s.weights_dir, parts.compute_dtype, load)
-    group = "an adapter alone is trained, which is small" if adapter is not None else _group(parts, dialect, client)
+        return FolderDelivery(s.weights_dir, parts.compute_dtype, owner, load)
+    small = "an adapter alone is trained, which is small"
+    group = small if adapter is not None else _group(parts, dialect, client, owner)
     if isinstance(group, GroupDelivery):
         return group
     if s.transfer == "group":
         raise ConfigError(
             f"rollout.server.transfer='group': {group}; use rollout.server.transfer=folder, or leave it out"
         )
-    return FolderDelivery(None, parts.compute_dtype, load, why=group)
+    return FolderDelivery(None, parts.compute_dtype, owner, load, why=group)
 
 
-def _group(parts: EngineParts, dialect: Dialect, client: Client) -> GroupDelivery | str:
+def _group(parts: EngineParts, dialect: Dialect, client: Client, owner: Owner) -> GroupDelivery | str:
     """Return a group with the server's workers, or what is in its way."""
     backend = parts.device.comm_backend
     ours = library(backend)
@@ -208,6 +270,7 @@ def _group(parts: EngineParts, dialect: Dialect, client: Client) -> GroupDeliver
             return f"the trainer communicates by {ours} and the server by {offer.library}"
         return GroupDelivery(
             client,
+            owner,
             backend=backend,
             library=ours,
             device=parts.device.torch_device,

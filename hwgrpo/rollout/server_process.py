@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.http_client import Client, ServerProblem
+from hwgrpo.rollout.http_client import Client, Refused, ServerProblem
 from hwgrpo.text import hide_secrets
+from hwgrpo.waits import Wait
 
 PATIENCE = 20.0
 """Seconds that a server has to end by itself."""
 LOG_LINES = 15
 """Lines of its log that are shown when a server does not start."""
 PAUSE = 0.5
+REFUSAL_TIMEOUT = 30.0
+"""Seconds that a server which starts may refuse the token, or not know its own paths."""
 
 
 class ServerProcess:
@@ -74,8 +77,9 @@ class ServerProcess:
         Raises:
             ConfigError: it ended, or did not answer in time.
         """
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        wait = Wait(f"the rollout server to start (its log is {self.log})", seconds)
+        problem, refused_since = "", 0.0
+        while not wait.over:
             ended = not self.alive
             if unwanted():  # looked at last: who wants it no more says so first, and then ends it
                 return
@@ -84,14 +88,21 @@ class ServerProcess:
                     f"the rollout server ended while it started; its log {self.log} says:\n{self._tail()}"
                 )
             try:
-                client.ask("GET", "/health", timeout=10)
-            except ServerProblem:
-                time.sleep(PAUSE)
+                client.ask("GET", "/health", timeout=min(10.0, max(wait.left, PAUSE)))
+            except ServerProblem as error:
+                problem = f" ({error})"
+                refused_since = (refused_since or time.monotonic()) if isinstance(error, Refused) else 0.0
+                if refused_since and time.monotonic() - refused_since > REFUSAL_TIMEOUT:
+                    raise ConfigError(
+                        f"the rollout server does not take this run's requests{problem}; its log {self.log} says:\n"
+                        f"{self._tail()}"
+                    ) from error
+                wait.pause(PAUSE)
             else:
                 return
         raise ConfigError(
-            f"the rollout server did not answer within rollout.server.start_timeout={seconds:g} s; its log {self.log} "
-            f"says:\n{self._tail()}"
+            f"the rollout server did not answer within rollout.server.start_timeout={seconds:g} s{problem}; its log "
+            f"{self.log} says:\n{self._tail()}"
         )
 
     def stop(self) -> None:
@@ -105,7 +116,8 @@ class ServerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE)
         _signal(process.pid, signal.SIGKILL)  # children that outlived it, too
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process in a system call that does not end
+            process.wait(PATIENCE)
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

@@ -13,6 +13,7 @@ from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.http_client import Client
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer, Request
+from hwgrpo.rollout.server_owner import Owner
 from hwgrpo.rollout.weights import AdapterWeights
 
 MODEL = "hwgrpo"
@@ -43,8 +44,8 @@ class Question:
 
 
 class Dialect(Protocol):
-    """How servers of one kind are started and spoken to. What asks a server raises `ServerProblem`, or `ConfigError`
-    where it refuses the token or does not know the path."""
+    """How servers of one kind are started and spoken to. What asks a server raises `ServerProblem`, or `ServerTaken`
+    where it has another run's weights."""
 
     name: str
     """The kind, in words."""
@@ -74,16 +75,27 @@ class Dialect(Protocol):
         """Return what a group with its workers would be like; None where it has none to offer."""
         ...
 
-    def version(self, client: Client, timeout: float) -> int | None:
-        """Return the version of the weights that it has; None where it cannot say."""
+    lease: str
+    """When a server of another run may be claimed, as a sentence."""
+
+    def claim(self, client: Client, owner: Owner, timeout: float) -> None:
+        """Make a server this owner's."""
         ...
 
-    def load(self, client: Client, folder: Path, version: int, adapter: bool, timeout: float) -> None:
+    def release(self, client: Client, owner: Owner, timeout: float) -> None:
+        """Leave the server to whoever comes next."""
+        ...
+
+    def version(self, client: Client, timeout: float) -> str | None:
+        """Return the label of the weights that it has; None where it cannot say."""
+        ...
+
+    def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
         """Have it take the weights of a folder, or the adapter that is there."""
         ...
 
     def sample(self, client: Client, question: Question, timeout: float) -> tuple[list[Answer], str | None]:
-        """Return the samples of a prompt, and the version of the weights that drew them, as the server says it."""
+        """Return the samples of a prompt, and the label of the weights that drew them, as the server says it."""
         ...
 
     def sleep(self, client: Client, timeout: float) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.models.loading import locate
-from hwgrpo.rollout.http_client import Client, Garbage
+from hwgrpo.rollout.http_client import Client, Garbage, ServerTaken
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer
 from hwgrpo.rollout.server_engine import ServerEngine
+from hwgrpo.rollout.server_owner import Owner, check_owner, owner_of
 from hwgrpo.rollout.server_process import interpreter
 from hwgrpo.rollout.server_words import MODEL, Offer, Question, inherited_environment
 from hwgrpo.rollout.sglang_plugin import hwgrpo_sglang
@@ -26,6 +27,8 @@ ENVIRONMENT = {
     # Log-probs at the temperature that tokens are drawn at.
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
 }
+FREE = "free"
+"""Version of the weights of a run that has ended."""
 SLEEPS = "enable_memory_saver"
 """The one of its arguments without which it cannot give memory back."""
 
@@ -52,8 +55,11 @@ class SglangServer:
         "--sampling-defaults openai`"
     )
 
+    lease = "if that run is gone without having said so, rollout.server.take_over=true takes it"
+
     def __init__(self, *, sleeps: bool = False) -> None:
         self._sleeps = sleeps
+        self._claimed = False
 
     def command(self, parts: EngineParts, adapter: AdapterWeights | None, host: str, port: int) -> list[str]:
         assert adapter is None, "checked with the settings"
@@ -94,21 +100,36 @@ class SglangServer:
     def offer(self, client: Client, timeout: float) -> Offer | None:
         return None
 
-    def version(self, client: Client, timeout: float) -> int | None:
-        told = str(self._info(client, timeout).get("weight_version"))
-        return int(told) if told.isdecimal() else None  # "default" before any weights came
+    def claim(self, client: Client, owner: Owner, timeout: float) -> None:
+        holder = owner_of(self.version(client, timeout))
+        if holder is None or holder.session == owner.session:
+            return
+        # It cannot say whether a run is gone, only that its weights are there. A session that has sent weights once is
+        # not the one that comes: another has taken the server from it.
+        if self._claimed or not (holder.run == owner.run or owner.take_over):
+            raise ServerTaken(holder.name)
 
-    def load(self, client: Client, folder: Path, version: int, adapter: bool, timeout: float) -> None:
+    def release(self, client: Client, owner: Owner, timeout: float) -> None:
+        check_owner(self.version(client, timeout), owner)  # or another run would lose what it is called by
+        order = {"new_version": FREE, "abort_all_requests": False}
+        client.ask("POST", "/update_weight_version", order, timeout=timeout)
+
+    def version(self, client: Client, timeout: float) -> str | None:
+        return str(self._info(client, timeout).get("weight_version"))  # "default" before any weights came
+
+    def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
         assert not adapter, "checked with the settings"
+        self.claim(client, owner, timeout)
         order = {
             "model_path": str(folder),
             "load_format": "safetensors",
-            "weight_version": str(version),
+            "weight_version": owner.label(version),
             "flush_cache": True,  # what older weights computed of a prompt
         }
         told, _ = client.ask("POST", "/update_weights_from_disk", order, timeout=timeout)
         if not isinstance(told, dict) or told.get("success") is not True:
             raise Garbage(f"it did not take weights {version}: {told}")
+        self._claimed = True
 
     def sample(self, client: Client, question: Question, timeout: float) -> tuple[list[Answer], str | None]:
         reply, _ = client.ask("POST", "/generate", generate_body(question), timeout=timeout)
@@ -171,8 +192,8 @@ def answers_of(reply: Any) -> tuple[list[Answer], str | None]:
             if [token for _, token, *_ in drawn] != sample["output_ids"]:
                 raise Garbage("a sample's log-probs are of other tokens than its own")
             answers.append(Answer([*sample["output_ids"]], [logprob for logprob, *_ in drawn], ended == "stop"))
-    except (KeyError, TypeError, ValueError) as error:
-        raise Garbage(f"the answer lacks what an answer has: {error!r}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Garbage(f"the response lacks a field, or a field has another type: {error!r}") from error
     return answers, versions.pop() if len(versions) == 1 else None
 
 

@@ -15,9 +15,11 @@ from hwgrpo.rollout.http_client import Client, Garbage
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.requests import Answer
 from hwgrpo.rollout.server_engine import ServerEngine
+from hwgrpo.rollout.server_owner import Owner
 from hwgrpo.rollout.server_process import interpreter
 from hwgrpo.rollout.server_words import MODEL, Offer, Question, command_line, inherited_environment
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
+    LEASE,
     LIFELINE_VARIABLE,
     TOKEN_VARIABLE,
     VERSION_HEADER,
@@ -45,10 +47,13 @@ class VllmServer:
 
     name = "vLLM"
     caveat = "it keeps its memory while we train"
+    lease = (
+        f"a run that is gone loses it {LEASE:g} s after it was last heard of, and rollout.server.take_over=true takes "
+        "it now"
+    )
     start_by_hand = (
-        f"A server of your own is started as `{TOKEN_VARIABLE}=... PYTHONPATH={PLUGIN} vllm serve MODEL "
-        "--middleware hwgrpo_vllm.Guard --worker-extension-cls hwgrpo_vllm.WorkerExtension "
-        "--logprobs-mode processed_logprobs --generation-config vllm`"
+        f"Start a server of your own with `{TOKEN_VARIABLE}=... PYTHONPATH={PLUGIN} python -m hwgrpo_vllm "
+        "--model MODEL`, where python is that of the environment that has vLLM"
     )
 
     def command(self, parts: EngineParts, adapter: AdapterWeights | None, host: str, port: int) -> list[str]:
@@ -80,14 +85,23 @@ class VllmServer:
         told, _ = client.ask("GET", WEIGHTS_ROUTE, timeout=timeout)
         if not isinstance(told, dict) or "library" not in told:
             return None
-        return Offer(str(told["library"]), int(told["workers"]))
+        workers = told.get("workers")
+        if type(workers) is not int or workers < 1:
+            raise Garbage(f"{WEIGHTS_ROUTE}: workers={workers!r}")
+        return Offer(str(told["library"]), workers)
 
-    def version(self, client: Client, timeout: float) -> int | None:
+    def claim(self, client: Client, owner: Owner, timeout: float) -> None:
+        client.ask("POST", WEIGHTS_ROUTE, {"owner": owner.order()}, timeout=timeout)
+
+    def release(self, client: Client, owner: Owner, timeout: float) -> None:
+        client.ask("POST", WEIGHTS_ROUTE, {"owner": owner.order(), "release": True}, timeout=timeout)
+
+    def version(self, client: Client, timeout: float) -> str | None:
         told, _ = client.ask("GET", WEIGHTS_ROUTE, timeout=timeout)
         return told.get("version") if isinstance(told, dict) else None
 
-    def load(self, client: Client, folder: Path, version: int, adapter: bool, timeout: float) -> None:
-        order = {"folder": str(folder), "version": version, "adapter": adapter}
+    def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
+        order = {"folder": str(folder), "version": owner.label(version), "adapter": adapter, "owner": owner.order()}
         client.ask("POST", WEIGHTS_ROUTE, order, timeout=timeout)
 
     def sample(self, client: Client, question: Question, timeout: float) -> tuple[list[Answer], str | None]:
@@ -131,9 +145,18 @@ def answers_of(reply: Any) -> list[Answer]:
         Garbage: it is built otherwise.
     """
     try:
+        choices = sorted(reply["choices"], key=lambda choice: choice["index"])
+        if [choice["index"] for choice in choices] != [*range(len(choices))]:
+            raise Garbage("the samples of the response are not numbered from 0 on")
         return [
-            Answer([*choice["token_ids"]], [*choice["logprobs"]["token_logprobs"]], choice["finish_reason"] == "stop")
-            for choice in sorted(reply["choices"], key=lambda choice: choice["index"])
+            Answer([*choice["token_ids"]], [*choice["logprobs"]["token_logprobs"]], _stopped(choice["finish_reason"]))
+            for choice in choices
         ]
     except (KeyError, TypeError) as error:
-        raise Garbage(f"the answer lacks what an answer has: {error!r}") from error
+        raise Garbage(f"the response lacks a field, or a field has another type: {error!r}") from error
+
+
+def _stopped(reason: Any) -> bool:
+    if reason not in ("stop", "length"):
+        raise Garbage(f"a sample was broken off: finish_reason={reason!r}")
+    return reason == "stop"

@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models import builtin
 from hwgrpo.models.loading import locate
 from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.scratch import remove_stale
 
+if TYPE_CHECKING:
+    from hwgrpo.config import Config
+
 HOST_CACHE_GB = 2.0
 """Memory for keys and values on a CPU where `rollout.kv_cache_gb` is not set: vLLM would take most of the machine."""
 HOST_BATCH_TOKENS = 4096
 """Tokens of one step of vLLM on a CPU."""
+HOST_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM computes on a CPU (0.32)."""
+HOST_HEAD_MULTIPLE = 32
 MEMORY = "/dev/shm"
 """Folder that lives in memory."""
 WEIGHTS_PREFIX, ADAPTER_PREFIX = "hwgrpo-weights-", "hwgrpo-adapter-"
@@ -67,6 +74,37 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(HOST_BATCH_TOKENS, arguments["max_model_len"])
     return arguments | dict(rollout.engine_kwargs)
+
+
+def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
+    """Check that vLLM, where the engine is one that the run starts, computes attention with the model's heads.
+
+    Args:
+        config: the run's settings.
+        settings: the model's transformers configuration.
+        on_host: it would run on a CPU; devices take every size that is in use.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    text = settings.get_text_config()
+    engine, url = config.rollout.engine, config.rollout.server.url
+    starts_vllm = engine == "vllm" or (engine == "vllm_server" and url is None)
+    if not (on_host and starts_vllm) or getattr(text, "kv_lora_rank", None):  # latent attention has no such heads
+        return
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if size in HOST_HEAD_SIZES:
+        return
+    path = config.model.path
+    remedy = "use rollout.engine=local, or a vLLM server on a device (rollout.server.url)"
+    if path.startswith(builtin.PREFIX):
+        options = [part for part in path.partition("?")[2].split("&") if part and not part.startswith("head=")]
+        fitting = f"{path.partition('?')[0]}?{'&'.join([*options, f'head={HOST_HEAD_MULTIPLE}'])}"
+        remedy = f"use 'model.path={fitting}' (in quotes, for the shell), or rollout.engine=local"
+    raise ConfigError(
+        f"rollout.engine={engine!r} with model.path={path!r}: on a CPU vLLM has no attention with heads "
+        f"of size {size}, only of {', '.join(map(str, HOST_HEAD_SIZES))}; {remedy}"
+    )
 
 
 def adapter_room(adapter: AdapterWeights) -> int:

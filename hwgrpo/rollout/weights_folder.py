@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from hwgrpo.errors import RunError
+from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.permissions import follow_umask
 
 FILE_BYTES = 1 << 30
@@ -22,13 +23,26 @@ class WeightsFolder:
     """Keeps the newest version.
 
     Args:
-        root: made where it is missing.
+        root: made where it is missing; several runs may share it.
         dtype: dtype that floating-point weights are written in.
+        run: id of the run; what a start of it that was killed has left is removed.
+        session: id of this start, which no other writes under.
+
+    Raises:
+        ConfigError: the folder cannot be made.
     """
 
-    def __init__(self, root: Path, dtype: torch.dtype) -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        self._root = root
+    def __init__(self, root: Path, dtype: torch.dtype, run: str, session: str) -> None:
+        self._shared, self._root = root, root / f"{run}-{session}"
+        for left in root.glob(f"{run}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            self._root.mkdir(parents=True)
+        except OSError as error:
+            raise ConfigError(
+                f"rollout.server.weights_dir={str(root)!r} cannot be written: {error.strerror}; name another folder "
+                "that the server sees"
+            ) from error
         self._dtype = dtype
 
     def write(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
@@ -71,10 +85,9 @@ class WeightsFolder:
 
     def remove(self) -> None:
         """Remove what was written, and the root where nothing else is in it."""
-        for folder in self._root.glob("*version-*"):
-            shutil.rmtree(folder)
-        if not any(self._root.iterdir()):
-            self._root.rmdir()
+        shutil.rmtree(self._root, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run's weights are in it
+            self._shared.rmdir()
 
     def _write_files(self, folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         held: dict[str, torch.Tensor] = {}

@@ -16,6 +16,7 @@ import torch
 from torch import distributed as dist
 
 from hwgrpo.rollout.http_client import Client, ServerProblem
+from hwgrpo.rollout.server_owner import Owner
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import GROUP_ROUTE
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import Group, Parcel
 
@@ -33,6 +34,7 @@ class WeightsGroup:
 
     Args:
         client: of the server.
+        owner: whose weights it carries.
         backend: torch.distributed's name of the communication library, the same on both sides.
         device: that this process sends from.
         workers: of the server.
@@ -42,8 +44,10 @@ class WeightsGroup:
         ServerProblem: the server did not do its part.
     """
 
-    def __init__(self, client: Client, backend: str, device: torch.device, workers: int, seconds: float) -> None:
-        self._client, self._workers, self._seconds = client, workers, seconds
+    def __init__(
+        self, client: Client, owner: Owner, backend: str, device: torch.device, workers: int, seconds: float
+    ) -> None:
+        self._client, self._owner, self._workers, self._seconds = client, owner, workers, seconds
         self._transfers = 0
         self.name = f"hwgrpo-weights-{secrets.token_hex(8)}"
         try:
@@ -92,6 +96,7 @@ class WeightsGroup:
     @contextmanager
     def _asked(self, route: str, order: dict[str, Any], stage: str) -> Iterator[Future[Any]]:
         """Ask the server for its part; run the block when all its workers have begun theirs."""
+        order = {**order, "owner": self._owner.order()}
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(lambda: self._client.ask("POST", route, order, timeout=self._seconds))
             try:

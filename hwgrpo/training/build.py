@@ -26,6 +26,7 @@ from hwgrpo.errors import ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.rollout import check_running_server
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
@@ -80,7 +81,8 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
     for reason in lacking(config, device):
         raise ConfigError(reason)
-    strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
+    make_strategy = STRATEGIES.load(choose_strategy(config))
+    strategy: Strategy = make_strategy(device.torch_device, device.comm_backend, t.process_group_timeout)
     strategy.prepare(config)
     output = Path(t.output_dir)
     # Before anything in it is looked at: a run that still holds the folder saves checkpoints meanwhile.
@@ -98,6 +100,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
     chosen = check_start(config, device.backend, model_settings(config.model), device=device, data=data)
     attention, layout = chosen.attention, chosen.layout
+    _check_server_on_rank_0(config, strategy)
     notes += filter(None, (dtype_note(config, device),))
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
@@ -131,7 +134,8 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         seed_rank(device, config, strategy.rank)
     gate = Gate(between_steps=config.rollout.partial)
     weights = ShardedWeights(policy.model, strategy.whole) if strategy.shards else None
-    engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights)
+    run_id = lock.run_id if lock is not None else None
+    engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights, run_id)
     engine.update_weights(start)
     drawn, ahead = source.state(), []
     if checkpoint is not None and config.rollout.max_staleness:
@@ -221,6 +225,19 @@ def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) 
     if said is not None:
         strategy.close()
         raise RunFinished(said)
+
+
+def _check_server_on_rank_0(config: Config, strategy: Strategy) -> None:
+    """Check that a server which is to run already does; raise on all ranks where it does not."""
+    refusal = None
+    if strategy.rank == 0:
+        try:
+            check_running_server(config)
+        except ConfigError as error:
+            refusal = str(error)
+    refusal = strategy.gather_objects(refusal)[0]
+    if refusal is not None:
+        raise ConfigError(refusal)
 
 
 def build_supply(

@@ -160,6 +160,7 @@ def build_engine(
     apart: Apart | None = None,
     gate: Gate | None = None,
     weights: PolicyWeights | None = None,
+    run_id: str | None = None,
 ) -> Engine:
     """Return the rollout engine of the configuration.
 
@@ -171,6 +172,7 @@ def build_engine(
         apart: what the local engine samples with where the policy's weights are in shards, or in use meanwhile.
         gate: where an engine that generates in a thread of its own makes way for new weights.
         weights: how other engines get the policy's; None: they are whole on this rank.
+        run_id: of the run on rank 0, by which a server knows it when it is resumed.
     """
     parts = EngineParts(
         config=config,
@@ -180,6 +182,7 @@ def build_engine(
         device=device,
         compute_dtype=_rollout_dtype(config, policy),
         apart=apart,
+        run_id=run_id,
         gate=gate,
     )
     return ENGINES.load(config.rollout.engine)(parts)

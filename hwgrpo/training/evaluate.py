@@ -14,10 +14,11 @@ from hwgrpo.config import Config
 from hwgrpo.config.validate import sampling_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rollout import check_engine
+from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.engine import Engine, Sampling
+from hwgrpo.rollout.vllm_settings import check_head_size
 from hwgrpo.training import checkpoints
 from hwgrpo.training.choices import attention_of
 from hwgrpo.training.components import build_engine, build_rewards, check_length, load_policy, prepare_process
@@ -157,6 +158,8 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         raise ConfigError("data.validation is not set; name the prompts to measure on, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset)
     check_length(config, dataset)
+    check_head_size(config, model_settings(config.model), on_host=backend.is_host)
+    check_running_server(config)
     policy = load_policy(config, device, tokenizer)
     fuse(config, device.backend, policy, attention_of(config, device))
     if saved is not None:

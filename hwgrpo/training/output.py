@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import weakref
 from collections.abc import Iterable
@@ -16,7 +17,11 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"
+RUN_ID = "run-id.txt"
+"""File with a random id, which stays when the run is resumed."""
+RUN_ID_BYTES = 8
 START_FILES = (
+    RUN_ID,
     "config.yaml",
     "environment.json",
     "metrics.jsonl",
@@ -46,6 +51,8 @@ class Claim:
         weakref.finalize(self, os.close, self._held)
         self._unused = True
         self._found = frozenset(os.listdir(folder))
+        self.run_id = _run_id(folder / RUN_ID)
+        """The run's random id: a start that resumes it has the same."""
 
     def keep(self) -> None:
         """Leave everything where it is from now on: a step has been done, or the run resumes from a checkpoint."""
@@ -213,6 +220,15 @@ def _in_use(folder: Path, holder: str) -> str:
         f"trainer.output_dir={str(folder)!r} is in use by another run (process {holder.strip() or 'unknown'}); "
         "wait for it, or name another folder"
     )
+
+
+def _run_id(path: Path) -> str:
+    """Return the id in a file, which is written where it is missing or broken off."""
+    found = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+    if len(found) != 2 * RUN_ID_BYTES or not found.isalnum():
+        found = secrets.token_hex(RUN_ID_BYTES)
+        path.write_text(found + "\n", encoding="utf-8")
+    return found
 
 
 def _is(file: IO[str], path: Path) -> bool:

@@ -9,6 +9,7 @@ micro-batches, a part of the tokens each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -49,16 +50,19 @@ class SequenceGroup:
 ALONE = SequenceGroup()
 
 
-def join(size: int, comm_backend: str, *, tensor: bool = False) -> SequenceGroup:
+def join(size: int, comm_backend: str, *, tensor: bool = False, timeout: timedelta | None = None) -> SequenceGroup:
     """Return this rank's group; all ranks of the run call it together.
 
     Args:
         size: ranks of a group; divides those of the run.
         comm_backend: of the device.
         tensor: layers are cut over its ranks.
+        timeout: how long a rank waits for the others; None: the library's default.
     """
     if size == 1:
         return ALONE
-    device_group, _ = dist.new_subgroups(size)
-    cpu_group = device_group if comm_backend == "gloo" else dist.new_subgroups(size, backend="gloo")[0]
+    device_group, _ = dist.new_subgroups(size, timeout=timeout)
+    cpu_group = device_group
+    if comm_backend != "gloo":
+        cpu_group, _ = dist.new_subgroups(size, backend="gloo", timeout=timeout)
     return SequenceGroup(size, dist.get_rank() % size, device_group, cpu_group, tensor)

@@ -25,6 +25,7 @@ from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import check_engine
+from hwgrpo.rollout.vllm_settings import check_head_size
 from hwgrpo.training import STRATEGIES
 from hwgrpo.training.choices import (
     AttentionChoice,
@@ -102,6 +103,7 @@ def check_start(
         dtype = choose_dtype(config, device)
         attention = choose_attention(config, backend, dtype, settings, device.arch)
     check_sequence_parallel(config, settings, attention)
+    check_head_size(config, settings, on_host=backend.is_host)
     layout = choose_layout(config, settings, attention.loaded_as)
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)

@@ -14,6 +14,9 @@ from hwgrpo.cli.main import main
 TINY = [word for word in runs.SMALL if not word.startswith(("observe.", "reward.", "trainer.threads"))]
 
 
+PATIENT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=600"
+
+
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
     monkeypatch.setattr(launch, "_tool", lambda name: name)
@@ -34,28 +37,50 @@ def test_several_devices_of_a_host_are_torchruns(capsys):
     profile, line = printed(capsys, "tiny_sort", "--devices", "4", "trainer.max_steps=3", "backend.name=cpu")
     assert profile == 'eval "$(hwgrpo env --backend cpu --shell)"'
     assert shlex.split(line) == [
+        PATIENT,
         *("torchrun", "--nproc-per-node", "4", "--max-restarts", "3", "--standalone"),
         *("-m", "hwgrpo", "train", "tiny_sort", "trainer.max_steps=3", "backend.name=cpu"),
     ]
 
 
-@pytest.mark.parametrize(("given", "endpoint"), [("node1", "node1:29500"), ("node1:4000", "node1:4000")])
+@pytest.mark.parametrize(("given", "endpoint"), [("node1", None), ("node1:4000", "node1:4000")])
 def test_several_nodes_meet_where_they_are_told(capsys, given, endpoint):
     where, why, _, line = printed(capsys, "tiny_sort", "--nodes", "2", "--devices", "8", "--rendezvous", given)
     assert where == "# on each of the 2 nodes"
     assert "a store of its own" in why
     words = shlex.split(line)
-    assert words[:2] == ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "torchrun"]
+    assert words[:3] == ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", PATIENT, "torchrun"]
     assert words[words.index("--nnodes") + 1] == "2"
     assert words[words.index("--nproc-per-node") + 1] == "8"
-    assert words[words.index("--rdzv-endpoint") + 1] == endpoint
+    found = words[words.index("--rdzv-endpoint") + 1]
+    assert found == endpoint or (endpoint is None and int(found.removeprefix("node1:")) in launch.PORTS)
     assert "--standalone" not in words
+
+
+def meeting(capsys, *words: str) -> tuple[str, str]:
+    """Return the endpoint and the id by which a job of two nodes meets."""
+    *_, line = printed(capsys, *words, "--nodes", "2", "--rendezvous", "node1")
+    found = shlex.split(line)
+    return found[found.index("--rdzv-endpoint") + 1], found[found.index("--rdzv-id") + 1]
+
+
+def test_jobs_that_differ_do_not_meet_and_the_nodes_of_one_do(capsys, monkeypatch):
+    jobs = [
+        meeting(capsys, "tiny_sort"),
+        meeting(capsys, "tiny_sort", "optim.lr=1e-4"),
+        meeting(capsys, "tiny_sort", "--rendezvous-id", "mine"),
+        meeting(capsys, "tiny_sort", "--rendezvous-id", "other"),
+    ]
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    jobs.append(meeting(capsys, "tiny_sort"))
+    assert len({job for _, job in jobs}) == len({endpoint for endpoint, _ in jobs}) == 5
+    assert meeting(capsys, "tiny_sort") == jobs[-1], "the same on every node"
 
 
 def test_devices_are_chosen_by_the_backends_own_variable(capsys):
     for backend, name in (("cuda", "CUDA_VISIBLE_DEVICES"), ("npu", "ASCEND_RT_VISIBLE_DEVICES")):
         *_, line = printed(capsys, "tiny_sort", "--visible", "4,6", f"backend.name={backend}")
-        assert line.startswith(f"{name}=4,6 torchrun --nproc-per-node 2 ")
+        assert line.startswith(f"{name}=4,6 {PATIENT} torchrun --nproc-per-node 2 ")
 
 
 def test_slurm_gets_one_task_per_node_that_starts_torchrun(capsys, tmp_path):
@@ -65,8 +90,13 @@ def test_slurm_gets_one_task_per_node_that_starts_torchrun(capsys, tmp_path):
         assert f"#SBATCH {line}" in lines
     assert lines[0] == "#!/usr/bin/env bash"
     run = lines[-1]
-    assert run.startswith("srun --kill-on-bad-exit=1 torchrun --nproc-per-node 8 ")
-    assert '--rdzv-endpoint "$head:29500"' in run
+    start = 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 torchrun --nproc-per-node 8 '
+    assert run.startswith(start)
+    assert '--rdzv-endpoint "$head:$port"' in run
+    assert "#SBATCH --cpus-per-task=64" in lines
+    assert "#SBATCH --signal=TERM@600" in lines
+    assert f"export {PATIENT}" in lines
+    assert "#SBATCH --cpus-per-task=96" in printed(capsys, *words, "--cpus", "96", "backend.name=cuda")
     assert "#SBATCH --gres=npu:8" in printed(capsys, *words, "backend.name=npu")
 
 
@@ -75,15 +105,17 @@ def test_the_script_for_slurm_is_a_shells_and_finds_the_first_node(capsys, tmp_p
     stubs = {
         "scontrol": "printf 'first\\nsecond\\n'",
         "hwgrpo": "echo 'export FROM_PROFILE=1'",
-        "srun": 'echo "$FROM_PROFILE $TORCH_DISABLE_SHARE_RDZV_TCP_STORE $*"',
+        "srun": 'echo "$FROM_PROFILE $TORCH_DISABLE_SHARE_RDZV_TCP_STORE $TORCH_ELASTIC_SHUTDOWN_TIMEOUT $*"',
     }
     for name, body in stubs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("1 1 --kill-on-bad-exit=1 torchrun ")
-    assert "--rdzv-endpoint first:29500 --rdzv-id 7 " in done.stdout
+    for job, port in (("7", 10007), ("20000", 10000), ("4123456", 13456)):
+        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "x", "SLURM_JOB_ID": job}
+        env["SLURM_CPUS_PER_TASK"] = "8"
+        done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("1 1 600 --cpus-per-task=8 --kill-on-bad-exit=1 torchrun ")
+        assert f"--rdzv-endpoint first:{port} --rdzv-id {job} " in done.stdout
 
 
 def test_what_is_run_is_what_is_printed(capsys, monkeypatch, tmp_path):
@@ -94,7 +126,8 @@ def test_what_is_run_is_what_is_printed(capsys, monkeypatch, tmp_path):
     capsys.readouterr()
     *_, line = printed(capsys, "tiny_sort", "--devices", "2", "backend.name=cpu")
     assert started[0][1:3] == ["-m", "torch.distributed.run"]
-    assert started[0][3:] == shlex.split(line)[1:]
+    assert started[0][3:] == shlex.split(line)[2:]
+    assert os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
 
 
 def test_two_processes_train_by_the_line_that_is_run(hwgrpo, tmp_path):
@@ -121,6 +154,9 @@ def test_two_processes_train_by_the_line_that_is_run(hwgrpo, tmp_path):
         (("--sbatch=--time=1",), ("--sbatch is an option of --slurm",)),
         (("--max-restarts", "2", "trainer.resume=never"), ("trainer.resume=never",)),
         (("--max-restarts", "-1"), ("--max-restarts -1",)),
+        (("--rendezvous-id", "x"), ("--rendezvous-id x", "several nodes")),
+        (("--cpus", "8"), ("--cpus 8", "--slurm")),
+        (("--cpus", "0", "--slurm", "backend.name=cpu"), ("--cpus 0", "1 or more")),
         (("--devices", "2", "trainer.strategy=single"), ("trainer.strategy",)),
     ],
 )

@@ -31,7 +31,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="module")
 def server(_cache):
     with model_server.served(MODEL) as address, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HWGRPO_ROLLOUT_TOKEN", TOKEN)
+        patch.setenv("HWGRPO_SERVER_TOKEN", TOKEN)
         yield address
 
 

@@ -57,7 +57,7 @@ def test_what_is_said_of_an_answers_content_lacks_the_token_too():
 
 def test_an_address_is_shown_without_its_password(address):
     client = Client(address.replace("//", "//ada:planted@"), TOKEN, 1 << 20)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ServerProblem) as error:
         client.ask("GET", "/404/0", timeout=20)
     assert "http://***@127.0.0.1" in str(error.value)
 

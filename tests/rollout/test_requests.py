@@ -71,7 +71,7 @@ def test_seeds_depend_on_run_and_prompt_and_leave_room_for_samples():
 
 def test_a_weights_folder_is_written_in_files_and_in_the_dtype_of_sampling(tmp_path, monkeypatch):
     monkeypatch.setattr("hwgrpo.rollout.weights_folder.FILE_BYTES", 100)
-    folder = WeightsFolder(tmp_path / "w", torch.bfloat16)
+    folder = WeightsFolder(tmp_path / "w", torch.bfloat16, "run", "start")
     weights = {f"w{i}": torch.randn(30) for i in range(3)} | {"count": torch.tensor([5])}
     written = folder.write(2, iter(weights.items()))
     assert len(list(written.iterdir())) == 2
@@ -87,7 +87,7 @@ def test_weights_that_reuse_one_buffer_are_copied(tmp_path):
         for i in range(3):
             yield f"w{i}", buffer.fill_(i)
 
-    written = WeightsFolder(tmp_path, torch.float32).write(0, pairs())
+    written = WeightsFolder(tmp_path, torch.float32, "run", "start").write(0, pairs())
     assert {name: tensor[0].item() for name, tensor in stored_weights(str(written))} == {"w0": 0, "w1": 1, "w2": 2}
 
 

@@ -14,11 +14,13 @@ import torch
 from fake_server import TOKEN, FakeServer, come_back
 from served import SAMPLING, TOKENIZER, batch, parts_for
 
+from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout import http_client, server_engine
+from hwgrpo.rollout import server_attachment, server_engine
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.gate import Gate, Stopped
 from hwgrpo.rollout.server_engine import ServerEngine
+from hwgrpo.rollout.server_owner import Owner
 from hwgrpo.rollout.server_process import ServerProcess
 from hwgrpo.rollout.server_words import command_line
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
@@ -87,7 +89,7 @@ def test_the_server_gets_the_weights_of_every_version_and_older_ones_are_removed
             model.model.norm.weight.fill_(float(version))
         engine.update_weights(version)
         assert server.weights["model.norm.weight"].eq(version).all()
-        assert [path.name for path in (tmp_path / "weights").iterdir()] == [f"version-{version:08d}"]
+        assert [path.name for path in (tmp_path / "weights").glob("*/*")] == [f"version-{version:08d}"]
     assert server.weights.keys() == dict(ModuleWeights(model).whole()).keys()
     assert server.taken == [0, 1, 2]
 
@@ -130,33 +132,6 @@ def test_after_one_bad_answer_the_request_is_sent_again(make, server, fault):
     assert engine.metrics["rollout/server_retries"] == 1
 
 
-class Dripping:
-    """A connection and its answer: a byte a second, by a clock that it moves itself."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.limits: list[float] = []
-        self.sock = self
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def settimeout(self, seconds: float) -> None:
-        self.limits.append(seconds)
-
-    def read1(self, size: int) -> bytes:
-        self.now += 1
-        return b" "
-
-
-def test_each_piece_of_an_answer_may_take_only_what_is_left_of_its_time(monkeypatch):
-    answer: Any = Dripping()
-    monkeypatch.setattr(http_client, "time", answer)
-    with pytest.raises(TimeoutError):
-        http_client.Client("http://nowhere", "", 100)._read(answer, answer, "/path", end=103.0)
-    assert answer.limits == [3.0, 2.0, 1.0]
-
-
 def test_requests_are_marked_with_the_version_of_the_weights(make, server):
     engine = make()
     for version in (1, 2):
@@ -177,7 +152,7 @@ def test_a_server_that_hangs_is_noticed_and_asked_again(make, server, fault):
 @pytest.mark.parametrize(
     "fault, told",
     [
-        ("not json", "not JSON: '<html>busy"),
+        ("not json", "not JSON that can be read: '<html>busy"),
         ("large", "larger than 1 MiB"),
         (FAULTS["a log-prob that is NaN"], "not fi"),
     ],
@@ -210,6 +185,7 @@ def test_while_only_other_ranks_wait_for_it_rank_0_brings_a_server_its_weights_a
     monkeypatch.setattr(server_engine, "WATCH", 0.05)
     engine = make()
     engine.update_weights(2)
+    engine._ranks = 2
     watch = threading.Thread(target=engine._watch)
     watch.start()
     server.version = -1
@@ -238,6 +214,13 @@ def test_a_server_that_stays_away_is_an_error_within_the_time_it_may_take(make, 
     server.close()
     with pytest.raises(RunError, match=r"did not come back within rollout\.server\.start_timeout=2 s"):
         engine.generate(batch("ab"), SAMPLING)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(server_attachment, "REFUSAL_TIMEOUT", 1.0)
+    monkeypatch.setattr(server_attachment, "PAUSE", 0.05)
+    monkeypatch.setattr(server_engine, "PAUSE", 0.05)
 
 
 def test_a_wrong_token_is_refused_and_appears_in_no_message(server, tmp_path, monkeypatch):
@@ -274,6 +257,187 @@ def test_closing_removes_the_weights(make, tmp_path):
     engine.close()
     assert not (tmp_path / "weights").exists()
     assert not engine.health()
+
+
+def test_health_of_a_server_that_another_run_has_taken_is_bad(make, server):
+    engine = make()
+    server.label = OTHER.label(0)
+    assert not engine.health()
+
+
+OTHER = Owner("other", "session", "elsewhere:/other (process 7)")
+
+
+def as_run(server: FakeServer, tmp_path: Path, run: str, *overrides: str) -> ServerEngine:
+    """Make an engine of a run that is started."""
+    weights = f"rollout.server.weights_dir={tmp_path / run}"
+    parts = parts_for(server.url, tmp_path, weights, f"trainer.output_dir={tmp_path / run}", *overrides)
+    return vllm_server(replace(parts, run_id=run))
+
+
+def test_a_second_run_is_refused_by_the_name_of_the_first_and_changes_nothing(server, tmp_path):
+    first = as_run(server, tmp_path, "one")
+    first.update_weights(3)
+    with pytest.raises(ConfigError, match=r"rollout\.server\.url.* in use by another run: .*/one \(process") as error:
+        as_run(server, tmp_path, "two")
+    assert "rollout.server.wait_for_owner" in str(error.value)
+    assert "rollout.server.take_over=true" in str(error.value)
+    assert server.taken == [0, 3]
+    assert first.generate(batch("ab"), SAMPLING).weight_version == 3
+    first.close()
+    as_run(server, tmp_path, "two").close()
+    assert server.taken == [0, 3, 0]
+
+
+def test_a_run_that_is_started_again_after_a_kill_takes_its_server_and_the_zombie_gives_up_with_its_name(
+    server, tmp_path
+):
+    killed = as_run(server, tmp_path, "one")
+    killed.update_weights(3)
+    resumed = as_run(server, tmp_path, "one")
+    resumed.update_weights(3)
+    assert resumed.generate(batch("ab"), SAMPLING).weight_version == 3
+    asked = len(server.asked)
+    with pytest.raises(RunError, match=r"belongs to another run now: .*/one .*another process of this same run"):
+        killed.generate(batch("ab"), SAMPLING)
+    assert len(server.asked) == asked + 1, "the same version of another process's weights is no reason to ask again"
+    with pytest.raises(RunError, match="another process of this same run"):
+        killed.update_weights(4)
+    assert server.taken == [0, 3, 0, 3]
+    assert resumed.generate(batch("ab"), SAMPLING).weight_version == 3
+    killed.close()
+    resumed.close()
+
+
+def test_a_run_may_wait_for_another_to_leave_its_server_and_says_for_what(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(waits, "FIRST_REPORT", 0.0)
+    first = as_run(server, tmp_path, "one")
+
+    def leave() -> None:
+        while len(server.turned_away) < 3:
+            time.sleep(0.02)
+        first.close()
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    second = as_run(server, tmp_path, "two", "rollout.server.wait_for_owner=30")
+    leaving.join()
+    assert "waiting for " in (said := capsys.readouterr().err)
+    assert "/one (process" in said
+    with pytest.raises(ConfigError, match=r"in use by another run: .*/two"):
+        as_run(server, tmp_path, "one", "rollout.server.wait_for_owner=0.2")
+    third = as_run(server, tmp_path, "three", "rollout.server.take_over=true")
+    with pytest.raises(RunError, match=r"belongs to another run now: .*/three"):
+        second.generate(batch("ab"), SAMPLING)
+    for engine in (first, second, third):
+        engine.close()
+
+
+def test_runs_that_share_a_folder_for_weights_do_not_share_its_files(make, server, tmp_path):
+    make()
+    other = FakeServer()
+    second = vllm_server(parts_for(other.url, tmp_path))
+    folders = list((tmp_path / "weights").iterdir())
+    assert [[path.name for path in folder.iterdir()] for folder in folders] == [["version-00000000"]] * 2
+    second.close()
+    other.close()
+    assert sum(folder.exists() for folder in folders) == 1
+
+
+def test_a_start_that_resumes_a_run_removes_the_weights_that_a_killed_one_has_left(server, tmp_path):
+    killed = as_run(server, tmp_path, "one")
+    resumed = as_run(server, tmp_path, "one")
+    (folder,) = (tmp_path / "one").iterdir()
+    assert folder.name.endswith(resumed._owner.session)
+    for engine in (killed, resumed):
+        engine.close()
+
+
+def test_a_run_that_trains_for_long_is_heard_of(make, server, monkeypatch):
+    monkeypatch.setattr(server_engine, "WATCH", 0.02)
+    make()
+    server.holder._heard = 0.0
+    for _ in range(200):
+        if server.holder._heard:
+            break
+        time.sleep(0.02)
+    assert time.monotonic() - server.holder._heard < 20
+
+
+def test_ranks_beside_rank_0_notice_a_server_that_another_run_has_taken(make, server):
+    engine = make()
+    engine._delivery = None  # as on ranks other than 0
+    server.label = OTHER.label(1)
+    with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
+        engine.update_weights(1)
+
+
+@pytest.mark.parametrize("setting", ["wait_for_owner=5", "take_over=true"])
+def test_what_is_said_of_other_runs_needs_a_server_that_runs_already(tmp_path, setting):
+    with pytest.raises(ConfigError, match=r"has no effect without rollout\.server\.url"):
+        parts_for(None, tmp_path, f"rollout.server.{setting}")
+
+
+def test_when_a_server_stays_away_all_requests_fail_after_one_and_the_same_wait(make, server, monkeypatch):
+    engine = make("rollout.server.start_timeout=1")
+    server.close()
+    repairs = []
+    repair = engine._repair
+    monkeypatch.setattr(engine, "_repair", lambda wait: (repairs.append(wait), repair(wait)))
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"did not come back within rollout\.server\.start_timeout=1 s"):
+        engine.generate(batch(*(f"{i}" for i in range(server_engine.THREADS))), SAMPLING)
+    assert time.monotonic() - began < 15
+    assert len({id(wait) for wait in repairs}) == 1
+
+
+def test_the_first_request_that_fails_for_good_ends_those_that_hang(make, server):
+    engine = make("rollout.server.request_timeout=300", "rollout.server.retries=0")
+    server.faults = ["hang", "hang", "not json"]
+    began = time.monotonic()
+    with pytest.raises(RunError, match="failed 1 times in a row"):
+        engine.generate(batch("a", "b", "c"), SAMPLING)
+    assert time.monotonic() - began < 30
+
+
+def test_closing_ends_requests_to_a_server_that_hangs(make, server):
+    engine = make("rollout.server.request_timeout=300")
+    server.faults = ["hang"]
+    raised: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            engine.generate(batch("a"), SAMPLING)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    while not server.asked:
+        time.sleep(0.01)
+    engine.close()
+    thread.join(20)
+    assert [type(error) for error in raised] == [Stopped]
+
+
+@pytest.mark.parametrize("status", [401, 404, 403, 503])
+def test_a_refusal_that_passes_is_no_reason_to_end(make, server, status):
+    server.refusals = [status] * 3 if status != 503 else []
+    engine = make()
+    server.refusals = [status] * 2
+    assert engine.generate(batch("ab"), SAMPLING).tokens.tolist() == [5, 6, 7]
+    server.refusals = [status]
+    engine.update_weights(1)
+    assert server.version == 1
+
+
+@pytest.mark.parametrize("status, told", [(401, "refuses the token"), (404, "does not know /health")])
+def test_a_refusal_that_lasts_is_named_after_a_bounded_time(make, server, status, told):
+    engine = make("rollout.server.start_timeout=1")
+    server.refusals = [status] * 10000
+    with pytest.raises(RunError, match=told.replace("/health", ".*")):
+        engine.generate(batch("ab"), SAMPLING)
+    server.refusals = []
 
 
 SLEEPING = "import time; time.sleep(600)"

@@ -14,7 +14,7 @@ from served import SAMPLING, TOKENIZER, batch, parts_for
 from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout import ENGINES
+from hwgrpo.rollout import ENGINES, server_attachment
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.server_engine import ServerEngine
 
@@ -85,7 +85,7 @@ def test_the_server_gets_the_weights_of_every_version(make, server, tmp_path):
             engine._parts.model.model.norm.weight.fill_(float(version))
         engine.update_weights(version)
         assert server.weights["model.norm.weight"].eq(version).all()
-        assert [path.name for path in (tmp_path / "weights").iterdir()] == [f"version-{version:08d}"]
+        assert [path.name for path in (tmp_path / "weights").glob("*/*")] == [f"version-{version:08d}"]
     assert server.taken == [0, 1, 2]
 
 
@@ -174,9 +174,42 @@ def test_it_gives_memory_back_where_it_was_started_so_and_gets_its_weights_anew(
 
 def test_a_wrong_key_is_refused_and_appears_in_no_message(make, monkeypatch):
     monkeypatch.setenv("THE_TOKEN", "wrong-token")
+    monkeypatch.setattr(server_attachment, "REFUSAL_TIMEOUT", 0.2)
     with pytest.raises(ConfigError, match=r"refuses the token.*launch_server") as error:
         make()
     assert "wrong-token" not in str(error.value)
+
+
+def run_of(make, tmp_path: Path, name: str, *overrides: str) -> ServerEngine:
+    return make(f"trainer.output_dir={tmp_path / name}", f"rollout.server.weights_dir={tmp_path / name}", *overrides)
+
+
+def test_a_second_run_is_refused_by_name_until_the_first_has_left_or_it_takes_the_server(make, server, tmp_path: Path):
+    first = run_of(make, tmp_path, "one")
+    with pytest.raises(ConfigError, match=r"in use by another run: .*/one .*take_over=true takes it"):
+        run_of(make, tmp_path, "two")
+    assert first.generate(batch("ab"), SAMPLING).weight_version == 0
+    first.close()
+    assert server.label == "free"
+    second = run_of(make, tmp_path, "two")
+    third = run_of(make, tmp_path, "three", "rollout.server.take_over=true")
+    with pytest.raises(RunError, match=r"belongs to another run now: .*/three"):
+        second.update_weights(1)
+    with pytest.raises(RunError, match=r"belongs to another run now: .*/three"):
+        second.generate(batch("ab"), SAMPLING)
+    second.close()
+    assert third.generate(batch("ab"), SAMPLING).weight_version == 0, "who has lost a server does not set it free"
+    assert server.taken == [0, 0, 0]
+
+
+def test_two_runs_that_come_at_the_same_moment_do_not_use_each_others_responses(make, server, tmp_path: Path):
+    first = run_of(make, tmp_path, "one")
+    label, server.label = server.label, "default"
+    second = run_of(make, tmp_path, "two")
+    assert second.generate(batch("ab"), SAMPLING).weight_version == 0
+    assert server.label != label
+    with pytest.raises(RunError, match=r"belongs to another run now: .*/two"):
+        first.generate(batch("ab"), SAMPLING)
 
 
 def test_a_note_says_that_no_real_server_has_been_met(make):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hwgrpo.rollout.server_owner import Owner
 from hwgrpo.rollout.vllm_plugin import hwgrpo_vllm
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import GROUP_ROUTE, TOKEN_VARIABLE, VERSION_HEADER, WEIGHTS_ROUTE, Guard
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
+    GROUP_ROUTE,
+    LEASE,
+    OWNER_HEADER,
+    TOKEN_VARIABLE,
+    VERSION_HEADER,
+    WEIGHTS_ROUTE,
+    Guard,
+)
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
+    guard as guard_module,
+)
 
 TOKEN = "the-token"
 
@@ -58,7 +71,9 @@ def guard(monkeypatch):
     return Guard(app), app
 
 
-async def ask(guard, app, path: str, body: Any = None, token: str | None = TOKEN, method: str = "POST"):
+async def ask(
+    guard, app, path: str, body: Any = None, token: str | None = TOKEN, method: str = "POST", session: str = ""
+):
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -68,13 +83,18 @@ async def ask(guard, app, path: str, body: Any = None, token: str | None = TOKEN
         sent.append(message)
 
     headers = [(b"authorization", f"Bearer {token}".encode())] if token is not None else []
+    headers.append((OWNER_HEADER.encode(), session.encode()))
     await guard({"type": "http", "path": path, "method": method, "headers": headers, "app": app}, receive, send)
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], headers, json.loads(sent[1]["body"])
 
 
-def order(version: int) -> dict[str, Any]:
-    return {"folder": f"/weights/{version}", "version": version, "adapter": False}
+OURS = Owner("run1", "a", "host:/run1 (process 1)")
+
+
+def order(version: int, owner: Owner = OURS) -> dict[str, Any]:
+    folder = f"/weights/{version}"
+    return {"folder": folder, "version": owner.label(version), "adapter": False, "owner": owner.order()}
 
 
 @pytest.mark.parametrize(
@@ -110,8 +130,8 @@ def test_answers_carry_the_version_of_the_weights(guard):
 
     before, after, told = asyncio.run(run())
     assert before[1][VERSION_HEADER] == "-1"
-    assert after[1][VERSION_HEADER] == "4"
-    assert told[2] == {"version": 4, "group": None, "library": "gloo", "workers": 4}
+    assert after[1][VERSION_HEADER] == OURS.label(4) == "4:run1:a:host%3A/run1%20%28process%201%29"
+    assert told[2] == {"version": OURS.label(4), "group": None, "library": "gloo", "workers": 4}
     assert app.state.engine_client.done == [("hwgrpo_load_weights", "/weights/4"), "reset"]
 
 
@@ -133,7 +153,7 @@ def test_weights_wait_for_requests_and_requests_for_weights(guard):
     slow, update, late = asyncio.run(run())
     assert slow[1][VERSION_HEADER] == "-1"
     assert update[0] == 200
-    assert late[1][VERSION_HEADER] == "5"
+    assert late[1][VERSION_HEADER] == OURS.label(5)
     assert app.state.engine_client.done == ["sampled", ("hwgrpo_load_weights", "/weights/5"), "reset"]
 
 
@@ -153,20 +173,22 @@ def test_weights_that_could_not_be_taken_leave_no_version(guard):
 
 
 JOIN = {"name": "the-group", "host": "here"}
+ASK_TO_JOIN = {**JOIN, "owner": OURS.order()}
+RECEIVE = {"version": OURS.label(6), "owner": OURS.order()}
 
 
 def test_a_group_is_joined_by_all_workers_and_weights_come_through_it(guard):
     guard, app = guard
 
     async def run():
-        joined = await ask(guard, app, GROUP_ROUTE, JOIN)
-        taken = await ask(guard, app, WEIGHTS_ROUTE, {"version": 6, "transfer": 3})
+        joined = await ask(guard, app, GROUP_ROUTE, ASK_TO_JOIN)
+        taken = await ask(guard, app, WEIGHTS_ROUTE, {**RECEIVE, "transfer": 3})
         return joined, taken, await ask(guard, app, WEIGHTS_ROUTE, method="GET")
 
     joined, taken, told = asyncio.run(run())
     assert (joined[0], joined[2]) == (200, {"group": "the-group"})
-    assert (taken[0], taken[2]) == (200, {"version": 6})
-    assert (told[2]["group"], told[2]["version"]) == ("the-group", 6)
+    assert (taken[0], taken[2]) == (200, {"version": OURS.label(6)})
+    assert (told[2]["group"], told[2]["version"]) == ("the-group", OURS.label(6))
     assert app.state.engine_client.done == [("hwgrpo_join_group", JOIN), ("hwgrpo_receive_weights", 3), "reset"]
 
 
@@ -174,32 +196,166 @@ def test_a_group_that_failed_is_no_group_any_more(guard):
     guard, app = guard
 
     async def run():
-        await ask(guard, app, GROUP_ROUTE, JOIN)
+        await ask(guard, app, GROUP_ROUTE, ASK_TO_JOIN)
         app.state.engine_client.broken = True
-        failed = await ask(guard, app, WEIGHTS_ROUTE, {"version": 6, "transfer": 0})
+        failed = await ask(guard, app, WEIGHTS_ROUTE, {**RECEIVE, "transfer": 0})
         after = await ask(guard, app, WEIGHTS_ROUTE, method="GET")
-        return failed, after, await ask(guard, app, GROUP_ROUTE, JOIN)
+        return failed, after, await ask(guard, app, GROUP_ROUTE, ASK_TO_JOIN)
 
     failed, after, again = asyncio.run(run())
     assert failed[0] == again[0] == 500
-    assert (after[2]["group"], after[2]["version"]) == (None, -1)
+    assert (after[2]["group"], after[2]["version"]) == (None, "-1")
 
 
 def test_a_server_of_several_engines_offers_no_group(guard):
     guard, app = guard
     app.state.engine_client.vllm_config.parallel_config.data_parallel_size = 2
     told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET"))
-    assert told[2] == {"version": -1, "group": None}
+    assert told[2] == {"version": "-1", "group": None}
 
 
 @pytest.mark.parametrize(
-    "body", [None, [], {"folder": "x"}, {"folder": "x", "version": "new", "adapter": False}, "x" * 70000]
+    "body",
+    [
+        None,
+        [],
+        {"folder": "x"},
+        {"folder": "x", "version": "new", "adapter": False},
+        {"folder": "x", "version": 3, "adapter": False, "owner": OURS.order()},
+        {"folder": "x", "version": "a\r\nb: c", "adapter": False, "owner": OURS.order()},
+        {"folder": "x", "version": "3" * 5000, "adapter": False, "owner": OURS.order()},
+        {"folder": "x", "version": "3", "adapter": False, "owner": {"run": "x"}},
+        {"folder": "x", "version": "3", "adapter": False, "owner": "x"},
+        {"version": "3", "adapter": False, "owner": OURS.order()},
+        "x" * 70000,
+    ],
 )
 def test_an_order_that_is_none_is_refused(guard, body):
     guard, app = guard
     for route in (WEIGHTS_ROUTE, GROUP_ROUTE):
         assert asyncio.run(ask(guard, app, route, body))[0] == 400
     assert app.state.engine_client.done == []
+
+
+class Clock:
+    """A clock that is moved by hand, in place of the guard's."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    monkeypatch.setattr(guard_module, "time", found := Clock())
+    return found
+
+
+THEIRS = Owner("run2", "b", "host:/run2 (process 2)")
+RESUMED = Owner("run1", "c", "host:/run1 (process 3)")
+CLAIM, JOINED = "claim", "join"
+
+
+def asked(guard, app, *orders: Any) -> list[int]:
+    """Return the statuses of orders of owners, in turn: (owner, version), (owner, CLAIM) or (owner, JOINED)."""
+
+    async def run():
+        statuses = []
+        for owner, what in orders:
+            body: Any = {"owner": owner.order()}
+            body = body if what == CLAIM else JOIN | body if what == JOINED else order(what, owner)
+            route = GROUP_ROUTE if what == JOINED else WEIGHTS_ROUTE
+            statuses.append((await ask(guard, app, route, body))[0])
+        return statuses
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("what", [5, CLAIM, JOINED])
+def test_another_run_changes_no_weights_and_gets_the_name_of_the_one_that_has_them(guard, clock, what):
+    guard, app = guard
+    asked(guard, app, (OURS, 4))
+    clock.now += LEASE - 1
+    before = [*app.state.engine_client.done]
+    assert asked(guard, app, (THEIRS, what)) == [409]
+    assert app.state.engine_client.done == before
+    told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, order(5, THEIRS)))[2]
+    assert told["holder"] == f"host:/run1 (process 1), last heard of {LEASE - 1:.0f} s ago"
+    assert asked(guard, app, (OURS, 5)) == [200]
+
+
+def test_a_run_that_is_not_heard_of_any_more_loses_the_server_and_is_refused_when_it_comes_back(guard, clock):
+    guard, app = guard
+    asked(guard, app, (OURS, 4))
+    clock.now += LEASE - 1
+    asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET", session="a"))  # it is there
+    clock.now += LEASE - 1
+    asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET", session="b"))  # that is somebody else
+    assert asked(guard, app, (THEIRS, CLAIM)) == [409]
+    clock.now += 2
+    assert asked(guard, app, (THEIRS, 1), (OURS, 5)) == [200, 409]
+    clock.now += LEASE + 1
+    assert asked(guard, app, (OURS, 5)) == [409], "who has been superseded is never the newest"
+
+
+def test_a_run_that_is_started_again_takes_its_server_at_once_and_the_process_before_is_refused(guard, clock):
+    guard, app = guard
+    assert asked(guard, app, (OURS, 4), (RESUMED, 4), (OURS, 5), (RESUMED, 5)) == [200, 200, 409, 200]
+    told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, order(6)))[2]
+    assert "another process of this same run" in told["holder"]
+
+
+def test_a_server_that_was_left_is_free_and_a_run_may_take_one_by_force_once(guard, clock):
+    guard, app = guard
+    asked(guard, app, (OURS, 4))
+    leave = {"owner": OURS.order(), "release": True}
+    asyncio.run(ask(guard, app, WEIGHTS_ROUTE, {**leave, "owner": THEIRS.order()}))
+    assert asked(guard, app, (THEIRS, CLAIM)) == [409], "who has not got it cannot leave it"
+    asyncio.run(ask(guard, app, WEIGHTS_ROUTE, leave))
+    assert asked(guard, app, (THEIRS, CLAIM)) == [200]
+    ours, theirs = (replace(owner, take_over=True) for owner in (OURS, THEIRS))
+    assert asked(guard, app, (ours, CLAIM), (theirs, CLAIM), (ours, 5)) == [200, 409, 200]
+
+
+def test_two_orders_at_once_are_one_after_the_other_and_the_second_owner_is_refused(guard):
+    guard, app = guard
+
+    async def run():
+        both = [asyncio.create_task(ask(guard, app, WEIGHTS_ROUTE, order(1, owner))) for owner in (OURS, THEIRS)]
+        return [each[0] for each in await asyncio.gather(*both)], await ask(guard, app, "/v1/completions")
+
+    statuses, answer = asyncio.run(run())
+    assert statuses == [200, 409]
+    assert answer[1][VERSION_HEADER] == OURS.label(1)
+    assert app.state.engine_client.done == [("hwgrpo_load_weights", "/weights/1"), "reset"]
+
+
+def test_requests_that_do_not_end_keep_an_order_waiting_for_a_bounded_time_and_no_one_after_it(guard, monkeypatch):
+    monkeypatch.setattr(guard_module, "QUIET_TIMEOUT", 0.05)
+    guard, app = guard
+
+    async def run():
+        slow = asyncio.create_task(ask(guard, app, "/v1/slow"))
+        await asyncio.sleep(0.01)
+        status, _, told = await ask(guard, app, WEIGHTS_ROUTE, order(5))
+        after = await ask(guard, app, "/v1/after")
+        app.go.set()
+        await slow
+        return status, told, after, await ask(guard, app, WEIGHTS_ROUTE, order(6))
+
+    status, told, after, late = asyncio.run(run())
+    assert (status, told["error"]) == (503, "requests are still running after 0.05 s")
+    assert (after[0], late[0]) == (200, 200)
+
+
+def test_weights_that_do_not_come_keep_a_request_waiting_for_a_bounded_time(guard, monkeypatch):
+    monkeypatch.setattr(guard_module, "QUIET_TIMEOUT", 0.05)
+    guard, app = guard
+    guard._loading = True
+    status, _, told = asyncio.run(ask(guard, app, "/v1/completions"))
+    assert (status, told["error"]) == (503, "new weights are still on their way after 0.05 s")
 
 
 class Packed(torch.nn.Module):

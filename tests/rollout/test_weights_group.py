@@ -174,6 +174,7 @@ def test_without_a_common_group_auto_takes_a_folder_and_says_why_and_group_is_re
     engine.update_weights(1)
     assert server.weights.keys() == dict(engine._parts.weights.whole()).keys()
     assert any(f"through a folder: {told}" in note for note in engine.notes)
+    engine.close()
     with pytest.raises(ConfigError, match=re.escape(f"rollout.server.transfer='group': {told}")):
         make("rollout.server.request_timeout=3")
 

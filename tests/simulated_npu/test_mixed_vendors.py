@@ -30,7 +30,7 @@ def train(output: Path, server: model_server.Address, npus: int) -> str:
     )
     recipe = output.with_suffix(".yaml")
     recipe.write_text(to_yaml(runs.small(output, *words)))
-    done = simulated_npu.train(str(recipe), npus=npus, HWGRPO_ROLLOUT_TOKEN=TOKEN)
+    done = simulated_npu.train(str(recipe), npus=npus, HWGRPO_SERVER_TOKEN=TOKEN)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout
 

@@ -10,11 +10,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.guard import Holder
 
 PLUGIN = Path(__file__).parents[2] / "hwgrpo/rollout/vllm_plugin"
 TOKEN = "only-the-test-knows"
@@ -76,7 +79,11 @@ class FakeServer:
 
     Attributes:
         faults: taken off one by one by requests for samples: "hang", "drop" (the connection), "not json", "large",
-            "drip", "status 500", or a function that changes a good answer.
+            "drip", "status 500", or a function that changes a good answer, or
+            returns the bytes of another.
+        refusals: HTTP statuses that the next requests with the right token get, whatever they are for.
+        turned_away: names of trainers that have been refused.
+        holder: the trainer that it belongs to, as the plugin keeps it.
         offer: what it tells of a process group with its workers.
 
     Args:
@@ -92,10 +99,13 @@ class FakeServer:
         self.group: str | None = None
         self.receive = "hwgrpo_receive_weights"
         self.faults: list[str | Callable[[Any], Any]] = []
+        self.refusals: list[int] = []
+        self.turned_away: list[str] = []
         self.asked: list[dict[str, Any]] = []
         self.taken: list[int] = []
         self.weights: dict[str, Any] = {}
-        self.version = -1
+        self.label = "-1"
+        self.holder = Holder()
         self.released = threading.Event()
         outer = self
 
@@ -117,6 +127,17 @@ class FakeServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
+    @property
+    def version(self) -> int:
+        """Version of the weights that it has; -1 without any."""
+        return int(self.label.split(":")[0])
+
+    @version.setter
+    def version(self, version: int) -> None:
+        """Have it say that its weights are another version, of the same trainer."""
+        rest = self.label.partition(":")[2]
+        self.label = "-1" if version < 0 else f"{version}:{rest}"
+
     def close(self) -> None:
         """Stop listening; what hangs is let go."""
         self.released.set()
@@ -129,7 +150,7 @@ class FakeServer:
             self.weights = in_files(sorted(Path(order["folder"]).glob("*.safetensors")))
         else:
             self.weights = self.workers.weights()
-        self.version = order["version"]
+        self.label = order["version"]
         self.taken.append(self.version)
 
     def answer(self, asked: dict[str, Any]) -> Any:
@@ -140,6 +161,9 @@ class FakeServer:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return _send(request, 401, b"{}")
+        self.holder.hear(request.headers.get("x-hwgrpo-owner") or "")
+        if self.refusals:
+            return _send(request, self.refusals.pop(0), b"not now")
         if request.path == "/health":
             return _send(request, 200, b"")
         if request.path == "/v1/models":
@@ -148,6 +172,8 @@ class FakeServer:
             return self._weights(request, json.loads(body or b"{}"))
         if request.path == "/hwgrpo/group" and self.workers is not None:
             order = json.loads(body)
+            if self._refused(request, order.pop("owner")):
+                return None
             if self._work(request, order["name"], lambda: self.workers.call("hwgrpo_join_group", order)):
                 _send(request, 200, json.dumps({"group": self.group}).encode())
             return None
@@ -160,14 +186,29 @@ class FakeServer:
 
     def _weights(self, request: BaseHTTPRequestHandler, order: dict[str, Any]) -> None:
         if request.command != "POST":
-            told = {"version": self.version, "group": self.group, **self.offer}
+            told = {"version": self.label, "group": self.group, **self.offer}
             return _send(request, 200, json.dumps(told).encode())
+        if order.get("release"):
+            self.holder.release(order["owner"]["session"])
+            return _send(request, 200, b"{}")
+        if self._refused(request, order["owner"]):
+            return None
+        if "version" not in order:
+            return _send(request, 200, b"{}")
         receive = "transfer" in order
         if receive and not self._work(request, self.group, lambda: self.workers.call(self.receive, order["transfer"])):
             self.version = -1
             return None
         self.take(order)
-        return _send(request, 200, json.dumps({"version": self.version}).encode())
+        return _send(request, 200, json.dumps({"version": self.label}).encode())
+
+    def _refused(self, request: BaseHTTPRequestHandler, owner: dict[str, Any]) -> bool:
+        """Claim the server for a trainer; answer where it is another's."""
+        holder = self.holder.claim(owner)
+        if holder is not None:
+            self.turned_away.append(owner["name"])
+            _send(request, 409, json.dumps({"holder": holder}).encode())
+        return holder is not None
 
     def _work(self, request: BaseHTTPRequestHandler, group: str | None, work: Callable[[], None]) -> bool:
         """Have the workers do something in a group; answer where it fails, or where nothing follows."""
@@ -203,9 +244,11 @@ class FakeServer:
         if callable(fault):
             answer = fault(answer)
         text = {"not json": b"<html>busy</html>", "large": b" " * (3 << 20)}.get(
-            str(fault), json.dumps(answer).encode()
+            str(fault), b"" if isinstance(answer, bytes) else json.dumps(answer).encode()
         )
-        _send(request, 500 if fault == "status 500" else 200, text, version=str(self.version))
+        if isinstance(answer, bytes):
+            text = answer
+        _send(request, 500 if fault == "status 500" else 200, text, version=self.label)
 
 
 def in_files(files: list[Path]) -> dict[str, Any]:
@@ -240,8 +283,9 @@ def _send(request: BaseHTTPRequestHandler, status: int, text: bytes, version: st
     request.send_header("Content-Length", str(len(text)))
     if version is not None:
         request.send_header("x-hwgrpo-weight-version", version)
-    request.end_headers()
-    request.wfile.write(text)
+    with suppress(ConnectionError):  # who asked has given up
+        request.end_headers()
+        request.wfile.write(text)
 
 
 def come_back(server: FakeServer, after: float) -> tuple[threading.Thread, list[FakeServer]]:

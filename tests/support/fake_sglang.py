@@ -17,6 +17,7 @@ from fake_server import FakeServer, _send, in_files, sample
 TAKES = {
     "/generate": {"input_ids", "sampling_params", "return_logprob"},
     "/update_weights_from_disk": {"model_path", "load_format", "weight_version", "flush_cache"},
+    "/update_weight_version": {"new_version", "abort_all_requests"},
     "/release_memory_occupation": set(),
     "/resume_memory_occupation": set(),
 }
@@ -58,7 +59,7 @@ class FakeSglang(FakeServer):
             tokens, logprobs = sample(index, settings["max_new_tokens"])
             told = {
                 "finish_reason": {"type": "length", "length": len(tokens)},
-                "weight_version": str(self.version),
+                "weight_version": self.label,
                 "output_token_logprobs": [[value, token, None] for value, token in zip(logprobs, tokens, strict=True)],
             }
             made.append({"text": "", "output_ids": tokens, "meta_info": told})
@@ -71,8 +72,8 @@ class FakeSglang(FakeServer):
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return _send(request, 401, b"{}")
         if request.path == "/model_info":
-            version = str(self.version) if self.version >= 0 else "default"
-            info = {"model_path": "fake", "served_model_name": "fake", "weight_version": version}
+            label = self.label if self.label != "-1" else "default"
+            info = {"model_path": "fake", "served_model_name": "fake", "weight_version": label}
             return _send(request, 200, json.dumps(info).encode())
         if request.path not in TAKES or request.command != "POST":
             return _send(request, 404, b"nothing here")
@@ -92,11 +93,13 @@ class FakeSglang(FakeServer):
                 del self.faults[0]
                 return _send(request, refused, json.dumps({"success": False, "message": "Rolling back"}).encode())
             self.weights = in_files(sorted(Path(asked["model_path"]).glob("*.safetensors")))
-            self.version = int(asked["weight_version"])
+            self.label = asked["weight_version"]
             self.taken.append(self.version)
             return _send(request, 200, json.dumps({"success": True, "message": "", "num_paused_requests": 0}).encode())
         if request.path == "/release_memory_occupation":
             self.weights = {}
+        if request.path == "/update_weight_version":
+            self.label = asked["new_version"]
         return _send(request, 200, b"null")
 
 

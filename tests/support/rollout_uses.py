@@ -13,6 +13,8 @@ from pathlib import Path
 from launch import ROOT
 from made_once import made_once
 
+from hwgrpo.rollout.vllm_settings import HOST_HEAD_SIZES
+
 
 @dataclass(frozen=True)
 class Use:
@@ -78,6 +80,7 @@ IN_PROCESS = (
     Use("vllm/v1/engine/llm_engine.py", "LLMEngine.set_weight_version", ("weight_version",)),
     Use("vllm/v1/engine/llm_engine.py", "LLMEngine.remove_lora", ("lora_id",)),
     Use("vllm/outputs.py", "CompletionOutput.weight_versions"),
+    Use("vllm/v1/attention/backends/cpu_attn.py", f'"{[*HOST_HEAD_SIZES]}"'),
     Use("vllm/outputs.py", "WeightVersionSpan.version"),
     *_fields(
         "vllm/sampling_params.py",
@@ -106,6 +109,7 @@ _ROUTES = (
     '@app.get("/model_info")',
     '"/generate"',
     '@app.post("/update_weights_from_disk")',
+    '@app.post("/update_weight_version")',
     '"/release_memory_occupation"',
     '"/resume_memory_occupation"',
     '"weight_version": ',
@@ -120,6 +124,7 @@ SGLANG = (
         "UpdateWeightFromDiskReqInput",
         "model_path load_format weight_version flush_cache",
     ),
+    *_fields("sglang/srt/managers/io_struct.py", "UpdateWeightVersionReqInput", "new_version abort_all_requests"),
     *_fields(
         "sglang/srt/sampling/sampling_params.py",
         "SamplingParams",

@@ -15,7 +15,7 @@ from tiny import settings
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.strategies import deepspeed_needs
 from hwgrpo.training.strategies.deepspeed import Deepspeed
-from hwgrpo.training.strategies.deepspeed_needs import check_needs, quietly
+from hwgrpo.training.strategies.deepspeed_needs import check_needs, quietly, remove_dead_locks
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 
 CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")
@@ -155,3 +155,42 @@ def test_nothing_imports_deepspeed_until_a_policy_is_wrapped():
 
 def _paths() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def test_a_lock_that_a_killed_compilation_has_left_is_removed_and_one_in_use_is_not(tmp_path: Path):
+    held, left = (tmp_path / "py311_cpu" / name / "lock" for name in ("held", "left"))
+    for lock in (held, left):
+        lock.parent.mkdir(parents=True)
+    compiling = "import os, sys, time; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print(flush=True); time.sleep(600)"
+    processes = []
+    for lock in (held, left):
+        command = [sys.executable, "-c", compiling, str(lock)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert processes[-1].stdout is not None
+        processes[-1].stdout.readline()
+    processes[1].kill()
+    processes[1].wait()
+    assert remove_dead_locks(tmp_path) == [left]
+    assert held.exists()
+    assert not left.exists()
+    processes[0].kill()
+    processes[0].wait()
+    assert remove_dead_locks(tmp_path) == [held]
+
+
+def test_a_lock_that_another_host_may_have_made_is_left_until_it_is_old(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(deepspeed_needs, "_is_shared", lambda path: True)
+    lock = tmp_path / "lock"
+    lock.touch()
+    assert remove_dead_locks(tmp_path) == []
+    old = lock.stat().st_mtime - deepspeed_needs.COMPILES_AT_MOST - 1
+    os.utime(lock, (old, old))
+    assert remove_dead_locks(tmp_path) == [lock]
+
+
+def test_the_file_system_of_a_folder_is_that_of_the_innermost_mount(tmp_path: Path, monkeypatch):
+    mounts = f"a / ext4 rw 0 0\nb {tmp_path} nfs4 rw 0 0\nc {tmp_path}/own xfs rw 0 0\nd {tmp_path}/ow nfs rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: mounts)
+    assert deepspeed_needs._is_shared(tmp_path / "lock")
+    assert not deepspeed_needs._is_shared(tmp_path / "own" / "lock")
+    assert not deepspeed_needs._is_shared(tmp_path.parent / "lock")

@@ -228,6 +228,20 @@ def test_a_resumed_run_that_fails_at_once_keeps_everything(tmp_path: Path, monke
     assert everything_in(tmp_path / "run").keys() == before.keys()
 
 
+def test_a_run_keeps_its_id_when_it_is_started_again_and_a_broken_one_is_replaced(tmp_path: Path):
+    ids = []
+    for text in (None, None, "", "broken off"):
+        if text is not None:
+            (tmp_path / "run" / output.RUN_ID).write_text(text)
+        held = claim(tmp_path / "run")
+        held.keep()
+        ids.append(held.run_id)
+        held.close()
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+    assert (tmp_path / "run" / output.RUN_ID).read_text().strip() == ids[-1]
+
+
 def rename(folder: Path) -> None:
     folder.rename(folder.with_name("renamed"))
 

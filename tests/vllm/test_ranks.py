@@ -46,7 +46,7 @@ AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("HWGRPO_ROLLOUT_TOKEN", TOKEN)
+        patch.setenv("HWGRPO_SERVER_TOKEN", TOKEN)
         yield
 
 

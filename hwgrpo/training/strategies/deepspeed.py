@@ -24,7 +24,14 @@ from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.policy import PolicyModel
 from hwgrpo.training.rank0_weights import Rank0Weights
 from hwgrpo.training.strategies.deepspeed_config import deepspeed_config, with_precision
-from hwgrpo.training.strategies.deepspeed_needs import check_needs, compile_note, quietly, silence_expected
+from hwgrpo.training.strategies.deepspeed_needs import (
+    check_needs,
+    compile_note,
+    extensions_root,
+    quietly,
+    remove_dead_locks,
+    silence_expected,
+)
 from hwgrpo.training.strategies.pieces import MOMENTS, Piece, moments_of
 from hwgrpo.training.strategies.processes import Processes
 from hwgrpo.training.strategies.strategy import clip_shards_by_norm
@@ -106,6 +113,11 @@ class Deepspeed(Processes):
 
     def _started(self, policy: PolicyModel, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """Hand a policy to DeepSpeed; return its engine."""
+        if self.device.type == "cpu":
+            if int(os.environ["LOCAL_RANK"]) == 0:
+                for lock in remove_dead_locks(extensions_root()):
+                    print(f"hwgrpo: removed {lock}, which a compilation that was killed has left", file=sys.stderr)
+            self.barrier()
         note = compile_note(self.device)
         if note is not None and self.rank == 0:
             print(f"hwgrpo: {note}", file=sys.stderr)

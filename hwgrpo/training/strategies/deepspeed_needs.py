@@ -8,9 +8,10 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,6 +30,11 @@ EXPECTED = {
     "unknown inputs or outputs type": "the policy itself has no weights of its own that hooks would have to gather",
 }
 """Warnings that tell nothing, and why."""
+LOCK = "lock"
+"""File that torch makes in the folder of an extension while it compiles it (`torch.utils.file_baton`, 2.13)."""
+COMPILES_AT_MOST = 3600.0
+"""Seconds that a compilation on another host may take."""
+OWN_FILE_SYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs")
 DEPRECATED = "`torch.distributed.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 """What DeepSpeed calls at every step, and torch 2.13 warns of."""
 
@@ -84,13 +90,61 @@ def _find_ninja() -> bool:
 
 def compile_note(device: torch.device) -> str | None:
     """Say that DeepSpeed will compile a part of itself, where it has not done so yet; None where it need not."""
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    root = extensions_root()
     if device.type != "cpu" or any(root.glob("**/deepspeed_shm_comm.so")):
         return None
     return (
         f"DeepSpeed compiles a part of itself into {root}, once; it takes a minute or more. Should it never end, "
-        "a start before this one was killed there: remove that folder"
+        "a start on another host was killed there: remove that folder"
     )
+
+
+def extensions_root() -> Path:
+    """Return the folder in which torch keeps what it has compiled."""
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+
+
+def remove_dead_locks(root: Path) -> list[Path]:
+    """Remove the locks of compilations that were killed, for which every later one would wait without an end.
+
+    Args:
+        root: folder in which torch compiles.
+
+    Returns:
+        The files that were removed.
+    """
+    removed = []
+    for lock in root.glob(f"**/{LOCK}"):
+        with suppress(FileNotFoundError):  # the compilation has just ended
+            found = lock.stat()
+            # Its process has it open for as long as it compiles. One on another host cannot be seen from here.
+            elsewhere = _is_shared(lock) and time.time() - found.st_mtime < COMPILES_AT_MOST
+            if not elsewhere and not _is_open(found) and os.path.samestat(found, lock.stat()):
+                lock.unlink()
+                removed.append(lock)
+    return removed
+
+
+def _is_open(file: os.stat_result) -> bool:
+    """Return whether a process of this host, and of this user, has a file open."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            for number in os.listdir(process / "fd"):
+                with suppress(OSError):
+                    if os.path.samestat(file, os.stat(process / "fd" / number)):
+                        return True
+    return False
+
+
+def _is_shared(path: Path) -> bool:
+    """Return whether other hosts may see a file: its file system is none of those that one host keeps alone."""
+    resolved, kind, longest = str(path.resolve()), "", -1
+    for line in Path("/proc/mounts").read_text(errors="replace").splitlines():
+        _, mounted, name, *_ = line.split()
+        inside = mounted == "/" or resolved == mounted or resolved.startswith(mounted + "/")
+        if inside and len(mounted) >= longest:
+            kind, longest = name, len(mounted)
+    return kind not in OWN_FILE_SYSTEMS
 
 
 def silence_expected() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from hwgrpo.config import Config
@@ -26,6 +28,7 @@ class Processes:
     Args:
         device: this rank's device.
         comm_backend: the process group's backend, from the device's backend.
+        timeout: seconds that a rank waits for the others; None: the library's default.
 
     Raises:
         ConfigError: the process was not started by torchrun, or another launcher that sets torch's variables.
@@ -55,17 +58,20 @@ class Processes:
                 f"{', '.join(RENDEZVOUS)} in each process, or use trainer.strategy=single"
             )
 
-    def __init__(self, device: torch.device, comm_backend: str) -> None:
+    def __init__(self, device: torch.device, comm_backend: str, timeout: float | None = None) -> None:
         self._check_launched()
+        limit = None if timeout is None else timedelta(seconds=timeout)
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
-            _join(comm_backend)
+            _join(comm_backend, limit)
         self.device = device
         self.comm_backend = comm_backend
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         # Small CPU values travel over gloo beside the device's own group.
-        self._cpu_group: Any = dist.group.WORLD if comm_backend == "gloo" else dist.new_group(backend="gloo")
+        self._cpu_group: Any = dist.group.WORLD
+        if comm_backend != "gloo":
+            self._cpu_group = dist.new_group(backend="gloo", timeout=limit)
 
     def reduce_gradients(self) -> None:
         pass
@@ -73,7 +79,8 @@ class Processes:
     def prepare(self, config: Config) -> None:
         self.check(config, self.device)
         tensor = config.trainer.tensor_parallel_size > 1
-        self.sequence_group = join(ranks_per_sequence(config), self.comm_backend, tensor=tensor)
+        timeout = timedelta(seconds=config.trainer.process_group_timeout)
+        self.sequence_group = join(ranks_per_sequence(config), self.comm_backend, tensor=tensor, timeout=timeout)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor([float(v) for v in values], dtype=torch.float64)
@@ -98,7 +105,7 @@ class Processes:
             dist.destroy_process_group()
 
 
-def _join(comm_backend: str) -> None:
+def _join(comm_backend: str, timeout: timedelta | None) -> None:
     """Join the process group, in the launcher's store under a name that no earlier start has used.
 
     torchrun keeps its store when it starts failed processes again (torch 2.13), and the addresses in it that nobody
@@ -107,8 +114,8 @@ def _join(comm_backend: str) -> None:
     started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
     if started_again == "0" or not one_host:
-        dist.init_process_group(comm_backend)
+        dist.init_process_group(comm_backend, timeout=timeout)
         return
-    store, rank, world_size = next(rendezvous("env://"))
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout or default_pg_timeout))
     store = dist.PrefixStore(f"start {started_again}", store)
-    dist.init_process_group(comm_backend, store=store, rank=rank, world_size=world_size)
+    dist.init_process_group(comm_backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -26,7 +26,7 @@ class Single(Replicated):
     sequence_group = ALONE
     record: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, device: torch.device, comm_backend: str) -> None:
+    def __init__(self, device: torch.device, comm_backend: str, timeout: float | None = None) -> None:
         self.device = device
 
     def prepare(self, config: Config) -> None:

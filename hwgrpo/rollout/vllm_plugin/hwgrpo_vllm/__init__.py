@@ -5,13 +5,26 @@ it imports only torch and safetensors, and calls only what vLLM 0.23 to 0.33 hav
 """
 
 from .guard import Guard
-from .words import ADAPTER, GROUP_ROUTE, LIFELINE_VARIABLE, TOKEN_VARIABLE, VERSION_HEADER, WEIGHTS_ROUTE
+from .words import (
+    ADAPTER,
+    GROUP_ROUTE,
+    LEASE,
+    LIFELINE_VARIABLE,
+    NO_WEIGHTS,
+    OWNER_HEADER,
+    TOKEN_VARIABLE,
+    VERSION_HEADER,
+    WEIGHTS_ROUTE,
+)
 from .worker import WorkerExtension, load_weights
 
 __all__ = [
     "ADAPTER",
     "GROUP_ROUTE",
+    "LEASE",
     "LIFELINE_VARIABLE",
+    "NO_WEIGHTS",
+    "OWNER_HEADER",
     "TOKEN_VARIABLE",
     "VERSION_HEADER",
     "WEIGHTS_ROUTE",

@@ -10,16 +10,85 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import distributed as dist
 
 from .group import library
-from .words import ADAPTER, GROUP_ROUTE, LIFELINE_VARIABLE, TOKEN_VARIABLE, VERSION_HEADER, WEIGHTS_ROUTE
+from .words import (
+    ADAPTER,
+    GROUP_ROUTE,
+    LEASE,
+    LIFELINE_VARIABLE,
+    NO_WEIGHTS,
+    OWNER_HEADER,
+    TOKEN_VARIABLE,
+    VERSION_HEADER,
+    WEIGHTS_ROUTE,
+)
 
 LARGEST_ORDER = 1 << 16
 """Bytes of the largest body that this reads itself."""
+LONGEST_LABEL = 4096
+"""Characters of the longest name of weights, which goes into a header."""
+QUIET_TIMEOUT = 600.0
+"""Seconds that an order waits for running requests to end, and requests for an order."""
+
+
+class Refusal(Exception):
+    """A request that is not carried out.
+
+    Args:
+        status: of the HTTP response.
+        content: its body.
+    """
+
+    def __init__(self, status: int, **content: str) -> None:
+        super().__init__(content)
+        self.status, self.content = status, content
+
+
+class Holder:
+    """The trainer whose weights the server has. One server has the weights of one trainer at a time.
+
+    Another one is refused while the holder is heard of. The same run takes the server at once, since it was started
+    again, and what it was before is refused from then on.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] | None = None
+        self._heard = 0.0
+        self._superseded: set[str] = set()
+
+    def hear(self, session: str) -> None:
+        """Note that a trainer has sent a request."""
+        if self._held is not None and self._held["session"] == session:
+            self._heard = time.monotonic()
+
+    def claim(self, owner: Mapping[str, Any]) -> str | None:
+        """Give the server to a trainer; return the name of the one that has it where that is refused.
+
+        Args:
+            owner: its "run", "session", "name" and whether to "take_over", as `server_owner.Owner` has them.
+        """
+        held, session = self._held, str(owner["session"])
+        if held is not None and held["session"] != session:
+            silent = time.monotonic() - self._heard
+            free = held["run"] == owner["run"] or owner.get("take_over") is True or silent > LEASE
+            if session in self._superseded or not free:
+                same = ", another process of this same run" if held["run"] == owner["run"] else ""
+                return f"{held['name']}{same}, last heard of {silent:.0f} s ago"
+            self._superseded.add(held["session"])
+        self._held = {name: str(owner[name]) for name in ("run", "session", "name")}
+        self.hear(session)
+        return None
+
+    def release(self, session: str) -> None:
+        """Leave the server to whoever comes next."""
+        if self._held is not None and self._held["session"] == session:
+            self._held = None
 
 
 class Guard:
@@ -38,7 +107,8 @@ class Guard:
         if not token:
             raise ValueError(f"{TOKEN_VARIABLE} is empty: a server without a token would answer anybody")
         self._token = b"Bearer " + token.encode()
-        self._version = -1
+        self._version = NO_WEIGHTS
+        self._holder = Holder()
         self._running = 0
         self._changed = asyncio.Condition()
         self._loading = False
@@ -52,10 +122,13 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        headers = dict(scope.get("headers", ()))
+        given = headers.get(b"authorization", b"")
         if scope["type"] != "http" or not hmac.compare_digest(given, self._token):
             await _answer(send, 401, {"error": "the token is missing or wrong"})
-        elif scope["path"] == WEIGHTS_ROUTE:
+            return
+        self._holder.hear(headers.get(OWNER_HEADER.encode(), b"").decode("latin-1"))
+        if scope["path"] == WEIGHTS_ROUTE:
             await self._weights(scope, receive, send)
         elif scope["path"] == GROUP_ROUTE and scope["method"] == "POST":
             await self._join(scope, receive, send)
@@ -65,10 +138,14 @@ class Guard:
             await self._app(scope, receive, send)
 
     async def _generate(self, scope: Any, receive: Any, send: Any) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._loading)
-            self._running += 1
-        stamp = (VERSION_HEADER.encode(), str(self._version).encode())
+        try:
+            async with self._changed:
+                await self._changes(lambda: not self._loading, "new weights are still on their way")
+                self._running += 1
+        except Refusal as refusal:
+            await _answer(send, refusal.status, refusal.content)
+            return
+        stamp = (VERSION_HEADER.encode(), self._version.encode())
 
         async def stamped(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -83,23 +160,38 @@ class Guard:
                 self._changed.notify_all()
 
     async def _weights(self, scope: Any, receive: Any, send: Any) -> None:
-        """GET tells what there is; POST {"version": ...} takes new weights.
+        """GET reports what there is; POST {"owner": ...} claims the server, and with {"version": ...} takes weights.
 
         They are in {"folder": ..., "adapter": bool}, or come through the group as its {"transfer": ...}th.
+        {"release": true} leaves the server to whoever comes next.
         """
         state = scope["app"].state
         if scope["method"] != "POST":
             await _answer(send, 200, {"version": self._version, "group": self._group, **_offer(state)})
             return
         try:
-            order = json.loads(await _body(receive))
-            version = int(order["version"])
+            order = await _order(receive)
+            owner = _checked(order["owner"])
+            version = _label(order["version"]) if "version" in order else None
             transfer = int(order["transfer"]) if "transfer" in order else None
-            folder, adapter = ("", False) if "transfer" in order else (str(order["folder"]), bool(order["adapter"]))
+            from_folder = version is not None and transfer is None
+            folder, adapter = (str(order["folder"]), bool(order["adapter"])) if from_folder else ("", False)
         except (ValueError, KeyError, TypeError) as error:
             await _answer(send, 400, {"error": f"not an order for weights: {error!r}"})
             return
-        await self._alone()
+        if order.get("release") is True:
+            self._holder.release(owner["session"])
+            await _answer(send, 200, {})
+            return
+        try:
+            if version is None:
+                self._claim(owner)
+                await _answer(send, 200, {"version": self._version})
+                return
+            await self._alone(owner)
+        except Refusal as refusal:
+            await _answer(send, refusal.status, refusal.content)
+            return
         try:
             if transfer is not None:
                 await state.engine_client.collective_rpc("hwgrpo_receive_weights", args=(transfer,))
@@ -111,7 +203,7 @@ class Guard:
             self._version = version
             await _answer(send, 200, {"version": version})
         except Exception as error:  # the trainer is told what went wrong here, and keeps or ends the server
-            self._version = -1  # half of the new weights may be in place
+            self._version = NO_WEIGHTS  # half of the new weights may be in place
             if transfer is not None:
                 self._group = None
             await _answer(send, 500, {"error": f"{type(error).__name__}: {error}"})
@@ -121,12 +213,17 @@ class Guard:
     async def _join(self, scope: Any, receive: Any, send: Any) -> None:
         """Have all workers meet the trainer in a group; the order is `Group`'s arguments by name."""
         try:
-            order = json.loads(await _body(receive))
+            order = await _order(receive)
+            owner = _checked(order.pop("owner"))
             name = str(order["name"])
         except (ValueError, KeyError, TypeError) as error:
             await _answer(send, 400, {"error": f"not an order for a group: {error!r}"})
             return
-        await self._alone()
+        try:
+            await self._alone(owner)
+        except Refusal as refusal:
+            await _answer(send, refusal.status, refusal.content)
+            return
         try:
             self._group = None
             await scope["app"].state.engine_client.collective_rpc("hwgrpo_join_group", args=(order,))
@@ -137,12 +234,34 @@ class Guard:
         finally:
             await self._open()
 
-    async def _alone(self) -> None:
-        """Return when no request is running; those that come wait."""
+    def _claim(self, owner: Mapping[str, Any]) -> None:
+        holder = self._holder.claim(owner)
+        if holder is not None:
+            raise Refusal(409, error="this server has the weights of another run", holder=holder)
+
+    async def _alone(self, owner: Mapping[str, Any]) -> None:
+        """Return when no request is running, and those that come wait.
+
+        Raises:
+            Refusal: the server belongs to another trainer, or what runs does not end in time.
+        """
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._loading)
+            await self._changes(lambda: not self._loading, "other weights are still on their way")
+            self._claim(owner)  # only now: another trainer may have got the server meanwhile
             self._loading = True
-            await self._changed.wait_for(lambda: self._running == 0)
+            try:
+                await self._changes(lambda: self._running == 0, "requests are still running")
+            except BaseException:
+                self._loading = False
+                self._changed.notify_all()
+                raise
+
+    async def _changes(self, ready: Callable[[], bool], problem: str) -> None:
+        """Return when `ready`; `_changed` is held."""
+        try:
+            await asyncio.wait_for(self._changed.wait_for(ready), QUIET_TIMEOUT)
+        except TimeoutError as error:
+            raise Refusal(503, error=f"{problem} after {QUIET_TIMEOUT:g} s") from error
 
     async def _open(self) -> None:
         async with self._changed:
@@ -173,7 +292,34 @@ def _end_with_standard_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-async def _body(receive: Any) -> bytes:
+def _checked(owner: Any) -> Mapping[str, Any]:
+    """Return the trainer that an order is from.
+
+    Raises:
+        KeyError, TypeError: the order does not say.
+    """
+    return {**owner, **{name: str(owner[name]) for name in ("run", "session", "name")}}
+
+
+def _label(version: Any) -> str:
+    """Return what a trainer calls its weights, which goes into a header.
+
+    Raises:
+        ValueError: no header may hold it.
+    """
+    if not isinstance(version, str) or not 0 < len(version) <= LONGEST_LABEL or not version.isascii():
+        raise ValueError(f"version={version!r:.80} does not fit a header")
+    if not version.isprintable():
+        raise ValueError("version has characters that do not fit a header")
+    return version
+
+
+async def _order(receive: Any) -> dict[str, Any]:
+    """Return what a trainer asks for.
+
+    Raises:
+        ValueError, TypeError: it is no JSON object, or too large.
+    """
     body = b""
     while True:
         message = await receive()
@@ -181,7 +327,14 @@ async def _body(receive: Any) -> bytes:
         if len(body) > LARGEST_ORDER:
             raise ValueError("the request is too large")
         if not message.get("more_body"):
-            return body
+            break
+    try:
+        order = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(order, dict):
+        raise TypeError("it is no object")
+    return order
 
 
 async def _answer(send: Any, status: int, content: dict[str, Any]) -> None:
