@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 from hwgrpo_backends.backend import BackendError
@@ -71,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except (DataError, RewardError, CheckpointError, BackendError, RunError) as error:
         return _fail(error, 1)
+    except SystemExit as error:  # no command exits by itself: its success would be none
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return _fail(f"sys.exit({error.code!r}) was called at {place.filename}:{place.lineno}, before the end", 1)
     except KeyboardInterrupt:
         print("hwgrpo: interrupted", file=sys.stderr)
         return 130
@@ -80,6 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception | str, code: int) -> int:
     print(f"hwgrpo: error: {error}", file=sys.stderr)
     return code

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from hwgrpo.errors import ConfigError, RewardError, nearest
-from hwgrpo.rewards.failures import Overran, ProcessDied, told
+from hwgrpo.rewards.failures import Overran, ProcessDied, is_own, told
 from hwgrpo.rewards.loading import split_name
 from hwgrpo.rewards.messages import Unfit
 from hwgrpo.rewards.process import Reward, open_reward
@@ -141,7 +141,9 @@ class _Outcome:
             results, self.extras = self.function.values(self.batch, self.completions, step, self._fails_at_once)
         except (ConfigError, RewardError):
             raise  # a wrong setting stops the run, whatever the policy for failing samples
-        except (Exception, SystemExit) as error:  # a call for the whole batch: every sample of it failed
+        except BaseException as error:  # a call for the whole batch: every sample of it failed
+            if not is_own(error):
+                raise
             results, self.extras = [error] * size, [{} for _ in range(size)]
         if isinstance(results, str | bytes | Mapping) or not hasattr(results, "__len__"):
             raise RewardError(
@@ -151,7 +153,7 @@ class _Outcome:
         if len(results) != size:
             raise RewardError(f"reward {self.function.name} returned {len(results)} values for {size} responses")
         for sample, result in enumerate(results):
-            if isinstance(result, Exception | SystemExit):
+            if isinstance(result, BaseException):
                 self._fail(sample, *self._policy(result), result)
                 continue
             value = self._number(sample, result)

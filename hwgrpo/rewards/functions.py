@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hwgrpo.errors import ConfigError, choice_error, nearest
+from hwgrpo.rewards.failures import is_own
 from hwgrpo.rewards.waiting import wait_for, wait_for_all
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
@@ -178,7 +179,9 @@ class RewardFunction(Signature):
                 return self.start(arguments, [])
             except ConfigError:
                 raise  # a wrong setting is no failure of this sample
-            except (Exception, SystemExit) as error:  # a function that exits must not end the run without a word
+            except BaseException as error:  # a function that exits must not end the run
+                if not is_own(error):
+                    raise
                 return error
 
         return wait_for_all([caught(arguments) for arguments in calls])

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.failures import place_of
+from hwgrpo.errors import ConfigError, error_text
+from hwgrpo.rewards.failures import is_own, place_of
 from hwgrpo.rewards.functions import RewardFunction, adapt
 from hwgrpo.rewards.loading import load_function
 from hwgrpo.rewards.messages import HEADER, as_json, framed, pack_all, pack_one
@@ -120,7 +120,9 @@ def _serve(function: RewardFunction, arguments: Mapping[str, Any], size: int) ->
     try:
         value = wait_for(function.start(arguments, extras))
         packed = pack_one(value) if function.form == "verl" else pack_all(value)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_own(error):
+            raise
         return _error(error)
     return {"value": packed, "extras": extras} if any(extras) else {"value": packed}
 
@@ -133,7 +135,9 @@ async def _serve_together(function: RewardFunction, request: Mapping[str, Any], 
         try:
             async with limit:
                 answer: dict[str, Any] = {"value": pack_one(await function.start(arguments, []))}
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_own(error):
+                raise
             answer = {"overran": True} if limit.expired() and isinstance(error, TimeoutError) else _error(error)
         link.answer({"number": number, **answer})
 
@@ -143,7 +147,7 @@ async def _serve_together(function: RewardFunction, request: Mapping[str, Any], 
 def _error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, ConfigError):
         return {"refused": str(error)}
-    return {"raised": [type(error).__name__, str(error), place_of(error)]}
+    return {"raised": [type(error).__name__, error_text(error), place_of(error)]}
 
 
 def _description(function: RewardFunction) -> dict[str, Any]:
