@@ -20,11 +20,12 @@ import hwgrpo
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
-from hwgrpo.data.prompts import build_dataset
+from hwgrpo.data.prompts import build_dataset, template_note
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
@@ -68,12 +69,20 @@ def build_run(config: Config, backend: Backend, local_rank: int, local_world_siz
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explained(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(config, device, undo)
+        run = _build(with_absolute_paths(config), device, undo, written=config)
         undo.pop_all()
     return run
 
 
-def _build(config: Config, device: Device, undo: ExitStack) -> Run:
+def _build(config: Config, device: Device, undo: ExitStack, *, written: Config) -> Run:
+    """Put a run together.
+
+    Args:
+        config: the settings, with absolute paths.
+        device: where it trains.
+        undo: takes what ends the parts that are made.
+        written: the settings as they are recorded, with paths as the user wrote them.
+    """
     t = config.trainer
     locate(
         config.model.path
@@ -81,7 +90,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
     strategy: Strategy = STRATEGIES.load(choose_strategy(config))(device.torch_device, device.comm_backend)
     strategy.prepare(config)
     output = Path(t.output_dir)
-    checkpoint, notes = find_checkpoint(config, output, strategy)
+    checkpoint, notes = find_checkpoint(written, output, strategy)
 
     tokenizer = load_tokenizer(config.model)
     training_data = build_dataset(config.data, tokenizer, "train")
@@ -145,11 +154,14 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
         for folder in checkpoints.begin_after(output / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {folder}")
         if start < total_steps or start == 0:
-            _describe(output, config, device, total_steps, fused, strategy)
+            _describe(output, written, device, total_steps, fused, strategy)
     observer.resume_from(start)
     for note in (*notes, *engine.notes):
         observer.note(note)
     for name, data in (("training", training_data), ("validation", validation_data)):
+        note = template_note(name, data)
+        if note:
+            observer.note(note)
         if data is not None and (data.filtered or data.truncated):
             observer.note(
                 f"{name} prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens}: "
@@ -170,7 +182,7 @@ def _build(config: Config, device: Device, undo: ExitStack) -> Run:
             "sampler": supply.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
-            "config": to_yaml(config),
+            "config": to_yaml(written),
             "data": fingerprints,
         }
 

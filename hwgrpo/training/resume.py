@@ -57,7 +57,7 @@ def find_checkpoint(
         notes = [f"passed over a checkpoint: {problem}" for problem in damaged]
     else:
         check_resume(config)
-        checkpoint, notes = checkpoints.verify(Path(resume), strategy), []
+        checkpoint, notes = checkpoints.verify(Path(resume).absolute(), strategy), []
     if checkpoint is not None:
         notes += _compare_settings(checkpoint, config)
     return checkpoint, notes
