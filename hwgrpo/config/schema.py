@@ -73,11 +73,16 @@ class ModelConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
+StrOrList = Any
+"""A text or a list of texts, which OmegaConf has no type for; `validate` checks it."""
+
+
 @dataclass
 class DataConfig:
-    train: str = MISSING
-    """Training prompts: a .jsonl, .json or .parquet file, a dataset folder, a hub name, or `task://sort`."""
-    validation: str | None = None
+    train: StrOrList = MISSING
+    """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, or `task://sort`;
+    or a list of those, e.g. [a.jsonl,b.parquet], whose rows follow each other."""
+    validation: StrOrList = None
     """Validation prompts, as `train`; null takes a task's own validation split, or validates nothing."""
     split: str = "train"
     """Split to read where `train` names a hub dataset or a folder with several."""

@@ -10,7 +10,7 @@ from typing import Any
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config, DeepspeedConfig, LoraConfig
-from hwgrpo.errors import ConfigError, DataError, choice_error, nearest
+from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted
 from hwgrpo.paths import did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
 
@@ -29,6 +29,7 @@ def check_config(config: Config, *, data_may_be_missing: bool = False) -> None:
     sampling_of(config)
     _check_names(config)
     _check_files(config)
+    _check_sources(config)
     missing = missing_data(config)
     if missing and not data_may_be_missing:
         raise ConfigError(missing[0])
@@ -136,6 +137,17 @@ def _check_limits(section: Any, prefix: str) -> None:
             raise ConfigError(f"{key}={value} is out of range; allowed: {limits.describe()}")
 
 
+def _check_sources(config: Config) -> None:
+    for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        listed = named if isinstance(named, list) else [named]
+        if not named and key == "data.validation":
+            continue
+        if not listed or not all(isinstance(source, str) and source for source in listed):
+            raise ConfigError(
+                f"{key}={quoted(named)} must be a path or name, or a list of them, e.g. {key}=[a.jsonl,b.jsonl]"
+            )
+
+
 def _check_names(config: Config) -> None:
     from hwgrpo.observe import LOGGERS, check_installed
     from hwgrpo.rewards import REWARDS
@@ -187,14 +199,15 @@ def missing_data(config: Config) -> list[str]:
     Raises:
         ConfigError: a task is unknown.
     """
-    from hwgrpo.data.sources import find_data
+    from hwgrpo.data.sources import find_data, sources_of
     from hwgrpo.data.tasks import PREFIX, parse_task
 
     missing = []
-    for key, spec in (("data.train", config.data.train), ("data.validation", config.data.validation)):
-        if spec and spec.startswith(PREFIX):
-            parse_task(spec)
-        elif spec:
+    for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        for spec in sources_of(named):
+            if spec.startswith(PREFIX):
+                parse_task(spec)
+                continue
             try:
                 find_data(spec, key)
             except DataError as error:

@@ -7,6 +7,7 @@ beside the plan. A mistake in the settings, in data that is there or in a reward
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
-from hwgrpo.data.prompts import PromptDataset, build_dataset
+from hwgrpo.data.prompts import PromptDataset, build_dataset, template_note
+from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import is_fused
 from hwgrpo.models.loading import attention_obstacle, load_tokenizer
 from hwgrpo.models.router import check_router_loss
+from hwgrpo.paths import with_absolute_paths
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, micro_batch_tokens
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels
@@ -122,7 +125,8 @@ def _open_data(config: Config, settings: Any, obstacles: list[str], *, from_hub:
         return _Data(tried=("not tried: that needs the tokenizer",))
     training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
     assert training is not None
-    with build_rewards(config, training, validation) as rewards:
+    # a reward may change the directory
+    with chdir("."), build_rewards(with_absolute_paths(config), training, validation) as rewards:
         tried = try_rewards(rewards, training, tokenizer)
     check_length(config, training, validation, settings=settings)
     return _Data(training, validation, tuple(tried))
@@ -200,10 +204,12 @@ def config_sharding(config: Config, world_size: int) -> Sharding:
 def _data_lines(config: Config, data: _Data) -> list[str]:
     training, validation = data.training, data.validation
     if training is None:
-        return [f"{config.data.train}: not opened; validation {config.data.validation or 'none'}"]
+        named = [", ".join(sources_of(each)) for each in (config.data.train, config.data.validation)]
+        return [f"{named[0]}: not opened; validation {named[1] or 'none'}"]
     return [
         f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
         f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens",
+        *filter(None, (template_note("training", training),)),
         f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
     ]
 
