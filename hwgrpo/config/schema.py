@@ -38,7 +38,10 @@ _SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 def _names_with_splits(spec: Any) -> bool:
     """Return whether what a data setting names can have splits: a task has its own, and a file is one."""
     listed = [spec] if isinstance(spec, str) else spec or []
-    return any(not name.startswith("task://") and not name.endswith((".jsonl", ".json", ".parquet")) for name in listed)
+    return any(
+        not name.startswith("task://") and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
+        for name in listed
+    )
 
 
 def _splits(key: str) -> tuple[Use, ...]:
@@ -104,9 +107,10 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    train: str = setting(MISSING, path=True)
-    """Training prompts: a .jsonl, .json or .parquet file, a dataset folder, a hub name, or `task://sort`."""
-    validation: str | None = setting(None, path=True)
+    train: str | list[str] = setting(MISSING, path=True)
+    """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, or `task://sort`;
+    or a list of those, e.g. [a.jsonl,b.parquet], whose rows follow each other."""
+    validation: str | list[str] | None = setting(None, path=True)
     """Validation prompts, as `train`; null takes a task's own validation split, or validates nothing."""
     split: str = setting("train", used_by=[_splits("data.train")])
     """Split to read where `train` names a hub dataset or a folder with several."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -106,6 +107,7 @@ def open_reward(entry: Any, context: Mapping[str, Any], key: str, name: str | No
     if entry.timeout is None and entry.workers == 0:
         return adapt(name, load_function(entry.name, f"{key}.name")[1], kwargs, context, key)
     setup = {"reward": entry.name, "name": name, "kwargs": dict(kwargs), "context": dict(context), "key": key}
+    setup["folder"] = os.getcwd()  # also of processes that start after another reward has changed it
     return ProcessReward(setup, max(1, entry.workers), entry.timeout)
 
 

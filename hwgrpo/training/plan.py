@@ -7,6 +7,7 @@ beside the plan. A mistake in the settings, in data that is there or in a reward
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
-from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.data.prompts import PromptDataset, template_note
+from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.architectures import foreseen, own_forward
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoints import Checkpoint
@@ -122,8 +125,8 @@ def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple
             raise
         obstacles.append(str(error))
         return None, ("not tried: that needs the tokenizer",)
-    data = open_data(config, tokenizer)
-    with data.rewards as rewards:
+    data = open_data(with_absolute_paths(config), tokenizer)
+    with chdir("."), data.rewards as rewards:  # a reward may change the directory
         return data, try_rewards(rewards, data.training, tokenizer)
 
 
@@ -178,10 +181,12 @@ def config_sharding(config: Config, world_size: int) -> Sharding:
 
 def _data_lines(config: Config, training: PromptDataset | None, validation: PromptDataset | None) -> list[str]:
     if training is None:
-        return [f"{config.data.train}: not opened; validation {config.data.validation or 'none'}"]
+        named = [", ".join(sources_of(each)) for each in (config.data.train, config.data.validation)]
+        return [f"{named[0]}: not opened; validation {named[1] or 'none'}"]
     return [
         f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
         f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens",
+        *filter(None, (template_note("training", training),)),
         f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
     ]
 
