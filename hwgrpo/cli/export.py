@@ -90,4 +90,10 @@ def _settings(checkpoint: Checkpoint) -> Config:
     """Return the settings that a checkpoint was saved with."""
     from hwgrpo.config.load import settings_from
 
-    return settings_from(checkpoint.manifest["state"]["config"])
+    try:
+        return settings_from(checkpoint.manifest["state"]["config"])
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{checkpoint.folder} was saved with settings that this version does not have: {error}; export it with the "
+            "version that saved it"
+        ) from error
