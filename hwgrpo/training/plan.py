@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
+from transformers import PreTrainedConfig
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
@@ -237,7 +238,7 @@ def _output_lines(
     return [f"{config.trainer.output_dir}, {start}", *notes]
 
 
-def _fall_backs(config: Config, settings: Any, layout_note: str | None) -> list[str]:
+def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | None) -> list[str]:
     """Return what falls back, and why, as far as the model's configuration shows it."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     reason = foreseen(settings, longest) if config.rollout.engine == "local" else None

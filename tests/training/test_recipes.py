@@ -176,7 +176,7 @@ def test_a_plan_of_a_shape_that_ships_never_asks_the_hub(words, tmp_path, monkey
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **named: refuse(None, args))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    data = ("data.train=rows.jsonl", "data.validation=null")
+    data = ("data.train=rows.jsonl", "data.validation=rows.jsonl")
     plan = make_plan(load_config("qwen2_5_0_5b_gsm8k", [*data, *words]), registry.get("cpu"), 1)
     assert not asked
     [obstacle] = plan.obstacles
