@@ -35,7 +35,7 @@ def hwgrpo(tmp_path: Path, cache: Path) -> Hwgrpo:
 
 
 @pytest.fixture
-def fresh_hwgrpo(tmp_path: Path, cache: Path) -> Hwgrpo:
+def fresh(tmp_path: Path, cache: Path) -> Hwgrpo:
     """Return the same for tests of what comes before torch is imported: a process that has imported nothing."""
 
     def run(*words: object, **extra: str) -> subprocess.CompletedProcess[str]:
