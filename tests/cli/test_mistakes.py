@@ -23,8 +23,11 @@ def process(code: str, *keys: str, **options) -> subprocess.Popen[str]:
     """Start the command as a process, with some of it replaced by `code`."""
     return subprocess.Popen(
         [sys.executable, "-c", f"{RUN}{code}\nrun()", "config", *keys],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH}, stderr=subprocess.PIPE, text=True, **options,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
