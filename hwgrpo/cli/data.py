@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,5 +145,6 @@ def _settings(args: argparse.Namespace) -> Settings:
         model.tokenizer = args.tokenizer
         tokenizer = load_tokenizer(model)
     if wanted is not None:  # the last, as a reward may change the directory
-        rewards = [open_reward(entry, context, key) for entry, key in wanted]
+        folder = os.getcwd()
+        rewards = [open_reward(entry, context, key, folder=folder) for entry, key in wanted]
     return Settings(DataConfig(train="") if config is None else config.data, rewards, tokenizer, args.score_rows)

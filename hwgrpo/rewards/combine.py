@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import math
+import os
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
@@ -45,14 +46,14 @@ class RewardPipeline:
             raise ConfigError("reward.functions is empty; name at least one, e.g. reward.functions=[exact_match]")
         self.settings = tuple(config.functions)
         self._seed = seed
-        functions = []
+        functions, folder = [], os.getcwd()
         seen: collections.Counter[str] = collections.Counter()
         for number, entry in enumerate(self.settings):
             key = f"reward.functions[{number}]"
             name = split_name(entry.name)[1]
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name]}"
-            functions.append(open_reward(entry, context or {}, key, name))
+            functions.append(open_reward(entry, context or {}, key, name, folder))
         self.functions: tuple[Reward, ...] = tuple(functions)
         self._columns_known = columns is not None
         if columns is not None:

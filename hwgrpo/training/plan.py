@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from hwgrpo_backends import Backend

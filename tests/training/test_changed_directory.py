@@ -35,8 +35,8 @@ def project(tmp_path, monkeypatch):
 def test_a_reward_that_changes_the_directory_breaks_no_path(when, project, tmp_path, capsys, monkeypatch):
     there = str(tmp_path / "elsewhere")
     (tmp_path / "rewards.py").write_text(f"import os\n{WHEN[when].format(there=there)}\n")
-    # the process of another reward ends with each call: a new one finds its file
-    (tmp_path / "other.py").write_text("import os\ndef g(solution_str): os._exit(0)\n")
+    # the process of another reward ends with each call: a new one finds its file, and starts where the run did
+    (tmp_path / "other.py").write_text("import os\nopen('recipe.yaml').close()\ndef g(solution_str): os._exit(0)\n")
 
     def command(*words):
         """Run a command as a process of its own would: in this folder, with no reward's file loaded."""
