@@ -21,6 +21,35 @@ def shown(value: object, longest: int = 120) -> str:
     return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 
 
+def escaped(text: str, limit: int) -> str:
+    """Return at most `limit` characters of a text, those that a terminal would not print escaped."""
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:limit])
+    return shown if len(text) <= limit else f"{shown}..."
+
+
+def quoted(value: object, limit: int = 80) -> str:
+    """Return a value as a message quotes it: its repr, escaped, of at most `limit` characters.
+
+    Args:
+        value: anything, also of a class whose repr raises.
+        limit: characters that are shown.
+    """
+    try:
+        text = repr(value[: limit + 1] if isinstance(value, str | bytes) else value)
+    except Exception:  # a user's class may raise anything; integers of more than 4300 digits have no repr either
+        return f"<{type(value).__name__}>"
+    return escaped(text, limit)
+
+
+def error_text(error: BaseException, limit: int = 500) -> str:
+    """Return what an exception says, in one line, escaped, of at most `limit` characters."""
+    try:
+        text = str(error)
+    except Exception:  # a user's class may raise anything
+        return f"<{type(error).__name__}>"
+    return escaped(" ".join(text.split()), limit)
+
+
 class ConfigError(ValueError):
     """A setting is wrong. The message names the key, the value and the remedy."""
 

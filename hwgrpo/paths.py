@@ -5,10 +5,12 @@ Nothing heavy is imported, so that a wrong path is told before a model's librari
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hwgrpo.errors import ConfigError, nearest, shown
 
@@ -98,6 +100,46 @@ def find_model(path: str, key: str) -> Path | None:
     if near := same_spelling(folder, Path.is_dir):
         raise ConfigError(f"{key}={path!r}: there is no such folder. Did you mean {near}?")
     return None
+
+
+def with_absolute_paths(config: Any) -> Any:
+    """Return a copy of the settings in which files and folders are absolute: a reward may change the directory.
+
+    Prompts are left as they are: they are read before any reward is.
+
+    Args:
+        config: checked settings (`Config`).
+    """
+    config = copy.deepcopy(config)
+    trainer, model, server = config.trainer, config.model, config.rollout.server
+    trainer.output_dir = str(Path(trainer.output_dir).absolute())
+    for section, name in (
+        (trainer.deepspeed, "config"),
+        (model, "path"),
+        (model, "tokenizer"),
+        (model, "chat_template"),
+        (model.lora, "adapter"),
+        (server, "weights_dir"),
+    ):
+        setattr(section, name, _absolute(getattr(section, name)))
+    if "/" in (server.python or ""):  # a bare name is looked up in PATH
+        server.python = _absolute(server.python)
+    for function in config.reward.functions:
+        function.name = with_absolute_file(function.name)
+    return config
+
+
+def with_absolute_file(reward: str) -> str:
+    """Return a reward's name with the absolute path of its file, where it has one."""
+    file, colon, function = reward.rpartition(":")
+    return f"{_absolute(file)}:{function}" if colon else str(_absolute(reward))
+
+
+def _absolute(path: str | None) -> str | None:
+    """Return the absolute path of a file or folder that is there; a hub name, a word or None as it is."""
+    if path is None or not Path(path).expanduser().exists():
+        return path
+    return str(Path(path).expanduser().absolute())
 
 
 def _beside(path: Path, wanted: Callable[[Path], bool]) -> list[Path]:

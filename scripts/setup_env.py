@@ -16,8 +16,8 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from setup_check import damaged, fingerprint, import_problems
 from setup_plan import (
@@ -199,7 +199,8 @@ def _python(stamp: dict, keep: bool) -> str:
     return stamp["python"] if keep else sys.executable
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Source:
     """Where a build of torch comes from."""
 
     index: str

@@ -17,7 +17,8 @@ from hwgrpo.algorithms.scope import Scoped, scoped, sequence_sum
 from hwgrpo.errors import ConfigError
 
 SAFE_LOG_RATIO = 20.0
-"""Log-ratios are kept within plus or minus this before exp, as verl does: e^20 is far beyond any sensible bound."""
+"""Log-ratios are kept within plus or minus this before exp in importance weights and second moments, as verl does:
+e^20 is far beyond any sensible bound. The estimates of the KL are not clamped, there as here."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def mismatch_sums(
         [
             torch.ones_like(log_ratio_N).sum(),
             -log_ratio_N.sum(),
-            (ratio_N - log_ratio_N - 1).sum(),
+            (log_ratio_N.expm1() - log_ratio_N).sum(),
             ratio_N.square().sum(),
             applied_N.sum(),
             applied_N.square().sum(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,6 +121,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     from hwgrpo.config.load import load_config
     from hwgrpo.config.schema import DataConfig, ModelConfig, RewardFunctionConfig, RolloutConfig
     from hwgrpo.data.inspection import Settings
+    from hwgrpo.paths import with_absolute_file
     from hwgrpo.rewards.process import open_reward
 
     config = None if args.recipe is None else load_config(args.recipe)
@@ -130,7 +133,8 @@ def _settings(args: argparse.Namespace) -> Settings:
     context = {"max_response_tokens": rollout.max_response_tokens}
     rewards = None
     if wanted is not None:
-        rewards = [open_reward(entry, context, key) for entry, key in wanted]
+        wanted = [(replace(entry, name=with_absolute_file(entry.name)), key) for entry, key in wanted]
+        args.files = [str(Path(name).expanduser().absolute()) for name in args.files]
     tokenizer = None
     if args.tokenizer is not None:
         if not Path(args.tokenizer).expanduser().is_dir():
@@ -140,4 +144,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         model = ModelConfig(path=args.tokenizer) if config is None else config.model
         model.tokenizer = args.tokenizer
         tokenizer = load_tokenizer(model)
+    if wanted is not None:  # the last, as a reward may change the directory
+        folder = os.getcwd()
+        rewards = [open_reward(entry, context, key, folder=folder) for entry, key in wanted]
     return Settings(DataConfig(train="") if config is None else config.data, rewards, tokenizer, args.score_rows)

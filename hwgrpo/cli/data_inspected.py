@@ -13,12 +13,15 @@ from rich.text import Text
 
 from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_part
 from hwgrpo.data.inspected import BadRow, FileReport, Inspection
+from hwgrpo.errors import escaped
 from hwgrpo.text import one_line, terminal_line
 
 NAMED = 10
 """Rows of a kind that are named one by one."""
 SPECIFIC = re.compile(r"'[^']*'|\d+")
 """What differs between reasons that are the same for other values."""
+NAME = 100
+"""Characters of a source or column that are shown."""
 SOURCES = 20
 """Sources that are shown with their counts."""
 
@@ -71,7 +74,7 @@ def _facts(file: FileReport) -> dict[str, str]:
         "prompt": _counts(file.prompts) or "none can be read",
         "ground truth": _counts(file.ground_truths) or "no row has one",
         "data_source": _counts(file.sources) or "none",
-        "other columns": ", ".join(map(one_line, rest)) or "none",
+        "other columns": ", ".join(escaped(column, NAME) for column in rest) or "none",
     }
     rewards = []
     for each in file.judged:
@@ -87,8 +90,8 @@ def _facts(file: FileReport) -> dict[str, str]:
 def _counts(counts: Mapping[str, int]) -> str:
     """Return `a (12), b (3)`, or `a` where all rows are the same."""
     if len(counts) == 1:
-        return one_line(next(iter(counts)))
-    shown = [f"{one_line(name)} ({count:,})" for name, count in list(counts.items())[:SOURCES]]
+        return escaped(next(iter(counts)), NAME)
+    shown = [f"{escaped(name, NAME)} ({count:,})" for name, count in list(counts.items())[:SOURCES]]
     more = [f"and {len(counts) - SOURCES:,} more"] if len(counts) > SOURCES else []
     return ", ".join(shown + more)
 

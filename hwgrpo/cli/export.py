@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already; name a folder that is not, or remove it")
 
-    from hwgrpo.models.loading import load_tokenizer, save_model
+    from hwgrpo.models.loading import load_tokenizer, save_model, source_folder
     from hwgrpo.models.lora import uses_lora
     from hwgrpo.training.checkpoints import restore_weights
     from hwgrpo.training.components import load_trainable
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        save_model(model, tokenizer, partial, merge=not args.adapter, max_shard_size=args.max_shard_size)
+        source = source_folder(config.model)
+        save_model(model, tokenizer, partial, merge=not args.adapter, max_shard_size=args.max_shard_size, source=source)
         if out.is_dir():
             out.rmdir()
         os.replace(partial, out)
@@ -89,4 +90,10 @@ def _settings(checkpoint: Checkpoint) -> Config:
     """Return the settings that a checkpoint was saved with."""
     from hwgrpo.config.load import settings_from
 
-    return settings_from(checkpoint.manifest["state"]["config"])
+    try:
+        return settings_from(checkpoint.manifest["state"]["config"])
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{checkpoint.folder} was saved with settings that this version does not have: {error}; export it with the "
+            "version that saved it"
+        ) from error

@@ -100,7 +100,12 @@ def _run(argv: Sequence[str] | None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         args.overrides += rest  # argparse stops collecting at an option: `train RECIPE --dry-run key=value`
-    return args.run(args)
+    try:
+        return args.run(args)
+    except SystemExit as error:  # no command exits by itself: its success would be none
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"sys.exit({error.code!r}) was called at {place.filename}:{place.lineno}, before the end"
+        raise RunError(message) from error
 
 
 def _as_setting(text: str) -> str:
@@ -149,6 +154,6 @@ def _drop_output() -> None:
     os.close(nowhere)
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception | str, code: int) -> int:
     print(f"hwgrpo: error: {terminal_lines(str(error))}", file=sys.stderr)
     return code

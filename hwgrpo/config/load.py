@@ -30,6 +30,7 @@ from hwgrpo.config.written import (
     shown_settings,
     texts,
     unresolved_error,
+    value_at,
     without_unset,
     written_of,
     written_values,
@@ -37,7 +38,7 @@ from hwgrpo.config.written import (
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.paths import check_path
-from hwgrpo.text import HIDDEN
+from hwgrpo.text import HIDDEN, is_secret
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
@@ -187,7 +188,12 @@ def _split_override(override: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{shown(override)} is not an override; {_OVERRIDE}")
     hint = _hint_of(key)
-    return key, read_yaml(text, f"{key}={shown(text)}", hint)
+    return key, read_yaml(text, _shown_override(key, text), hint)
+
+
+def _shown_override(key: str, text: str) -> str:
+    """Return an override as a message may show it: without what is typed under the name of a secret."""
+    return f"{key}={HIDDEN if any(map(is_secret, key.split('.'))) else shown(text)}"
 
 
 def _spelled_out(given: dict[str, Any]) -> dict[str, Any]:
@@ -260,32 +266,57 @@ def _interpolated(given: dict[str, Any], *, lenient: bool) -> tuple[dict[str, An
             OmegaConf.create({"value": text})
         except OmegaConfBaseException as error:
             raise unresolved_error(place, text, error) from None
-    settings = OmegaConf.create(_merged(dataclasses.asdict(Config()), given)) if found else None
-    left_out: dict[Place, Written] = {}
+    if not found:
+        return given, {}
+    settings = OmegaConf.create(_merged(dataclasses.asdict(Config()), given))
     resolved = copy.deepcopy(given)
-    for place, text, free in found:
-        here: Any = resolved
-        for name in place[:-1]:
-            here = here[name]
-        try:
-            value: Any = settings
-            for name in place:
-                value = value[name]
-            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        except (OmegaConfBaseException, RecursionError) as error:
-            without = without_unset(place, text, free, error) if lenient else None
-            if without is None:
+    left_out = _leave_unset_out(settings, resolved, found) if lenient else {}
+    for place, text, _ in found:
+        if place not in left_out:
+            try:
+                value = _value_at(settings, place)
+            except (OmegaConfBaseException, RecursionError) as error:
                 raise unresolved_error(place, text, error) from None
+            value_at(resolved, place[:-1])[place[-1]] = _typed(value, place, text)
+    return _spelled_out(resolved), left_out
+
+
+def _leave_unset_out(settings: Any, resolved: Any, found: Sequence[tuple[Place, str, bool]]) -> dict[Place, Written]:
+    """Take what needs a variable that is not set, and may be secret, out of settings; also what refers to it changes.
+
+    Args:
+        settings: OmegaConf's, changed in place.
+        resolved: plain containers of the same, changed in place.
+        found: the interpolations in them.
+    """
+    left_out: dict[Place, Written] = {}
+    for place, text, free in found:
+        try:
+            _value_at(settings, place)
+        except (OmegaConfBaseException, RecursionError) as error:
+            without = without_unset(place, text, free, error)
+            if without is None:
+                continue  # another mistake, or it refers to one that is left out
             hint = _hint_at(place)
             if without.value is None and typing.get_origin(hint) is dict:
                 without = dataclasses.replace(without, value={})
             left_out[place] = without
+            _parent(settings, place)[place[-1]] = without.value
+            here = value_at(resolved, place[:-1])
             here[place[-1]] = without.value
             if without.value is None and hint is str:
                 del here[place[-1]]
-            continue
-        here[place[-1]] = _typed(value, place, text)
-    return _spelled_out(resolved), left_out
+    return left_out
+
+
+def _parent(settings: Any, place: Place) -> Any:
+    return functools.reduce(lambda node, name: node[name], place[:-1], settings)
+
+
+def _value_at(settings: Any, place: Place) -> Any:
+    """Return a resolved value of OmegaConf's settings as plain containers."""
+    value = _parent(settings, place)[place[-1]]
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _hint_at(place: Place) -> Any:

@@ -38,7 +38,10 @@ _SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 def _names_with_splits(spec: Any) -> bool:
     """Return whether what a data setting names can have splits: a task has its own, and a file is one."""
     listed = [spec] if isinstance(spec, str) else spec or []
-    return any(not name.startswith("task://") and not name.endswith((".jsonl", ".json", ".parquet")) for name in listed)
+    return any(
+        not name.startswith("task://") and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
+        for name in listed
+    )
 
 
 def _splits(key: str) -> tuple[Use, ...]:
@@ -66,7 +69,7 @@ class LoraConfig:
     dropout: float = limited(0.0, at_least=0, below=1, used_by=[_ADAPTERS])
     """Dropout on the adapters' input. Above 0 the old log-prob is computed in a pass of its own."""
     target_modules: list[str] = setting(lambda: ["all-linear"], used_by=[_ADAPTERS])
-    """Names of the linear layers that get adapters, or `all-linear` (every one but the LM head)."""
+    """Names of the linear layers that get adapters, or `all-linear` (every one that text passes but the LM head)."""
     adapter: str | None = setting(None, path=True)
     """Folder of an existing adapter to train further, at its own rank; a frozen copy of it is then the reference."""
 
@@ -104,9 +107,10 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    train: str = setting(MISSING, path=True)
-    """Training prompts: a .jsonl, .json or .parquet file, a dataset folder, a hub name, or `task://sort`."""
-    validation: str | None = setting(None, path=True)
+    train: str | list[str] = setting(MISSING, path=True)
+    """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, or `task://sort`;
+    or a list of those, e.g. [a.jsonl,b.parquet], whose rows follow each other."""
+    validation: str | list[str] | None = setting(None, path=True)
     """Validation prompts, as `train`; null takes a task's own validation split, or validates nothing."""
     split: str = setting("train", used_by=[_splits("data.train")])
     """Split to read where `train` names a hub dataset or a folder with several."""

@@ -13,7 +13,7 @@ from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.schema import Config
 from hwgrpo.config.uses import check_used
-from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, shown
+from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
 from hwgrpo.paths import check_path, did_you_mean, find_model
 from hwgrpo.rollout.engine import Sampling
 
@@ -44,6 +44,7 @@ def check_config(
     _check_names(config, unread)
     notes = check_used(config, imported)
     _check_files(config)
+    _check_sources(config)
     missing = missing_data(config)
     if missing and not data_may_be_missing:
         raise ConfigError(missing[0])
@@ -169,6 +170,17 @@ def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
     return ConfigError(f"{key}={shown(value)} is not known: {here}") if here else choice_error(key, value, names)
 
 
+def _check_sources(config: Config) -> None:
+    for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        listed = named if isinstance(named, list) else [named]
+        if not named and key == "data.validation":
+            continue
+        if not listed or not all(isinstance(source, str) and source for source in listed):
+            raise ConfigError(
+                f"{key}={quoted(named)} must be a path or name, or a list of them, e.g. {key}=[a.jsonl,b.jsonl]"
+            )
+
+
 def _check_names(config: Config, unread: Sequence[str]) -> None:
     from hwgrpo.observe import LOGGERS, check_installed
     from hwgrpo.rewards import REWARDS
@@ -222,14 +234,15 @@ def missing_data(config: Config) -> list[str]:
     Raises:
         ConfigError: a task is unknown.
     """
-    from hwgrpo.data.sources import find_data
+    from hwgrpo.data.sources import find_data, sources_of
     from hwgrpo.data.tasks import PREFIX, parse_task
 
     missing = []
-    for key, spec in (("data.train", config.data.train), ("data.validation", config.data.validation)):
-        if spec and spec.startswith(PREFIX):
-            parse_task(spec)
-        elif spec:
+    for key, named in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        for spec in sources_of(named):
+            if spec.startswith(PREFIX):
+                parse_task(spec)
+                continue
             try:
                 find_data(spec, key)
             except DataError as error:

@@ -278,7 +278,8 @@ def value_at(tree: Any, place: Place) -> Any:
     """Return what stands at a place of containers or dataclasses."""
     value: Any = tree
     for key in place:
-        value = value[key] if isinstance(value, (Mapping, list)) else getattr(value, str(key))
+        indexed = isinstance(value, Mapping | list)
+        value = value[key] if indexed else getattr(value, str(key))
     return value
 
 

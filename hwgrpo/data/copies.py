@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.data.formats import READERS, Broken, Part, read_file
+from hwgrpo.data.formats import READERS, TABLES, Broken, Part, read_file
 from hwgrpo.data.published import Published
 from hwgrpo.data.sources import find_data, split_of
 from hwgrpo.errors import DataError
@@ -58,6 +58,7 @@ def open_copy(dataset: Published, spec: str | None) -> Copy:
 
 def _from_folder(dataset: Published, folder: Path) -> Copy:
     files = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.suffix.lower() in READERS]
+    files = [file for file in files if file.suffix.lower() not in TABLES] or files
     files = [file for file in files if not any(part.startswith(".") for part in file.parts)]
     files = [file for file in files if (folder / file).is_file()]
     if not files:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.errors import DataError
+from hwgrpo.errors import DataError, error_text, quoted
 
 Row = Mapping[str, Any]
 Broken = dict[int, DataError]
@@ -77,18 +80,16 @@ def read_jsonl(path: Path, broken: Broken | None = None) -> Part:
 def read_json(path: Path, broken: Broken | None = None) -> Part:
     """Read a JSON file: a list of objects, or {"data": [...]}."""
     raw = path.read_bytes()
+    if not raw.strip():
+        raise DataError(f"{path}: the file is empty")
+    text = _decoded(raw, str(path))
     try:
-        content = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise _not_utf8(f"{path}, line {line}", error) from error
-    except json.JSONDecodeError as error:
-        if not raw.strip():
-            raise DataError(f"{path}: the file is empty") from error
-        hint = "; if it holds one object per line, name it .jsonl" if error.msg == "Extra data" else ""
-        raise DataError(
-            f"{path}, line {error.lineno}: not valid JSON ({error.msg}, column {error.colno}){hint}"
-        ) from error
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        extra = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+        hint = "; if it holds one object per line, name it .jsonl" if extra else ""
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise DataError(f"{path}{line}: {_not_json(error)}{hint}") from error
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
         raise DataError(f'{path}: must hold a list of objects, or {{"data": [...]}}; it holds {_kind(content)}')
@@ -111,15 +112,53 @@ def read_parquet(path: Path, broken: Broken | None = None) -> Part:
         table = pyarrow.parquet.ParquetFile(path).read()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}: truncated, damaged or not a Parquet file ({error}); copy or write it again"
+            f"{path}: truncated, damaged or not a Parquet file ({error_text(error, 200)}); copy or write it again"
         ) from error
     return Part(str(path), ArrowRows(table.combine_chunks(), str(path)), tuple(table.column_names), path.name)
 
 
+def read_csv(path: Path, broken: Broken | None = None) -> Part:
+    """Read a .csv file (a .tsv one: by tabs) with the columns' names in its first line; every value is text."""
+    text = _decoded(path.read_bytes(), str(path))
+    records = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    rows, lines, columns = [], [], None
+    start, largest = 1, csv.field_size_limit(max(len(text), 1))
+    try:
+        for record in records:
+            place, line, start = f"{path}, line {start}", start, records.line_num + 1
+            if not record:
+                continue
+            if columns is None:
+                columns = _header(record, place)
+                continue
+            row: dict[str, Any] = dict(zip(columns, record, strict=False))
+            if len(record) != len(columns):
+                error = DataError(f"{place}: {len(record)} values for {len(columns)} columns; quote those with commas")
+                row = _set_aside(error, broken, len(rows))
+            rows.append(row)
+            lines.append(line)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {records.line_num}: not valid CSV ({error})") from error
+    finally:
+        csv.field_size_limit(largest)
+    return Part(str(path), rows, tuple(columns or ()), path.name, lines)
+
+
+def _header(names: Sequence[str], place: str) -> Sequence[str]:
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise DataError(f"{place}: two columns have the name {quoted(twice[0])}; rename one")
+    return names
+
+
+TABLES = (".csv", ".tsv")
+"""Formats that folders hold for other ends, too."""
 READERS: Mapping[str, Callable[[Path, Broken | None], Part]] = {
     ".jsonl": read_jsonl,
     ".json": read_json,
     ".parquet": read_parquet,
+    ".csv": read_csv,
+    ".tsv": read_csv,
 }
 
 
@@ -142,6 +181,10 @@ class ArrowRows(Sequence[Row]):
             return self._table.slice(index, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
             raise _not_utf8(f"{self._name}, row {index}", error) from error
+        except (ValueError, OverflowError) as error:  # a date that Python does not have
+            raise DataError(
+                f"{self._name}, row {index}: a value cannot be read ({error_text(error, 200)}); write it as text"
+            ) from error
 
 
 def _json_line(raw: bytes, encoding: str, place: str) -> dict[str, Any] | None:
@@ -154,10 +197,8 @@ def _json_line(raw: bytes, encoding: str, place: str) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{place}: not valid JSON ({error.msg}, column {error.colno}); each line must be one whole JSON object"
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: {_not_json(error)}; each line must be one whole JSON object") from error
     return _object(row, place)
 
 
@@ -182,6 +223,28 @@ def _columns(rows: Sequence[Row]) -> tuple[str, ...]:
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+def _decoded(raw: bytes, name: str) -> str:
+    """Return the text of a file, without a byte order mark.
+
+    Raises:
+        DataError: it is not UTF-8; the message names the line.
+    """
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise _not_utf8(f"{name}, line {line}", error) from error
+
+
+def _not_json(error: Exception) -> str:
+    """Say why JSON cannot be read: besides mistakes, nesting and integers have a limit."""
+    if isinstance(error, RecursionError):
+        return "JSON that is nested too deeply to be read"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON ({error.msg}, column {error.colno})"
+    return f"JSON with an integer of more than {sys.get_int_max_str_digits()} digits; write it as text"
 
 
 def _not_utf8(place: str, error: UnicodeDecodeError) -> DataError:

@@ -19,7 +19,7 @@ from hwgrpo.data.prompts import TOKENIZE_BATCH, render
 from hwgrpo.data.published import published_with
 from hwgrpo.data.schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows, find_data, split_of
-from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.errors import ConfigError, DataError, escaped
 from hwgrpo.rewards.process import Reward
 from hwgrpo.values import Prompt
 
@@ -221,7 +221,7 @@ def _content(message: Message) -> str:
 def _kind(prompt: str | tuple[Message, ...]) -> str:
     if isinstance(prompt, str):
         return "text"
-    return f"messages: {', '.join(message['role'] for message in prompt)}"
+    return f"messages: {escaped(', '.join(message['role'] for message in prompt), 100)}"
 
 
 def _counts(words: Iterable[str]) -> dict[str, int]:

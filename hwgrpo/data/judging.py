@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hwgrpo.data.published import reward_of
+from hwgrpo.errors import error_text, quoted
+from hwgrpo.rewards.failures import told
 from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.loading import load_function
+from hwgrpo.rewards.messages import number_of
 from hwgrpo.rewards.process import Reward
 from hwgrpo.rewards.verifiable import answer_text
 from hwgrpo.values import Prompt
@@ -57,7 +59,7 @@ def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
         scored = sum(verdict is True for verdict in verdicts.values())
         judged.append(Judged(reward.name, len(verdicts), scored, len(raised)))
         for number, error in raised.items():
-            unscored[number] = f"reward {reward.name} fails: {str(error) or type(error).__name__}"
+            unscored[number] = f"reward {reward.name} fails: {error_text(error) or type(error).__name__}"
         if reward.name in COMPARING:
             missed = [number for number, verdict in verdicts.items() if verdict is False]
             unscored |= dict.fromkeys(missed, f"reward {reward.name} gives the row's own answer no more than nothing")
@@ -95,9 +97,8 @@ def _score(reward: Reward, prompt: Prompt, response: str) -> float | Exception:
     if isinstance(value, Mapping):
         value = value.get("score")
     if isinstance(value, BaseException):
-        return value if isinstance(value, Exception) else RuntimeError(f"it ended the process ({value})")
-    if not isinstance(value, str):
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            if math.isfinite(value):
-                return float(value)
-    return TypeError(f"it returned {value!r}, not a finite number")
+        return value if isinstance(value, Exception) else RuntimeError(f"it {told(value)}")
+    number = number_of(value)
+    if number is not None and math.isfinite(number):
+        return number
+    return TypeError(f"it returned {quoted(value)}, not a finite number")

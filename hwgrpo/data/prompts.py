@@ -13,10 +13,17 @@ from jinja2 import TemplateError
 from omegaconf import OmegaConf
 
 from hwgrpo.data import OVERLONG_POLICIES
-from hwgrpo.data.schema import GROUND_TRUTH_KEYS, Message, missing_column, read_ground_truth, read_prompt
-from hwgrpo.data.sources import Rows, open_rows
+from hwgrpo.data.schema import (
+    GROUND_TRUTH_KEYS,
+    Message,
+    check_text,
+    missing_column,
+    read_ground_truth,
+    read_prompt,
+)
+from hwgrpo.data.sources import Rows, open_all, sources_of
 from hwgrpo.data.tasks import PREFIX
-from hwgrpo.errors import ConfigError, DataError, choice_error
+from hwgrpo.errors import ConfigError, DataError, choice_error, error_text, escaped, quoted
 from hwgrpo.values import Prompt
 
 TOKENIZE_BATCH = 1000
@@ -46,6 +53,8 @@ class PromptDataset:
     """The first kept row that has no ground truth; None when all have one."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """`{rows, sha256}`: how many rows were read, and a hash of all their columns."""
+    unused_template: int = 0
+    """Rows with plain text to which the tokenizer's chat template was not applied, under `data.chat=auto`."""
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -73,7 +82,8 @@ class PromptDataset:
             return
         key = self.config.ground_truth_key
         tried = f"{key!r} (data.ground_truth_key) is null" if key else f"tried {', '.join(GROUND_TRUTH_KEYS)}"
-        has = ", ".join(name for name in self.rows[self.unanswered] if name != self.config.prompt_key) or "nothing else"
+        names = (name for name in self.rows[self.unanswered] if name != self.config.prompt_key)
+        has = escaped(", ".join(names), 300) or "nothing else"
         raise DataError(
             f"{self.rows.place(self.unanswered)}: no ground truth, which {needed_by} needs; {tried}; beside the prompt "
             f"the row has: {has}. Name the answer's column with data.ground_truth_key"
@@ -103,6 +113,21 @@ class PromptDataset:
         )
 
 
+def template_note(name: str, dataset: PromptDataset | None) -> str | None:
+    """Return what to print where prompts are plain text and the tokenizer has a chat template, else None.
+
+    Args:
+        name: "training" or "validation".
+        dataset: its prompts.
+    """
+    if dataset is None or not dataset.unused_template:
+        return None
+    return (
+        f"{dataset.unused_template:,} {name} prompts are plain text, to which the tokenizer's chat template is not "
+        "applied; data.chat=always applies it, data.chat=never leaves this note out"
+    )
+
+
 def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | None:
     """Read, render and tokenize the training or validation prompts.
 
@@ -123,21 +148,23 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
         raise choice_error("data.overlong", config.overlong, OVERLONG_POLICIES)
     spec, split, max_rows = config.train, config.split, config.max_rows
     if which == "validation":
-        spec = config.validation or (config.train if config.train.startswith(PREFIX) else None)
+        own = isinstance(config.train, str) and config.train.startswith(PREFIX)
+        spec = config.validation or (config.train if own else None)
         if spec is None:
             return None
         split, max_rows = config.validation_split, config.validation_max_rows
-    if spec.startswith(PREFIX):
-        split = which
-    rows = open_rows(spec, split, f"data.{which}")
+    rows, name = open_all(spec, split, which), ", ".join(sources_of(spec))
     if config.prompt_key not in rows.columns:
-        raise missing_column("data.prompt_key", config.prompt_key, rows.columns, spec)
+        raise missing_column("data.prompt_key", config.prompt_key, rows.columns, name)
     count = min(len(rows), max_rows) if max_rows else len(rows)
 
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None
+    unused_template = 0
     digest = hashlib.sha256()
-    for index, text, ids, answered in _tokenize(rows, count, config, tokenizer, digest):
+    for index, row, ids in _tokenize(rows, count, config, tokenizer, digest):
+        text = row.text
+        unused_template += not row.templated and config.chat == "auto" and tokenizer.chat_template is not None
         if len(ids) > config.max_prompt_tokens:
             if config.overlong == "filter":
                 filtered += 1
@@ -151,29 +178,31 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
             ids = ids[-limit:] if config.overlong == "truncate_left" else ids[:limit]
             text = tokenizer.decode(ids)
             truncated += 1
-        if not answered and unanswered is None:
+        if not row.answered and unanswered is None:
             unanswered = index
         kept.append(index)
         texts.append(text)
         token_ids.append(np.asarray(ids, dtype=np.int32))
     if not kept:
         raise DataError(
-            f"data.{which}={spec!r}: all {filtered} prompts are longer than data.max_prompt_tokens="
+            f"data.{which}={name!r}: all {filtered} prompts are longer than data.max_prompt_tokens="
             f"{config.max_prompt_tokens} and were filtered; raise the limit, or set data.overlong=truncate_left"
         )
     fingerprint = {"rows": count, "sha256": digest.hexdigest()}
-    return PromptDataset(spec, rows, kept, texts, token_ids, filtered, truncated, config, unanswered, fingerprint)
+    return PromptDataset(
+        name, rows, kept, texts, token_ids, filtered, truncated, config, unanswered, fingerprint, unused_template
+    )
 
 
 def _tokenize(
     rows: Rows, count: int, config: Any, tokenizer: Any, digest: Any
-) -> Iterator[tuple[int, str, list[int], bool]]:
-    """Yield (row, text, token ids, whether it has a ground truth), tokenizing in batches; feed `digest` each row."""
+) -> Iterator[tuple[int, Rendered, list[int]]]:
+    """Yield (index, rendered row, token ids), tokenizing in batches; feed `digest` each row."""
     for start in range(0, count, TOKENIZE_BATCH):
         indices = range(start, min(start + TOKENIZE_BATCH, count))
         rendered = [render(rows, index, config, tokenizer) for index in indices]
-        for row in rendered:
-            digest.update(json.dumps(dict(row.columns), sort_keys=True, default=_content).encode() + b"\n")
+        for index, row in zip(indices, rendered, strict=True):
+            digest.update(_fingerprint(row.columns, rows.place(index)))
         ids: list[list[int]] = [[] for _ in rendered]
         # A chat template writes its own special tokens; plain text gets the tokenizer's.
         for templated in (True, False):
@@ -185,8 +214,10 @@ def _tokenize(
                     ids[number] = tokens
         for index, row, tokens in zip(indices, rendered, ids, strict=True):
             if not tokens:
-                raise DataError(f"{rows.place(index)}: the prompt {row.text!r} has no tokens under this tokenizer")
-            yield index, row.text, tokens, row.answered
+                raise DataError(
+                    f"{rows.place(index)}: the prompt {quoted(row.text)} has no tokens under this tokenizer"
+                )
+            yield index, row, tokens
 
 
 class Rendered(NamedTuple):
@@ -248,9 +279,22 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
             continue_final_message=continued,
             **{str(name): value for name, value in options.items()},
         )
-    except TemplateError as error:
-        raise DataError(f"{place}: the chat template refuses this conversation: {error}") from error
+    except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:  # of the template's own code
+        raise DataError(f"{place}: the chat template refuses this conversation: {error_text(error, 300)}") from error
+    check_text(text, f"{place}: the rendered conversation")
     return Rendered(text, True, answered, row)
+
+
+def _fingerprint(columns: Mapping[str, Any], place: str) -> bytes:
+    """Return what a row adds to the fingerprint of its dataset.
+
+    Raises:
+        DataError: the row is nested too deeply.
+    """
+    try:
+        return json.dumps(dict(columns), sort_keys=True, default=_content).encode() + b"\n"
+    except RecursionError as error:
+        raise DataError(f"{place}: the row is nested too deeply to be read") from error
 
 
 def _content(value: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hwgrpo.data.formats import Row
-from hwgrpo.errors import DataError, nearest
+from hwgrpo.errors import DataError, escaped, nearest, quoted
 
 GROUND_TRUTH_KEYS = ("reward_model.ground_truth", "ground_truth", "answer", "solution", "target")
 """Where the answer is looked for when no key is configured, in this order."""
@@ -36,11 +36,28 @@ def read_prompt(row: Row, key: str, place: str) -> str | tuple[Message, ...]:
     if isinstance(value, str):
         if not value.strip():
             raise DataError(f"{place}: column {key!r} is empty; every row needs a prompt")
+        check_text(value, f"{place}: column {key!r}")
         return value
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return _messages(value, key, place)
     what = "empty (null)" if value is None else f"of type {type(value).__name__}"
     raise DataError(f"{place}: column {key!r} is {what}; a prompt is text or a list of chat messages")
+
+
+def check_text(text: str, where: str) -> None:
+    """Check that a text can be written in UTF-8, which tokenizers need.
+
+    Raises:
+        DataError: it has half of a surrogate pair; `where` begins the message.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        near = quoted(text[max(0, error.start - 10) : error.start + 10])
+        raise DataError(
+            f"{where} has half of a surrogate pair, which is no character, at character {error.start}: {near}; "
+            "mend what wrote the file, or leave out the row"
+        ) from error
 
 
 def read_ground_truth(row: Row, key: str | None, place: str) -> Any:
@@ -73,7 +90,8 @@ def missing_column(setting: str, key: str, columns: Mapping[str, Any] | Sequence
     """Build the error for a column that is not there; it names those that are."""
     near = nearest(key, columns)
     hint = f" Did you mean {near!r}?" if near else ""
-    return DataError(f"{place}: no column {key!r} ({setting}); there are: {', '.join(columns) or 'none'}.{hint}")
+    names = escaped(", ".join(columns), 300) or "none"
+    return DataError(f"{place}: no column {key!r} ({setting}); there are: {names}.{hint}")
 
 
 def _nested(row: Row, key: str) -> Any:
@@ -109,9 +127,16 @@ def _check_content(message: Message, where: str) -> None:
     if isinstance(content, str):
         if message["role"] == "user" and not content.strip():
             raise DataError(f"{where} is empty; every row needs a prompt")
+        check_text(content, where)
     elif isinstance(content, Sequence) and not isinstance(content, bytes):
-        kinds = {part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content}
-        if kinds != {"text"}:
-            raise DataError(f"{where}: content parts {sorted(map(str, kinds))} are not supported; only 'text' is")
+        for part in content:
+            if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise DataError(
+                    f"{where}: the content part {quoted(part)} is not supported; only "
+                    '{"type": "text", "text": "..."} is'
+                )
+            check_text(part["text"], where)
+        if not content and not message.get("tool_calls"):
+            raise DataError(f"{where} has no content parts")
     elif content is not None or not message.get("tool_calls"):
         raise DataError(f"{where}: 'content' is {type(content).__name__}; expected text")

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.data.formats import READERS, Part, Row, read_file
+from hwgrpo.data.formats import READERS, TABLES, Part, Row, read_file
 from hwgrpo.data.tasks import PREFIX, parse_task
 from hwgrpo.errors import DataError, choice_error, nearest
 from hwgrpo.paths import did_you_mean, same_spelling
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
-OTHER_FORMATS = (".csv", ".tsv", ".txt", ".arrow")
+OTHER_FORMATS = (".txt", ".arrow", ".xlsx")
 """Suffixes of data files that are not read: a name that ends so is meant as a file all the same."""
 SPLIT_WORDS = {
     "train": "train",
@@ -67,8 +67,32 @@ class Rows(Sequence[Row]):
         return self.parts[number], index - (self._ends[number - 1] if number else 0)
 
 
+def sources_of(spec: str | Sequence[str] | None) -> list[str]:
+    """Return what a setting names, one by one."""
+    if not spec:
+        return []
+    return [spec] if isinstance(spec, str) else list(spec)
+
+
+def open_all(spec: str | Sequence[str], split: str, which: str) -> Rows:
+    """Find and read all rows for training or validation, those of several sources one after the other.
+
+    Args:
+        spec: what `data.train` or `data.validation` says.
+        split: the split of sources that have several; a task has its own.
+        which: "train" or "validation".
+
+    Raises:
+        ConfigError, DataError: as `open_rows` does.
+    """
+    parts: list[Part] = []
+    for source in sources_of(spec):
+        parts += open_rows(source, which if source.startswith(PREFIX) else split, f"data.{which}").parts
+    return Rows(parts)
+
+
 def open_rows(spec: str, split: str, key: str) -> Rows:
-    """Find and read the rows that a setting names.
+    """Find and read the rows of one source.
 
     Args:
         spec: `task://...`, a file, a folder (of data files, or made by `save_to_disk`), or a hub name
@@ -156,6 +180,13 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
                 "name a file instead of the folder, or put the split into every name"
             )
         files = by_split[wanted]
+    tables = [file for file in files if file.suffix.lower() in TABLES]
+    others = [file for file in files if file not in tables]
+    if tables and others:
+        raise DataError(
+            f"{key}: folder {str(folder)!r} holds {tables[0].name} beside {others[0].name}; name the files that are "
+            f"meant, e.g. {key}=[{others[0]},{tables[0]}]"
+        )
     return Rows([read_file(file) for file in files])
 
 

@@ -253,7 +253,7 @@ def text_encoding(subject: Subject) -> Iterable[Finding]:
 def hub(subject: Subject) -> Iterable[Finding]:
     environment = subject.host.environment
     offline = environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    said = ["offline (HF_HUB_OFFLINE): models come from folders and the cache only" if offline else "online"]
+    said = ["offline (HF_HUB_OFFLINE): models come from folders and the cache only" if offline else "not asked"]
     said += [f"endpoint {environment['HF_ENDPOINT']}"] if environment.get("HF_ENDPOINT") else []
     said += ["a token is set"] if environment.get("HF_TOKEN") else []
     yield Finding(what="model hub", found=", ".join(said))

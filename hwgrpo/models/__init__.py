@@ -10,6 +10,7 @@
 | `exchanged_attention.py` | attention of ranks that share sequences: heads are exchanged for tokens, and back |
 | `hollow.py` | models without weights, for ranks that get theirs from another |
 | `layers.py` | decoder layers; a model whose layers come to a device one at a time |
+| `windows.py` | windows of attention; a model with them shortened, so that a few tokens outgrow them |
 | `moving.py` | a model on its device, tied parameters still tied |
 | `lora.py` | low-rank adapters, new or trained further |
 | `builtin.py` | `builtin://` addresses and their cache |

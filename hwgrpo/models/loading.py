@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME, cached_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
@@ -31,8 +33,23 @@ if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
 
 
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+BESIDE_WEIGHTS = (
+    "generation_config.json",
+    "*processor_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "**/*.py",
+)
+"""Files of a model's folder that a processor, a sampler or the model's own code is loaded from."""
+
+
+def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTokenizerBase:
     """Load the tokenizer of `model.tokenizer`, else of `model.path`; padding falls back to end-of-sequence.
+
+    Args:
+        config: the run's `model` settings.
+        ask_hub: False takes a hub name's from the hub's cache alone.
 
     Raises:
         ConfigError: it cannot be found or read, has no end-of-sequence token, or the chat template is missing.
@@ -41,8 +58,15 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     source = locate(config.path if config.tokenizer is None else config.tokenizer, key)
     revision = config.revision if config.tokenizer is None else None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=config.trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=config.trust_remote_code, local_files_only=not ask_hub
+        )
     except (OSError, ValueError) as error:
+        if not ask_hub and not Path(source).is_dir():
+            raise ConfigError(
+                f"{key}={source!r}: its tokenizer is not in the hub's cache here, and a dry run does not ask the hub "
+                f"for it; run `hf download {source}` where there is a network, or set model.tokenizer to a folder"
+            ) from error
         raise _unreadable(key, source, "a tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(
@@ -161,6 +185,7 @@ def save_model(
     folder: str | Path,
     merge: bool,
     max_shard_size: str | None = None,
+    source: Path | None = None,
 ) -> None:
     """Write a model and its tokenizer in Hugging Face format.
 
@@ -170,6 +195,7 @@ def save_model(
         folder: made where it is missing.
         merge: with adapters: write the whole model, the trained adapter merged in, instead of the adapter alone.
         max_shard_size: of one file of a whole model, as transformers writes it ("5GB"); None: its default.
+        source: folder of the model that was trained; a full model gets its processor's files and code from there.
     """
     sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     if isinstance(model, PeftModel) and merge:
@@ -180,7 +206,36 @@ def save_model(
     else:
         model.save_pretrained(folder, **sizes)
     tokenizer.save_pretrained(folder)
+    if source is not None and (merge or not isinstance(model, PeftModel)):
+        _copy_missing(source, Path(folder))
     follow_umask(Path(folder))
+
+
+def source_folder(config: ModelConfig) -> Path | None:
+    """Return the folder of `model.path`, for a hub name its copy in the hub's cache; None where there is none now."""
+    try:
+        place = locate(config.path)
+    except ConfigError:  # gone since the run began, which is no reason to lose what it trained
+        return None
+    found = cached_file(
+        place,
+        CONFIG_NAME,
+        revision=config.revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found).parent
+
+
+def _copy_missing(source: Path, folder: Path) -> None:
+    """Copy what loaders need beside weights, configuration and tokenizer; what was saved stays as it is."""
+    for pattern in BESIDE_WEIGHTS:
+        for file in sorted(source.glob(pattern)):
+            target = folder / file.relative_to(source)
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
 
 
 def locate(path: str, key: str = "model.path") -> str:

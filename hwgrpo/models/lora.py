@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from hwgrpo.errors import ConfigError, nearest
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 REFERENCE_ADAPTER = "reference"
 """Name of the frozen copy of an adapter that is trained further."""
+ALL_LINEAR = ["all-linear"]
+"""Target of adapters on every linear layer that text passes but the LM head."""
 TRAINED_ADAPTER = "default"
 """Name of the adapter that is trained: the one whose weights peft saves at a folder's top."""
 
@@ -53,19 +56,24 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     existing one (`model.lora.adapter`) is loaded twice: to be trained, and frozen under the name "reference".
 
     Raises:
-        ConfigError: a target module does not exist, or the adapter cannot be read or does not fit.
+        ConfigError: a target module does not exist, or text does not pass it; or the adapter cannot be read or does
+            not fit.
     """
     if config.adapter is not None:
         return _load_adapter(model, config)
     assert config.rank > 0
     targets = list(config.target_modules)
-    if targets != ["all-linear"]:
+    if targets != ALL_LINEAR:
         _check_targets(model, targets)
+    adapted = adapted_layers(model, targets)
+    everywhere = {name for name, module in _linear_layers(model).items() if _is_named(name, targets)}
+    # peft keeps the short names where they say the same
+    names = list(adapted) if everywhere != adapted.keys() else "all-linear" if targets == ALL_LINEAR else targets
     settings = PeftLoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  (annotated int, used as a factor)
         lora_dropout=config.dropout,
-        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        target_modules=names,
         task_type="CAUSAL_LM",
     )
     wrapped = get_peft_model(model, settings, adapter_name=TRAINED_ADAPTER)
@@ -73,17 +81,50 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     return wrapped
 
 
+def adapted_layers(model: PreTrainedModel, targets: list[str]) -> dict[str, Any]:
+    """Return the linear layers that get new adapters, by name: those of `targets` that text passes.
+
+    Text passes the decoder; a tower for images or sound beside it would have adapters without a gradient.
+
+    Args:
+        model: without adapters.
+        targets: `model.lora.target_modules`.
+    """
+    decoder = set(model.get_decoder().modules())
+    return {
+        name: layer for name, layer in _linear_layers(model).items() if layer in decoder and _is_named(name, targets)
+    }
+
+
+def _linear_layers(model: PreTrainedModel) -> dict[str, Any]:
+    """Return all linear layers but the LM head, by name."""
+    head = model.get_output_embeddings()
+    kinds = (torch.nn.Linear, Conv1D)
+    return {name: m for name, m in model.named_modules() if isinstance(m, kinds) and m is not head}
+
+
+def _is_named(name: str, targets: list[str]) -> bool:
+    return targets == ALL_LINEAR or any(name == target or name.endswith(f".{target}") for target in targets)
+
+
 def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
-    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name in linear):
-            short = sorted({name.rsplit(".", 1)[-1] for name in linear})
-            near = nearest(target, short)
-            hint = f" Did you mean {near!r}?" if near else ""
-            raise ConfigError(
-                f"model.lora.target_modules={targets}: the model has no linear layer {target!r}; "
-                f"it has {', '.join(short)}; or all-linear.{hint}"
-            )
+        if adapted_layers(model, [target]) or _is_head(model, target):
+            continue
+        short = sorted({name.rsplit(".", 1)[-1] for name in adapted_layers(model, ALL_LINEAR)})
+        near = nearest(target, short)
+        hint = f" Did you mean {near!r}?" if near else ""
+        elsewhere = any(_is_named(name, [target]) for name in _linear_layers(model))
+        what = f"text passes no linear layer {target!r}" if elsewhere else f"the model has no linear layer {target!r}"
+        raise ConfigError(
+            f"model.lora.target_modules={targets}: {what}; it has {', '.join(short)}; or all-linear.{hint}"
+        )
+
+
+def _is_head(model: PreTrainedModel, target: str) -> bool:
+    """Return whether a target is the LM head, which is refused where logits are read."""
+    head = model.get_output_embeddings()
+    return any(module is head and _is_named(name, [target]) for name, module in model.named_modules())
 
 
 def _load_adapter(model: PreTrainedModel, config: LoraConfig) -> PeftModel:

@@ -9,6 +9,7 @@ process      a function with a timeout: called in processes of ours, which are k
 pool         those processes: handing out calls, killing, replacing
 child        one of them, seen from the trainer
 worker       one of them, seen from inside
+descendants  what a process started, in whatever session, found and ended
 messages     what the two say to each other
 failures     what stands in the place of a value
 combine      the weighted sum, and what a failure costs

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import hwgrpo
+from hwgrpo.rewards.descendants import descendants
 from hwgrpo.rewards.failures import how_it_ended
 from hwgrpo.rewards.messages import Reader, framed
 from hwgrpo.rewards.randomness import Seed
-from hwgrpo.rewards.worker import WHERE
+from hwgrpo.rewards.worker import END_SECONDS, WHERE
 
 START_SECONDS = 300.0
 """Longest that a process may take to import the function's file: libraries on a cold network disk take minutes."""
@@ -39,11 +40,13 @@ class Child:
     """A process that serves calls of one reward function.
 
     Args:
-        setup: what `worker.main` loads: reward, name, kwargs, context, key.
+        setup: what `worker.main` loads: reward, name, kwargs, context, key; and the working directory, folder.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self.ready = False
+        self.stopped_a_call = False
+        """Whether the process itself stopped a call since it was last looked at what that left."""
         self.calls: dict[int, Any] = {}
         """The calls it was given and has not answered: number -> arguments."""
         self.deadline = time.monotonic() + START_SECONDS
@@ -58,7 +61,11 @@ class Child:
         words = [f"hwgrpo reward {setup['reward']}", *map(str, theirs), json.dumps(sys.path)]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, *words], stdin=subprocess.DEVNULL, pass_fds=theirs, start_new_session=True
+                [sys.executable, "-c", _BOOT, *words],
+                stdin=subprocess.DEVNULL,
+                pass_fds=theirs,
+                start_new_session=True,
+                cwd=setup["folder"],
             )
         except OSError:
             self._close_pipes()
@@ -103,6 +110,16 @@ class Child:
         assert self.idle
         self.calls, self.deadline = dict(calls), deadline
         self._send({"calls": list(calls.items()), "size": size, "timeout": timeout, "seed": seed})
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether an idle process has ended: there is no answer that could have arrived."""
+        return not self.alive or bool(arrived(0.0, self._replies))
+
+    @property
+    def has_others(self) -> bool:
+        """Whether something that the function started is still there."""
+        return len(descendants(self._process.pid)) > 1  # the worker is one
 
     def receive(self) -> Iterator[dict[str, Any]]:
         """Yield the messages that have arrived.
@@ -167,12 +184,15 @@ class Child:
             self._process.wait(seconds)
 
     def kill(self) -> None:
-        """End the process and what it started in its process group, at once."""
+        """End the process and all that it started, at once."""
         if self._life < 0:
             return  # done before: the number of the group may be another's now
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._life, b".")
+        self.wait(2 * END_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # what a supervisor left that was killed itself
             os.killpg(self._process.pid, signal.SIGKILL)
-        self.wait(5.0)  # longer only takes a process that waits for a disk
+        self.wait(END_SECONDS)
         self._close_pipes()
 
     def _send(self, message: Any) -> None:

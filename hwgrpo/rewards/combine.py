@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
+import json
 import math
-import numbers
+import os
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import torch
 
-from hwgrpo.errors import ConfigError, RewardError, nearest
+from hwgrpo.errors import ConfigError, RewardError, nearest, quoted
+from hwgrpo.observe.jsonlines import jsonable
 from hwgrpo.rewards.failures import Overran, ProcessDied, told
 from hwgrpo.rewards.loading import split_name
-from hwgrpo.rewards.messages import Unfit
+from hwgrpo.rewards.messages import SHOWN, Unfit, is_listed, number_of
 from hwgrpo.rewards.process import Reward, open_reward
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.values import Completions, PromptBatch, Rewards
@@ -44,14 +46,14 @@ class RewardPipeline:
             raise ConfigError("reward.functions is empty; name at least one, e.g. reward.functions=[exact_match]")
         self.settings = tuple(config.functions)
         self._seed = seed
-        functions = []
+        functions, folder = [], os.getcwd()
         seen: collections.Counter[str] = collections.Counter()
         for number, entry in enumerate(self.settings):
             key = f"reward.functions[{number}]"
             name = split_name(entry.name)[1]
             seen[name] += 1
             name = name if seen[name] == 1 else f"{name}_{seen[name]}"
-            functions.append(open_reward(entry, context or {}, key, name))
+            functions.append(open_reward(entry, context or {}, key, name, folder))
         self.functions: tuple[Reward, ...] = tuple(functions)
         self._columns_known = columns is not None
         if columns is not None:
@@ -153,9 +155,9 @@ class _Outcome:
             results, self.extras = self.function.values(self.batch, self.completions, step, self._fails_at_once, seed)
         except (ConfigError, RewardError):
             raise  # a wrong setting stops the run, whatever the policy for failing samples
-        except (Exception, SystemExit) as error:  # a call for the whole batch: every sample of it failed
+        except Exception as error:  # a call for the whole batch: every sample of it failed
             results, self.extras = [error] * size, [{} for _ in range(size)]
-        if isinstance(results, str | bytes | Mapping) or not hasattr(results, "__len__"):
+        if not is_listed(results):
             raise RewardError(
                 f"reward {self.function.name} must return a list with one number per response; "
                 f"it returned {_kind(results)}"
@@ -163,7 +165,7 @@ class _Outcome:
         if len(results) != size:
             raise RewardError(f"reward {self.function.name} returned {len(results)} values for {size} responses")
         for sample, result in enumerate(results):
-            if isinstance(result, Exception | SystemExit):
+            if isinstance(result, BaseException):
                 self._fail(sample, *self._policy(result), result)
                 continue
             value = self._number(sample, result)
@@ -188,16 +190,17 @@ class _Outcome:
         """Return a result as a float, NaN for None; the other fields of a dict go to `extras`."""
         if isinstance(result, Mapping):
             if "score" not in result:
-                raise RewardError(f"{self._where(sample)} returned a dict without 'score'; it has: {list(result)}")
-            self.extras[sample].update({name: value for name, value in result.items() if name != "score"})
+                raise RewardError(
+                    f"{self._where(sample)} returned a dict without 'score'; it has: {quoted(list(result), SHOWN)}"
+                )
+            fields = {name: _recordable(value) for name, value in result.items() if name != "score"}
+            self.extras[sample].update(fields)
             result = result["score"]
-        if result is None:
-            return math.nan
-        if isinstance(result, torch.Tensor) or type(result).__module__ == "numpy":
-            result = result.item() if getattr(result, "ndim", 0) == 0 else result
-        if not isinstance(result, numbers.Real):
-            raise RewardError(f"{self._where(sample)} returned {result!r} ({_kind(result)}), which is no number")
-        return float(result)
+        number = number_of(result)
+        if number is None:
+            shown = quoted(result, SHOWN)
+            raise RewardError(f"{self._where(sample)} returned {shown} ({_kind(result)}), which is no number")
+        return number
 
     def _fail(self, sample: int, kind: str, policy: str, result: Any) -> None:
         key = f"{kind}/{self.function.name}"
@@ -234,7 +237,18 @@ class _Outcome:
 
 
 def _what(result: Any) -> str:
-    return told(result) if isinstance(result, BaseException) else f"returned {result!r}"
+    return told(result) if isinstance(result, BaseException) else f"returned {quoted(result, SHOWN)}"
+
+
+def _recordable(value: Any) -> Any:
+    """Return a field as it is, or what it shows where it cannot be written to completions.jsonl."""
+    if value is None or isinstance(value, str | float | bool):
+        return value
+    try:
+        json.dumps(jsonable(value))
+    except Exception:  # a class of the user's may raise anything; integers and nesting have limits
+        return quoted(value, SHOWN)
+    return value
 
 
 def _kind(value: Any) -> str:

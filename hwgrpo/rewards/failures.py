@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dis
 import signal
 import traceback
 from pathlib import Path
 
 import hwgrpo
+from hwgrpo.errors import error_text, escaped
 
-_NOT_THEIRS = (str(Path(hwgrpo.__file__).parent), str(Path(asyncio.__file__).parent))
+_NOT_THEIRS = (str(Path(hwgrpo.__file__).parent), str(Path(asyncio.__file__).parent), "<frozen importlib")
 """Folders of the code that calls reward functions."""
+LINE = 200
+"""Characters of a line of code that a message shows."""
 
 
 class Raised(Exception):
@@ -35,13 +39,36 @@ class ProcessDied(Exception):
     """A call ended the process that it ran in."""
 
 
+def is_own(error: BaseException) -> bool:
+    """Tell whether a function itself raised an error; neither Ctrl-C nor a cancelled asyncio task did.
+
+    Python raises KeyboardInterrupt for Ctrl-C at whatever instruction a program is, but never at a `raise` statement.
+    """
+    if isinstance(error, Exception):
+        return True
+    if not isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_NOT_THEIRS):
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's class, what it says, and the line of the function's file that it came from."""
+    text = error_text(error)
+    return f"{type(error).__name__}{f': {text}' if text else ''}{place_of(error)}"
+
+
 def told(error: BaseException) -> str:
     """Say what a call did, in words that follow its name."""
     if isinstance(error, Overran | ProcessDied):
         return str(error)
     if isinstance(error, Raised):
-        return f"raised {error.kind}: {error.text}{error.place}"
-    return f"raised {type(error).__name__}: {error}{place_of(error)}"
+        return f"raised {error.kind}{f': {error.text}' if error.text else ''}{error.place}"
+    return f"raised {described(error)}"
 
 
 def place_of(error: BaseException) -> str:
@@ -51,7 +78,7 @@ def place_of(error: BaseException) -> str:
     if entered is None:
         return ""
     last = [frame for frame in frames if frame.filename == entered.filename][-1]
-    return f" at {last.filename}:{last.lineno}" + (f", `{last.line}`" if last.line else "")
+    return f" at {last.filename}:{last.lineno}" + (f", `{escaped(last.line, LINE)}`" if last.line else "")
 
 
 def how_it_ended(code: int | None) -> str:

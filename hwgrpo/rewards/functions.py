@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from hwgrpo.errors import ConfigError, choice_error, nearest
+from hwgrpo.errors import ConfigError, choice_error, error_text, nearest
+from hwgrpo.rewards.failures import Raised, is_own, place_of
 from hwgrpo.rewards.randomness import TOGETHER, Seed, seeded
 from hwgrpo.rewards.waiting import wait_for, wait_for_all
 from hwgrpo.values import Completions, Prompt, PromptBatch
@@ -149,8 +150,13 @@ class RewardFunction(Signature):
         calls = self.calls(batch, completions, step)
         if self.form == "verl":
             return self._each(calls, seed), extras
-        with seeded(*seed, 0):
-            return wait_for(self.start(calls[0], extras)), extras
+        try:
+            with seeded(*seed, 0):
+                return wait_for(self.start(calls[0], extras)), extras
+        except BaseException as error:
+            if isinstance(error, Exception) or not is_own(error):
+                raise
+            raise Raised(type(error).__name__, error_text(error), place_of(error)) from error
 
     def per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
         """Call a function of verl's form once for each prompt and response; an exception stands where a call raised."""
@@ -187,7 +193,9 @@ class RewardFunction(Signature):
                     return self.start(arguments, [])
             except ConfigError:
                 raise  # a wrong setting is no failure of this sample
-            except (Exception, SystemExit) as error:  # a function that exits must not end the run without a word
+            except BaseException as error:  # a function that exits must not end the run
+                if not is_own(error):
+                    raise
                 return error
 
         results = [caught(*numbered) for numbered in enumerate(calls)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError, choice_error, nearest
 from hwgrpo.rewards import REWARDS
+from hwgrpo.rewards.failures import described, is_own
 
 DEFAULT_FUNCTION = "compute_score"
 
@@ -74,7 +75,9 @@ def _import_file(path: Path, setting: str) -> ModuleType:
     sys.modules[module_name] = module  # dataclasses and pickles look their module up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module_name]
-        raise ConfigError(f"{setting}: running the file failed: {type(error).__name__}: {error}") from error
+    except BaseException as error:  # a file that exits must not pass for the end of the run
+        sys.modules.pop(module_name, None)
+        if not is_own(error):
+            raise
+        raise ConfigError(f"{setting}: running the file failed: {described(error)}") from error
     return module

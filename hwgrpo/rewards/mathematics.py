@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+from hwgrpo.errors import quoted
 from hwgrpo.rewards.verifiable import answer_text
 
 
@@ -47,7 +48,7 @@ def judge(solution: str, truth: str, timeout: int) -> bool | None:
     bare = "\\boxed" not in truth and "$" not in truth.replace("\\$", "")  # `\$18` is money and bounds no formula
     gold = parse(f"\\boxed{{{truth}}}" if bare else truth, parsing_timeout=timeout)
     if not gold:
-        raise ValueError(f"the ground truth {truth!r} is not an expression that math-verify can read")
+        raise ValueError(f"the ground truth {quoted(truth)} is not an expression that math-verify can read")
     answer = parse(solution, parsing_timeout=timeout)
     return verify(gold, answer, timeout_seconds=timeout) if answer else None
 

@@ -7,13 +7,14 @@ must not be able to run anything in the trainer.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from decimal import Decimal
 from typing import Any
 
-from hwgrpo.errors import RewardError
+from hwgrpo.errors import RewardError, quoted
 from hwgrpo.observe.jsonlines import jsonable
 
 HEADER = 8
@@ -86,18 +87,29 @@ def as_json(message: Mapping[str, Any]) -> bytes:
     return body
 
 
+def number_of(value: Any) -> float | None:
+    """Return a reward as a float: NaN for None, infinity for one that no float can hold; None for what is no number."""
+    if value is None:
+        return math.nan
+    try:
+        # an array or a tensor of one number, told by what it can do: neither library is imported for this
+        if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+            value = value.item()
+        return float(value) if isinstance(value, numbers.Real | Decimal) else None
+    except OverflowError:
+        return math.inf
+    except Exception:  # a class of the user's may raise anything
+        return None
+
+
 def pack_one(value: Any) -> Any:
     """Return what a function gave for one response as something for `as_json`: a number, None, or a tagged dict."""
     if isinstance(value, Mapping):
         return {"fields": {**value, "score": pack_one(value["score"])} if "score" in value else dict(value)}
-    # an array or a tensor of one number, told by what it can do: neither library is imported for this
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, numbers.Real):
-        return float(value)
-    return {"unfit": _shown(value), "kind": type(value).__name__}
+    number = number_of(value)
+    if number is None:
+        return {"unfit": quoted(value, SHOWN), "kind": type(value).__name__}
+    return None if value is None else number
 
 
 def unpack_one(packed: Any) -> Any:
@@ -112,9 +124,19 @@ def unpack_one(packed: Any) -> Any:
 
 def pack_all(values: Any) -> Any:
     """Return what a function gave for a whole batch: a list of `pack_one`, or a tagged dict when it is no list."""
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable) or not hasattr(values, "__len__"):
+    if not is_listed(values):
         return {"unfit": "", "kind": type(values).__name__}
     return [pack_one(value) for value in values]
+
+
+def is_listed(values: Any) -> bool:
+    """Whether values have an order and a length: neither a text, a dict, a set nor an array of no dimension."""
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+        return False
+    try:
+        return len(values) >= 0 and iter(values) is not None  # type: ignore[arg-type] - refused where it has none
+    except Exception:  # an array of no dimension, a generator, or a class of the user's, which may raise anything
+        return False
 
 
 def unpack_all(packed: Any) -> Any:
@@ -132,9 +154,3 @@ def merge_extras(extras: Sequence[dict[str, Any]], sent: Any) -> None:
         raise RewardError("a reward's process sent fields that are not one dict for each response")
     for extra, more in zip(extras, sent, strict=True):
         extra.update(more)
-
-
-def _shown(value: Any) -> str:
-    with contextlib.suppress(Exception):  # a class of the user's may fail at this, too
-        return repr(value)[:SHOWN]
-    return f"<{type(value).__name__}>"

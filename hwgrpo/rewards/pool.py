@@ -147,6 +147,7 @@ class Pool:
                     child.ready, child.deadline = True, math.inf
                 elif (number := message.get("number")) in child.calls:
                     del child.calls[number]
+                    child.stopped_a_call |= "overran" in message
                     child.deadline = self._deadline() if child.calls else math.inf
                     file(number, self._answer(message))
                 else:
@@ -193,8 +194,10 @@ class Pool:
 
     def _keep_alive(self) -> None:
         """Replace the processes that have ended, and start what there is work for."""
-        for child in [each for each in self._children if each.idle and not each.alive]:
-            self._drop(child)
+        for child in [each for each in self._children if each.idle]:
+            if child.has_ended or (child.stopped_a_call and child.has_others):
+                self._drop(child)
+            child.stopped_a_call = False
         while len(self._children) < self._warm:
             self._children.append(Child(self._setup))
 

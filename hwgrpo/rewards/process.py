@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -89,7 +90,9 @@ Reward = RewardFunction | ProcessReward
 """A function that can be called."""
 
 
-def open_reward(entry: Any, context: Mapping[str, Any], key: str, name: str | None = None) -> Reward:
+def open_reward(
+    entry: Any, context: Mapping[str, Any], key: str, name: str | None = None, folder: str | None = None
+) -> Reward:
     """Make a reward function callable, in this process or, with a timeout or workers, in others.
 
     Args:
@@ -97,6 +100,7 @@ def open_reward(entry: Any, context: Mapping[str, Any], key: str, name: str | No
         context: values that are offered to functions that name them, e.g. {"max_response_tokens": 512}.
         key: the setting, for messages ("reward.functions[0]").
         name: what metrics call it; None takes the function's own name.
+        folder: working directory of its processes, which another reward's file may have changed here; None: this one's.
 
     Raises:
         ConfigError: the function cannot be found or called.
@@ -106,6 +110,7 @@ def open_reward(entry: Any, context: Mapping[str, Any], key: str, name: str | No
     if entry.timeout is None and entry.workers == 0:
         return adapt(name, load_function(entry.name, f"{key}.name")[1], kwargs, context, key)
     setup = {"reward": entry.name, "name": name, "kwargs": dict(kwargs), "context": dict(context), "key": key}
+    setup["folder"] = folder or os.getcwd()
     return ProcessReward(setup, max(1, entry.workers), entry.timeout)
 
 

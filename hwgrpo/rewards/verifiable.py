@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from hwgrpo.errors import ConfigError, DataError, choice_error
+from hwgrpo.errors import ConfigError, DataError, choice_error, quoted
 from hwgrpo.values import Completions, PromptBatch
 
 NUMBER = re.compile(r"-?\$?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
@@ -41,7 +41,7 @@ def gsm8k(
     text = answer_text(ground_truth)
     truth = final_number(text, marked="####" in text)
     if truth is None:
-        raise DataError(f"the ground truth {text!r} holds no number")
+        raise DataError(f"the ground truth {quoted(text)} holds no number")
     answer = final_number(solution_str, marked=method == "strict")
     if answer is None:
         return 0.0

@@ -9,11 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.rewards.failures import is_own
 
 
 def wait_for(value: Any) -> Any:
     """Return a value, waiting for it first when it comes from an async function."""
-    return _run(_awaited(value)) if inspect.isawaitable(value) else value
+    if not inspect.isawaitable(value):
+        return value
+    result = _run(_awaited(value))
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def wait_for_all(values: list[Any]) -> list[Any]:
@@ -23,18 +29,24 @@ def wait_for_all(values: list[Any]) -> list[Any]:
         return values
 
     async def gather() -> list[Any]:
-        return await asyncio.gather(*(_awaited(values[number]) for number in waiting), return_exceptions=True)
+        return await asyncio.gather(*(_awaited(values[number]) for number in waiting))
 
     values = list(values)
     for number, result in zip(waiting, _run(gather()), strict=True):
-        if isinstance(result, ConfigError) or (isinstance(result, BaseException) and not isinstance(result, Exception)):
+        if isinstance(result, ConfigError):
             raise result
         values[number] = result
     return values
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
+    """Return what an awaitable gives, or what it raises: SystemExit in one task would end the loop of all."""
+    try:
+        return await value
+    except BaseException as error:
+        if not is_own(error):
+            raise
+        return error
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -1,8 +1,8 @@
 """The process in which a reward function runs when it has a timeout: it takes calls, and sends back what they gave.
 
 It is a new interpreter, so it has no threads, locks or devices of the trainer's, and it imports the function's file
-itself. Before that it forks a guard, which does nothing but wait for the trainer's end, however that comes about, and
-then kills the whole process group: this process, whatever it hangs in, what it started, and the guard.
+itself. Before that it forks: the copy becomes the worker, and the first process its supervisor. That one waits for the
+end of the worker or of the trainer, however it comes about, kills every process below it, and ends as the worker did.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ import faulthandler
 import io
 import os
 import pickle
+import resource
+import select
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.failures import place_of
+from hwgrpo.errors import ConfigError, error_text
+from hwgrpo.rewards.descendants import adopt_orphans, end_descendants, reap
+from hwgrpo.rewards.failures import is_own, place_of
 from hwgrpo.rewards.functions import RewardFunction, adapt
 from hwgrpo.rewards.loading import load_function
 from hwgrpo.rewards.messages import HEADER, as_json, framed, pack_all, pack_one
 from hwgrpo.rewards.randomness import TOGETHER, seeded
 from hwgrpo.rewards.waiting import wait_for
 
+END_SECONDS = 5.0
+"""What the end of all processes may take; longer only takes one that waits for a disk."""
 WHERE = signal.SIGUSR1
 """Asks for the line that the process is at. It is answered by C code, whatever holds the interpreter."""
 
@@ -36,10 +41,10 @@ def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
     Args:
         requests: file descriptor of a pipe from the trainer: what to load, then calls.
         replies: of a pipe to the trainer.
-        life: of a pipe that ends when the trainer does.
+        life: of a pipe that can be read when the trainer wants all this to end, or has ended itself.
         whereabouts: of a pipe to the trainer that takes the stack when it asks `WHERE`.
     """
-    _fork_guard(life, (requests, replies, whereabouts))
+    _fork_from_supervisor(life, (requests, replies, whereabouts))
     for descriptor in (requests, replies, whereabouts):
         os.set_inheritable(descriptor, False)
     faulthandler.enable()  # a segmentation fault says in which line
@@ -71,15 +76,40 @@ def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
                 link.answer({"number": number, **answer})
 
 
-def _fork_guard(life: int, others: tuple[int, ...]) -> None:
-    if os.fork() != 0:
+def _fork_from_supervisor(life: int, others: tuple[int, ...]) -> None:
+    """Return in a new process, the worker; this one supervises it and does not return."""
+    adopt_orphans()
+    worker = os.fork()
+    if worker == 0:
         os.close(life)
         return
     for descriptor in (0, 1, 2, *others):  # the trainer must see its pipes end with the process that answers
         os.close(descriptor)
-    while os.read(life, 1):
-        pass
-    os.killpg(0, signal.SIGKILL)
+    woken, wakes = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(WHERE, lambda *_: os.kill(worker, WHERE))
+    poll = select.poll()
+    poll.register(life, select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    # a worker that ended before this process could be woken is found without
+    while (status := reap().get(worker)) is None and life not in dict(poll.poll()):
+        with contextlib.suppress(BlockingIOError):
+            os.read(woken, 1 << 10)
+    end_descendants(END_SECONDS)
+    _end_as(status or 0)
+
+
+def _end_as(status: int) -> NoReturn:
+    """End this process as another one ended, whose wait status is given."""
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # what SIGKILL does cannot be set
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
 
 
 class _Link:
@@ -124,7 +154,9 @@ def _serve(function: RewardFunction, arguments: Mapping[str, Any], size: int) ->
     try:
         value = wait_for(function.start(arguments, extras))
         packed = pack_one(value) if function.form == "verl" else pack_all(value)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if not is_own(error):
+            raise
         return _error(error)
     return {"value": packed, "extras": extras} if any(extras) else {"value": packed}
 
@@ -137,7 +169,9 @@ async def _serve_together(function: RewardFunction, request: Mapping[str, Any], 
         try:
             async with limit:
                 answer: dict[str, Any] = {"value": pack_one(await function.start(arguments, []))}
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not is_own(error):
+                raise
             answer = {"overran": True} if limit.expired() and isinstance(error, TimeoutError) else _error(error)
         link.answer({"number": number, **answer})
 
@@ -147,7 +181,7 @@ async def _serve_together(function: RewardFunction, request: Mapping[str, Any], 
 def _error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, ConfigError):
         return {"refused": str(error)}
-    return {"raised": [type(error).__name__, str(error), place_of(error)]}
+    return {"raised": [type(error).__name__, error_text(error), place_of(error)]}
 
 
 def _description(function: RewardFunction) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from hwgrpo_kernels import fused_modules
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from hwgrpo.models.head import causal_lm
 from hwgrpo.rollout import adapters
@@ -55,6 +56,34 @@ def architecture_of(model: Any) -> Architecture | None:
     return ARCHITECTURES.get(_name(type(causal_lm(model))).removeprefix(PREFIX))
 
 
+def own_forward(reason: str) -> str:
+    """Return the line that names a fall-back from the lean decode step, and why."""
+    return f"rollout decodes with the model's own forward: {reason}"
+
+
+def foreseen(config: Any, length: int) -> str | None:
+    """Say by a transformers configuration alone why the lean step will not decode sequences of a length, or None."""
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None or _name(kind).removeprefix(PREFIX) not in ARCHITECTURES:
+        return _unknown(kind or type(config))
+    return _beyond(config, length)
+
+
+def _unknown(kind: type) -> str:
+    return f"{kind.__name__} is not one of the architectures it knows"
+
+
+def _beyond(config: Any, length: int) -> str | None:
+    """Say what positions of a sequence of this length the lean step does not treat as the model does."""
+    rope = config.rope_parameters["rope_type"]
+    if rope not in ROPE_TYPES:
+        return f"its rotary embedding is of type {rope!r}"
+    window = getattr(config, "sliding_window", None)
+    if window is not None and length > window:
+        return f"a sequence can be {length} tokens long, its attention sees {window}"
+    return None
+
+
 def obstacle(model: Any, length: int) -> str | None:
     """Say why the lean step must not decode a model, or return None.
 
@@ -66,8 +95,7 @@ def obstacle(model: Any, length: int) -> str | None:
     if base is not model and _name(type(model.base_model)) != adapters.LORA_MODEL:
         return f"its adapters ({type(model).__name__}) are not LoRA"
     if architecture_of(base) is None:
-        return f"{type(base).__name__} is not one of the architectures it knows"
-    config = base.config
+        return _unknown(type(base))
     home = type(base).__module__
     if _global_forward_hooks or _global_forward_pre_hooks:
         return "a forward hook is registered on all modules"
@@ -90,13 +118,7 @@ def obstacle(model: Any, length: int) -> str | None:
     kinds = {type(parameter) for parameter in base.parameters()} - {nn.Parameter}
     if kinds:
         return f"its parameters are {kinds.pop().__name__}s"
-    rope = config.rope_parameters["rope_type"]
-    if rope not in ROPE_TYPES:
-        return f"its rotary embedding is of type {rope!r}"
-    window = getattr(config, "sliding_window", None)
-    if window is not None and length > window:
-        return f"a sequence can be {length} tokens long, its attention sees {window}"
-    return None
+    return _beyond(base.config, length)
 
 
 def _name(kind: type) -> str:

@@ -13,7 +13,7 @@ import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hwgrpo.rollout.architectures import obstacle
+from hwgrpo.rollout.architectures import obstacle, own_forward
 from hwgrpo.rollout.decoding import Decoded, decode
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.gate import Gate
@@ -51,6 +51,7 @@ class LocalEngine:
             that this engine alone uses (`replica_of`). Every rank calls `update_weights` then.
         gate: where a thread that generates makes way, between two tokens, for one that brings new weights. What is in
             the cache of keys and values stays as older weights made it.
+        longest: tokens of the longest sequence that will be asked for, prompt and response; None: unknown.
 
     Raises:
         ConfigError: with its cache of keys, values or states the model computes something else than without.
@@ -68,6 +69,7 @@ class LocalEngine:
         recorder: Recorder | None = None,
         weights: Callable[[], Iterator[tuple[str, torch.Tensor]]] | None = None,
         gate: Gate | None = None,
+        longest: int | None = None,
     ) -> None:
         assert max_sequences >= 1
         self._weights = weights
@@ -87,12 +89,13 @@ class LocalEngine:
         of the decoded rows whose token was kept)."""
         sampler = self._sampler
         with torch.no_grad(), _evaluating(sampler):
-            self._takes_padding = proven_cache(sampler, device)
+            self._takes_padding = proven_cache(sampler, device, longest)
             self._obstacle = proven(sampler, device)
             self._recorder, self._unrecorded = recorder, None
             if recorder is not None and self._obstacle is None:
                 self._unrecorded = proven(sampler, device, recorder)
                 self._recorder = None if self._unrecorded else recorder
+        self._foreseen = self._obstacle or (obstacle(sampler, longest) if longest else None)
         self.decode_reason = self._obstacle or ""
         """Why the lean step did not decode; empty when it did. Settled anew by each `generate`."""
 
@@ -107,7 +110,7 @@ class LocalEngine:
     def notes(self) -> tuple[str, ...]:
         """What a user should know about the speed of this engine, in words."""
         slow = slow_dtype(self._device, self._dtype)
-        path = f"rollout decodes with the model's own forward: {self._obstacle}" if self._obstacle else ""
+        path = own_forward(self._foreseen) if self._foreseen else ""
         recording = f"rollout decodes without device graphs: {self._unrecorded}" if self._unrecorded else ""
         alone = (
             ""

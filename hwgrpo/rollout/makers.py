@@ -10,6 +10,7 @@ def local(parts: EngineParts) -> LocalEngine:
     """Return the engine that samples with the training model itself, or with a copy in this process."""
     rollout = parts.config.rollout
     apart = parts.apart
+    longest = parts.config.data.max_prompt_tokens + rollout.max_response_tokens
     return LocalEngine(
         parts.model if apart is None else apart.replica,
         parts.tokenizer,
@@ -19,4 +20,5 @@ def local(parts: EngineParts) -> LocalEngine:
         recorder=parts.device.recorder if rollout.graphs else None,
         weights=None if apart is None else apart.trainable,
         gate=parts.gate,
+        longest=longest,
     )

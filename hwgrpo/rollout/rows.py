@@ -12,8 +12,11 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.head import causal_lm
+from hwgrpo.models.windows import described, shortened, windows_below
 
 TRIAL_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
+ALIKE = (TRIAL_PROMPTS[0], TRIAL_PROMPTS[0][::-1])
+"""Prompts of one length."""
 TRIAL_STEPS = 4
 TRIAL_LENGTH = max(map(len, TRIAL_PROMPTS)) + TRIAL_STEPS
 
@@ -131,12 +134,15 @@ class ModelRows:
         return output.logits[:, -1]
 
 
-def proven_cache(model: PreTrainedModel, device: torch.device) -> bool:
+def proven_cache(model: PreTrainedModel, device: torch.device, longest: int | None = None) -> bool:
     """Decode a few tokens with the model's cache and compare with forward passes over whole sequences.
+
+    Windows that a sequence can outgrow are shortened meanwhile, so that these few tokens outgrow them.
 
     Args:
         model: in evaluation mode, on `device`.
         device: where the model is.
+        longest: tokens of the longest sequence, prompt and response; None: unknown.
 
     Returns:
         Whether prompts of unequal length may stand in one batch; models with states let padding into them.
@@ -144,23 +150,36 @@ def proven_cache(model: PreTrainedModel, device: torch.device) -> bool:
     Raises:
         ConfigError: not even prompts of one length are decoded right.
     """
-    name = type(model).__name__
+    base = causal_lm(model)
+    windows = windows_below(base.config, longest)
+    with shortened(base, windows):
+        takes_padding = _gap_of(model, TRIAL_PROMPTS, device) <= _tolerance(model)
+        # Attention that selects keys may select the same for some prompts and not for others: both must be right.
+        gap = 0.0 if takes_padding and not windows else _gap_of(model, ALIKE, device)
+    if gap <= _tolerance(model):
+        return takes_padding
+    beyond = ""
+    if windows and _gap_of(model, ALIKE, device) <= _tolerance(model):
+        beyond = (
+            f", once a sequence is longer than {described(windows)}; keep data.max_prompt_tokens + "
+            f"rollout.max_response_tokens at {min(windows.values())} or less"
+        )
+    raise ConfigError(
+        f"rollout.engine='local' cannot sample from {type(model).__name__}: with its cache, logits differ by {gap:.2g} "
+        f"of the largest from those without{beyond}"
+    )
+
+
+def _gap_of(model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> float:
+    """Do as `_gap`; ConfigError where the model's forward with a cache fails."""
     try:
-        if _gap(model, TRIAL_PROMPTS, device) <= _tolerance(model):
-            return True
-        gap = _gap(model, (TRIAL_PROMPTS[0], TRIAL_PROMPTS[0][::-1]), device)
+        return _gap(model, prompts, device)
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise ConfigError(
-            f"rollout.engine='local' cannot sample from {name}: its forward with a cache fails "
+            f"rollout.engine='local' cannot sample from {type(model).__name__}: its forward with a cache fails "
             f"({type(error).__name__}: {line})"
         ) from error
-    if gap <= _tolerance(model):
-        return False
-    raise ConfigError(
-        f"rollout.engine='local' cannot sample from {name}: with its cache, logits differ by {gap:.2g} of the largest "
-        "from those without"
-    )
 
 
 def _tolerance(model: PreTrainedModel) -> float:

@@ -21,11 +21,13 @@ from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.written import digests, written_of
+from hwgrpo.data.prompts import template_note
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout import check_running_server
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
@@ -69,12 +71,21 @@ def build_run(
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explained(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(config, device, undo, allow_finished)
+        run = _build(with_absolute_paths(config), device, undo, allow_finished, written=config)
         undo.pop_all()
     return run
 
 
-def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool) -> Run:
+def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool, *, written: Config) -> Run:
+    """Put a run together.
+
+    Args:
+        config: the settings, with absolute paths.
+        device: where it trains.
+        undo: receives what ends the parts that are made.
+        allow_finished: as for `build_run`.
+        written: the settings as they are recorded, with paths as the user wrote them.
+    """
     t = config.trainer
     locate(
         config.model.path
@@ -89,8 +100,8 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     lock = claim_on_rank_0(output, strategy)
     if lock is not None:
         undo.callback(lock.close)
-    _raise_if_finished(config, strategy, allow_finished)
-    checkpoint, notes = find_checkpoint(config, output, strategy)
+    _raise_if_finished(written, strategy, allow_finished)
+    checkpoint, notes = find_checkpoint(written, output, strategy)
     if lock is not None and checkpoint is not None:
         lock.keep()
 
@@ -110,7 +121,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
 
     models = put_together(config, device, strategy, tokenizer, attention, layout)
     policy, fused, reference = models.policy, models.fused, models.reference
-    notes += filter(None, (fused.attention.line, fused.line, models.obstacle))
+    notes += filter(None, (fused.attention.line, fused.line, chosen.layout_note, models.obstacle))
     source = PromptSource(
         training_data,
         PromptSampler(len(training_data), t.seed, config.data.shuffle),
@@ -150,11 +161,14 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         for folder in checkpoints.begin_after(output / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {folder}")
         if start < total_steps or start == 0:
-            _describe(output, config, device, total_steps, fused, strategy)
+            _describe(output, written, device, total_steps, fused, strategy)
     observer.resume_from(start)
     for note in (*notes, *engine.notes):
         observer.note(note)
     for name, data in (("training", training_data), ("validation", validation_data)):
+        note = template_note(name, data)
+        if note:
+            observer.note(note)
         if data is not None and (data.filtered or data.truncated):
             observer.note(
                 f"{name} prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens}: "
@@ -176,7 +190,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
             "sampler": supply.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
-            "config": to_yaml(config),
+            "config": to_yaml(written),
             "secrets": secrets,
             "data": fingerprints,
         }

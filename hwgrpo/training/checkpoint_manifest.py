@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from hwgrpo.training import checkpoint_files as files
 from hwgrpo.training import checkpoint_tensors
 
 SCHEMA = "hwgrpo.checkpoint/2"
+_DIGEST = re.compile(r"(?:[0-9a-f]{2})+:.+")
+"""Salt and digest of a value that is not stored."""
 
 
 class Manifest(NamedTuple):
@@ -108,6 +111,8 @@ def _check_state(require: _Requirements, state: Mapping[str, Any]) -> None:
     require("state.config", _is_settings)
     if "skipped_in_a_row" in state:  # the keys from here on are newer than the format
         require("state.skipped_in_a_row", count)
+    if "secrets" in state:
+        require("state.secrets", _are_digests)
     if "data" in state:
         require("state.data", lambda value: isinstance(value, dict))
         for name in state["data"]:
@@ -135,9 +140,13 @@ class _Requirements:
 def _is_settings(value: Any) -> bool:
     try:
         settings = OmegaConf.create(value) if isinstance(value, str) else None
-        return OmegaConf.is_dict(settings) and OmegaConf.to_container(settings, resolve=True) is not None
+        return OmegaConf.is_dict(settings)  # not resolved: a variable that they name may be unset here
     except (OmegaConfBaseException, YAMLError, ValueError):
         return False
+
+
+def _are_digests(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in value.values())
 
 
 def _is_fingerprint(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from hwgrpo.config.validate import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import TAKES_MASKS, is_fused, reason_against
 from hwgrpo.models.loading import attention_obstacle, model_settings
+from hwgrpo.models.windows import described, windows_below
 from hwgrpo.training import LAYOUTS
 from hwgrpo.training.layouts import BRANCHED, Layout
 
@@ -153,23 +155,19 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
 
     Raises:
         ConfigError: the one asked for puts several sequences into a row, and the model's layers look at more than its
-            mask: a sliding window shorter than a sequence can be, or a state that runs on from one sequence into the
-            next.
+            mask: a window shorter than a sequence can be, or a state that runs on from one sequence into the next.
     """
     text = model_config.get_text_config()
     states = layers_beyond_attention(text)
-    window = has_window(config, model_config)
+    window = windows_in_reach(config, model_config)
     wanted = config.model.layout
     if wanted == "auto":
-        # a mask over whole rows would be as large on each of the ranks that share them
-        shared = ranks_per_sequence(config) > 1
-        possible = not (states or shared) and (attention == "sdpa" or (attention in TAKES_MASKS and not window))
-        wanted = "grouped" if possible else "padded"
+        wanted = "grouped" if why_padded(config, model_config, attention) is None else "padded"
     if wanted == "grouped" and attention != "sdpa":
         wanted = "grouped_masked"
     obstacles = (
         (", ".join(states), wanted != "padded"),
-        ("a sliding window shorter than a sequence can be", window and wanted in ("packed", "grouped_masked")),
+        (_shorter(window), bool(window) and wanted in ("packed", "grouped_masked")),
     )
     for what, applies in obstacles:
         if what and applies:
@@ -180,6 +178,36 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
     return BRANCHED if window and wanted == "grouped" else LAYOUTS.load(wanted)
 
 
+def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
+    """Return why `model.layout=auto` is padded before anything is tried on the model, or None.
+
+    Args:
+        config: the run's settings.
+        model_config: the transformers configuration of the model.
+        attention: what the model is loaded with.
+    """
+    if config.model.layout != "auto":
+        return None
+    text = model_config.get_text_config()
+    states = layers_beyond_attention(text)
+    window = windows_in_reach(config, model_config)
+    if states:
+        return f"a {text.model_type} model has layers in which no mask keeps sequences apart ({', '.join(states)})"
+    if ranks_per_sequence(config) > 1:
+        return "a mask over full rows would be as large on each of the ranks that share them"
+    if attention not in TAKES_MASKS:
+        return f"attention {attention} takes no mask"
+    if window and attention != "sdpa":
+        return f"{_shorter(window)}, and attention {attention} cannot be given windows without a mask over the row"
+    return None
+
+
+def layout_note(config: Config, model_config: Any, attention: str) -> str | None:
+    """Return the line that names a fall-back to padded rows, and why; None where there is none."""
+    reason = why_padded(config, model_config, attention)
+    return None if reason is None else f"layout padded (one sequence per row): {reason}"
+
+
 def micro_batch_tokens(config: Config, device: torch.device) -> int:
     """Return the token budget of a micro-batch: the one configured, else what suits the device."""
     if config.trainer.tokens_per_micro_batch is not None:
@@ -187,14 +215,13 @@ def micro_batch_tokens(config: Config, device: torch.device) -> int:
     return max(longest_share(config), CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH)
 
 
-def has_window(config: Config, model_config: Any) -> bool:
-    """Return whether some layers look back less far than a sequence can be long."""
-    text = model_config.get_text_config()
-    window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None)
-    sliding = "sliding_attention" in kinds if kinds else getattr(text, "use_sliding_window", True)
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return bool(window and sliding and window < longest)
+def windows_in_reach(config: Config, model_config: Any) -> dict[str, int]:
+    """Return the windows of a model's attention that are shorter than a sequence can be, in tokens by setting."""
+    return windows_below(model_config, config.data.max_prompt_tokens + config.rollout.max_response_tokens)
+
+
+def _shorter(windows: Mapping[str, int]) -> str:
+    return f"{described(windows)} is shorter than a sequence can be"
 
 
 def layers_beyond_attention(text: Any) -> list[str]:

@@ -25,6 +25,7 @@ from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.moving import move_to
 from hwgrpo.models.router import check_router, check_router_loss
+from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
@@ -244,7 +245,7 @@ def build_rewards(
 def check_length(
     config: Config, *datasets: PromptDataset | None, settings: transformers.PreTrainedConfig | None = None
 ) -> None:
-    """Check that the longest prompt and response fit the model's positions.
+    """Check that the longest prompt and response fit the model's positions, and do not change those of others.
 
     Args:
         config: the run's settings.
@@ -263,4 +264,13 @@ def check_length(
             f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
             f"{longest + response} tokens long, but model.path={config.model.path!r} has {positions} positions; use at "
             f"most {positions - longest}, or lower data.max_prompt_tokens"
+        )
+    switch = rope_switches_at(settings)
+    if switch is not None and longest + response > switch:
+        # the log-probs of a short sequence would depend on what stands in its batch, and cached keys on when they came
+        raise ConfigError(
+            f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
+            f"{longest + response} tokens long, but the rotary embeddings of model.path={config.model.path!r} "
+            f"(longrope) change for all tokens of a batch that has more than {switch}; use at most "
+            f"{switch - longest}, or lower data.max_prompt_tokens"
         )

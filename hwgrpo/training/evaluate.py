@@ -15,6 +15,7 @@ from hwgrpo.config.validate import sampling_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer, model_settings
+from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.engine import Engine, Sampling
@@ -149,8 +150,9 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         ConfigError: there are no validation prompts.
         CheckpointError: the checkpoint is damaged, or of another model.
     """
+    config = with_absolute_paths(config)
     check_engine(config)
-    saved = checkpoints.verify(checkpoint) if checkpoint is not None else None
+    saved = checkpoints.verify(checkpoint.absolute()) if checkpoint is not None else None
     device = prepare_process(config, backend, local_rank, 1)
     tokenizer = load_tokenizer(config.model)
     dataset = build_dataset(config.data, tokenizer, "validation")

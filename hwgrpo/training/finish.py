@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from hwgrpo.errors import RunError
-from hwgrpo.models.loading import save_model
+from hwgrpo.models.loading import save_model, source_folder
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.training.checkpoint_files import discard
 from hwgrpo.training.components import load_trainable
@@ -72,7 +72,7 @@ def _save(run: Run, model: Any, folder: Path, *, merge: bool) -> Path:
     try:
         discard(partial)
         partial.mkdir()  # without its parents: a run's folder that was moved meanwhile is not made anew
-        save_model(model, run.tokenizer, partial, merge=merge)
+        save_model(model, run.tokenizer, partial, merge=merge, source=source_folder(run.config.model))
         if folder.is_dir():  # nothing else is replaced: it is not the run's
             shutil.rmtree(folder)
         os.replace(partial, folder)

@@ -11,7 +11,8 @@ import torch
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.hollow import whole_shape
-from hwgrpo.training.choices import has_window
+from hwgrpo.models.windows import described, shortened
+from hwgrpo.training.choices import windows_in_reach
 from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, Rows
 from hwgrpo.training.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy import PolicyModel
@@ -29,6 +30,8 @@ PADDING_TOLERANCE = TOLERANCE | {torch.bfloat16: 0.25}
 def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[Layout, str | None]:
     """Try a layout on a few tokens; architectures differ in whether they take a mask and positions as they are.
 
+    Windows that a sequence of the run can outgrow are shortened meanwhile, so that these few tokens outgrow them.
+
     Args:
         config: the run's settings.
         policy: the model, on its device.
@@ -42,17 +45,30 @@ def proven_layout(config: Config, policy: PolicyModel, layout: Layout) -> tuple[
         ConfigError: the layout was asked for by name, and the model does not honour it; or it does not even honour
             padding.
     """
-    attention = policy.base.config._attn_implementation
-    gap = _gap(policy, PADDED)
-    if gap > PADDING_TOLERANCE[policy.compute_dtype]:
-        raise ConfigError(
-            f"{type(policy.base).__name__}: hidden states of a sequence change by {gap:.2g} when padding stands behind "
-            "it; such a model is not supported"
+    windows = windows_in_reach(config, policy.base.config)
+    with shortened(policy.base, windows):
+        gap = _gap(policy, PADDED)
+        if gap <= PADDING_TOLERANCE[policy.compute_dtype]:
+            return _honoured(config, policy, layout, bool(windows))
+    beyond = ""
+    if windows and _gap(policy, PADDED) <= PADDING_TOLERANCE[policy.compute_dtype]:
+        beyond = (
+            f" once it is longer than {described(windows)}: keep data.max_prompt_tokens + rollout.max_response_tokens "
+            f"at {min(windows.values())} or less"
         )
+    raise ConfigError(
+        f"{type(policy.base).__name__}: hidden states of a sequence change by {gap:.2g} when padding stands behind "
+        f"it{beyond or '; such a model is not supported'}"
+    )
+
+
+def _honoured(config: Config, policy: PolicyModel, layout: Layout, windowed: bool) -> tuple[Layout, str | None]:
+    """Return the layout that a model honours, as `proven_layout` does; `windowed`: a sequence can outgrow a window."""
+    attention = policy.base.config._attn_implementation
     reasons = []
     candidates = [layout]
     if layout.attention == "branched":
-        mask_suffices = not has_window(config, policy.base.config) and obstacle_to(policy, GROUPED_MASKED) is None
+        mask_suffices = not windowed and obstacle_to(policy, GROUPED_MASKED) is None
         candidates = [layout if mask_suffices else BRANCHED, *([GROUPED_MASKED] if mask_suffices else [])]
     for one in candidates:
         obstacle = None if one is PADDED else obstacle_to(policy, replace(one, dense_up_to=0))

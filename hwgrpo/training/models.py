@@ -14,8 +14,9 @@ from hwgrpo.models import branched_attention
 from hwgrpo.models.head import HeadReading, causal_lm
 from hwgrpo.models.hollow import beside_parameters, set_beside_parameters
 from hwgrpo.models.layers import layers_in_turn
+from hwgrpo.models.windows import shortened
 from hwgrpo.rollout.parts import Apart
-from hwgrpo.training.choices import AttentionChoice
+from hwgrpo.training.choices import AttentionChoice, windows_in_reach
 from hwgrpo.training.components import load_checked, load_policy, make_replica, needs_replica, policy_of
 from hwgrpo.training.fused import Fused, check_ranks_agree, fuse, fuse_alike
 from hwgrpo.training.layout_check import proven_layout, states_alone
@@ -79,7 +80,8 @@ def put_together(
     strategy.wrap(policy, config, weights)
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
-    prove_sequence_parallel(policy, tried.layout, strategy.sequence_group, tried.states, device.torch_device)
+    with shortened(policy.base, windows_in_reach(config, policy.base.config)):
+        prove_sequence_parallel(policy, tried.layout, strategy.sequence_group, tried.states, device.torch_device)
     return Models(policy, reference, apart, trainable, tried.fused, tried.layout, tried.obstacle)
 
 
@@ -98,7 +100,8 @@ class _Tried:
 def _try_out(config: Config, device: Device, policy: PolicyModel, attention: AttentionChoice, layout: Layout) -> _Tried:
     fused = fuse(config, device.backend, policy, attention)
     layout, obstacle = proven_layout(config, policy, layout)
-    states = states_alone(policy) if config.trainer.tensor_parallel_size > 1 else None
+    with shortened(policy.base, windows_in_reach(config, policy.base.config)):
+        states = states_alone(policy) if config.trainer.tensor_parallel_size > 1 else None
     return _Tried(policy.head, fused, layout, obstacle, states)
 
 

@@ -7,18 +7,23 @@ beside the plan. A mistake in the settings, in data that is there or in a reward
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
+from transformers import PreTrainedConfig
 
 from hwgrpo.config import Config
 from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
-from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.data.prompts import PromptDataset, template_note
+from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.paths import with_absolute_paths
+from hwgrpo.rollout.architectures import foreseen, own_forward
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import micro_batch_tokens
@@ -97,7 +102,7 @@ def make_plan(
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),
         *_item("memory", _memory_lines(memory)),
-        ("computes", computes),
+        *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
         *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
     ]
     return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(obstacles))
@@ -114,14 +119,14 @@ def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple
         obstacles += missing
         return None, ("not tried: that needs the data",)
     try:
-        tokenizer = load_tokenizer(config.model)
+        tokenizer = load_tokenizer(config.model, ask_hub=not from_hub)
     except ConfigError as error:
         if not from_hub:
             raise
         obstacles.append(str(error))
         return None, ("not tried: that needs the tokenizer",)
-    data = open_data(config, tokenizer)
-    with data.rewards as rewards:
+    data = open_data(with_absolute_paths(config), tokenizer)
+    with chdir("."), data.rewards as rewards:  # a reward may change the directory
         return data, try_rewards(rewards, data.training, tokenizer)
 
 
@@ -176,10 +181,12 @@ def config_sharding(config: Config, world_size: int) -> Sharding:
 
 def _data_lines(config: Config, training: PromptDataset | None, validation: PromptDataset | None) -> list[str]:
     if training is None:
-        return [f"{config.data.train}: not opened; validation {config.data.validation or 'none'}"]
+        named = [", ".join(sources_of(each)) for each in (config.data.train, config.data.validation)]
+        return [f"{named[0]}: not opened; validation {named[1] or 'none'}"]
     return [
         f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
         f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens",
+        *filter(None, (template_note("training", training),)),
         f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
     ]
 
@@ -228,6 +235,14 @@ def _output_lines(
             return finished.splitlines()
     start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
     return [f"{config.trainer.output_dir}, {start}", *notes]
+
+
+def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | None) -> list[str]:
+    """Return what falls back, and why, as far as the model's configuration shows it."""
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    reason = foreseen(settings, longest) if config.rollout.engine == "local" else None
+    lines = (layout_note, own_forward(reason) if reason else None)
+    return [line for line in lines if line]
 
 
 def _item(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:

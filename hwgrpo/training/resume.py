@@ -83,7 +83,7 @@ def _choose_checkpoint(
         notes = [f"passed over a checkpoint: {problem}" for problem in damaged]
     else:
         check_resume(config)
-        checkpoint, notes = checkpoints.verify(Path(resume), strategy), []
+        checkpoint, notes = checkpoints.verify(Path(resume).absolute(), strategy), []
     if checkpoint is not None:
         notes += filter(None, (checkpoint.note,))
     return checkpoint, notes

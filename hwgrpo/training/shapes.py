@@ -15,7 +15,7 @@ from hwgrpo.config.load import recipe_folders
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models import builtin
 from hwgrpo.models.loading import model_settings
-from hwgrpo.models.lora import rank_of, uses_lora
+from hwgrpo.models.lora import adapted_layers, rank_of, uses_lora
 from hwgrpo.paths import find_model
 from hwgrpo.training.flops import EXPERTS, EXPERTS_MET, first_of
 
@@ -106,16 +106,8 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     lora = config.lora
     if uses_lora(lora):
         rank = rank_of(lora)
-        head = model.get_output_embeddings()
-        everywhere = list(lora.target_modules) == ["all-linear"]
-        layers = [
-            module
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear)
-            and module is not head
-            and (everywhere or any(name == t or name.endswith(f".{t}") for t in lora.target_modules))
-        ]
-        trainable = sum(rank * (layer.in_features + layer.out_features) for layer in layers)
+        layers = adapted_layers(model, list(lora.target_modules)).values()
+        trainable = sum(rank * sum(layer.weight.shape) for layer in layers)
     text = settings.get_text_config()
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size

@@ -27,7 +27,14 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import check_engine
 from hwgrpo.rollout.vllm_settings import check_head_size
 from hwgrpo.training import STRATEGIES
-from hwgrpo.training.choices import AttentionChoice, choose_attention, choose_dtype, choose_layout, choose_strategy
+from hwgrpo.training.choices import (
+    AttentionChoice,
+    choose_attention,
+    choose_dtype,
+    choose_layout,
+    choose_strategy,
+    layout_note,
+)
 from hwgrpo.training.components import build_rewards, check_length, choose_kernels, without_weights
 from hwgrpo.training.fused import choose_modules
 from hwgrpo.training.layouts import Layout
@@ -51,6 +58,8 @@ class Start:
     dtype: torch.dtype
     attention: AttentionChoice
     layout: Layout
+    layout_note: str | None
+    """Why rows are padded, where that is a fall-back."""
 
 
 def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0) -> Data:
@@ -99,7 +108,7 @@ def check_start(
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)
         check_embeddings(getattr(settings.get_text_config(), "vocab_size", None), data.tokenizer)
-    return Start(dtype, attention, layout)
+    return Start(dtype, attention, layout, layout_note(config, settings, attention.loaded_as))
 
 
 def lacking(config: Config, device: Device) -> list[str]:

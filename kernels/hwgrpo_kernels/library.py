@@ -1,5 +1,6 @@
 """The custom ops `torch.ops.hwgrpo.*`: what torch.compile sees as one node, with fake kernels and gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -103,18 +104,71 @@ def _token_logprob_setup(ctx: Any, inputs: tuple[Any, ...], output: Stats) -> No
     _save_stats(ctx, output)
 
 
+@torch.library.custom_op("hwgrpo::token_logprob_backward", mutates_args=())
+def token_logprob_backward(
+    logits: Tensor,
+    targets: Tensor,
+    logprob: Tensor,
+    entropy: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+) -> Tensor:
+    """Gradient of `token_logprob`; an op of its own, so that differentiating it is an error and not zero."""
+    out = torch.empty_like(logits)
+    row_grad(
+        logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, scale, squash, row_scale, out
+    )
+    return out
+
+
+@token_logprob_backward.register_fake
+def _(
+    logits: Tensor,
+    targets: Tensor,
+    logprob: Tensor,
+    entropy: Tensor | None,
+    row_max: Tensor,
+    log_sum: Tensor,
+    grad_logprob: Tensor,
+    grad_entropy: Tensor | None,
+    scale: float,
+    squash: float,
+    row_scale: Tensor | None,
+) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _refuse_second_order(name: str) -> Callable[..., Any]:
+    """Return the backward of a backward: an error that names the op."""
+
+    def refuse(ctx: Any, *grads: Tensor | None) -> Any:
+        raise RuntimeError(
+            f"the gradient of {name} cannot be differentiated again (create_graph=True): take second derivatives of "
+            "log_softmax over full logits"
+        )
+
+    return refuse
+
+
+token_logprob_backward.register_autograd(_refuse_second_order("token_logprob"))
+
+
 def _token_logprob_backward(
     ctx: Any, grad_logprob: Tensor | None, grad_entropy: Tensor | None, *_: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     logits, targets, row_scale, logprob, entropy, row_max, log_sum = ctx.saved_tensors
     if grad_logprob is None:
         grad_logprob = torch.zeros_like(logprob)
-    out = torch.empty_like(logits)
-    row_grad(
+    grad = token_logprob_backward(
         logits, targets, logprob, None if grad_entropy is None else entropy, row_max, log_sum,
-        grad_logprob, grad_entropy, ctx.scale, ctx.squash, row_scale, out,
+        grad_logprob, grad_entropy, ctx.scale, ctx.squash, row_scale,
     )  # fmt: skip
-    return out, None, None, None, None, None
+    return grad, None, None, None, None, None
 
 
 token_logprob.register_autograd(_token_logprob_backward, setup_context=_token_logprob_setup)
@@ -252,6 +306,9 @@ def _(
         weight.new_empty(weight.shape if needs_weight else 0),
         (weight if bias is None else bias).new_empty(weight.shape[0] if needs_bias else 0),
     )
+
+
+linear_logprob_backward.register_autograd(_refuse_second_order("linear_logprob"))
 
 
 def _linear_logprob_setup(ctx: Any, inputs: tuple[Any, ...], output: Stats) -> None:

@@ -113,6 +113,13 @@ def test_mismatch_metrics_follow_their_definitions():
     assert metrics(OLD, ROLLOUT, CU) == pytest.approx({f"rollout_corr/{k}": v for k, v in expected.items()}, rel=1e-12)
 
 
+def test_k3_is_not_clamped_where_importance_weights_are():
+    old, rollout = torch.tensor([0.0, -30.0]), torch.tensor([-30.0, 0.0])
+    values = metrics(old, rollout, torch.tensor([0, 1, 2]))
+    assert values["rollout_corr/k3_kl"] == pytest.approx((math.exp(30) - 31 + math.exp(-30) + 29) / 2, rel=1e-12)
+    assert values["rollout_corr/chi2_token"] == pytest.approx((math.exp(40) + math.exp(-40)) / 2 - 1, rel=1e-12)
+
+
 def test_mismatch_sums_of_parts_add_up():
     parts = mismatch_sums(OLD[:2], ROLLOUT[:2], CU[:3]) + mismatch_sums(OLD[2:], ROLLOUT[2:], CU[2:] - 2)
     torch.testing.assert_close(parts, mismatch_sums(OLD, ROLLOUT, CU), rtol=1e-14, atol=1e-14)

@@ -161,7 +161,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_named(host, monkeypatch):
     assert verdict.state == "unusable"
     assert "no kernels for gfx1100" in verdict.reason
     assert "HIP_VISIBLE_DEVICES" in verdict.fix
-    host(MI300X, RX7900, built_for=["gfx9-generic", "gfx11-generic"])
+    host(MI300X, RX7900, built_for=["gfx9-4-generic", "gfx11-generic"])
     assert decide(both_tiers(monkeypatch, gpus=2), "auto", BUILTIN, {}).verdicts["rocm"].state == "ok"
 
 

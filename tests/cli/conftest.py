@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,13 +19,34 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def environment(cache: Path, **extra: str) -> dict[str, str]:
+    path = os.pathsep.join(str(ROOT / folder) for folder in (".", "backends", "kernels"))
+    return {**os.environ, "PYTHONPATH": path, "HWGRPO_CACHE": str(cache), "OMP_NUM_THREADS": "1", **extra}
+
+
 @pytest.fixture
 def hwgrpo(tmp_path: Path, cache: Path) -> Hwgrpo:
-    """Return a function that runs `hwgrpo WORDS` in an empty folder."""
-    path = os.pathsep.join(str(ROOT / folder) for folder in (".", "backends", "kernels"))
-    environment = {**os.environ, "PYTHONPATH": path, "HWGRPO_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    """Return a function that runs `hwgrpo WORDS` in an empty folder, where torch is imported already."""
 
     def run(*words: object, **extra: str) -> subprocess.CompletedProcess[str]:
-        return preloaded.run(0, "-m", "hwgrpo", *map(str, words), cwd=tmp_path, env={**environment, **extra})
+        return preloaded.run(0, "-m", "hwgrpo", *map(str, words), cwd=tmp_path, env=environment(cache, **extra))
+
+    return run
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, cache: Path) -> Hwgrpo:
+    """Return the same for tests of what comes before torch is imported: a process that has imported nothing."""
+
+    def run(*words: object, **extra: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hwgrpo", *map(str, words)],
+            cwd=tmp_path,
+            env=environment(cache, **extra),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
 
     return run

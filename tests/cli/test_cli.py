@@ -204,9 +204,9 @@ def test_a_file_for_completions_that_cannot_be_written_is_refused_before_anythin
     assert "--completions no/such/folder/x.jsonl: cannot be written: No such file" in done.stderr
 
 
-def test_a_dry_run_without_hub_data_or_device_shows_the_plan_and_what_is_missing(hwgrpo, tmp_path: Path):
+def test_a_dry_run_without_hub_data_or_device_shows_the_plan_and_what_is_missing(fresh, tmp_path: Path):
     words = ("train", "qwen2_5_0_5b_gsm8k", "--dry-run", "backend.name=npu")  # hw: a backend that is not here
-    done = hwgrpo(*words, HF_HUB_OFFLINE="1")
+    done = fresh(*words, HF_HUB_OFFLINE="1")
     assert done.returncode == 1
     assert "494,032,768 parameters" in done.stdout
     assert "200 steps of 128 prompts x 8 samples, 1 update each" in done.stdout
@@ -217,7 +217,7 @@ def test_a_dry_run_without_hub_data_or_device_shows_the_plan_and_what_is_missing
         "not ready here: data.validation",
     ]
     assert "Traceback" not in done.stderr
-    assert hwgrpo(*words[:2], HF_HUB_OFFLINE="1").returncode == 2, "without --dry-run missing data is an error"
+    assert fresh(*words[:2], HF_HUB_OFFLINE="1").returncode == 2, "without --dry-run missing data is an error"
 
 
 def test_a_dry_run_with_data_but_no_hub_names_the_tokenizer_that_it_lacks(hwgrpo, tmp_path: Path):
@@ -232,17 +232,17 @@ def test_a_dry_run_with_data_but_no_hub_names_the_tokenizer_that_it_lacks(hwgrpo
     assert unknown.stdout == ""
 
 
-def test_a_dry_run_of_a_hub_model_with_a_local_tokenizer_checks_data_and_rewards(hwgrpo, tmp_path: Path, cache: Path):
-    assert hwgrpo("train", "tiny_sort", *TINY, "--dry-run").returncode == 0
+def test_a_dry_run_of_a_hub_model_with_a_local_tokenizer_checks_data_and_rewards(fresh, tmp_path: Path, cache: Path):
+    assert fresh("train", "tiny_sort", *TINY, "--dry-run").returncode == 0
     folder = next(cache.rglob("tokenizer_config.json")).parent
     (tmp_path / "rows.jsonl").write_text('{"prompt": "12=", "answer": "#### 12"}\n' * 300)
     words = ("train", "qwen2_5_0_5b_gsm8k", "--dry-run", "data.train=rows.jsonl", "data.validation=rows.jsonl")
-    done = hwgrpo(*words, f"model.tokenizer={folder}", "trainer.max_steps=0", HF_HUB_OFFLINE="1")
+    done = fresh(*words, f"model.tokenizer={folder}", "trainer.max_steps=0", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "data       rows.jsonl: 300 prompts, longest" in done.stdout
     assert "2 steps of 128 prompts x 8 samples" in done.stdout
     assert "in all 256 prompts and 2,048 samples, 0.85 passes over the data" in done.stdout
-    too_long = hwgrpo(*words, f"model.tokenizer={folder}", "rollout.max_response_tokens=40000", HF_HUB_OFFLINE="1")
+    too_long = fresh(*words, f"model.tokenizer={folder}", "rollout.max_response_tokens=40000", HF_HUB_OFFLINE="1")
     assert too_long.returncode == 2
     assert "has 32768 positions" in too_long.stderr

@@ -68,10 +68,10 @@ def in_shell(text: str, lines: str, **variables: str) -> list[str]:
     return done.stdout.split("\0")
 
 
-def test_every_variable_is_shown_with_its_reason_on_a_host_without_that_device(hwgrpo):
+def test_every_variable_is_shown_with_its_reason_on_a_host_without_that_device(fresh):
     for name in registry.BUILTIN:
         for purpose in ("train", "rollout"):
-            done = hwgrpo("env", "--backend", name, "--for", purpose)
+            done = fresh("env", "--backend", name, "--for", purpose)
             assert done.returncode == 0, done.stderr
             variables = registry.get(name).environment(purpose)
             for variable, said in variables.items():
@@ -81,22 +81,22 @@ def test_every_variable_is_shown_with_its_reason_on_a_host_without_that_device(h
             assert variables or done.stdout == f"{name} wants no variables set for {purpose}\n"
 
 
-def test_the_users_own_value_is_shown_as_kept_and_not_exported(hwgrpo):
+def test_the_users_own_value_is_shown_as_kept_and_not_exported(fresh):
     words = ("env", "--backend", "npu")  # hw: the word under test
-    shown = hwgrpo(*words, TASK_QUEUE_ENABLE="0").stdout
+    shown = fresh(*words, TASK_QUEUE_ENABLE="0").stdout
     assert "TASK_QUEUE_ENABLE='0'  (yours, kept; wanted '2')" in shown
-    told = json.loads(hwgrpo(*words, "--json", TASK_QUEUE_ENABLE="0").stdout)
+    told = json.loads(fresh(*words, "--json", TASK_QUEUE_ENABLE="0").stdout)
     assert told["schema"] == "hwgrpo.env/1"
     first = {variable["name"]: variable for variable in told["variables"]}["TASK_QUEUE_ENABLE"]
     assert (first["value"], first["wanted"], first["kept"]) == ("0", "2", True)
-    lines = hwgrpo(*words, "--shell", TASK_QUEUE_ENABLE="0").stdout
+    lines = fresh(*words, "--shell", TASK_QUEUE_ENABLE="0").stdout
     assert "export TASK_QUEUE_ENABLE" not in lines
     assert in_shell('printf %s "$TASK_QUEUE_ENABLE"', lines, TASK_QUEUE_ENABLE="0") == ["0"]
 
 
-def test_the_shell_lines_put_in_force_exactly_what_apply_does(hwgrpo, acme):
+def test_the_shell_lines_put_in_force_exactly_what_apply_does(fresh, acme):
     """Quotes, dollars, new lines and reasons of several lines change nothing else."""
-    lines = hwgrpo("env", "--backend", "acme", "--shell", PYTHONPATH=acme).stdout
+    lines = fresh("env", "--backend", "acme", "--shell", PYTHONPATH=acme).stdout
     wanted = "it's $HOME; `id`\n#\"'"
     assert in_shell('printf "%s\\0%s\\0%s" "$ACME_QUEUE" "$ACME_TEXT" "${INJECTED-none}"', lines) == [
         "2",
@@ -106,9 +106,9 @@ def test_the_shell_lines_put_in_force_exactly_what_apply_does(hwgrpo, acme):
     assert "# acme's queue is slow without it (until acme 9)\nexport ACME_QUEUE='2'\n" in lines
 
 
-def test_lines_for_the_rollout_take_out_what_training_set_and_nothing_of_the_users(hwgrpo):
+def test_lines_for_the_rollout_take_out_what_training_set_and_nothing_of_the_users(fresh):
     words = ("env", "--backend", "npu", "--shell", "--for")  # hw: the word under test
-    train = hwgrpo(*words, "train", CPU_AFFINITY_CONF="2").stdout
+    train = fresh(*words, "train", CPU_AFFINITY_CONF="2").stdout
     expected = {"CPU_AFFINITY_CONF": "2"}
     environment.apply(registry.get("npu"), "train", expected)  # hw: the word under test
     names = environment.APPLIED_VARIABLE, "TASK_QUEUE_ENABLE", "HCCL_EXEC_TIMEOUT", "CPU_AFFINITY_CONF"
@@ -117,7 +117,7 @@ def test_lines_for_the_rollout_take_out_what_training_set_and_nothing_of_the_use
     after_train = dict(zip(names, values, strict=True))
     assert after_train == {name: expected[name] for name in names}
 
-    rollout = hwgrpo(*words, "rollout", **after_train).stdout
+    rollout = fresh(*words, "rollout", **after_train).stdout
     shown = in_shell(
         'printf "%s\\0%s\\0%s" "$TASK_QUEUE_ENABLE" "${HCCL_EXEC_TIMEOUT-gone}" "$CPU_AFFINITY_CONF"',
         rollout,
@@ -126,16 +126,16 @@ def test_lines_for_the_rollout_take_out_what_training_set_and_nothing_of_the_use
     assert shown == ["1", "gone", "2"]
 
 
-def test_no_torch_is_imported_for_it(hwgrpo, acme, tmp_path):
+def test_no_torch_is_imported_for_it(fresh, acme, tmp_path):
     note = tmp_path / "note.json"
     for backend in ("auto", "acme"):
-        done = hwgrpo("env", "--backend", backend, PYTHONPATH=acme, NOTE=str(note), HWGRPO_BACKEND="cpu")
+        done = fresh("env", "--backend", backend, PYTHONPATH=acme, NOTE=str(note), HWGRPO_BACKEND="cpu")
         assert done.returncode == 0, done.stderr
     assert not note.exists()
 
 
-def test_a_backend_misspelt_is_a_usage_error_with_the_nearest_name(hwgrpo):
-    done = hwgrpo("env", "--backend", "rocn")
+def test_a_backend_misspelt_is_a_usage_error_with_the_nearest_name(fresh):
+    done = fresh("env", "--backend", "rocn")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "--backend='rocn' is not known" in done.stderr
@@ -143,10 +143,10 @@ def test_a_backend_misspelt_is_a_usage_error_with_the_nearest_name(hwgrpo):
 
 
 def test_train_sets_the_variables_before_torch_is_imported_and_the_runs_folder_tells_whose_they_are(
-    hwgrpo, acme, tmp_path
+    fresh, acme, tmp_path
 ):
     note = tmp_path / "note.json"
-    done = hwgrpo(
+    done = fresh(
         "train",
         "tiny_sort",
         "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=2&batch=8&digits=3",
@@ -174,26 +174,26 @@ def test_train_sets_the_variables_before_torch_is_imported_and_the_runs_folder_t
     assert seen["ACME_TEXT"] == recorded["ACME_TEXT"]["value"]
 
 
-def test_what_repeats_the_numbers_is_set_when_asked_for_and_only_then(hwgrpo, acme, tmp_path):
+def test_what_repeats_the_numbers_is_set_when_asked_for_and_only_then(fresh, acme, tmp_path):
     note = tmp_path / "note.json"
     words = (
         *("train", "tiny_sort", "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=2&batch=8&digits=3"),
         *("data.train=task://sort?digits=3", "rollout.n=2", "trainer.prompts_per_step=2", "trainer.max_steps=1"),
         *("data.validation_max_rows=2", "trainer.output_dir=out", "backend.name=acme", "observe.loggers=[jsonl]"),
     )
-    done = hwgrpo(*words, "trainer.deterministic=true", PYTHONPATH=acme, NOTE=str(note))
+    done = fresh(*words, "trainer.deterministic=true", PYTHONPATH=acme, NOTE=str(note))
     assert done.returncode == 0, done.stderr
     assert json.loads(note.read_text())["ACME_ORDER"] == "fixed"
     recorded = json.loads((tmp_path / "out" / "environment.json").read_text())["variables"]
     assert recorded["ACME_ORDER"] == {"value": "fixed", "set by": "hwgrpo"}
 
-    shown = hwgrpo("env", "--backend", "acme", "--deterministic", "--shell", PYTHONPATH=acme).stdout
+    shown = fresh("env", "--backend", "acme", "--deterministic", "--shell", PYTHONPATH=acme).stdout
     assert "export ACME_ORDER='fixed'" in shown
-    assert "ACME_ORDER" not in hwgrpo("env", "--backend", "acme", PYTHONPATH=acme).stdout
+    assert "ACME_ORDER" not in fresh("env", "--backend", "acme", PYTHONPATH=acme).stdout
 
 
 @pytest.mark.parametrize("form", [(), ("--shell",), ("--json",)])
-def test_an_engine_is_not_asked_to_repeat_its_numbers(hwgrpo, acme, form):
-    done = hwgrpo("env", "--backend", "acme", "--for", "rollout", "--deterministic", *form, PYTHONPATH=acme)
+def test_an_engine_is_not_asked_to_repeat_its_numbers(fresh, acme, form):
+    done = fresh("env", "--backend", "acme", "--for", "rollout", "--deterministic", *form, PYTHONPATH=acme)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--deterministic does not go with --for rollout: deterministic settings are for training" in done.stderr

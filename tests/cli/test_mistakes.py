@@ -19,12 +19,15 @@ PROJECT_URL = (
 )
 
 
-def process(code: str, **options) -> subprocess.Popen[str]:
+def process(code: str, *keys: str, **options) -> subprocess.Popen[str]:
     """Start the command as a process, with some of it replaced by `code`."""
     return subprocess.Popen(
-        [sys.executable, "-c", f"{RUN}{code}\nrun()", "config"],
-        env={**os.environ, "PYTHONPATH": PYTHONPATH}, stderr=subprocess.PIPE, text=True, **options,
-    )  # fmt: skip
+        [sys.executable, "-c", f"{RUN}{code}\nrun()", "config", *keys],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,10 +50,11 @@ def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(
     assert part in capsys.readouterr().err
 
 
-def test_a_reader_that_has_left_ends_the_command_quietly():
+@pytest.mark.parametrize("keys", [(), ("optim.lr",)], ids=["more than a buffer holds", "less"])
+def test_a_reader_that_has_left_ends_the_command_quietly(keys: tuple[str, ...]):
     reading, writing = os.pipe()
     os.close(reading)
-    running = process("", stdout=writing)
+    running = process("", *keys, stdout=writing)
     os.close(writing)
     assert running.communicate(timeout=60)[1] == ""
     assert running.returncode == main.OUTPUT_CLOSED == 141

@@ -22,7 +22,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).mkdir()
     (tmp_path / "my-model/config.json").write_text("{}")
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
-    for file in ("data/train.jsonl", "rewards.py", "template.jinja", "notes.csv"):
+    for file in ("data/train.jsonl", "rewards.py", "template.jinja", "notes.txt"):
         (tmp_path / file).touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -33,7 +33,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("data.train=data/trian.jsonl", ["data.train='data/trian.jsonl'", "Did you mean data/train.jsonl?"]),
         ("data.validation=/nope", ["data.validation='/nope'", "no such file", "looked for /nope"]),
-        ("data.train=notes.csv", ["data.train='notes.csv'", ".csv is not a data file", ".parquet"]),
+        ("data.train=notes.txt", ["data.train='notes.txt'", ".txt is not a data file", ".parquet"]),
+        ("data.train=[data/train.jsonl,data/trian.jsonl]", ["data.train='data/trian.jsonl'", "mean data/train.jsonl?"]),
+        ("data.validation=[task://sort,/nope]", ["data.validation='/nope'", "no such file"]),
+        ("data.train=[]", ["data.train=[] must be a path or name, or a list of them"]),
+        ("data.train=5", ["data.train=5 must be a path or name"]),
+        ("data.train={a: b}", ["data.train={'a': 'b'} must be a path or name"]),
+        ("data.validation=[data/train.jsonl,[gsm8k]]", ["data.validation=['data/train.jsonl', ['gsm8k']] must be"]),
         ("reward.functions=[reward.py:score]", ["reward.functions.0.name", "no file reward.py", "mean rewards.py?"]),
         ("reward.functions=[nowhere/at/all.py]", ["no file nowhere/at/all.py"]),
         ("model.path=my_model", ["model.path='my_model'", "Did you mean my-model?"]),
@@ -57,6 +63,7 @@ def test_what_is_there_and_names_of_the_hub_are_accepted(project: Path):
     for words in (
         ("model.path=my-model", "data.train=data/train.jsonl", "reward.functions=[rewards.py:score]"),
         ("model.path=Qwen/Qwen3-0.6B", "data.train=openai/gsm8k:main", f"reward.functions=['{project}/rewards.py']"),
+        ("model.path=gpt2", "data.train=[gsm8k,data/train.jsonl,task://sort]", "data.validation=[data]"),
         ("model.path=gpt2", "data.train=gsm8k", "data.validation=data", "model.lora.adapter=adapter"),
     ):
         load_config(None, [*BASE, *words])
@@ -91,7 +98,9 @@ def test_no_hint_is_given_where_nothing_resembles_or_nothing_may_be_read(project
 
 
 def test_going_below_a_single_setting_is_refused_with_that_setting():
-    with pytest.raises(ConfigError, match=r"unknown key data\.train\.path: data\.train is a single setting \(str\)"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key data\.train\.path: data\.train is a single setting \(StrOrList\)"
+    ):
         load_config(None, [*BASE, "data.train.path=/nope"])
     with pytest.raises(ConfigError, match=r"reward\.functions\.0\.name is a single setting"):
         load_config(None, [*BASE, "reward.functions.0.name.file=x"])

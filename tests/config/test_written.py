@@ -158,6 +158,12 @@ def test_secrets_that_were_typed_are_kept_in_the_run_and_not_shown():
         load_config(None, [*BASE, reward(f"{{api_key: '{HIDDEN}'}}")])
 
 
+def test_a_typed_secret_that_is_no_yaml_is_an_error_that_does_not_show_it():
+    with pytest.raises(ConfigError, match=r"kwargs\.api_key=\(set, not shown\) is not valid YAML") as error:
+        load(EXACT, "reward.functions.0.kwargs.api_key=[typed-4")
+    assert "typed-4" not in str(error.value)
+
+
 def test_messages_lose_loaded_secrets_and_keep_what_is_none(monkeypatch):
     monkeypatch.setenv("CACHE", "/data/some/folder")
     monkeypatch.setenv("MY_TOKEN", "to/ken")

@@ -1,5 +1,7 @@
 import datetime
 import decimal
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pyarrow
@@ -7,8 +9,9 @@ import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
-from hwgrpo.data.prompts import _content, build_dataset
+from hwgrpo.data.prompts import _content, build_dataset, template_note
 from hwgrpo.errors import ConfigError, DataError
+from hwgrpo.training.resume import compare_data
 
 VERL_ROWS = [
     {
@@ -203,7 +206,14 @@ def test_validation_reads_its_own_setting_and_split(jsonl, data_config, tokenize
         ([{"prompt": 7}], {}, ["line 1", "of type int", "text or a list of chat messages"]),
         ([{"prompt": ["hi"]}], {}, ["line 1", "message 0 is not a chat message", '"role"']),
         ([{"prompt": [{"role": "user"}]}], {}, ["line 1", "message 0", "'content' is NoneType"]),
-        ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}], {}, ["line 1", "'image'", "only 'text'"]),
+        (
+            [{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}],
+            {},
+            ["line 1", "'image'", 'only {"type": "text"'],
+        ),
+        ([{"prompt": "a \ud800 b"}], {}, ["line 1", "half of a surrogate pair", "at character 2", r"'a \ud800 b'"]),
+        ([{"prompt": [{"role": "user", "content": "\udfff"}]}], {}, ["line 1", "message 0", "surrogate"]),
+        ([{"prompt": [{"role": "user", "content": "a", "name": "\ud800"}]}], {}, ["line 1", "rendered", "surrogate"]),
         ([{"prompt": [{"role": "tool", "content": "x"}]}], {}, ["line 1", "template refuses", "no tools here"]),
         (
             [{"prompt": "x", "answer": 1}],
@@ -224,6 +234,48 @@ def test_an_empty_prompt_in_a_parquet_is_told_with_its_row(tmp_path, data_config
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b", ""]}), path)
     with pytest.raises(DataError, match=r"rows\.parquet, row 2: column 'prompt' is empty"):
         build_dataset(data_config(path), tokenizer, "train")
+
+
+@pytest.mark.parametrize(("chat", "noted"), [("auto", True), ("always", False), ("never", False)])
+def test_plain_text_beside_a_chat_template_that_is_not_applied_is_noted(
+    chat, noted, jsonl, data_config, tokenizer, tokenizer_without_template
+):
+    rows = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": [{"role": "user", "content": "c"}]}]
+    said = template_note("training", build_dataset(data_config(jsonl(rows), chat=chat), tokenizer, "train"))
+    assert (said is not None) == noted
+    if said is not None:
+        assert said.startswith(
+            "2 training prompts are plain text, to which the tokenizer's chat template is not applied"
+        )
+        assert "data.chat=always" in said
+    plain = build_dataset(data_config(jsonl(rows[:2])), tokenizer_without_template, "train")
+    assert template_note("training", plain) is None
+
+
+def test_several_files_are_one_dataset_and_a_change_of_any_is_seen(tmp_path, jsonl, data_config, tokenizer):
+    first, second = jsonl([{"prompt": "a", "answer": "1"}], "first.jsonl"), tmp_path / "second.csv"
+    second.write_text("prompt,answer\nb,2\nc,3\n")
+    both = [str(first), str(second)]
+
+    def build(named, **changes):
+        config = data_config("", **changes)
+        config.train = named
+        return build_dataset(config, tokenizer, "train")
+
+    before = build(both)
+    assert before.texts == ["a", "b", "c"]
+    assert before.name == f"{first}, {second}"
+    assert before.prompt(2, 0).place == f"{second}, line 3"
+    assert [before.prompt(row, 0).source for row in range(3)] == ["first.jsonl", "second.csv", "second.csv"]
+    checkpoint: Any = SimpleNamespace(manifest={"state": {"data": {"train": before.fingerprint}}})
+    assert compare_data(checkpoint, train=build(both)) == []
+    assert "is not what it was" in compare_data(checkpoint, train=build(both[::-1]))[0]
+    second.write_text("prompt,answer\nb,2\nc,4\n")
+    (said,) = compare_data(checkpoint, train=build(both))
+    assert f"data.train='{first}, {second}' is not what it was at the checkpoint: 3 rows" in said
+    jsonl([{"question": "a"}], "first.jsonl")
+    with pytest.raises(DataError, match=r"second.csv, line 2: no column 'question'.*there are: prompt, answer"):
+        build(both, prompt_key="question")
 
 
 def test_text_that_is_to_be_templated_needs_a_chat_template_too(jsonl, data_config, tokenizer_without_template):

@@ -5,7 +5,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hwgrpo.data.sources import find_data, open_rows
+from hwgrpo.data.sources import find_data, open_all, open_rows
 from hwgrpo.errors import ConfigError, DataError
 
 ROWS = [{"prompt": "one", "answer": "1"}, {"prompt": "two", "answer": "2"}, {"prompt": "three", "answer": "3"}]
@@ -118,7 +118,15 @@ def test_an_unknown_task_is_refused():
         ("a.json", b"[]", ["a.json", "holds no rows"]),
         ("a.parquet", b"", ["a.parquet", "empty"]),
         ("a.parquet", b"PAR1 this is not one", ["a.parquet", "truncated, damaged or not a Parquet file"]),
-        ("a.csv", b"prompt\nx\n", ["a.csv", ".csv is not a data file", ".jsonl, .json, .parquet"]),
+        ("a.txt", b"prompt\nx\n", ["a.txt", ".txt is not a data file", ".jsonl, .json, .parquet, .csv"]),
+        ("a.csv", b"prompt,answer\nx,1\n\ny,1,2\n", ["a.csv, line 4", "3 values for 2 columns", "quote"]),
+        ("a.csv", b"prompt,prompt\nx,1\n", ["a.csv, line 1", "two columns have the name 'prompt'"]),
+        ("a.csv", b"prompt\n", ["a.csv", "holds no rows"]),
+        ("a.csv", b"", ["a.csv", "holds no rows"]),
+        ("a.tsv", b"prompt\nx\ncaf\xe9\n", ["a.tsv, line 3", "not UTF-8"]),
+        ("a.jsonl", b'{"prompt": ' + b"[" * 100_000, ["a.jsonl, line 1", "nested too deeply"]),
+        ("a.json", b'[{"prompt": "x", "n": ' + b"9" * 5000 + b"}]", ["a.json", "more than 4300 digits", "as text"]),
+        ("a.jsonl", '{"prompt": "x"}'.encode("utf-16"), ["a.jsonl, line 1", "not UTF-8", "iconv"]),
     ],
 )
 def test_a_malformed_file_is_refused_with_file_line_and_remedy(name, content, words, tmp_path):
@@ -160,6 +168,39 @@ def test_text_in_a_parquet_that_is_not_utf8_is_told_with_its_row(tmp_path):
         rows[1]
 
 
+def test_csv_has_text_in_its_columns_and_places_by_line(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(
+        b'\xef\xbb\xbfprompt,answer,reward_model.ground_truth\r\n"one,\r\ntwo",1,7\r\n\r\n"a ""b""",2,8\r\n'
+    )
+    rows = read(path)
+    assert rows.columns == ("prompt", "answer", "reward_model.ground_truth")
+    assert [row["prompt"] for row in rows] == ["one,\r\ntwo", 'a "b"']
+    assert [rows.place(index) for index in range(2)] == [f"{path}, line 2", f"{path}, line 5"]
+    (tmp_path / "b.tsv").write_text("prompt\tanswer\na,b\t1\n" + "x" * 200_000 + "\t2\n")  # longer than csv's own limit
+    assert [len(row["prompt"]) for row in read(tmp_path / "b.tsv")] == [3, 200_000]
+
+
+def test_a_folder_with_csv_beside_other_formats_is_refused_with_both_names(tmp_path):
+    write_json(tmp_path / "a.json", ROWS)
+    (tmp_path / "labels.csv").write_text("prompt\nx\n")
+    with pytest.raises(DataError, match=r"holds labels.csv beside a.json.*data.train=\[.*a.json,.*labels.csv\]"):
+        read(tmp_path)
+    (tmp_path / "a.json").unlink()
+    assert len(read(tmp_path)) == 1
+
+
+def test_several_files_are_read_in_order_whatever_their_formats(tmp_path):
+    write_json(tmp_path / "a.json", ROWS)
+    (tmp_path / "b.csv").write_text("prompt,answer\nx,1\ny,2\n")
+    rows = open_all([str(tmp_path / "b.csv"), str(tmp_path / "a.json"), "task://sort?digits=2"], "test", "train")
+    assert [row["prompt"] for row in rows][:3] == ["x", "y", ROWS[0]["prompt"]]
+    assert rows.place(1) == f"{tmp_path}/b.csv, line 3"
+    assert rows.source(2) == "a.json"
+    with pytest.raises(DataError, match=r"data.train='.*/c.csv': no such file"):
+        open_all([str(tmp_path / "a.json"), str(tmp_path / "c.csv")], "train", "train")
+
+
 def test_a_missing_file_is_refused_with_the_nearest_one_there(tmp_path):
     write_json(tmp_path / "train.json", ROWS)
     with pytest.raises(
@@ -170,7 +211,7 @@ def test_a_missing_file_is_refused_with_the_nearest_one_there(tmp_path):
 
 def test_a_folder_without_data_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("nothing")
-    with pytest.raises(DataError, match=r"holds no data files \(\.jsonl, \.json, \.parquet\)"):
+    with pytest.raises(DataError, match=r"holds no data files \(\.jsonl, \.json, \.parquet, \.csv, \.tsv\)"):
         read(tmp_path)
 
 

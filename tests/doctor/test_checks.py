@@ -201,6 +201,7 @@ HOST_LINES = {
     "an encoding nobody knows": ({"encoding": "x-none"}, "warn", "locale", ["x-none"]),
     "UTF-8 by another name": ({"encoding": "utf8"}, "ok", "locale", []),
     "few files": ({"open_files": 1024}, "warn", "ulimit -n", ["1024", "ulimit -n 65536"]),
+    "a hub that nobody asked": ({"environment": {}}, "ok", "model hub", ["not asked"]),
     "offline": ({"environment": {"HF_HUB_OFFLINE": "1"}}, "ok", "model hub", ["offline"]),
     "no compiler": ({"c_compiler": None}, "warn", "C compiler", ["no C compiler", "python3.12-dev"]),
     "no header": ({"python_header": None}, "warn", "C compiler", ["no Python.h", "python3.12-dev"]),

@@ -6,6 +6,7 @@ import re
 import hosts
 import pytest
 from hosts import BUILTIN, diagnosis
+from hwgrpo_backends.facts import TorchDevice
 
 from hwgrpo.columns import fold
 from hwgrpo.doctor import hardware
@@ -67,7 +68,7 @@ def test_what_stands_in_the_way_is_said_at_the_end():
 
 
 def test_colors_change_nothing_but_colors():
-    report = diagnosis(hosts.cuda("470.1"), inside=INSIDE)
+    report = diagnosis(hosts.cuda("470.1", device=TorchDevice(problem="driver too old")), inside=INSIDE)
     painted = show(report, 80, colored)
     assert "\x1b[1;31mFAIL" in painted
     assert re.sub(r"\x1b\[[\d;]*m", "", painted) == show(report, 80)

@@ -1,15 +1,24 @@
 """Families people bring: a training step and a rollout of each against plain transformers."""
 
+import re
+from pathlib import Path
+
 import hwgrpo_backends
 import pytest
 import torch
-from families import FAMILIES, measure
+import transformers
+from families import EXPERTS, FAMILIES, SHAPE, TOKENIZER, WINDOW, measure, run_layout, run_settings
 from rounding import STEP
+from steps import CPU, updater
 from tiny import settings
 from transformers import Gemma2Config, GptOssConfig, Qwen3Config
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.choices import choose_attention
+from hwgrpo.rollout.architectures import foreseen, own_forward
+from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.training.choices import choose_attention, choose_layout
+from hwgrpo.training.components import check_length
+from hwgrpo.training.layouts import PADDED
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -45,3 +54,76 @@ def test_attention_that_would_not_compute_what_the_model_defines_is_not_chosen(m
     else:
         with pytest.raises(ConfigError, match=f"model.attention='sdpa': .*{why}.*; use model.attention=eager"):
             choose_attention(settings("model.attention=sdpa"), backend, torch.float32, model)
+
+
+MAMBA = {"mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2}
+DELTA = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+FALLING_BACK = {
+    "FalconH1": (MAMBA | {"mamba_d_ssm": 64}, "hybrid"),
+    "Lfm2": ({"layer_types": ["conv", "full_attention"]}, "conv"),
+    "Qwen3Next": (DELTA | {"num_experts": 4, **EXPERTS, "shared_expert_intermediate_size": 16}, "linear_attention"),
+    "Qwen3_5": (DELTA, "linear_attention"),
+    "Jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 4, "mamba_dt_rank": 4,
+               "use_mamba_kernels": False}, "linear_attention"),
+    "Bamba": (MAMBA | {"attn_layer_indices": [1]}, "linear_attention"),
+    "Llama4": ({"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "intermediate_size_mlp": 48,
+                "attention_chunk_size": WINDOW, "layer_types": ["chunked_attention", "full_attention"],
+                "no_rope_layers": [1, 0]}, "chunked_attention"),
+    "NemotronH": ({"layers_block_type": ["linear_attention", "full_attention", "mlp"], "ssm_state_size": 8,
+                   "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1, "head_dim": 8}, "linear_attention"),
+    "Zamba2": ({"layers_block_type": ["linear_attention", "hybrid"], "num_mem_blocks": 1, "hybrid_layer_ids": [1],
+                "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_expand": 2, "n_mamba_heads": 4,
+                "mamba_headdim": 16, "mamba_d_state": 8, "mamba_ngroups": 1}, "linear_attention"),
+    "OlmoHybrid": (DELTA, "linear_attention"),
+    "GraniteMoeHybrid": (MAMBA | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4,
+                         "num_experts_per_tok": 2, "shared_intermediate_size": 48}, "linear_attention"),
+}  # fmt: skip
+"""Of the configuration, and the layers that stand against rows of several sequences."""
+
+
+@pytest.mark.parametrize("name", FALLING_BACK)
+def test_padded_rows_and_decoding_by_the_models_own_forward_are_named_with_the_reason(name):
+    extra, layers = FALLING_BACK[name]
+    torch.manual_seed(3)
+    kind = {"Llama4": "Llama4Text", "Qwen3_5": "Qwen3_5Text"}.get(name, name)
+    own = getattr(transformers, f"{kind}Config")(**SHAPE | extra)
+    model = getattr(transformers, f"{name}ForCausalLM")(own).eval()
+    layout, note = run_layout(updater(model), Path("unused"), "auto", "sdpa")
+    assert layout is PADDED
+    assert re.search(rf"^layout padded .*: a \w+ model has layers .*{layers}", note or "")
+    engine = LocalEngine(model, TOKENIZER, device=CPU, compute_dtype=torch.float32, max_sequences=8, longest=20)
+    reason = f"rollout decodes with the model's own forward: {name}ForCausalLM is not one of the architectures it knows"
+    assert engine.notes[0] == reason
+    assert own_forward(foreseen(own, 20) or "") == reason
+    assert choose_layout(run_settings(Path("unused")), own, "sdpa") is PADDED
+
+
+def test_a_rollout_that_outgrows_the_window_of_the_lean_step_is_named_before_it_does():
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**SHAPE | {"sliding_window": 16})).eval()
+    for longest, expected in ((16, False), (17, True)):
+        engine = LocalEngine(
+            model, TOKENIZER, device=CPU, compute_dtype=torch.float32, max_sequences=8, longest=longest
+        )
+        assert any("its attention sees 16" in note for note in engine.notes) == expected
+        assert (foreseen(model.config, longest) is not None) == expected
+
+
+def test_rotary_embeddings_that_a_long_neighbour_changes_are_refused_beyond_their_length():
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = transformers.Phi3Config(
+        **SHAPE | {"max_position_embeddings": 8192},
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors},
+    )
+
+    class Data:
+        longest = 96
+
+    check_length(
+        settings("rollout.max_response_tokens=4000", "trainer.tokens_per_micro_batch=9000"), Data(), settings=config
+    )
+    longer = settings("rollout.max_response_tokens=4001", "trainer.tokens_per_micro_batch=9000")
+    with pytest.raises(ConfigError, match=r"longrope.* has more than 4096; use at most 4000"):
+        check_length(longer, Data(), settings=config)

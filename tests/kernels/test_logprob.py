@@ -218,3 +218,19 @@ def test_token_logprob_over_several_chunks_keeps_rows_and_temperatures_together(
     got = token_logprob(logits, targets, temperature=temperature).logprob
     expected = plain(logits, targets, temperature[:, None])[0]
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("name", ["token_logprob", "linear_logprob"])
+def test_a_gradient_of_the_gradient_is_refused_and_not_left_out(name, with_entropy):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(4, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True)
+    targets = torch.arange(4)
+    if name == "token_logprob":
+        stats = token_logprob(hidden @ weight.T, targets, with_entropy=with_entropy)
+    else:
+        stats = linear_logprob(hidden, weight, targets, with_entropy=with_entropy)
+    loss = stats.logprob.square().sum() + (stats.entropy.sum() if with_entropy else 0)
+    (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match=rf"the gradient of {name} cannot be differentiated again"):
+        (gradient.square().sum() + hidden.square().sum()).backward()

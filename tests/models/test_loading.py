@@ -1,10 +1,12 @@
 """Loading and saving models and tokenizers, with and without adapters; what is said when that cannot work."""
 
 import json
+import shutil
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from peft import PeftModel
 from rounding import assert_values_close
 from transformers import (
@@ -22,9 +24,10 @@ from transformers import (
 
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, locate, save_model
+from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, locate, save_model, source_folder
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.training.shapes import model_shape
 
 SHAPE = Qwen3Config(
     vocab_size=99,
@@ -301,3 +304,88 @@ def test_dropout_is_off_in_the_text_model_of_one_that_also_sees(tmp_path):
     model = load_model(ModelConfig(path=str(tmp_path)), attention="eager")
     parts = (model.config.text_config, model.config.vision_config)
     assert [part.attention_dropout for part in parts] == [0.0, 0.0]
+
+
+TEXT = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
+    "num_key_value_heads": 2, "vocab_size": 64,
+}  # fmt: skip
+VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 16,
+    "patch_size": 8,
+}  # fmt: skip
+WITH_IMAGES = {
+    "Gemma3": {"text_config": TEXT, "vision_config": VISION, "mm_tokens_per_image": 4},
+    "Qwen2_5_VL": {
+        "text_config": TEXT
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 4,
+            "out_hidden_size": 32,
+        },
+    },
+    "Mistral3": {
+        "text_config": TEXT | {"model_type": "mistral"},
+        "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
+    },
+    "Llava": {
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": VISION | {"model_type": "clip_vision_model"},
+    },
+}
+
+
+@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "v_proj"]], ids=["all-linear", "named"])
+@pytest.mark.parametrize("kind", WITH_IMAGES)
+def test_adapters_go_on_what_text_passes_and_all_of_them_get_a_gradient(kind, targets):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**WITH_IMAGES[kind])
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    wrapped = apply_lora(model, LoraConfig(rank=4, target_modules=targets))
+    change_adapter(wrapped)
+    wrapped(input_ids=torch.arange(1, 9)[None]).logits.square().mean().backward()
+    trainable = {name: p for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert len(trainable) == 2 * 2 * (7 if targets == ["all-linear"] else 2)
+    assert not [name for name, p in trainable.items() if p.grad is None or not p.grad.any()]
+    assert all(".language_model." in name for name in trainable)
+
+
+def test_layers_that_text_does_not_pass_are_refused_by_name():
+    config = transformers.Gemma3Config(**WITH_IMAGES["Gemma3"])
+    with pytest.raises(ConfigError, match=r"text passes no linear layer 'out_proj'; it has .*o_proj"):
+        apply_lora(transformers.Gemma3ForConditionalGeneration(config), LoraConfig(rank=4, target_modules=["out_proj"]))
+
+
+def test_a_plan_counts_the_adapters_that_a_model_gets():
+    config = transformers.Gemma3Config(**WITH_IMAGES["Gemma3"])
+    lora = LoraConfig(rank=4)
+    wrapped = apply_lora(transformers.Gemma3ForConditionalGeneration(config), lora)
+    counted = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+    assert model_shape(ModelConfig(path="unused", lora=lora), config).trainable == counted
+
+
+def test_files_of_the_source_that_loaders_need_stand_beside_the_saved_model_and_weights_do_not(folder, tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(folder, source)
+    beside = {"preprocessor_config.json": "{}", "processor_config.json": "{}", "modeling_own.py": "x = 1\n"}
+    for name, text in beside.items() | {("pytorch_model.bin", "old"), ("config.json.bak", ""), ("notes.txt", "")}:
+        (source / name).write_text(text)
+    (source / "parts").mkdir()
+    (source / "parts" / "own.py").write_text("y = 2\n")
+    config = ModelConfig(path=str(source))
+    model, tokenizer = load_model(config, attention="sdpa"), load_tokenizer(config)
+    (source / "generation_config.json").write_text("{}")
+    model.generation_config.max_length = 77  # what is saved wins over the source's
+    save_model(model, tokenizer, out, merge=True, source=source_folder(config))
+    assert {name: (out / name).read_text() for name in beside} == beside
+    assert (out / "parts" / "own.py").is_file()
+    assert not {"pytorch_model.bin", "config.json.bak", "notes.txt"} & {file.name for file in out.iterdir()}
+    assert json.loads((out / "generation_config.json").read_text())["max_length"] == 77
+    adapter = apply_lora(load_model(config, attention="sdpa"), LoraConfig(rank=4))
+    save_model(adapter, tokenizer, tmp_path / "adapter", merge=False, source=source_folder(config))
+    shutil.rmtree(source)
+    assert source_folder(config) is None, "a source that is gone takes nothing from what was trained"
+    assert not (tmp_path / "adapter" / "processor_config.json").exists()

@@ -27,7 +27,8 @@ ERRORS = {
     "segfaults": ("ctypes.string_at(0)", "lost its process, which was killed by SIGSEGV, a segmentation fault"),
     "leaves": ("os._exit(3)", "lost its process, which ended with exit code 3"),
     "is killed": ("os.kill(os.getpid(), 9)", "lost its process, which was killed by SIGKILL; .*memory runs out"),
-    "interrupts": ("raise KeyboardInterrupt", "lost its process"),
+    "interrupts": ("raise KeyboardInterrupt", "raised KeyboardInterrupt at .*my_rewards.py:6"),
+    "leaves with success": ("os._exit(0)", "lost its process, which ended with exit code 0"),
     "closes its pipes": ("os.closerange(3, 64)", "lost its process"),
     "returns a huge thing": ("return {'score': 1, 'x': 'x' * (65 << 20)}", "ValueError: it returned 65 MiB; .*64 MiB"),
     "returns a circle": ("x = {'score': 1}; x['x'] = x; return x", "ValueError: Circular reference"),
@@ -218,7 +219,7 @@ def test_a_file_that_hangs_when_it_is_run_is_a_wrong_setting(pipeline, processes
 
 def test_a_file_that_stops_loading_in_mid_run_stops_the_run(pipeline, make_batch, reward_file):
     rewards = pipeline(source("os._exit(1)"), timeout=PATIENT, on_error="mask_sample")
-    reward_file("raise SystemExit(9)")
+    reward_file("import os; os._exit(9)")
     with pytest.raises(RewardError, match="reward f: a new process ended with exit code 9 before it was ready"):
         rewards.score(*make_batch(GROUPS))
 

@@ -304,6 +304,8 @@ def test_what_a_function_does_to_its_streams_costs_nothing(does, pipeline, make_
 FORKS = {
     "a command": "subprocess.Popen(['sh', '-c', 'sleep 600; :', '{folder}'])",
     "a command it waits for": "subprocess.run(['sh', '-c', 'sleep 600; :', '{folder}'])",
+    "a session": "subprocess.Popen(['sh', '-c', 'sleep 600; :', '{folder}'], start_new_session=True)",
+    "a daemon": "subprocess.run(['sh', '-c', 'setsid sh -c \"sleep 600; :\" {folder} &'])",
     "a copy": "os.fork() or time.sleep(600)",
     "a pool": "multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,)).start()",
 }
@@ -330,6 +332,23 @@ def test_what_a_function_started_ends_with_it(forks, then, pipeline, make_batch,
     soon(lambda: processes() == [])
 
 
+def test_what_a_late_async_sample_started_ends_with_its_batch(pipeline, make_batch, processes, soon, tmp_path):
+    source = f"""
+        import asyncio, os, subprocess
+        async def f(solution_str):
+            if solution_str == "bad":
+                subprocess.Popen(["sh", "-c", "sleep 600; :", "{tmp_path}"], start_new_session=True)
+            await asyncio.sleep(600 if solution_str in ("bad", "late") else 0)
+            return {{"score": 1, "pid": os.getpid()}}
+    """
+    rewards = pipeline(source, timeout=SHORT, on_timeout="mask_sample")
+    before, _ = rewards.score(*make_batch([["a", "late"]])).extras
+    after, _ = rewards.score(*make_batch([["a", "bad"]])).extras
+    assert before["pid"] == after["pid"]  # a late sample that left nothing costs no new process
+    soon(lambda: len(processes()) == 2)
+    assert rewards.score(*make_batch([["a", "b"]])).total.tolist() == [1, 1]
+
+
 def test_a_copy_that_comes_back_from_the_function_does_not_answer(pipeline, make_batch):
     rewards = pipeline("import os\ndef f(solution_str):\n    os.fork()\n    return len(solution_str)", timeout=PATIENT)
     for _ in range(3):
@@ -340,7 +359,7 @@ def test_a_process_that_was_killed_between_batches_is_replaced_and_costs_nothing
     rewards = pipeline(WHO.format(seconds=0), timeout=PATIENT)
     (extra,) = rewards.score(*make_batch([["1"]])).extras
     os.kill(extra["pid"], signal.SIGKILL)
-    soon(lambda: b"Z" in Path(f"/proc/{extra['pid']}/stat").read_bytes().rpartition(b")")[2][:3])
+    soon(lambda: not Path(f"/proc/{extra['pid']}").exists())
     scored = rewards.score(*make_batch([["1", "2"]]))
     assert scored.total.tolist() == [1, 2]
     assert scored.failures == {}
@@ -419,6 +438,8 @@ END
         (signal.SIGKILL, "while True: pass"),
         (signal.SIGKILL, "ctypes.PyDLL(None).sleep(600)"),
         (signal.SIGKILL, "subprocess.run(['sleep', '600'])"),
+        (signal.SIGKILL, "subprocess.run(['sh', '-c', 'sleep 600; :', '{folder}'], start_new_session=True)"),
+        (signal.SIGKILL, "os.fork() or os.setsid() or os.fork() or time.sleep(600)"),
         (signal.SIGINT, "while True: pass"),
         (signal.SIGTERM, "ctypes.PyDLL(None).sleep(600)"),
     ],
@@ -426,11 +447,12 @@ END
 def test_however_the_trainer_ends_in_a_call_no_process_is_left(number, does, reward_file, processes, soon, tmp_path):
     path = reward_file(
         f"""
-        import ctypes, subprocess
+        import ctypes, os, subprocess, time
         def f(solution_str):
             if solution_str == "bad":
                 open("{tmp_path}/under way", "w").close()
-                {does}
+                {does.replace("{folder}", str(tmp_path))}
+                time.sleep(600)
             return 1
         """
     )

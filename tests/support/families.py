@@ -20,7 +20,7 @@ from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local import LocalEngine
 from hwgrpo.training import LAYOUTS
-from hwgrpo.training.choices import choose_layout
+from hwgrpo.training.choices import choose_layout, layout_note
 from hwgrpo.training.layout_check import proven_layout
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.micro_batch import TokenSignals, lay_out
@@ -88,7 +88,11 @@ FAMILIES: dict[str, Family] = {
     "Mistral": Family("grouped", "model", {"sliding_window": WINDOW}, layouts=WINDOWED),
     "Gemma": Family("grouped", "lean", {"head_dim": 16}),
     "Gemma2": Family(
-        "padded", "model", {"head_dim": 16, "attn_logit_softcapping": 2.0, **ALTERNATING}, layouts=("padded",)
+        "padded",
+        "model",
+        {"head_dim": 16, "attn_logit_softcapping": 2.0, **ALTERNATING},
+        says="sliding_window=4 is shorter than a sequence can be, and attention eager",
+        layouts=("padded",),
     ),
     "Gemma3": Family("grouped", "model", {"head_dim": 16, **ALTERNATING}, layouts=WINDOWED),
     "Phi": Family("grouped", "model"),
@@ -122,7 +126,11 @@ FAMILIES: dict[str, Family] = {
     "DeepseekV2": Family("grouped", "model", LATENT),
     "DeepseekV3": Family("grouped", "model", LATENT),
     "GptOss": Family(
-        "padded", "model", {"num_local_experts": 4, "head_dim": 8, **EXPERTS, **ALTERNATING}, layouts=("padded",)
+        "padded",
+        "model",
+        {"num_local_experts": 4, "head_dim": 8, **EXPERTS, **ALTERNATING},
+        says="sliding_window=4 is shorter than a sequence can be, and attention eager",
+        layouts=("padded",),
     ),
 }
 
@@ -220,7 +228,8 @@ def run_layout(update: PolicyUpdate, folder: Path, name: str, attention: str) ->
     """Return the layout that a run with `model.layout=name` has, and what it says of it; ConfigError if it cannot."""
     config, model = run_settings(folder, f"model.layout={name}"), update.policy.base
     model.set_attn_implementation(attention)
-    return proven_layout(config, update.policy, choose_layout(config, model.config, attention))
+    layout, reason = proven_layout(config, update.policy, choose_layout(config, model.config, attention))
+    return layout, layout_note(config, model.config, attention) or reason
 
 
 def possible_layout(update: PolicyUpdate, folder: Path, name: str, attention: str) -> Layout | None:

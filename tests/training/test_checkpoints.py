@@ -310,6 +310,15 @@ def test_a_checksum_that_cannot_be_read_is_not_a_missing_one(tmp_path: Path, str
         checkpoints.verify(folder)
 
 
+def test_settings_that_name_a_variable_which_is_not_set_here_are_not_damaged(tmp_path: Path, strategy):
+    path = saved(tmp_path, strategy) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["state"]["config"] = "token: ${oc.env:HWGRPO_TEST_NOT_SET}"
+    path.write_text(json.dumps(manifest))
+    path.with_name("manifest.sha256").unlink()
+    checkpoints.verify(path.parent)
+
+
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path, strategy):
     saved(tmp_path, strategy, 5).rename(tmp_path / "step-00000007")
     found, problems = checkpoints.newest(tmp_path)
@@ -386,7 +395,9 @@ MANIFESTS = {
     "updates of another kind": (lambda m: m["state"].update(updates_done="4"), "state.updates_done='4'"),
     "skipped of another kind": (lambda m: m["state"].update(skipped_in_a_row=0.5), "state.skipped_in_a_row=0.5"),
     "settings that are no YAML": (lambda m: m["state"].update(config="a: [b"), "state.config"),
-    "settings that name nothing": (lambda m: m["state"].update(config="a: ${b.c}"), "state.config"),
+    "settings with half a name": (lambda m: m["state"].update(config="a: ${b"), "state.config"),
+    "secrets of another kind": (lambda m: m["state"].update(secrets=["a"]), "state.secrets"),
+    "a salt that is no number": (lambda m: m["state"].update(secrets={"a": "0g:12"}), "state.secrets"),
     "settings that are a list": (lambda m: m["state"].update(config="- a"), "state.config"),
     "data of another kind": (lambda m: m["state"].update(data={"train": {"rows": "3"}}), "state.data.train"),
 }

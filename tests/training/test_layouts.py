@@ -137,9 +137,9 @@ def test_rows_of_several_sequences_are_refused_where_a_mask_is_not_all_that_a_la
         assert choose_layout(wanted, plain, "sdpa") is layout
         with pytest.raises(ConfigError, match=rf"layout='{name}' .*linear_attention.*layout=padded"):
             choose_layout(wanted, state, "sdpa")
-        with pytest.raises(ConfigError, match=r"a sliding window shorter.*layout=padded"):
+        with pytest.raises(ConfigError, match=r"sliding_window=\d+ is shorter.*layout=padded"):
             choose_layout(wanted, window, "eager")
-    with pytest.raises(ConfigError, match=r"a sliding window shorter.*layout=padded"):
+    with pytest.raises(ConfigError, match=r"sliding_window=\d+ is shorter.*layout=padded"):
         choose_layout(settings("model.layout=packed"), window, "sdpa")
     assert choose_layout(settings(), window, "sdpa") is BRANCHED
     assert choose_layout(settings(), window, "eager") is PADDED

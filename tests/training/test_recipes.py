@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from hwgrpo_backends import registry
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config
 
 from hwgrpo.config import load_config
 from hwgrpo.config.validate import check_world_size
@@ -150,3 +150,34 @@ def test_a_recipe_states_only_what_differs_from_the_defaults(recipe):
 
     looked_for = {"n", "lr", "max_prompt_tokens", "max_response_tokens"}  # what a reader wants to see in any case
     assert set(same(yaml.safe_load((CONFIGS / f"{recipe}.yaml").read_text()), default)) <= looked_for
+
+
+def test_a_plan_names_what_falls_back_and_why(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+    Lfm2Config(**layers, hidden_size=64, vocab_size=64, architectures=["Lfm2ForCausalLM"]).save_pretrained("model")
+    config = load_config("qwen3_4b_math", ["model.path=model"], data_may_be_missing=True)
+    text = make_plan(config, registry.get("cpu"), 1).text
+    assert "layout padded (one sequence per row): a lfm2 model has layers" in text
+    assert "rollout decodes with the model's own forward: Lfm2ForCausalLM is not one" in text
+    shipped = load_config("qwen3_4b_math", data_may_be_missing=True)
+    assert "own forward" not in make_plan(shipped, registry.get("cpu"), 1).text
+
+
+@pytest.mark.parametrize("words", [(), ("model.tokenizer=nobody/none-such",)], ids=["the model's", "another"])
+def test_a_plan_of_a_shape_that_ships_never_asks_the_hub(words, tmp_path, monkeypatch):
+    asked = []
+
+    def refuse(self, address):
+        asked.append(address)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **named: refuse(None, args))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    data = ("data.train=rows.jsonl", "data.validation=rows.jsonl")
+    plan = make_plan(load_config("qwen2_5_0_5b_gsm8k", [*data, *words]), registry.get("cpu"), 1)
+    assert not asked
+    [obstacle] = plan.obstacles
+    assert "a dry run does not ask the hub for it; run `hf download" in obstacle
