@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 HIDDEN = "(set, not shown)"
 """Stands where the value of a secret would."""
-SHORTEST = 4
+SHORTEST = 6
 """Characters of the shortest secret that is searched for: fewer occur in other words."""
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|AUTH|COOKIE|SIGNATURE|PRIVATE|(^|_)(API_?)?KEY(_|S?$)", re.I

@@ -28,7 +28,6 @@ from hwgrpo.models.loading import load_tokenizer, locate, model_settings
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
-from hwgrpo.rollout import check_running_server
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
@@ -44,7 +43,7 @@ from hwgrpo.training.output import claim_on_rank_0
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.run import Run
-from hwgrpo.training.startup_checks import check_start, lacking, open_data
+from hwgrpo.training.startup_checks import check_start, lacking, open_data, require_running_server
 from hwgrpo.training.strategies.strategy import Strategy, together
 from hwgrpo.training.supply import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.update import PolicyUpdate
@@ -111,7 +110,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     notes += compare_data(checkpoint, train=training_data, validation=validation_data)
     chosen = check_start(config, device.backend, model_settings(config.model), device=device, data=data)
     attention, layout = chosen.attention, chosen.layout
-    _check_server_on_rank_0(config, strategy)
+    require_running_server(config, strategy)
     notes += filter(None, (dtype_note(config, device),))
     start = checkpoint.step if checkpoint else 0
     planned = planned_steps(config, len(training_data))
@@ -239,19 +238,6 @@ def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) 
     if said is not None:
         strategy.close()
         raise RunFinished(said)
-
-
-def _check_server_on_rank_0(config: Config, strategy: Strategy) -> None:
-    """Check that a server which is to run already does; raise on all ranks where it does not."""
-    refusal = None
-    if strategy.rank == 0:
-        try:
-            check_running_server(config)
-        except ConfigError as error:
-            refusal = str(error)
-    refusal = strategy.gather_objects(refusal)[0]
-    if refusal is not None:
-        raise ConfigError(refusal)
 
 
 def build_supply(

@@ -24,7 +24,7 @@ from hwgrpo.models.loading import attention_obstacle, check_embeddings
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rollout import check_engine
+from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.vllm_settings import check_head_size
 from hwgrpo.training import STRATEGIES
 from hwgrpo.training.choices import (
@@ -39,6 +39,7 @@ from hwgrpo.training.components import build_rewards, check_length, choose_kerne
 from hwgrpo.training.fused import choose_modules
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
+from hwgrpo.training.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,25 @@ def lacking(config: Config, device: Device) -> list[str]:
         except ConfigError as error:
             found.append(str(error))
     return found
+
+
+def require_running_server(config: Config, strategy: Strategy) -> None:
+    """Check on rank 0 that a server which is to run already does.
+
+    A dry run asks no server: it may be made before the server is.
+
+    Raises:
+        ConfigError: it does not run or refuses the token; on all ranks.
+    """
+    refusal = None
+    if strategy.rank == 0:
+        try:
+            check_running_server(config)
+        except ConfigError as error:
+            refusal = str(error)
+    refusal = strategy.gather_objects(refusal)[0]
+    if refusal is not None:
+        raise ConfigError(refusal)
 
 
 def check_adapters(config: ModelConfig, settings: PreTrainedConfig) -> None:

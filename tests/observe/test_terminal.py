@@ -101,7 +101,11 @@ def test_what_an_inspection_of_data_shows_is_ours(tmp_path, capsys):
 def test_what_an_evaluation_prints_is_ours(tmp_path, monkeypatch, capsys):
     scores = torch.ones(1, 1)
     evaluation = SimpleNamespace(
-        greedy=lambda: scores, sampled=lambda _n: scores, rewards=SimpleNamespace(close=lambda: None), dataset=Data()
+        greedy=lambda: scores,
+        sampled=lambda _n: scores,
+        rewards=SimpleNamespace(close=lambda: None),
+        dataset=Data(),
+        notes=(),
     )
     monkeypatch.setattr("hwgrpo.training.evaluate.build_evaluation", lambda *_: evaluation)
     host = SimpleNamespace(backend=SimpleNamespace(name="cpu"), local_rank=0)

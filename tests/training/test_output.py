@@ -339,7 +339,7 @@ def test_a_file_in_the_place_of_something_half_written_is_removed(tmp_path: Path
 def test_a_final_model_that_cannot_be_written_ends_the_run_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def full(model, tokenizer, folder: Path, merge: bool) -> None:
+    def full(model, tokenizer, folder: Path, merge: bool, source: object) -> None:
         (folder / "model.safetensors").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 

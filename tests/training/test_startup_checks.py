@@ -26,12 +26,14 @@ MISTAKES = {
     "data column": ("reward.functions=[exact_match]", "data.train={folder}/no_answers.jsonl"),
     "trainer.resume": ("trainer.resume=never",),
 }
+HEADS = "model.path=builtin://tiny?steps=1&head=32"
+"""A model that vLLM can compute on a CPU."""
 LACKING = {
-    "rollout.engine='vllm'": ("rollout.engine=vllm",),
-    "rollout.engine='vllm_server'": ("rollout.engine=vllm_server",),
+    "rollout.engine='vllm'": ("rollout.engine=vllm", HEADS),
+    "rollout.engine='vllm_server'": ("rollout.engine=vllm_server", HEADS),
     "rollout.engine='sglang_server'": ("rollout.engine=sglang_server",),
-    "rollout.server.python": ("rollout.engine=vllm_server", "rollout.server.python=/no/such/python"),
-    "rollout.server.url": ("rollout.engine=vllm_server", "rollout.server.url=http://127.0.0.1:9"),
+    "rollout.server.python": ("rollout.engine=vllm_server", "rollout.server.python=/no/such/python", HEADS),
+    "rollout.server.url": ("rollout.engine=vllm_server", "rollout.server.url=http://127.0.0.1:9", HEADS),
     "trainer.strategy='ddp'": ("trainer.strategy=ddp",),
     "trainer.fsdp2.offload": ("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"),
 }
