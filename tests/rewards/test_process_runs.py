@@ -138,7 +138,13 @@ def test_inspecting_data_with_a_recipe_tells_of_a_reward_that_hangs(
     reward_file("def hangs_once_a_step(solution_str, ground_truth):\n    while '3' in ground_truth: pass\n    return 1")
     rows = [{"prompt": "a", "answer": "12"}, {"prompt": "b", "answer": "34"}, {"prompt": "c", "answer": "56"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = runs.small(tmp_path / "run", function(timeout=1.0), f"data.train={tmp_path}/train.jsonl")
+    config = runs.small(
+        tmp_path / "run",
+        function(timeout=1.0),
+        f"data.train={tmp_path}/train.jsonl",
+        "data.validation_max_rows=256",
+        "trainer.validation_n=4",
+    )
     (tmp_path / "recipe.yaml").write_text(to_yaml(config))
     words = ["data", "inspect", f"{tmp_path}/train.jsonl", "--recipe", f"{tmp_path}/recipe.yaml", "--json"]
     assert main(words) == 1

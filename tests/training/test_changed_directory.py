@@ -20,7 +20,9 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "scale").write_text("x")
     small = [
-        word for word in runs.SMALL if not word.startswith(("model.path", "reward.", "data.train", "data.validation"))
+        word
+        for word in runs.SMALL
+        if not word.startswith(("model.path", "reward.", "data.train", "data.validation", "trainer.valid"))
     ]
     (tmp_path / "model").symlink_to(locate(next(w for w in runs.SMALL if w.startswith("model.path"))[11:]))
     (tmp_path / "recipe.yaml").write_text("{}\n")

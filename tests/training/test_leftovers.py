@@ -14,6 +14,7 @@ from hwgrpo import scratch
 from hwgrpo.models.builtin import resolve
 from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout import delivery
+from hwgrpo.rollout.server_owner import new_owner
 from hwgrpo.scratch import ScratchFolder, remove_stale
 
 
@@ -97,7 +98,7 @@ def test_weights_that_a_killed_run_left_in_memory_are_removed_by_the_next_start(
     monkeypatch.setattr("hwgrpo.rollout.vllm_settings.MEMORY", str(tmp_path))
 
     def killed() -> None:
-        held = delivery.FolderDelivery(None, torch.float32, lambda *_: None)
+        held = delivery.FolderDelivery(None, torch.float32, new_owner(None, "run", take_over=False), lambda *_: None)
         assert held.way == "a folder"
         os.kill(os.getpid(), signal.SIGKILL)
 
