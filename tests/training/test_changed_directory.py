@@ -19,11 +19,8 @@ def project(tmp_path, monkeypatch):
     """Change to a folder with a model, data and a folder for a reward to change to; return the words of a run."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "scale").write_text("x")
-    small = [
-        word
-        for word in runs.SMALL
-        if not word.startswith(("model.path", "reward.", "data.train", "data.validation", "trainer.valid"))
-    ]
+    not_here = ("model.path", "reward.", "data.train", "data.validation", "trainer.valid")
+    small = [word for word in runs.SMALL if not word.startswith(not_here)]
     (tmp_path / "model").symlink_to(locate(next(w for w in runs.SMALL if w.startswith("model.path"))[11:]))
     (tmp_path / "recipe.yaml").write_text("{}\n")
     rows = "".join(f'{{"prompt": "sort {n}=", "answer": "{n}"}}\n' for n in range(120, 128))
