@@ -237,7 +237,8 @@ def _apply(given: dict[str, Any], key: str, value: Any) -> None:
 
 def _default_list(section: Any, name: str) -> list[Any]:
     field = next(f for f in dataclasses.fields(section) if f.name == name)
-    assert field.default_factory is not dataclasses.MISSING
+    if field.default_factory is dataclasses.MISSING:
+        return []  # required, or text by default
     return [dataclasses.asdict(e) if dataclasses.is_dataclass(e) else e for e in field.default_factory()]  # type: ignore[arg-type]
 
 

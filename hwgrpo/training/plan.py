@@ -125,9 +125,10 @@ def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple
             raise
         obstacles.append(str(error))
         return None, ("not tried: that needs the tokenizer",)
-    data = open_data(with_absolute_paths(config), tokenizer)
-    with chdir("."), data.rewards as rewards:  # a reward may change the directory
-        return data, try_rewards(rewards, data.training, tokenizer)
+    with chdir("."):  # a reward may change the directory, its file when it is loaded
+        data = open_data(with_absolute_paths(config), tokenizer)
+        with data.rewards as rewards:
+            return data, try_rewards(rewards, data.training, tokenizer)
 
 
 def planned_work(

@@ -185,3 +185,9 @@ def test_a_micro_batch_holds_a_ranks_part_of_a_sequence():
     said = refusal(*longest, "trainer.tokens_per_micro_batch=25")
     assert "is smaller than a rank has of one sequence" in said
     assert "over trainer.sequence_parallel_size=4); use at least 26" in said
+
+
+def test_an_index_into_a_list_that_is_not_there_is_refused_with_the_list_to_set():
+    for key in ("data.train", "data.validation"):
+        with pytest.raises(ConfigError, match=rf"{key}.0: {key} has no entry 0: it is empty; set {key}=\[...\]"):
+            load_config(None, ["model.path=builtin://tiny", "reward.functions=[exact_match]", f"{key}.0=a.jsonl"])

@@ -1,6 +1,7 @@
 """A reward that changes the working directory breaks no relative path of a run."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import runs
@@ -48,6 +49,7 @@ def test_a_reward_that_changes_the_directory_breaks_no_path(when, project, tmp_p
 
     words = ["train", *project, "trainer.max_steps=1", "trainer.prompts_per_step=1", "rollout.n=2"]
     command(*words, "--dry-run")
+    assert Path.cwd() == tmp_path  # what else the plan looks at lies where it did
     command(*words)
     assert (tmp_path / "run" / "final").is_dir()
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["scale"]
