@@ -20,7 +20,7 @@ from hwgrpo.training.strategies.single import Single
 WAYS = {
     "ddp": ["ddp"],
     "fsdp2": ["fsdp2"],
-    "fsdp2, weights kept": ["fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
+    "fsdp2, weights kept": ["fsdp2", "trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
     "fsdp2, layers cut": ["fsdp2", "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
     "ddp, bf16": ["ddp", "model.dtype=bfloat16"],
     "fsdp2, bf16": ["fsdp2", "model.dtype=bfloat16"],
