@@ -129,9 +129,9 @@ for group in "${wanted[@]}"; do
         done
     elif [ "$group" = older_cpu ]; then
         for file in $numeric; do paths+=("tests/$file"); done
-        # torch without vector instructions; oneDNN and MKL without AVX512, in another order; two threads share the sums
+        # torch without vector instructions; oneDNN and MKL without AVX512, in another order
         ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE \
-            HWGRPO_TEST_THREADS=2 run "$group" 1 "${paths[@]}" -m "not slow" "$@"
+            run "$group" "$workers" "${paths[@]}" -m "not slow" "$@"
         code=$?
     elif [ ${#paths[@]} -gt 0 ]; then
         run "$group" "$count" "${paths[@]}" -m "not slow" "$@"

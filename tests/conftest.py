@@ -1,4 +1,4 @@
-"""Shared by all tests: as many threads on any machine, one unless HWGRPO_TEST_THREADS says more; no model hubs."""
+"""Shared by all tests: one thread (results must not depend on the machine's cores), and no network for model hubs."""
 
 import os
 
@@ -11,5 +11,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_a_fixed_seed():
-    torch.set_num_threads(int(os.environ.get("HWGRPO_TEST_THREADS", "1")))
+    torch.set_num_threads(1)
     torch.manual_seed(0)
