@@ -122,7 +122,7 @@ for group in "${wanted[@]}"; do
         code=$?
         for other in "${codes[@]}"; do
             case $other in
-                0) [ $code -ne 5 ] || code=0 ;;
+                0) [ "$code" -ne 5 ] || code=0 ;;
                 5) ;;
                 *) code=$other ;;
             esac
