@@ -149,7 +149,8 @@ def test_one_of_two_ranks_killed_at_random_points_changes_nothing(
     tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(checkpoint_saver, "GRACE_S", 0.5)  # what the rank that is left waits for one that is dead
-    words = (f"trainer.strategy={strategy}", "trainer.validate_every=0")
+    # a rank that died before the process group was made is waited for so many seconds
+    words = (f"trainer.strategy={strategy}", "trainer.validate_every=0", "trainer.process_group_timeout=15")
 
     def counting(rank: int) -> None:
         counts: Counter[str] = Counter()
