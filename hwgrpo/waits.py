@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import sys
+import threading
 import time
+from collections.abc import Callable
+
+from hwgrpo.errors import RunError
 
 FIRST_REPORT = 5.0
 """Seconds after which a wait is reported."""
 REPORT_EVERY = 60.0
+STUCK_AFTER = 7200.0
+"""Seconds after which another thread of this process is taken to hang; the default of trainer.process_group_timeout."""
+LONG_WORK = 600.0
+"""Seconds after which waiting for a thread that works (generates, writes) is reported."""
 
 
 class Wait:
@@ -16,12 +25,13 @@ class Wait:
     Args:
         what: what is waited for, as a noun.
         seconds: the bound.
+        first_report: seconds after which it is reported.
     """
 
-    def __init__(self, what: str, seconds: float) -> None:
+    def __init__(self, what: str, seconds: float, *, first_report: float = FIRST_REPORT) -> None:
         self._what, self._seconds = what, seconds
         self._began = time.monotonic()
-        self._next_report = self._began + FIRST_REPORT
+        self._next_report = self._began + first_report
 
     @property
     def left(self) -> float:
@@ -35,6 +45,11 @@ class Wait:
 
     def pause(self, seconds: float) -> None:
         """Sleep, no longer than the bound; print what is waited for when it is time to."""
+        self.report()
+        time.sleep(min(seconds, self.left))
+
+    def report(self) -> None:
+        """Print what is waited for when it is time to."""
         now = time.monotonic()
         if now >= self._next_report:
             self._next_report = now + REPORT_EVERY
@@ -43,4 +58,35 @@ class Wait:
                 file=sys.stderr,
                 flush=True,
             )
-        time.sleep(min(seconds, self.left))
+
+
+def join(thread: threading.Thread, what: str, seconds: float) -> None:
+    """Wait for the end of a thread; arguments and errors as `wait_for_thread`."""
+
+    def ended(timeout: float) -> bool:
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    wait_for_thread(ended, what, seconds)
+
+
+def wait_for_thread(done: Callable[[float], bool], what: str, seconds: float) -> None:
+    """Wait until another thread of this process has done something.
+
+    Args:
+        done: blocks for at most so many seconds; returns whether it is done, e.g. the `wait` of an event.
+        what: what is waited for, as a noun.
+        seconds: the bound, trainer.process_group_timeout.
+
+    Raises:
+        RunError: the bound is reached; the stacks of all threads are printed before.
+    """
+    wait = Wait(what, seconds, first_report=LONG_WORK)
+    while not done(min(REPORT_EVERY, wait.left)):
+        if wait.over:
+            faulthandler.dump_traceback(all_threads=True)
+            raise RunError(
+                f"waited {seconds:g} s for {what}: the thread seems to hang (the stacks of all threads are above); "
+                "start again from the newest checkpoint; if the work is only slow, raise trainer.process_group_timeout"
+            )
+        wait.report()

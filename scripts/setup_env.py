@@ -41,6 +41,7 @@ from setup_plan import (
 REPO = Path(__file__).resolve().parent.parent
 STAMP = "hwgrpo-setup.json"  # inside the environment: what it was made for; "inputs" only once everything is installed
 INDEX_TIMEOUT_S = 4
+LOCK_TIMEOUT_S, LOCK_LOOK_S = 3600, 10.0
 LARGE_DOWNLOAD = re.compile(
     r"Downloading (\S+\.(?:whl|tar\.gz)) \((\d{2,}\.\d+ MB|[\d.]+ GB)\)"
 )  # pip's lines, from 10 MB
@@ -288,16 +289,30 @@ def _unreachable(index: str) -> str | None:
     return outcome[0] or None
 
 
+def _locked(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Hold a lock on the repository folder, so that two launchers started together install once."""
     folder = os.open(REPO, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("  waiting for another set-up in this folder", flush=True)
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        began = time.monotonic()
+        while not _locked(folder):
+            waited = time.monotonic() - began
+            if waited > LOCK_TIMEOUT_S:
+                raise SetupError(
+                    f"another set-up in {REPO} has not ended within {LOCK_TIMEOUT_S} s: end it and run this again"
+                )
+            print(
+                f"  waiting for another set-up in this folder: {waited:.0f} s of at most {LOCK_TIMEOUT_S} s", flush=True
+            )
+            time.sleep(LOCK_LOOK_S)
         yield
     finally:
         os.close(folder)

@@ -83,7 +83,9 @@ def _run_step(args: argparse.Namespace) -> int:
     quiet = ["observe.loggers=[jsonl]", "observe.progress=none", "observe.completions_per_step=0"]
     with tempfile.TemporaryDirectory(prefix="hwgrpo-bench-") as folder:
         config = load_config(
-            recipe, [*overrides, *threads, f"trainer.output_dir={folder}", "trainer.resume=never", *quiet]
+            recipe,
+            [*overrides, *threads, f"trainer.output_dir={folder}", "trainer.resume=never", *quiet],
+            imported=["observe"],  # nothing of it is shown
         )
 
         if (strategy := config.trainer.strategy) not in WHOLE:

@@ -19,6 +19,7 @@ from hwgrpo.config.document import entries
 from hwgrpo.config.peers import last_name_here, name_here
 from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import alternatives, build, hint_below, is_list, section_of
+from hwgrpo.config.uses import unused_settings
 from hwgrpo.config.validate import check_config
 from hwgrpo.config.written import (
     Place,
@@ -90,7 +91,8 @@ def load_config(
 
     Args:
         recipe: YAML file or name of a shipped recipe; None starts from the defaults.
-        overrides: `section.key=value` arguments; values are YAML. They win over the recipe.
+        overrides: `section.key=value` arguments; values are YAML. They win over the recipe; a setting of the recipe
+            that has no effect beside them is noted on stderr.
         data_may_be_missing: do not insist on files with prompts that the settings name.
         variables_may_be_missing: where a value may be secret, do not insist on the variable it comes from; it is then
             null, and `unset_variables` names it.
@@ -103,18 +105,31 @@ def load_config(
     """
     given = _read_recipe(find_recipe(recipe)) if recipe is not None else {}
     _check_names(given, Config, "")
-    for override in overrides:
-        key, value = _split_override(override)
+    overriding = [_split_override(override) for override in overrides]
+    used_before = _used_settings(given) - {key for key, _ in overriding} if overriding else set()
+    for key, value in overriding:
         _apply(given, key, value)
     _check_names(given, Config, "")
     config = _resolved(given, lenient=variables_may_be_missing)
     for place, text in texts(dataclasses.asdict(config)):
         if text == HIDDEN:
             raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
-    notes = check_config(config, data_may_be_missing=data_may_be_missing, imported=imported, unread=unread)
+    notes = check_config(
+        config, data_may_be_missing=data_may_be_missing, imported={*imported, *used_before}, unread=unread
+    )
     for note in notes:
         print(f"hwgrpo: note: {note}", file=sys.stderr)
     return config
+
+
+def _used_settings(recipe: Mapping[str, Any]) -> set[str]:
+    """Return the keys of a recipe's settings that have an effect by themselves."""
+    try:
+        config = _resolved(copy.deepcopy(dict(recipe)), lenient=True)
+    except ConfigError:  # overrides have to mend it first
+        return set()
+    leaves = {leaf for name, value in recipe.items() for leaf in _leaves(value, name)}
+    return leaves - unused_settings(config)
 
 
 def settings_from(saved: Mapping[str, Any] | str) -> Config:

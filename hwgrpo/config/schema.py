@@ -443,8 +443,8 @@ class TrainerConfig:
     """Ask torch and the backend's libraries for the same numbers in every run (slower on accelerators); an operation
     that has no such kernel is an error. `hwgrpo env --deterministic` shows the variables."""
     process_group_timeout: float = limited(7200.0, above=0, at_most=LONGEST_TIMEOUT)
-    """Seconds that a rank waits for the others, e.g. while rank 0 reads or writes a large model; after them one of them
-    is taken to hang, and the run ends with an error."""
+    """Seconds that a rank waits for the others, e.g. while rank 0 reads or writes a large model, and its main thread
+    for those that generate and write checkpoints; after them one is taken to hang, and the run ends with an error."""
     threads: int = limited(0, at_least=0, at_most=1024)
     """CPU threads per process; 0 leaves torch's default, shared out among the ranks of this host."""
 

@@ -33,6 +33,11 @@ def check_used(config: Config, imported: Collection[str] = ()) -> list[str]:
     return notes
 
 
+def unused_settings(config: Config) -> set[str]:
+    """Return the keys of the settings beside their defaults that have no effect."""
+    return {key for key, _ in _unused(config, config, "", ())}
+
+
 def _unused(config: Config, section: Any, prefix: str, inherited: Sequence[AnyOf]) -> Iterator[tuple[str, str]]:
     """Yield the key of each setting of a section without effect, and what to say about it."""
     for field in dataclasses.fields(section):

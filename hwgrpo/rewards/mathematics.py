@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import functools
+import atexit
 import multiprocessing
+import multiprocessing.pool
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 from hwgrpo.errors import quoted
 from hwgrpo.rewards.verifiable import answer_text
+
+STEPS = 20
+"""Time limits that one judgement may use up at most: a few for reading, and one for each pair that is compared."""
 
 
 def math(
@@ -33,7 +37,10 @@ def math(
     if threading.current_thread() is threading.main_thread():
         verdict = judge(*arguments)
     else:
-        verdict = _child().submit(judge, *arguments).result()
+        try:
+            verdict = _CHILD.call(judge, *arguments, seconds=STEPS * arguments[2])
+        except multiprocessing.TimeoutError:  # in a computation that no signal interrupts
+            verdict = False
     return {True: score, False: format_score, None: 0.0}[verdict]
 
 
@@ -53,7 +60,33 @@ def judge(solution: str, truth: str, timeout: int) -> bool | None:
     return verify(gold, answer, timeout_seconds=timeout) if answer else None
 
 
-@functools.cache
-def _child() -> ProcessPoolExecutor:
-    """One process for all threads; started fresh, because a copy of a process with threads and devices may hang."""
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+class _Child:
+    """One process that computes for all threads, one call after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: multiprocessing.pool.Pool | None = None
+
+    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
+        """Return what a function returns there.
+
+        Raises:
+            multiprocessing.TimeoutError: it took longer, or its process died; the next call gets a new process.
+        """
+        with self._lock:
+            if self._pool is None:
+                # Started fresh, because a copy of a process with threads and devices may hang.
+                self._pool = multiprocessing.get_context("spawn").Pool(1)
+                atexit.register(self._pool.terminate)
+                self._pool.apply_async(judge, ("1", "1", 1)).get(START_TIMEOUT)  # imports what it needs
+            try:
+                return self._pool.apply_async(function, arguments).get(seconds)
+            except multiprocessing.TimeoutError:
+                self._pool.terminate()
+                self._pool = None
+                raise
+
+
+START_TIMEOUT = 300.0
+"""Seconds for a process to start and to import math-verify, on a busy host."""
+_CHILD = _Child()

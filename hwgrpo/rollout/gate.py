@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from hwgrpo.waits import STUCK_AFTER, wait_for_thread
 
 
 class Stopped(Exception):
@@ -16,10 +18,12 @@ class Gate:
 
     Args:
         between_steps: the generating thread makes way between two tokens; else only when its batch is done.
+        timeout: seconds after which the other thread is taken to hang.
     """
 
-    def __init__(self, between_steps: bool = False) -> None:
+    def __init__(self, between_steps: bool = False, timeout: float = STUCK_AFTER) -> None:
         self._between_steps = between_steps
+        self._timeout = timeout
         self._changed = threading.Condition()
         self._holders = 0
         self._whole_batches = 0
@@ -30,7 +34,7 @@ class Gate:
     def inside(self) -> Iterator[None]:
         """Generate within the block."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._holders or self._stopped)
+            self._wait_for_weights()
             self._check()
             self._inside = True
         try:
@@ -47,7 +51,7 @@ class Gate:
             if self._holders and self._between_steps and not self._whole_batches:
                 self._inside = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: not self._holders or self._stopped)
+                self._wait_for_weights()
                 self._check()
                 self._inside = True
 
@@ -61,8 +65,9 @@ class Gate:
         with self._changed:
             self._holders += 1
             self._whole_batches += whole_batch
-            self._changed.wait_for(lambda: not self._inside)
         try:
+            with self._changed:
+                self._until(lambda: not self._inside, "the rollout thread to pause")
             yield
         finally:
             with self._changed:
@@ -80,6 +85,12 @@ class Gate:
     def stopped(self) -> bool:
         """Whether the generating thread is to end."""
         return self._stopped
+
+    def _wait_for_weights(self) -> None:
+        self._until(lambda: not self._holders or self._stopped, "new weights of the rollout engine")
+
+    def _until(self, ready: Callable[[], bool], what: str) -> None:
+        wait_for_thread(lambda seconds: self._changed.wait_for(ready, seconds), what, self._timeout)
 
     def _check(self) -> None:
         if self._stopped:

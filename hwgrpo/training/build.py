@@ -142,7 +142,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         notes += restore(checkpoint, update, source, strategy, device)
     else:
         seed_rank(device, config, strategy.rank)
-    gate = Gate(between_steps=config.rollout.partial)
+    gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)
     weights = ShardedWeights(policy.model, strategy.whole) if strategy.shards else None
     run_id = lock.run_id if lock is not None else None
     engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights, run_id)
@@ -204,6 +204,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         batches=supply.waiting,
         tell=observer.note,
         moved=lambda: lock.moved() if lock is not None else None,
+        timeout=t.process_group_timeout,
     )
 
     return Run(
@@ -266,6 +267,7 @@ def build_supply(
         last_step=total_steps,
         waiting=ahead,
         state=drawn,
+        timeout=config.trainer.process_group_timeout,
     )
 
 

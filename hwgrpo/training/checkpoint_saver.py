@@ -29,6 +29,7 @@ from hwgrpo.training.checkpoint_manifest import SCHEMA
 from hwgrpo.training.checkpoint_writer import CheckpointWriter
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.supply import Batch
+from hwgrpo.waits import STUCK_AFTER, wait_for_thread
 
 GRACE_S = 20.0
 """How long an error waits for a checkpoint to get whole; launchers kill after about 30 seconds."""
@@ -64,6 +65,7 @@ class Saver:
         batches: Callable[[], Sequence[Batch]],
         tell: Callable[[str], None],
         moved: Callable[[], str | None] = lambda: None,
+        timeout: float = STUCK_AFTER,
     ) -> None:
         self._root = root
         self._strategy = strategy
@@ -74,6 +76,7 @@ class Saver:
         self._batches = batches
         self._tell = tell
         self._moved = moved
+        self._timeout = timeout
         self._save: CheckpointWriter | None = None
 
     def save(self, step: int, *, last: bool = False) -> None:
@@ -105,7 +108,7 @@ class Saver:
             "state": json.loads(json.dumps(self._state())),  # a copy: the run's own may change meanwhile
         }
         table = checkpoint_tensors.table_of(pieces, rank)
-        self._save = CheckpointWriter(self._root, manifest, own, table, rank, keep=self._keep)
+        self._save = CheckpointWriter(self._root, manifest, own, table, rank, keep=self._keep, timeout=self._timeout)
         if background:
             self._save.begin()
         else:
@@ -133,7 +136,7 @@ class Saver:
         save = self._save
         if save is None:
             return
-        save.written.wait()
+        wait_for_thread(save.written.wait, f"the files of checkpoint {save.step}", self._timeout)
         errors = self._errors(save)
         if not errors:  # else rank 0 would wait for a share that never comes
             save.complete()

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from hwgrpo.errors import RunError
 from hwgrpo.training import checkpoint_files as files
 from hwgrpo.training import checkpoint_tensors
 from hwgrpo.training.checkpoint_tensors import Table
+from hwgrpo.waits import LONG_WORK, STUCK_AFTER, Wait, join
 
 _LOOK_S = 0.02
 """Between two looks for the shares of other ranks."""
@@ -41,6 +43,7 @@ class CheckpointWriter:
         rank: int,
         *,
         keep: int,
+        timeout: float = STUCK_AFTER,
     ) -> None:
         self.step: int = manifest["step"]
         self.error: Exception | None = None
@@ -53,6 +56,7 @@ class CheckpointWriter:
         self._table = table
         self._rank = rank
         self._keep = keep
+        self._timeout = timeout
         self._given_up = threading.Event()
         # A daemon: an interpreter that ends does not wait for a disk that has hung.
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{self.step}", daemon=True)
@@ -83,7 +87,7 @@ class CheckpointWriter:
     def complete(self) -> None:
         """Return when the checkpoint has its name, or `error` says why not; only rank 0 has something to do there."""
         if self._in_background:
-            self._thread.join()
+            join(self._thread, f"checkpoint {self.step}", self._timeout)
         elif self._rank == 0:
             self._give_name()
 
@@ -91,7 +95,7 @@ class CheckpointWriter:
         """Stop waiting for other ranks."""
         self._given_up.set()
         if self._in_background:
-            self._thread.join()
+            join(self._thread, f"checkpoint {self.step}", self._timeout)
 
     def give_time(self, seconds: float) -> None:
         """Wait for the checkpoint to get whole, for so long; remove on rank 0 what cannot become one any more."""
@@ -109,7 +113,11 @@ class CheckpointWriter:
         ranks = range(self._manifest["world_size"])
         shares = [self._partial / files.share_file(rank) for rank in ranks]
         try:
+            wait = Wait(f"the other ranks' files of checkpoint {self.step}", self._timeout, first_report=LONG_WORK)
             while not all(share.exists() for share in shares):
+                if wait.over:
+                    raise RunError(f"the other ranks' files were not written within {self._timeout:g} s")
+                wait.report()
                 if self._given_up.wait(_LOOK_S):
                     return
             said = [json.loads(share.read_text(encoding="utf-8")) for share in shares]

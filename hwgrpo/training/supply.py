@@ -21,6 +21,7 @@ from hwgrpo.rollout.engine import Engine, Sampling
 from hwgrpo.rollout.gate import Gate, Stopped
 from hwgrpo.training.prompts import PromptSource
 from hwgrpo.values import Completions, PromptBatch
+from hwgrpo.waits import STUCK_AFTER, join, wait_for_thread
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Ahead:
         last_step: after which nothing is generated.
         waiting: batches of the first steps that there are already; `source` stands after them.
         state: the position in the data before them; None where there are none.
+        timeout: seconds after which the thread is taken to hang.
     """
 
     def __init__(
@@ -135,11 +137,13 @@ class Ahead:
         last_step: int,
         waiting: Sequence[Waiting] = (),
         state: dict[str, Any] | None = None,
+        timeout: float = STUCK_AFTER,
     ) -> None:
         assert max_staleness >= 1
         self._source, self._engine, self._sampling, self._gate, self._device = source, engine, sampling, gate, device
         self._max_staleness = max_staleness
         self._last_step = last_step
+        self._timeout = timeout
         self._state = state or source.state()
         self._version = first_step - 1
         self._done = deque(waiting)
@@ -154,7 +158,7 @@ class Ahead:
         if self._thread.ident is None:
             self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._done or self._error is not None)
+            self._until(lambda: bool(self._done) or self._error is not None, f"the responses of step {step}")
             if not self._done:
                 assert self._error is not None
                 raise self._error
@@ -174,7 +178,9 @@ class Ahead:
         # What is to be sampled beside this step begins before it: else its new weights could come first.
         wanted = min(step + 1, self._last_step)
         with self._changed:
-            self._changed.wait_for(lambda: self._begun >= wanted or self._error is not None)
+            self._until(
+                lambda: self._begun >= wanted or self._error is not None, f"the rollout thread to begin step {wanted}"
+            )
         age = [policy - version for version in (batch.completions.weight_version, batch.completions.newest_version)]
         staleness = {"rollout/staleness_max": float(age[0]), "rollout/staleness_min": float(age[1])}
         return Batch(batch.prompts, batch.completions, dict(batch.metrics) | staleness)
@@ -205,7 +211,7 @@ class Ahead:
             self._done.clear()
             self._changed.notify_all()
         if self._thread.ident is not None:
-            self._thread.join()
+            join(self._thread, "the rollout thread to end", self._timeout)
 
     def _generate_all(self, first_step: int) -> None:
         try:
@@ -238,6 +244,9 @@ class Ahead:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: ready() or self._error is not None)
+            self._until(lambda: ready() or self._error is not None, "the update of the policy")
             if self._error is not None:
                 raise Stopped
+
+    def _until(self, ready: Callable[[], bool], what: str) -> None:
+        wait_for_thread(lambda seconds: self._changed.wait_for(ready, seconds), what, self._timeout)

@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -147,3 +148,34 @@ def test_the_table_of_settings_says_what_uses_one(capsys):
     assert used["trainer.deepspeed.offload_parameters"] == "trainer.strategy=deepspeed and trainer.deepspeed.stage=3"
     assert used["reward.functions[].on_timeout"] == "reward.functions[].timeout"
     assert used["rollout.n"] == ""
+
+
+RECIPE = """
+model: {path: "builtin://tiny"}
+data: {train: "task://sort?digits=2"}
+reward: {functions: [exact_match]}
+optim: {schedule: cosine, min_lr_ratio: 0.1}
+"""
+
+
+def test_a_setting_of_a_recipe_that_an_override_leaves_without_effect_is_noted(tmp_path: Path, capsys):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    load_config(recipe, ["optim.schedule=constant", "optim.lr=1e-5"])
+    assert (
+        "hwgrpo: note: optim.min_lr_ratio=0.1 has no effect with optim.schedule='constant'" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "overrides"),
+    [
+        ("cosine", ["optim.schedule=constant", "optim.min_lr_ratio=0.2"]),  # the override itself has no effect
+        ("constant", ["optim.lr=1e-5"]),  # it had none before the override either
+        ("constant", []),
+    ],
+)
+def test_other_settings_without_effect_are_refused(tmp_path: Path, schedule: str, overrides: list[str]):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("cosine", schedule))
+    with pytest.raises(ConfigError, match=r"optim.min_lr_ratio=0\..* has no effect"):
+        load_config(tmp_path / "recipe.yaml", overrides)

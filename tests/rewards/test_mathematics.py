@@ -1,8 +1,11 @@
+import multiprocessing
 import threading
+import time
 
 import pytest
 
 from hwgrpo.errors import DataError
+from hwgrpo.rewards import mathematics
 from hwgrpo.rewards.mathematics import math
 
 
@@ -53,3 +56,10 @@ def test_it_works_and_keeps_time_outside_the_main_thread_too():
 def test_a_ground_truth_that_is_no_expression_is_an_error():
     with pytest.raises(ValueError, match="is not an expression that math-verify can read"):
         math("1", "$ $")
+
+
+def test_a_computation_that_no_signal_interrupts_is_ended_and_the_next_one_gets_a_new_process():
+    child = mathematics._Child()
+    with pytest.raises(multiprocessing.TimeoutError):
+        child.call(time.sleep, 60, seconds=0.2)
+    assert child.call(abs, -3, seconds=60) == 3

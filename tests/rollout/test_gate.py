@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from hwgrpo.errors import RunError
 from hwgrpo.rollout.gate import Gate, Stopped
 
 
@@ -73,3 +74,11 @@ def test_stopping_ends_a_batch_at_its_next_token():
     gate.stop()
     batch.thread.join(60)
     assert batch.ended == "stopped"
+
+
+def test_a_thread_that_never_makes_way_is_waited_for_until_the_time_limit():
+    gate = Gate(timeout=0.1)
+    with gate.inside(), pytest.raises(RunError, match=r"waited 0.1 s for the rollout thread to pause"), gate.held():
+        pass
+    with gate.inside():
+        pass  # who gave up holds nothing

@@ -41,7 +41,13 @@ def update(strategy: Any) -> None:
 
 
 def saver(
-    root: Path, strategy: Strategy, *, keep: int = 2, asynchronous: bool = True, tell: Callable[[str], None] = print
+    root: Path,
+    strategy: Strategy,
+    *,
+    keep: int = 2,
+    asynchronous: bool = True,
+    tell: Callable[[str], None] = print,
+    timeout: float = 60.0,
 ) -> Saver:
     sampler = {"size": 8, "seed": 0, "shuffle": True, "epoch": 0, "position": 4}
     state = {"sampler": sampler, "updates_done": 1, "config": "{}"}
@@ -54,6 +60,7 @@ def saver(
         state=lambda: state,
         batches=list,
         tell=tell,
+        timeout=timeout,
     )
 
 

@@ -94,6 +94,16 @@ def test_training_goes_on_while_a_slow_disk_writes_what_was_there_at_the_end_of_
     assert same(loaded(folder), expected)
 
 
+def test_a_disk_that_hangs_ends_the_run_after_the_time_limit(tmp_path: Path, strategy, monkeypatch: pytest.MonkeyPatch):
+    gate = Gate(monkeypatch)
+    own = saver(tmp_path, strategy, timeout=0.2)
+    own.save(1)
+    assert gate.reached.wait(60)
+    with pytest.raises(RunError, match=r"waited 0.2 s for the files of checkpoint 1: .*trainer.process_group_timeout"):
+        own.wait()
+    gate.open()
+
+
 def test_what_is_told_is_told_once_and_without_waiting(tmp_path: Path, strategy):
     told = []
     own = saver(tmp_path, strategy, tell=told.append)

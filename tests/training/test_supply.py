@@ -295,3 +295,12 @@ def test_a_run_with_weights_amid_responses_trains(tmp_path):
 def test_settings_that_contradict_each_other_are_refused(tmp_path, words, told):
     with pytest.raises(ConfigError, match=told):
         runs.small(tmp_path, *words)
+
+
+def test_an_engine_that_hangs_ends_the_run_after_the_time_limit():
+    supply = ahead(1, timeout=0.2)
+    with pytest.raises(RunError, match=r"waited 0.2 s for the responses of step 1: .*trainer.process_group_timeout"):
+        supply.next(1)
+    with pytest.raises(RunError, match=r"for the rollout thread to end"):
+        supply.close()
+    supply._engine.may.release()

@@ -57,7 +57,7 @@ class Fsdp2(Processes, Stepping):
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         settings = config.trainer.fsdp2
         self._tensor = TensorCut(self.sequence_group if self.sequence_group.tensor else ALONE)
-        self._mesh = self._tensor.mesh(self.device.type, self.world_size)
+        self._mesh = self._tensor.mesh(self.device.type, self.world_size, config.trainer.process_group_timeout)
         self._options: dict[str, Any] = {
             "mesh": self._mesh,
             "reshard_after_forward": settings.reshard_after_forward,

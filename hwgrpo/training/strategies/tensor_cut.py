@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hwgrpo.models.exchanged_attention import all_to_all
@@ -29,11 +31,20 @@ class TensorCut:
         """The parameters that are cut, by name; of others every rank of the group has the same."""
         self._lent: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def mesh(self, device_type: str, ranks: int) -> DeviceMesh:
-        """Return the ranks that have the same part of every layer as this one, among all `ranks` of the run."""
+    def mesh(self, device_type: str, ranks: int, timeout: float) -> DeviceMesh:
+        """Return the ranks that have the same part of every layer as this one.
+
+        Args:
+            device_type: as torch names it.
+            ranks: of the run.
+            timeout: seconds that they wait for each other.
+        """
         if self.size == 1:
             return init_device_mesh(device_type, (ranks,))
-        return init_device_mesh(device_type, (ranks // self.size, self.size), mesh_dim_names=("same", "group"))["same"]
+        mesh = init_device_mesh(device_type, (ranks // self.size, self.size), mesh_dim_names=("same", "group"))
+        for group in mesh.get_all_groups():  # they are made with the library's own limit
+            c10d._set_pg_timeout(timedelta(seconds=timeout), group)
+        return mesh["same"]
 
     def layers(self, base: Any) -> TensorParallel | None:
         """Return what cuts the decoder layers of a transformers model; None for a rank alone.
