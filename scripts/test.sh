@@ -42,7 +42,7 @@ distributed/test_sharded_heads.py"
 # Groups whose tests keep to themselves and to one core each: as many run at a time as there are cores, up to 4.
 # Tests of the others start processes of their own, make something that all of them use, or are timed.
 side_by_side="unit rewards kernels commands families interpreter compile structure learning"
-slow_side_by_side="compile learning" # folders
+slow_side_by_side="compile learning report vllm" # folders
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo" || exit 1
@@ -86,8 +86,11 @@ run() {
     local report=$1 count=$2
     shift 2
     local beside=()
-    # tests of a page of the documentation follow each other as its blocks do: a file stays in one process
-    [ "$count" = 1 ] || beside=(-n "$count" --dist "$([ "$report" = learning ] && echo loadfile || echo worksteal)")
+    local dist=worksteal
+    # A file stays in one process: tests of a page of the documentation follow each other as its blocks do, and those
+    # of vLLM share an engine.
+    case $report in learning | slow-vllm) dist=loadfile ;; esac
+    [ "$count" = 1 ] || beside=(-n "$count" --dist "$dist")
     .venv/bin/python -m pytest "$@" "${beside[@]}" --junitxml="$reports/$report.xml" </dev/null
 }
 
