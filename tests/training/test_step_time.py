@@ -82,3 +82,15 @@ def test_adapters_alone_are_exchanged_and_frozen_weights_gathered(strategy: str)
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
 def test_each_pass_over_a_batch_exchanges_anew(strategy: str):
     assert sent(strategy, 8, "trainer.epochs_per_batch=2") == pytest.approx(2 * sent(strategy, 8))
+
+
+@pytest.mark.parametrize(("strategy", "gathered"), [("ddp", 0), ("fsdp2", 7 * FP32), ("zero3", 7 * FP32)])
+@pytest.mark.parametrize("samplers", [0, 4])
+def test_new_weights_are_gathered_in_fp32_with_padding_and_sent_on_to_devices_that_sample(strategy, gathered, samplers):
+    """Seven rows of 5 over eight devices: rows go to one device each, and elements evenly."""
+    config = settings(*WORDS)
+    shape = replace(model_shape(config.model, MODEL.config), units=(ParameterUnit((ParameterShape("w", (7, 5)),)),))
+    chip, rates = replace(NVIDIA[0], bandwidth=1e30), Rates(link=1.0)
+    sharding = planned_sharding(strategy, 8)
+    sync = step_seconds(config, shape, None, WORK, sharding, chip, rates, devices=8, samplers=samplers)["sync"]
+    assert sync == pytest.approx(gathered * 5 + (BF16 * 35 if samplers else 0))
