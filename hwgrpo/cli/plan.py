@@ -169,6 +169,7 @@ def text(plan: ScalePlan) -> str:
         "",
         f"memory of a device ({first.name}), an estimate",
         *_components(first.memory),
+        *([f"  {plan.padding}"] if plan.padding else []),
         "",
         *_table(plan.chips),
     ]

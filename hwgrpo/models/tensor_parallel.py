@@ -60,6 +60,29 @@ def not_cut(size: int, why: str, use: str = "1") -> ConfigError:
     )
 
 
+def tensor_dims(base: Any) -> dict[str, int]:
+    """Return the dimension that each parameter of a model's plan is cut along, by name; none without a plan."""
+    dims = {}
+    for module, (name, word) in _words(base).items():
+        if word in (COLUMNS, ROWS) and isinstance(module, nn.Linear):
+            dims[f"{name}.weight"] = 0 if word == COLUMNS else 1
+            if word == COLUMNS and module.bias is not None:
+                dims[f"{name}.bias"] = 0
+    return dims
+
+
+def _words(base: Any) -> dict[nn.Module, tuple[str, str]]:
+    """Return the modules that a model's plan names, each with its name and its word."""
+    plan = getattr(base, "tp_plan", None) or {}
+    patterns = {re.escape(name).replace(r"\*", r"[^.]+"): word for name, word in plan.items()}
+    return {
+        module: (name, word)
+        for name, module in base.named_modules()
+        for pattern, word in patterns.items()
+        if re.fullmatch(pattern, name)
+    }
+
+
 class TensorParallel:
     """Cuts the decoder layers of a model.
 
@@ -77,13 +100,7 @@ class TensorParallel:
         obstacle = obstacle_in(base.tp_plan)
         if obstacle is not None:
             raise not_cut(size, f"{type(base).__name__}: {obstacle}")
-        patterns = {re.escape(name).replace(r"\*", r"[^.]+"): word for name, word in base.tp_plan.items()}
-        self._words = {
-            module: (name, word)
-            for name, module in base.named_modules()
-            for pattern, word in patterns.items()
-            if re.fullmatch(pattern, name)
-        }
+        self._words = _words(base)
         self._parents = {child: parent for parent in base.modules() for child in parent.children()}
         self._size, self._rank = size, rank
         self._tokens = _Tokens(size, group)

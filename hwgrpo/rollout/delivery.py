@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from hwgrpo.config.schema import Config
+from hwgrpo.models.lora import uses_lora
 from hwgrpo.rollout.http_client import Client, ServerProblem
 from hwgrpo.rollout.server_owner import Owner
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import WEIGHTS_ROUTE
@@ -21,6 +23,23 @@ from hwgrpo.rollout.weights import AdapterWeights, PolicyWeights
 from hwgrpo.rollout.weights_folder import WeightsFolder
 from hwgrpo.rollout.weights_group import WeightsGroup
 from hwgrpo.scratch import ScratchFolder
+
+
+def sent_copies(config: Config, engine: str) -> int:
+    """Return how many copies of all weights rank 0 holds in its host's memory for a server, at the most.
+
+    A group needs the copy that is sent again. A folder in shared memory has the version before until the server has
+    loaded the next. A folder of the user's is no memory, adapters are small, and other engines are sent nothing.
+
+    Args:
+        config: the run's settings.
+        engine: a name of `rollout.engine`.
+    """
+    server = config.rollout.server
+    in_files = engine == "sglang_server" or server.transfer == "folder"  # which offers no group
+    if engine not in ("vllm_server", "sglang_server") or uses_lora(config.model.lora) or server.weights_dir is not None:
+        return 0
+    return 2 if in_files else 1
 
 
 class Delivery(Protocol):

@@ -10,8 +10,8 @@ AdamW's moments, where the next activations cut them up, so that the next gradie
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from hwgrpo_kernels.chunks import chunk_rows_for
@@ -20,11 +20,16 @@ from hwgrpo_kernels.head import logits_buffers
 from hwgrpo.config import Config
 from hwgrpo.config.validate import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.training.activations import activation_bytes
+from hwgrpo.training.parameter_shapes import ParameterUnit
 from hwgrpo.training.shapes import ModelShape
 from hwgrpo.training.sharding import Sharding
 
 WHOLE = Sharding()
+SMALL = 32 * 2**20
+"""Bytes of a tensor from which on malloc gives a block back when it is freed."""
 COPY = "copy that samples"
+SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """What libraries load and keep on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
 KEPT_FREE = "freed gradients that malloc keeps, at most"
@@ -50,6 +55,8 @@ class Work:
     """Its attention takes rows apart: each response meets a copy of its prompt's keys and values."""
     samples: bool = True
     """The local engine samples on this device."""
+    sent_copies: int = 0
+    """Copies of the weights sent to a rollout server that rank 0 holds in its host's memory."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Memory:
     update: dict[str, int]
     step: dict[str, int]
     host: dict[str, int] = field(default_factory=dict)
-    """What lies in the host's memory instead, for one device."""
+    """What lies in the host's memory instead, for one device; for rank 0 where a name says so."""
     loading: dict[str, int] = field(default_factory=dict)
     """What is held while the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
 
@@ -93,22 +100,19 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     adapters = shape.trainable if uses_lora(config.model.lora) else 0
     rollout_dtype = rollout_dtype_of(config, work.dtype)
     size = work.dtype.itemsize
-    held_of = partial(sharding.held, shape.outside_layers)
     stored = work.dtype if sharding.narrow else torch.float32
-    parameters = {
-        f"parameters ({_named(stored)})": stored.itemsize * held_of(shape.parameters + adapters, sharding.parameters)
-    }
-    moments = {"AdamW moments": 8 * held_of(shape.trainable, sharding.moments)}
+    parameters = {f"parameters ({_named(stored)})": stored.itemsize * sharding.held(shape.units, sharding.parameters)}
+    moments = {"AdamW moments": 8 * sharding.held(shape.trained_units, sharding.moments)}
     if sharding.masters is not None:
-        moments["masters (fp32)"] = 4 * shape.trainable // sharding.masters
-    gradients = {"gradients (fp32)": 4 * held_of(shape.trainable, sharding.gradients)}
+        moments["masters (fp32)"] = 4 * sharding.held(shape.trained_units, sharding.masters)
+    gradients = {"gradients (fp32)": 4 * sharding.held(shape.trained_units, sharding.gradients)}
     always: dict[str, int] = {}
     update: dict[str, int] = {}
     host: dict[str, int] = {}
     (host if sharding.offloads_parameters else always).update(parameters)
     (host if sharding.offloads_moments else always).update(moments)
     if config.algorithm.kl.coef and not adapters:
-        reference = {"reference model": 4 * held_of(shape.parameters, sharding.parameters)}
+        reference = {"reference model": 4 * sharding.held(shape.units, sharding.parameters)}
         (host if sharding.offloads_parameters else always).update(reference)
     if work.samples and (rollout_dtype != torch.float32 or not sharding.whole):
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.whole else adapters))
@@ -129,27 +133,29 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if not adapters:
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
     if sharding.units is not None:
-        layers = shape.layers if sharding.units == "all" else sharding.units
-        layer = shape.largest_layer // sharding.tensor
-        gathered = min(shape.parameters, shape.outside_layers + layers * layer)
-        update["weights gathered"] = size * gathered
-        if not adapters:  # in the compute dtype as they come, and once more in fp32 to be summed over ranks
-            update["gradients of a unit, whole"] = (size + 4) * max(layer, shape.outside_layers)
+        update["weights gathered"] = size * _gathered(shape, sharding)
+        # in the compute dtype as they come, and once more in fp32, padded, to be summed over ranks
+        update["gradients of a unit, whole"] = max(
+            size * sharding.computed_with(unit) + 4 * sharding.gathered(unit) for unit in shape.trained_units
+        )
     elif work.dtype != torch.float32:
         # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
         recast = adapters and config.model.gradient_checkpointing
         update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
     if config.trainer.save_async and config.trainer.save_every:
-        copied = {"copy for a checkpoint being written": 12 * held_of(shape.trainable, sharding.ranks)}
+        copied = {"copy for a checkpoint being written": 12 * sharding.held(shape.trained_units, sharding.ranks)}
         (always if work.device_type == "cpu" else host).update(copied)
+    if work.sent_copies:
+        sent = {SENT: work.sent_copies * rollout_dtype.itemsize * shape.parameters}
+        (always if work.device_type == "cpu" else host).update(sent)
     if work.device_type == "cpu":
         always["libraries, about"] = LIBRARIES
         if held is update:
-            small = 4 * min(shape.small_parameters, shape.trainable) // sharding.gradients
+            small = 4 * sharding.held(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
     if work.device_type != "cpu" and not sharding.offloads_moments:
-        step["values between in AdamW"] = 4 * held_of(shape.trainable, sharding.moments)
+        step["values between in AdamW"] = 4 * sharding.held(shape.trained_units, sharding.moments)
     if passes == 1 and held is update and sharding.units is None:
         # Activations go as gradients come: both are never whole at a time. From a second pass on they are.
         kept = {name: size for name, size in update.items() if name not in gradients}
@@ -158,11 +164,24 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
     loading = {}
     if not sharding.whole:
-        unit = 4 * max(shape.largest_layer, shape.outside_layers)
+        unit = 4 * max(unit.count for unit in shape.units)
         loading = {name: size for name, size in always.items() if name in parameters or name == COPY}
         loading |= {"a layer or the rest (fp32), being cut": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)
+
+
+def _gathered(shape: ModelShape, sharding: Sharding) -> int:
+    """Return the elements of gathered parameters that a device holds at a time, padding included."""
+    layers = [sharding.gathered(unit) for unit in shape.units if unit.is_layer for _ in range(unit.copies)]
+    rest = sum(sharding.gathered(unit) for unit in shape.units if not unit.is_layer)
+    at_once = len(layers) if sharding.units == "all" else sharding.units
+    return rest + sum(sorted(layers, reverse=True)[:at_once])
+
+
+def _small(units: Sequence[ParameterUnit]) -> list[ParameterUnit]:
+    """Return units with only those of their parameters that malloc keeps when they are freed, in fp32."""
+    return [replace(unit, parameters=tuple(p for p in unit.parameters if 4 * p.count < SMALL)) for unit in units]
 
 
 def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
@@ -239,42 +258,6 @@ def cache_bytes(
     tokens = prompts * prompt_tokens + sequences * response_tokens
     width = shape.latent if compressed and shape.latent else shape.kv_heads * (shape.head_dim + shape.value_dim)
     return itemsize * shape.layers * width * tokens
-
-
-def activation_bytes(
-    shape: ModelShape,
-    tokens: int,
-    dtype: torch.dtype,
-    recomputed: bool,
-    copied_keys: float | None = None,
-    gathered_by: int = 1,
-) -> int:
-    """Estimate what the layers keep for the backward pass.
-
-    Counted on layers of Llama's kind with fused attention: per token norms keep input and normed input in fp32, those
-    of queries and keys too, the linear layers their inputs (cast once for each under autocast), attention its operands
-    and output, and the gated feed-forward part four vectors of its width.
-
-    Args:
-        shape: the model's sizes.
-        tokens: of a micro-batch.
-        dtype: compute dtype.
-        recomputed: gradient checkpointing keeps each layer's input, and one layer whole at a time.
-        copied_keys: keys that branched attention copies per token; it keeps its operands before and after it takes them
-            apart. None: attention leaves rows as they are.
-        gathered_by: devices that layers are cut over: linear layers read the tokens of all of them.
-    """
-    h, size = shape.hidden, dtype.itemsize
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    outputs, values = shape.heads * shape.value_dim, shape.kv_heads * shape.value_dim
-    attention = queries + outputs + keys + values
-    if copied_keys is not None:
-        attention += queries + outputs + int((keys + values) * copied_keys)
-    norms = 2 * 4 * (shape.norms * h + (queries + keys if shape.head_norms else 0))
-    inputs = 2 * h * gathered_by if dtype == torch.float32 or gathered_by > 1 else 5 * h
-    layer = norms + size * (inputs + attention + 4 * shape.intermediate)
-    kept = 4 * h * shape.layers + layer if recomputed else layer * shape.layers
-    return kept * tokens
 
 
 def _keys_per_token(config: Config, work: Work) -> float:

@@ -24,6 +24,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.architectures import foreseen, own_forward
+from hwgrpo.rollout.delivery import sent_copies
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoints import Checkpoint
 from hwgrpo.training.choices import micro_batch_tokens
@@ -90,7 +91,9 @@ def make_plan(
         prompt_tokens=training.longest if training else config.data.max_prompt_tokens,
     )
     budget = work.micro_batch_tokens
-    memory = estimate(config, shape, work, config_sharding(config, world_size))
+    sharding = config_sharding(config, world_size)
+    memory = estimate(config, shape, work, sharding)
+    padding = sharding.padding_note(shape.units)
     assumed = "" if obstacle is None else "; not on this machine, so dtype and attention are assumed"
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     lines = [
@@ -101,7 +104,7 @@ def make_plan(
         *_item("data", _data_lines(config, training, validation)),
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),
-        *_item("memory", _memory_lines(memory)),
+        *_item("memory", [*_memory_lines(memory), *([padding] if padding else [])]),
         *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
         *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
     ]
@@ -154,6 +157,7 @@ def planned_work(
         shares_prompt=layout.shares_prompt,
         branched=layout.attention == "branched",
         samples=config.rollout.engine == "local",
+        sent_copies=sent_copies(config, config.rollout.engine),
     )
 
 

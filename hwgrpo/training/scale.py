@@ -14,6 +14,7 @@ from hwgrpo import training
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size, ranks_per_sequence
 from hwgrpo.errors import ConfigError
+from hwgrpo.rollout.delivery import sent_copies
 from hwgrpo.training.choices import choose_layout
 from hwgrpo.training.layouts import Layout
 from hwgrpo.training.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
@@ -86,6 +87,8 @@ class ScalePlan:
     strategy: str
     cluster: Cluster
     chips: tuple[OnChip, ...]
+    padding: str | None
+    """Why more devices do not make state smaller, where they do not."""
     rollout_bytes: int
     """Weights and cache of the sequences that are sampled together, where that is apart; else 0."""
 
@@ -100,6 +103,7 @@ class ScalePlan:
             "devices": c.devices,
             "nodes": c.nodes,
             "strategy": self.strategy,
+            "padding": self.padding,
             "rollout": "apart" if c.apart else "local",
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
@@ -157,7 +161,10 @@ class _Planner:
         dtype, _ = assumed_choices(self.config, backend, self.settings)
         longest = self.config.data.max_prompt_tokens
         work = planned_work(self.config, backend, devices, dtype, self.layout(backend), prompt_tokens=longest)
-        return replace(work, samples=work.samples and not apart)
+        if not (apart and work.samples):
+            return work
+        # by a server with its default settings
+        return replace(work, samples=False, sent_copies=sent_copies(self.config, "vllm_server"))
 
     def sharding(self, strategy: str | None, devices: int) -> Sharding:
         """Return how state is cut."""
@@ -269,6 +276,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         layers_cut=config.trainer.tensor_parallel_size > 1,
         strategy=cluster.strategy or _strategy(config, cluster.devices),
         cluster=cluster,
+        padding=sharding.padding_note(planner.shape.units),
         chips=tuple(results),
         rollout_bytes=0 if work.samples else planner.rollout_bytes(work, cluster.devices),
     )

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from functools import cache
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hwgrpo.config.load import recipe_folders
-from hwgrpo.config.schema import ModelConfig
+from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.models import builtin
+from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import model_settings
-from hwgrpo.models.lora import adapted_layers, rank_of, uses_lora
+from hwgrpo.models.lora import apply_lora, rank_of, uses_lora
+from hwgrpo.models.tensor_parallel import tensor_dims
 from hwgrpo.paths import find_model
 from hwgrpo.training.flops import EXPERTS, EXPERTS_MET, first_of
+from hwgrpo.training.parameter_shapes import ParameterShape, ParameterUnit, count_elements
 
 HEAD_NORMS = frozenset({"q_norm", "k_norm"})
 """What models call their norms of queries and keys."""
-
-SMALL = 32 * 2**20
 
 HUB_NAMES = "hub_names"
 """Key of a shipped configuration: the hub models of that shape."""
@@ -33,10 +36,8 @@ class ModelShape:
     """Sizes that memory and work depend on."""
 
     architecture: str
-    parameters: int
-    """Of the model; adapters come on top."""
-    trainable: int
-    """With LoRA those of the adapters."""
+    units: tuple[ParameterUnit, ...]
+    """Decoder layers and the rest, with their adapters."""
     hidden: int
     layers: int
     vocab: int
@@ -53,18 +54,28 @@ class ModelShape:
     """Norms of hidden states in a layer."""
     head_norms: bool
     """Queries and keys are normed, too."""
-    largest_layer: int
-    """Parameters of the largest decoder layer."""
-    outside_layers: int
-    """Parameters of embeddings, LM head and the last norm."""
-    small_parameters: int = 0
-    """Of tensors that take less than 32 MiB each in fp32."""
     latent: int = 0
     """Width of what latent attention makes keys and values from; 0 without it."""
     expert_parameters: int = 0
     """Of all experts that tokens are sent to, in all layers."""
     expert_share: float = 1.0
     """Share of a layer's experts that a token meets."""
+
+    @cached_property
+    def trained_units(self) -> tuple[ParameterUnit, ...]:
+        """The units with what is trained of them: all, or the adapters where there are some."""
+        adapters = tuple(unit.only(adapters=True) for unit in self.units)
+        return adapters if count_elements(adapters) else self.units
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many the model has; adapters come on top."""
+        return count_elements([unit.only(adapters=False) for unit in self.units])
+
+    @cached_property
+    def trainable(self) -> int:
+        """How many are trained; with LoRA those of the adapters."""
+        return count_elements(self.trained_units)
 
 
 def planned_settings(config: ModelConfig) -> tuple[PreTrainedConfig, Path | None]:
@@ -93,21 +104,12 @@ def shipped_shapes() -> dict[str, Path]:
 def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     """Work a model's sizes out on the meta device; its weights are not touched.
 
-    With LoRA the trainable parameters are those of rank-r adapters on the linear layers named.
-
     Args:
         config: the run's `model` settings.
         settings: the model's transformers configuration.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
-    total = sum(p.numel() for p in model.parameters())
-    trainable = total
-    lora = config.lora
-    if uses_lora(lora):
-        rank = rank_of(lora)
-        layers = adapted_layers(model, list(lora.target_modules)).values()
-        trainable = sum(rank * sum(layer.weight.shape) for layer in layers)
     text = settings.get_text_config()
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
@@ -116,12 +118,12 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         width = (met + (getattr(text, "n_shared_experts", None) or 0)) * (
             getattr(text, "moe_intermediate_size", None) or width
         )
-    in_layers, norms, head_norms = _layers(model)
+    norms, head_norms = _norms(model)
+    in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     return ModelShape(
         architecture=type(model).__name__,
-        parameters=total,
-        trainable=trainable,
+        units=parameter_units(model, config.lora),
         hidden=text.hidden_size,
         layers=text.num_hidden_layers,
         vocab=text.vocab_size,
@@ -132,17 +134,44 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         intermediate=width,
         norms=norms,
         head_norms=head_norms,
-        largest_layer=max(in_layers),
-        outside_layers=total - sum(in_layers),
-        small_parameters=sum(p.numel() for p in model.parameters() if 4 * p.numel() < SMALL),
         latent=(getattr(text, "kv_lora_rank", None) or 0) + (getattr(text, "qk_rope_head_dim", None) or 0),
-        expert_parameters=sum(p.numel() for name, p in model.named_parameters() if ".experts." in name),
+        expert_parameters=in_experts,
         expert_share=met / experts if met and experts else 1.0,
     )
 
 
-def _layers(model: Any) -> tuple[list[int], int, bool]:
-    """Return the parameters of each decoder layer, a layer's norms of hidden states, and whether it norms heads."""
+def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
+    """Return the parameters of a model by decoder layer, and those in none; layers that are alike come once.
+
+    Args:
+        model: a transformers causal LM, on the meta device, which gets the adapters; tied parameters count once.
+        lora: the run's `model.lora` settings.
+    """
+    cut_dims = tensor_dims(model)
+    adapted = uses_lora(lora)
+    if adapted:
+        with catch_warnings(action="ignore", category=RuntimeWarning):  # peft's of patterns it made for experts
+            # an adapter that is trained further counts as a new one of its rank
+            apply_lora(model, replace(lora, rank=rank_of(lora), adapter=None))
+    prefixes = {layer: f"{name}." for name, layer in model.named_modules()}
+    layer_of = {parameter: layer for layer in decoder_layers(model) for parameter in layer.parameters()}
+    by_layer: dict[Any, list[ParameterShape]] = {}
+    for name, parameter in model.named_parameters():
+        layer = layer_of.get(parameter)
+        by_layer.setdefault(layer, []).append(
+            ParameterShape(
+                name=name.removeprefix(prefixes.get(layer, "")).replace("base_layer.", ""),
+                shape=tuple(parameter.shape),
+                is_adapter=adapted and parameter.requires_grad,
+                tensor_dim=None if layer is None else cut_dims.get(name),
+            )
+        )
+    alike = Counter(ParameterUnit(tuple(parameters), layer is not None) for layer, parameters in by_layer.items())
+    return tuple(replace(unit, copies=copies) for unit, copies in alike.items())
+
+
+def _norms(model: Any) -> tuple[int, bool]:
+    """Return a layer's norms of hidden states, and whether it norms heads."""
     hidden = model.config.get_text_config().hidden_size
     layers: Any = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=_parameters)
     # the last layer is one of a mixture of experts where the first few are not
@@ -152,7 +181,7 @@ def _layers(model: Any) -> tuple[list[int], int, bool]:
         if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None
     }
     norms = sum(width == hidden for name, width in widths.items() if name not in HEAD_NORMS)
-    return [_parameters(layer) for layer in layers], norms, bool(HEAD_NORMS & widths.keys())
+    return norms, bool(HEAD_NORMS & widths.keys())
 
 
 def _parameters(module: torch.nn.Module) -> int:

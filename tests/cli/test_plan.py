@@ -226,9 +226,11 @@ def test_devices_that_layers_are_cut_over_gather_tokens_for_it_and_half_of_each_
     gathered = [each["components"]["update"]["weights gathered"] for each in (whole, part)]
     # 8B: 36 layers of 192,946,432, and two tables of 151,936 x 4,096, gathered twice as often in half as large parts
     layers, rest = 36 * 192_946_432, 2 * 151_936 * 4096 + 4096
-    assert gathered == [2 * (rest + 2 * 192_946_432), 2 * (rest + 192_946_432)]
+    norms = 2 * 4096 + 2 * 128  # of a layer, which are not cut
+    assert gathered == [2 * (rest + 2 * 192_946_432), 2 * (rest + 192_946_432 + norms)]
     tokens = 16 * 8 * 32767 * 36 * 4 * 4096 * 2 * 3
-    state = 7 / 8 * 128 * 8 / 8 * (2 * 2 + 4) * (2 * (layers / 2 + rest) - (layers + rest))
+    # of rings of eight devices, and of four in twice as many micro-batches
+    state = 128 * 8 / 8 * (2 * 2 + 4) * (3 / 4 * 2 * (layers / 2 + rest) - 7 / 8 * (layers + rest))
     assert part["seconds"]["exchange"] - whole["seconds"]["exchange"] == pytest.approx(
         (tokens + state) / 50e9, rel=1e-4
     )

@@ -20,13 +20,17 @@ def section(title: str) -> str:
     return text
 
 
-def planned(title: str, devices: int | None = None, without: str = "", instead: tuple[str, ...] = ()) -> dict:
-    """Run a section's command, with other devices or settings or without an option, and return what it says."""
+def planned(
+    title: str, devices: int | None = None, without: str = "", instead: tuple[str, ...] = (), strategy: str = ""
+) -> dict:
+    """Run a section's command, with other devices, settings or strategy or without an option; return what it says."""
     [block] = re.findall(r"^```bash\n(.*?)^```$", section(title), flags=re.DOTALL | re.MULTILINE)
     words = shlex.split(block.replace("\\\n", " "))
     assert words[:2] == ["hwgrpo", "plan"]
     if devices is not None:
         words[words.index("--nodes") + 1] = str(devices // 8)
+    if strategy:
+        words[words.index("--strategy") + 1] = strategy
     if without:
         at = words.index(without)
         del words[at : at + 2]
@@ -66,6 +70,25 @@ def test_sizes_and_devices_of_rollout_are_the_commands(title):
     assert f"{plan['rollout_bytes'] / GIB:,.1f} GiB: " in text
     counts = [chip["rollout_devices"] for chip in plan["chips"]]
     assert "{} H100, {} H200 or {} MI300X at the least".format(*counts) in text
+
+
+@pytest.mark.parametrize("title", ["Qwen3-235B-A22B", "DeepSeek-V3"])
+def test_the_page_says_what_padding_costs_and_what_a_strategy_without_it_needs(title):
+    text = " ".join(section(title).split())
+    plan = planned(title, 512)
+    share = re.match(r"[\d.]+ times an even share", plan["padding"])
+    assert share is not None
+    assert share[0] in text
+    flat = planned(title, 512, strategy="zero3")
+    assert flat["padding"] is None
+    assert re.search(rf"{flat['chips'][0]['peak'] / GIB:.1f} GiB at 512", text)
+    assert planned(title, 128)["padding"] is None
+
+
+@pytest.mark.parametrize("title", ["Qwen3-235B-A22B", "DeepSeek-V3"])
+def test_the_weights_that_rank_0_keeps_are_the_commands(title):
+    kept = planned(title)["chips"][0]["components"]["host"]["weights last sent to the server, on rank 0"]
+    assert f"{kept / GIB:,.1f} GiB of" in section(title)
 
 
 def test_the_seconds_of_the_large_step_are_the_commands():

@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from served import SAMPLING, batch, parts_for
 from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout.delivery import FolderDelivery, GroupDelivery, sent_copies
+from hwgrpo.rollout.parts import EngineParts
 from hwgrpo.rollout.server_engine import ServerEngine
+from hwgrpo.rollout.server_owner import new_owner
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
 from hwgrpo.rollout.vllm_server import vllm_server
+from hwgrpo.training.memory import SENT, Work, estimate
+from hwgrpo.training.shapes import model_shape
 
 GROUP = ("rollout.server.transfer=group", "rollout.server.weights_dir=null", "rollout.server.request_timeout=20")
 
@@ -252,3 +258,38 @@ def test_weights_of_all_kinds_come_out_of_a_parcel_as_they_went_in():
         assert found[name].dtype == wanted.dtype
         assert found[name].shape == wanted.shape
         assert torch.equal(found[name].nan_to_num(), wanted.nan_to_num()), name
+
+
+def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server, tmp_path: Path, monkeypatch):
+    engine = make()
+    engine.update_weights(1)
+    parts = engine._parts
+    delivery = engine._delivery
+    assert isinstance(delivery, GroupDelivery)
+    assert all(parcel.body.device.type == "cpu" for parcel in delivery._kept)
+    held = sum(parcel.body.nbytes for parcel in delivery._kept)
+    padding = group.ALIGNMENT * len(list(parts.weights.whole()))
+    assert planned_bytes(parts) <= held < planned_bytes(parts) + padding
+
+    monkeypatch.setattr("hwgrpo.rollout.vllm_settings.MEMORY", str(tmp_path))
+    sizes = []
+
+    def count(folder: Path, version: int, is_adapter: bool) -> None:
+        sizes.append(sum(file.stat().st_size for file in folder.parent.glob("version-*/*.safetensors")))
+
+    folder = FolderDelivery(None, torch.float32, new_owner(None, "run", take_over=False), count)
+    for version in range(3):
+        folder.take(version, parts.weights, None)
+        folder.send()
+        folder.arrived()
+    folder.close()
+    in_memory = replace(parts, config=settings("rollout.engine=vllm_server", "rollout.server.transfer=folder"))
+    headers = 2 * 4096
+    assert planned_bytes(in_memory) <= max(sizes) < planned_bytes(in_memory) + headers
+    assert sizes[2] == sizes[1] == 2 * sizes[0]
+
+
+def planned_bytes(parts: EngineParts) -> int:
+    config = parts.config
+    work = Work(torch.float32, "cuda", 1, 16, 64, samples=False, sent_copies=sent_copies(config, config.rollout.engine))
+    return estimate(config, model_shape(config.model, parts.model.config), work).host[SENT]

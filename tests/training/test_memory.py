@@ -9,7 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.training.memory import KEPT_FREE, LIBRARIES, Work, activation_bytes, cache_bytes, estimate, micro_batches
+from hwgrpo.training.activations import activation_bytes
+from hwgrpo.training.memory import KEPT_FREE, LIBRARIES, Work, cache_bytes, estimate, micro_batches
 from hwgrpo.training.optimizer import build_optimizer
 from hwgrpo.training.shapes import model_shape
 

@@ -8,15 +8,19 @@ from hwgrpo_backends import registry
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.memory import Memory, Work, estimate, micro_batches
-from hwgrpo.training.plan import config_sharding
+from hwgrpo.training.layouts import PADDED
+from hwgrpo.training.memory import SENT, Memory, Work, estimate, micro_batches
+from hwgrpo.training.parameter_shapes import ParameterShape, ParameterUnit
+from hwgrpo.training.plan import config_sharding, planned_work
 from hwgrpo.training.shapes import ModelShape
 from hwgrpo.training.sharding import STRATEGIES, Sharding, planned_sharding, sharding_of
 
 SHAPE = ModelShape(
     architecture="Shape",
-    parameters=1_000_000,
-    trainable=1_000_000,
+    units=(
+        ParameterUnit((ParameterShape("weight", (4096, 20), tensor_dim=0),), copies=10),
+        ParameterUnit((ParameterShape("embeddings", (2048, 100)),), is_layer=False),
+    ),
     hidden=64,
     layers=10,
     vocab=1000,
@@ -27,9 +31,8 @@ SHAPE = ModelShape(
     intermediate=128,
     norms=2,
     head_norms=False,
-    largest_layer=80_000,
-    outside_layers=200_000,
 )
+LAYER, REST = (unit.count for unit in SHAPE.units)
 WORK = Work(dtype=torch.bfloat16, device_type="meta", prompts=4, prompt_tokens=16, micro_batch_tokens=64, samples=False)
 
 
@@ -75,10 +78,10 @@ def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathere
     config = planned("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2", "trainer.tokens_per_micro_batch=8192")
     sharding = config_sharding(config, 8)
     cut, whole = (estimate(config, SHAPE, WORK, each) for each in (sharding, planned_sharding("fsdp2", 8)))
-    layers, rest = SHAPE.parameters - SHAPE.outside_layers, SHAPE.outside_layers
-    assert cut.always["parameters (fp32)"] == 4 * (layers // 8 + rest // 4)
-    assert cut.always["AdamW moments"] == 2 * 4 * (layers // 8 + rest // 4)
-    assert cut.update["weights gathered"] == 2 * (rest + 2 * SHAPE.largest_layer // 2)
+    assert cut.always["parameters (fp32)"] == 4 * (10 * LAYER // 8 + REST // 4)
+    assert cut.always["AdamW moments"] == 2 * 4 * (10 * LAYER // 8 + REST // 4)
+    assert cut.update["weights gathered"] == 2 * (REST + 2 * LAYER // 2)
+    assert cut.update["gradients of a unit, whole"] == (2 + 4) * REST, "which is not cut"
     kept, kept_whole = (next(n for name, n in m.update.items() if name.startswith("activ")) for m in (cut, whole))
     tokens, _ = micro_batches(config, WORK)
     # gathered inputs come in the compute dtype and are not cast again for each linear layer
@@ -92,7 +95,7 @@ def test_a_configuration_of_deepspeed_is_planned_in_its_stage():
 
 
 def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():
-    gathered = SHAPE.outside_layers + 2 * SHAPE.largest_layer
+    gathered = REST + 2 * LAYER
     assert held("fsdp2", 8).update["weights gathered"] == 2 * gathered
     assert held("zero3", 8).update["weights gathered"] == 2 * gathered
     assert held("fsdp2", 8, dtype=torch.float32).update["weights gathered"] == 4 * gathered
@@ -100,6 +103,19 @@ def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():
     assert estimate(planned(), SHAPE, WORK, whole).update["weights gathered"] == 2 * SHAPE.parameters
     for strategy in ("ddp", "zero1", "zero2"):
         assert "weights gathered" not in held(strategy, 8).update
+
+
+def test_rows_that_are_fewer_than_devices_are_stored_on_every_device_and_gathered_with_padding():
+    experts = ParameterUnit((ParameterShape("experts", (4, 16, 16)), ParameterShape("router", (4, 16))), copies=3)
+    shape = replace(SHAPE, units=(experts,))
+    at = {n: estimate(planned(), shape, WORK, planned_sharding("fsdp2", n)) for n in (4, 16)}
+    assert (
+        at[4].always == at[16].always == {"parameters (fp32)": 4 * 3 * (256 + 16), "AdamW moments": 8 * 3 * (256 + 16)}
+    )
+    assert at[4].update["gradients (fp32)"] == at[16].update["gradients (fp32)"] == 4 * 3 * (256 + 16)
+    for devices, memory in at.items():
+        assert memory.update["weights gathered"] == 2 * 2 * devices * (256 + 16)
+        assert memory.update["gradients of a unit, whole"] == 2 * 4 * (256 + 16) + 4 * devices * (256 + 16)
 
 
 def test_what_is_gathered_does_not_shrink_with_the_number_of_devices():
@@ -132,7 +148,7 @@ def test_offloading_moves_state_to_the_host_and_frees_the_device():
 
 
 def test_at_the_start_a_model_whose_weights_are_cut_is_whole_a_layer_at_a_time():
-    unit = 4 * max(SHAPE.largest_layer, SHAPE.outside_layers)
+    unit = 4 * max(LAYER, REST)
     for strategy, size in (("fsdp2", 4), ("zero3", 2)):
         loading = held(strategy, 8).loading
         assert loading.pop("a layer or the rest (fp32), being cut") == unit
@@ -170,6 +186,30 @@ def test_the_strategy_of_a_configuration_is_that_of_its_words():
     assert config_sharding(planned(*words), 4) == planned_sharding("fsdp2+offload", 4)
     words = ("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false")
     assert config_sharding(planned(*words), 4).units == "all"
+
+
+@pytest.mark.parametrize(
+    ("words", "copies"),
+    [
+        ((), 0),
+        (("rollout.engine=vllm",), 0),
+        (("rollout.engine=vllm_server",), 1),
+        (("rollout.engine=vllm_server", "rollout.server.transfer=group"), 1),
+        (("rollout.engine=vllm_server", "rollout.server.transfer=folder"), 2),
+        (("rollout.engine=sglang_server",), 2),
+        (("rollout.engine=vllm_server", "rollout.server.weights_dir=weights"), 0),
+        (("rollout.engine=vllm_server", "model.lora.rank=4"), 0),
+    ],
+)
+def test_the_host_of_rank_0_has_room_for_the_weights_that_it_sent(words, copies):
+    config = planned("trainer.prompts_per_step=8", *words)
+    work = planned_work(config, registry.get("cuda"), 8, torch.bfloat16, PADDED, prompt_tokens=16)
+    assert work.sent_copies == copies
+    sharding = planned_sharding("fsdp2", 8)
+    there, on_cpu = (estimate(config, SHAPE, replace(work, device_type=kind), sharding) for kind in ("cuda", "cpu"))
+    expected = copies * 2 * SHAPE.parameters or None
+    assert there.host.get(SENT) == on_cpu.always.get(SENT) == expected
+    assert SENT not in there.always
 
 
 def test_an_unknown_strategy_is_refused_with_the_nearest_one():

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from hwgrpo_backends.peaks import NVIDIA
-from tiny import settings, tiny_llama
+from tiny import settings, tiny_qwen3
 
 from hwgrpo.training.memory import Work
+from hwgrpo.training.parameter_shapes import ParameterShape, ParameterUnit
 from hwgrpo.training.shapes import ModelShape, model_shape
 from hwgrpo.training.sharding import STRATEGIES, planned_sharding
 from hwgrpo.training.step_time import Rates, step_seconds
@@ -17,6 +18,8 @@ WORDS = (f"rollout.n={MICRO_BATCHES}", "trainer.prompts_per_step=8")
 WORK = Work(dtype=torch.bfloat16, device_type="cuda", prompts=1, prompt_tokens=16, micro_batch_tokens=16)
 """Of eight devices: each response is a micro-batch."""
 FP32, BF16 = 4, 2
+MODEL = tiny_qwen3(vocab=64)
+"""Its dimensions are multiples of eight: nothing is padded."""
 PARTS = {
     "single": 0,
     # gradients are scattered as sums, then gathered
@@ -36,7 +39,7 @@ def sent(strategy: str, devices: int, *more: str, shape: ModelShape | None = Non
     config = settings(*WORDS, *more)
     found = step_seconds(
         config,
-        shape or model_shape(config.model, tiny_llama().config),
+        shape or model_shape(config.model, MODEL.config),
         None,
         WORK,
         planned_sharding(strategy, devices),
@@ -55,7 +58,7 @@ def test_every_way_to_cut_a_run_has_its_figure():
 
 @pytest.mark.parametrize("strategy", PARTS)
 def test_devices_send_each_part_as_often_as_a_ring_does(strategy: str):
-    parameters = sum(p.numel() for p in tiny_llama().parameters())
+    parameters = sum(p.numel() for p in MODEL.parameters())
     devices = 1 if strategy == "single" else 8
     assert sent(strategy, devices) == pytest.approx(PARTS[strategy] * parameters * (devices - 1) / devices)
 
@@ -67,13 +70,27 @@ def test_one_device_sends_nothing(strategy: str):
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
 def test_adapters_alone_are_exchanged_and_frozen_weights_gathered(strategy: str):
-    whole = model_shape(settings(*WORDS).model, tiny_llama().config)
-    part = replace(whole, trainable=whole.trainable // 8)
+    whole = model_shape(settings(*WORDS).model, MODEL.config)
+    adapters = ParameterUnit((ParameterShape("adapter", (8, whole.parameters // 64), is_adapter=True),))
+    part = replace(whole, units=(*whole.units, adapters))
     gathered = MICRO_BATCHES * 2 * BF16 * whole.parameters * 7 / 8 if strategy == "fsdp2" else 0
-    expected = (sent(strategy, 8) - gathered) / 8 + gathered
+    of_adapters = gathered / 8  # which are gathered, too
+    expected = (sent(strategy, 8) - gathered) / 8 + gathered + of_adapters
     assert sent(strategy, 8, shape=part) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
 def test_each_pass_over_a_batch_exchanges_anew(strategy: str):
     assert sent(strategy, 8, "trainer.epochs_per_batch=2") == pytest.approx(2 * sent(strategy, 8))
+
+
+@pytest.mark.parametrize(("strategy", "gathered"), [("ddp", 0), ("fsdp2", 7 * FP32), ("zero3", 7 * FP32)])
+@pytest.mark.parametrize("samplers", [0, 4])
+def test_new_weights_are_gathered_in_fp32_with_padding_and_sent_on_to_devices_that_sample(strategy, gathered, samplers):
+    """Seven rows of 5 over eight devices: rows go to one device each, and elements evenly."""
+    config = settings(*WORDS)
+    shape = replace(model_shape(config.model, MODEL.config), units=(ParameterUnit((ParameterShape("w", (7, 5)),)),))
+    chip, rates = replace(NVIDIA[0], bandwidth=1e30), Rates(link=1.0)
+    sharding = planned_sharding(strategy, 8)
+    sync = step_seconds(config, shape, None, WORK, sharding, chip, rates, devices=8, samplers=samplers)["sync"]
+    assert sync == pytest.approx(gathered * 5 + (BF16 * 35 if samplers else 0))
