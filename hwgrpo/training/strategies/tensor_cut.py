@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -42,8 +43,10 @@ class TensorCut:
         if self.size == 1:
             return init_device_mesh(device_type, (ranks,))
         mesh = init_device_mesh(device_type, (ranks // self.size, self.size), mesh_dim_names=("same", "group"))
-        for group in mesh.get_all_groups():  # they are made with the library's own limit
-            c10d._set_pg_timeout(timedelta(seconds=timeout), group)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch can set it for two libraries; others keep their own
+            for group in mesh.get_all_groups():
+                c10d._set_pg_timeout(timedelta(seconds=timeout), group)
         return mesh["same"]
 
     def layers(self, base: Any) -> TensorParallel | None:
