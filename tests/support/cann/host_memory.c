@@ -60,7 +60,12 @@ void aclAppLog(aclLogLevel level, const char *function, const char *file, uint32
 
 // Devices
 
-aclError aclrtGetDeviceCount(uint32_t *count) { *count = DEVICES; return ACL_SUCCESS; }
+aclError aclrtGetDeviceCount(uint32_t *count) {
+    const char *listed = getenv("ASCEND_RT_VISIBLE_DEVICES");
+    const int first = !listed || (listed[0] == '0' && (listed[1] == 0 || listed[1] == ','));
+    *count = first ? DEVICES : 0;
+    return ACL_SUCCESS;
+}
 const char *aclrtGetSocName(void) { return "Ascend910B1"; }
 aclError aclrtGetDevice(int32_t *device) { *device = current; return ACL_SUCCESS; }
 aclError aclrtResetDevice(int32_t device) { return ACL_SUCCESS; }

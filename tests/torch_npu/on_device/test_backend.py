@@ -1,5 +1,7 @@
 """The backend npu with the real torch-npu: the choice, the runtime calls of a trainer, the conformance suite."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch_npu
@@ -32,7 +34,27 @@ def test_the_backend_is_chosen_because_torch_npu_finds_a_device():
 
 
 def test_the_device_passes_the_conformance_suite():
-    assert check_backend(BACKEND, choose().facts) == ["data", "probe", "device: Ascend910B1 (ascend910b1)"]
+    assert check_backend(BACKEND, choose().facts) == [
+        "data",
+        "names: kernels, modules, attention, rollout",
+        "probe",
+        "device: Ascend910B1 (ascend910b1)",
+        "memory: figures follow a block of 64 MiB",
+        "visible devices: ASCEND_RT_VISIBLE_DEVICES='-1' leaves 0 of 1",
+        "collectives: all_reduce by hccl over 1 rank",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"visible_env": "NPU_VISIBLE_DEVICES"}, "NPU_VISIBLE_DEVICES='-1' leaves 1 of 1 devices, not 0"),
+        ({"comm": "gloo"}, "collectives by comm='gloo' on npu, rank 0 of 1: "),
+    ],
+)
+def test_the_conformance_suite_finds_a_wrong_field(change: dict[str, str], complaint: str):
+    with pytest.raises(AssertionError, match=complaint):
+        check_backend(dataclasses.replace(BACKEND, **change), choose().facts)
 
 
 def test_a_rank_too_many_is_told(device: Device):
