@@ -53,7 +53,7 @@ FIELDS: Mapping[str, tuple[dict[str, Any], str]] = {
     "a communication backend that does not exist": (
         {"comm": "hcl"}, "comm is 'hcl', which torch.distributed does not have here"),
     "a communication backend that does not carry the device's tensors": (
-        {"comm": "gloo"}, "comm='gloo' on npu, rank 0 of 2: RuntimeError: No backend type"),
+        {"comm": "gloo", "visible_env": None}, "comm='gloo' on npu, rank 0 of 2: RuntimeError: No backend type"),
     "a visibility variable that changes nothing": (
         {"visible_env": "NPU_VISIBLE"}, r"NPU_VISIBLE='0' leaves 2 of 2 devices, not 1"),
     "a kernel that does not exist": (
