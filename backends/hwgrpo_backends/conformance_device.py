@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -156,6 +157,7 @@ def _check_memory(device: Device) -> str:
     if not device.measures_memory:
         assert device.memory() == Memory(), f"{device.memory()} of a device that has no memory of its own to measure"
         return "memory: not measured, the device is the host processor"
+    gc.collect()  # what it frees later would look like a block that was not allocated
     device.synchronize()
     device.empty_cache()
     device.reset_peak()

@@ -19,6 +19,21 @@ HIDDEN = "-1"
 """A value of visibility variables that leaves no device."""
 
 
+def check_comm(backend: Backend) -> None:
+    """Look up the communication backend among those that torch has with the backend's plug-in.
+
+    Raises:
+        AssertionError: it is not there.
+    """
+    import torch.distributed as dist
+
+    there = ", ".join(name for name in dist.Backend.backend_list if dist.is_backend_available(name))
+    assert dist.is_backend_available(backend.comm), (
+        f"comm is {backend.comm!r}, which torch.distributed does not have here, but {there}: correct the name, or let "
+        "the plug-in register it"
+    )
+
+
 def check_visible_devices(backend: Backend, facts: Facts, count: int) -> str:
     """Count the devices in a process that may see one of several, or none of one.
 
@@ -45,21 +60,6 @@ def check_visible_devices(backend: Backend, facts: Facts, count: int) -> str:
     return f"visible devices: {name}={value!r} leaves {left} of {count}"
 
 
-def check_comm(backend: Backend) -> None:
-    """Look up the communication backend among those that torch has with the backend's plug-in.
-
-    Raises:
-        AssertionError: it is not there.
-    """
-    import torch.distributed as dist
-
-    there = ", ".join(name for name in dist.Backend.backend_list if dist.is_backend_available(name))
-    assert dist.is_backend_available(backend.comm), (
-        f"comm is {backend.comm!r}, which torch.distributed does not have here, but {there}: correct the name, or let "
-        "the plug-in register it"
-    )
-
-
 def check_collectives(backend: Backend, count: int) -> str:
     """All-reduce tensors of the device: two ranks where it has two devices or is the host, else one.
 
@@ -67,16 +67,16 @@ def check_collectives(backend: Backend, count: int) -> str:
         AssertionError: the communication backend fails, or gives another sum.
     """
     world = 2 if backend.is_host else min(2, count)
+    expected = world * (world + 1) / 2
     environ = dict(os.environ)
     environment.apply(backend, "train", environ)
     with tempfile.TemporaryDirectory() as folder:
         questions = [_question(backend, rank, world, folder) for rank in range(world)]
         answers = child.ask(SCRIPT, questions, SECONDS, environ, marker=MARKER)
     for rank, answer in enumerate(answers):
-        said: dict[str, Any] = answer.lines[-1] if answer.lines else {"error": answer.trouble}
+        said: dict[str, Any] = answer.lines[-1] if answer.lines else {"error": answer.trouble or "it says nothing"}
         where = f"collectives by comm={backend.comm!r} on {backend.device_type}, rank {rank} of {world}"
         assert "error" not in said, f"{where}: {said['error']}"
-        expected = world * (world + 1) / 2
         assert said["sum"] == expected, f"{where}: all_reduce gives {said['sum']}, not {expected}"
     return f"collectives: all_reduce by {backend.comm} over {world} rank{'s' if world > 1 else ''}"
 

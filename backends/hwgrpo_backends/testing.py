@@ -37,11 +37,8 @@ def check_backend(backend: Backend, facts: Facts | None = None) -> list[str]:
 
     done += check_device(backend, verdict.devices)
     check_comm(backend)
-    return [
-        *done,
-        check_visible_devices(backend, facts, verdict.devices),
-        check_collectives(backend, verdict.devices),
-    ]
+    done.append(check_visible_devices(backend, facts, verdict.devices))
+    return [*done, check_collectives(backend, verdict.devices)]
 
 
 def _check_data(backend: Backend) -> str:
