@@ -5,8 +5,8 @@ tests/simulated_npu/on_device/test_conformance.py has those of a device with mem
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def test_the_host_processor_passes_and_its_memory_is_declared_as_not_measured(th
         ({"probe": two_processors}, "probe counts 2 devices and torch 1"),
         ({"compute_dtypes": lambda index: (torch.float8_e8m0fnu, torch.float32)}, "matmul in torch.float8_e8m0fnu"),
         ({"compute_dtypes": lambda index: ("bfloat16", "float32")}, "compute_dtypes has 'bfloat16', no dtype"),
+        ({"compute_dtypes": lambda index: ()}, "compute_dtypes is empty"),
         ({"compute_dtypes": lambda index: {}[index]}, "compute_dtypes: KeyError: 0"),
     ],
 )
@@ -78,6 +79,25 @@ def test_a_wrong_runtime_call_is_found(call, planted, complaint, this_host, monk
         check_backend(CPU, this_host)
 
 
+def test_products_that_are_off_are_found(this_host, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: torch.mm(a, b) * (1 + (a.dtype != torch.float64) / 10))
+    with pytest.raises(AssertionError, match=r"matmul in torch.float32: relative error 0\.1"):
+        check_backend(CPU, this_host)
+
+
+def test_tied_weights_that_a_move_unties_are_found(this_host, monkeypatch: pytest.MonkeyPatch):
+    module = torch.nn.Module
+
+    def to(self: torch.nn.Module, device: Any) -> torch.nn.Module:
+        for child in self.children():
+            child.weight = torch.nn.Parameter(child.weight.detach().clone())
+        return self
+
+    monkeypatch.setattr(module, "to", to)
+    with pytest.raises(AssertionError, match="unties tied weights"):
+        check_backend(CPU, this_host)
+
+
 def test_memory_figures_of_a_device_that_declares_none_are_found(this_host, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Device, "memory", lambda self: Memory(free=0, total=0, allocated=0, peak=0))
     with pytest.raises(AssertionError, match="of a device that has no memory of its own to measure"):
@@ -92,15 +112,12 @@ def test_collectives_that_do_nothing_are_found(this_host, monkeypatch: pytest.Mo
         check_backend(idle, this_host)
 
 
-def test_names_are_not_looked_up_where_their_package_is_not_installed(this_host, monkeypatch: pytest.MonkeyPatch):
-    wrong = dataclasses.replace(CPU, rollout=("locl",), comm="glo")
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "hwgrpo" else find_spec(name))
-    with pytest.raises(AssertionError, match="comm is 'glo'"):
-        check_backend(wrong, this_host)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_names_are_not_looked_up_where_their_package_cannot_be_imported(this_host, monkeypatch: pytest.MonkeyPatch):
     npu = dataclasses.replace(registry.get("npu"), rollout=("locl",), kernels=("torhc", "torch"))
-    assert check_backend(npu, this_host)[1] == (
-        "names: kernels, modules not looked up: hwgrpo_kernels is not installed; "
-        "attention, rollout not looked up: hwgrpo is not installed"
-    )
+    monkeypatch.setitem(sys.modules, "hwgrpo.rollout", None)
+    with pytest.raises(AssertionError, match="kernels has 'torhc'"):
+        check_backend(npu, this_host)
+    monkeypatch.setitem(sys.modules, "hwgrpo_kernels.registry", None)
+    names = check_backend(npu, this_host)[1]
+    assert names.startswith("names: modules, attention; kernels not checked, import of hwgrpo_kernels.registry ")
+    assert "; rollout not checked, import of hwgrpo.rollout " in names

@@ -76,7 +76,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory):
     ):
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}\n')
         (tools / name).chmod(0o755)
-    environ = simulated_device.environment([site, acme.device()], HWGRPO_CACHE=str(folder / "cache"), TERM="dumb")
+    # Kept between runs of the tests: the built-in model takes longer to make than to train; its name holds its code.
+    cache = REPO / "build" / "builtin_models"
+    environ = simulated_device.environment([site, acme.device()], HWGRPO_CACHE=str(cache), TERM="dumb")
     environ["PATH"] = f"{tools}{os.pathsep}{environ['PATH']}"
 
     def run(block: str) -> str:
