@@ -18,6 +18,7 @@
 | `graphs`, `markers` | device graphs; ranges for vendors' profilers (they import torch) |
 | `device` | `Device`: the runtime calls of a trainer (imports torch) |
 | `testing` | `check_backend`: what a new backend must satisfy |
+| `conformance_*` | its parts: names, the device, child processes and what the ranks among them run |
 """
 
 from hwgrpo_backends.backend import Backend, BackendError, EnvVar, Verdict

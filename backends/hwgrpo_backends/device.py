@@ -39,6 +39,9 @@ class _HostModule:
     stream = staticmethod(torch.cpu.stream)
     Stream = torch.cpu.Stream
 
+    def device_count(self) -> int:
+        return 1
+
     def set_device(self, device: torch.device) -> None: ...
 
     def synchronize(self, device: torch.device) -> None: ...
@@ -79,13 +82,18 @@ class Device:
         if backend.is_host:
             self.torch_device = torch.device(backend.device_type)
             return
-        count = self._module.device_count()
+        count = self.count
         if not 0 <= local_rank < count:
             raise BackendError(
                 f"local rank {local_rank} has no {backend.name} device: this process sees {count}. "
                 f"Start at most {count} processes on this host, or check {backend.visible_env}"
             )
         self.torch_device = torch.device(backend.device_type, local_rank)
+
+    @property
+    def count(self) -> int:
+        """How many devices of its family this process sees; the host processor is one."""
+        return self._module.device_count()
 
     @property
     def comm_backend(self) -> str:
@@ -130,9 +138,14 @@ class Device:
         """Give memory that the allocator holds in reserve back to the device."""
         self._module.empty_cache()
 
+    @property
+    def measures_memory(self) -> bool:
+        """Whether the device has memory of its own to measure: the host processor's belongs to all processes."""
+        return not self.backend.is_host
+
     def memory(self) -> Memory:
-        """Return the device's memory in bytes, all None on the host processor."""
-        if self.backend.is_host:
+        """Return the device's memory in bytes, all None where it is not measured."""
+        if not self.measures_memory:
             return Memory()
         free, total = self._module.mem_get_info(self.torch_device)
         allocated = self._module.memory_allocated(self.torch_device)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.conformance_names import check_names
+from hwgrpo_backends.conformance_processes import check_collectives, check_comm, check_visible_devices
 from hwgrpo_backends.facts import Facts, gather_tier0
 from hwgrpo_backends.peaks import Chip
 from hwgrpo_backends.tier1 import gather_tier1
@@ -19,19 +21,24 @@ def check_backend(backend: Backend, facts: Facts | None = None) -> list[str]:
         facts: this host with tier 1; gathered when left out.
 
     Returns:
-        what was checked, one line each; a device that is absent here is named as not checked, with the reason.
+        what was checked, one line each; what could not be checked here is named as not checked, with the reason.
 
     Raises:
         AssertionError: the backend breaks a rule; the message says which.
     """
-    done = [_check_data(backend), _check_probe(backend)]
+    done = [_check_data(backend), check_names(backend), _check_probe(backend)]
     if facts is None:
         facts = gather_tier1(gather_tier0(backends=[backend]), backends=[backend])
     verdict = backend.probe(facts)
     _check_verdict(backend, verdict)
     if verdict.state != "ok":
         return [*done, f"device: not checked, {verdict.reason}"]
-    return [*done, _check_device(backend)]
+    from hwgrpo_backends.conformance_device import check_device  # it imports torch
+
+    done += check_device(backend, verdict.devices)
+    check_comm(backend)
+    done.append(check_visible_devices(backend, facts, verdict.devices))
+    return [*done, check_collectives(backend, verdict.devices)]
 
 
 def _check_data(backend: Backend) -> str:
@@ -104,64 +111,3 @@ def _check_verdict(backend: Backend, verdict: Verdict) -> None:
     if verdict.claimed and verdict.hardware == "present" and not verdict.usable:
         assert verdict.fix, "a device that is there but unusable needs a fix"
     json.dumps(verdict.reason + verdict.fix + backend.name)
-
-
-def _check_device(backend: Backend) -> str:
-    import torch
-
-    from hwgrpo_backends.device import Device, Memory
-
-    device = Device(backend)
-    device.set_device()
-    assert device.arch, "arch is empty"
-    dtypes = device.compute_dtypes
-    assert dtypes, "compute_dtypes is empty"
-    assert torch.float32 in dtypes, "compute_dtypes must include float32"
-
-    generator = torch.Generator().manual_seed(0)
-    left, right = torch.randn(2, 32, 32, generator=generator).unbind()
-    for dtype in dtypes:
-        a, b = left.to(dtype), right.to(dtype)
-        want = a.double() @ b.double()
-        got = (a.to(device.torch_device) @ b.to(device.torch_device)).to("cpu", torch.float64)
-        error = ((got - want).norm() / want.norm()).item()
-        # One rounding of the product to dtype; fp32 matmuls may use formats with 10 mantissa bits (TF32).
-        assert error < 2 * max(torch.finfo(dtype).eps, 2**-11), f"matmul in {dtype}: relative error {error:.2g}"
-
-    pair = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    pair[0].weight = pair[1].weight
-    pair.to(device.torch_device)
-    # A plug-in tells torch by `_has_compatible_shallow_copy_type` that parameters can change their device in place.
-    assert pair[0].weight is pair[1].weight, "module.to(device) unties tied weights: an LM head leaves its embedding"
-
-    state = device.rng_state()
-    assert state.dtype == torch.uint8, f"rng_state is {state.dtype}"
-    assert state.device.type == "cpu", f"rng_state is on {state.device}"
-    first = torch.rand(8, device=device.torch_device).cpu()
-    device.set_rng_state(state)
-    assert torch.equal(torch.rand(8, device=device.torch_device).cpu(), first), "set_rng_state does not restore"
-    device.manual_seed(1)
-    first = torch.rand(8, device=device.torch_device).cpu()
-    device.manual_seed(1)
-    assert torch.equal(torch.rand(8, device=device.torch_device).cpu(), first), "manual_seed does not repeat"
-
-    memory = device.memory()
-    if backend.is_host:
-        assert memory == Memory(), "the host processor reports no device memory"
-    else:
-        assert None not in (memory.free, memory.total, memory.allocated, memory.peak), f"memory is incomplete: {memory}"
-    with device.stream(device.new_stream()), device.trace("check_backend"):
-        torch.ones(8, device=device.torch_device).sum()
-    if device.recorder:
-        x = torch.ones(8, device=device.torch_device)
-        recording = device.recorder(lambda: (x + 1).cumsum(0))
-        for start in (1.0, 5.0):
-            x.fill_(start)
-            recording.replay()
-            expected = (start + 1) * torch.arange(1.0, 9.0)
-            assert torch.equal(recording.output.cpu(), expected), "a replayed recording does not read its input anew"
-        recording.release()
-    device.reset_peak()
-    device.empty_cache()
-    device.synchronize()
-    return f"device: {device.name} ({device.arch})"

@@ -15,6 +15,11 @@ FLASH = {"flash_attention_2": "is_flash_attn_2_available", "flash_attention_3": 
 """Implementations of packages, and transformers' question about each."""
 
 
+def is_known(name: str, backend: Backend) -> bool:
+    """Whether `reason_against` can say more of an implementation than that the backend does not have it."""
+    return name in (*TAKES_MASKS, *FLASH) or _is_of_the_hub(name) or is_fused(name, backend)
+
+
 def is_fused(name: str, backend: Backend) -> bool:
     """Whether an implementation is a fused module of the backend's device."""
     return bool(backend.modules) and name == _fused_modules().attention(backend.device_type)
@@ -56,10 +61,14 @@ def _reason_against_fused(backend: Backend) -> str | None:
     return _fused_modules().reason_against(backend.device_type, _fused_modules().ATTENTION_MODULE)
 
 
+def _is_of_the_hub(name: str) -> bool:
+    return "/" in name
+
+
 def _package_obstacle(name: str, backend: Backend, asked: bool) -> str | None:
     import transformers.utils  # takes a second
 
-    if "/" in name:
+    if _is_of_the_hub(name):
         if not transformers.utils.is_kernels_available():
             return "it is a kernel of the hub, and the package kernels that fetches it is not installed"
         return None if asked else f"it is code of the hub, fetched only where model.attention={name} asks for it"

@@ -16,6 +16,12 @@ def attention(device_type: str) -> str | None:
     return None if family is None else family.attention.IMPLEMENTATION
 
 
+def modules(device_type: str) -> tuple[str, ...]:
+    """Return the names of the fused modules that a device has."""
+    family = _family(device_type)
+    return () if family is None else tuple(family.MODULES)
+
+
 def reason_against(device_type: str, module: str) -> str | None:
     """Return why a fused module is not to be had on a device in this process, or None."""
     family = _family(device_type)

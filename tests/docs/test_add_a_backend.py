@@ -1,5 +1,6 @@
 """The page for vendors shows the plug-in that is tested, and its commands do what it says on a host with the device."""
 
+import ast
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import acme
 import pytest
 import simulated_device
+from hwgrpo_backends import device
 
 REPO = Path(__file__).parents[2]
 PAGE = REPO / "docs" / "add-a-backend.md"
@@ -24,6 +26,39 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize("language", FILES)
 def test_the_files_of_the_page_are_those_of_the_tested_plug_in(language: str):
     assert blocks(language) == [(acme.SOURCE / name).read_text() for name in FILES[language]]
+
+
+def device_calls() -> dict[str, set[str]]:
+    """Return, by public call of the device layer, the names of the device's module that it uses."""
+    (layer,) = (node for node in ast.parse(Path(device.__file__).read_text()).body if is_class(node, "Device"))
+    methods = [node for node in ast.walk(layer) if isinstance(node, ast.FunctionDef)]
+    public = [method for method in methods if method.name == "__init__" or not method.name.startswith("_")]
+    return {method.name: {attribute for attribute in map(of_the_module, ast.walk(method)) if attribute}
+            for method in public}  # fmt: skip
+
+
+def is_class(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.ClassDef) and node.name == name
+
+
+def of_the_module(node: ast.AST) -> str | None:
+    used = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self._module"
+    return node.attr if used else None
+
+
+def listed_calls() -> dict[str, set[str]]:
+    """Return the same of the page's table."""
+    rows = re.findall(r"^\| `([^`]+)` \|(.*?)\|(.*?)\|(.*?)\|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for call, _, meaning, check in rows:
+        assert meaning.strip(), call
+        assert check.strip(), call
+    names = ["__init__" if call.startswith("Device(") else call for call, *_ in rows]
+    assert len(set(names)) == len(names)
+    return {name: set(re.findall("`([^`]+)`", asked)) for name, (_, asked, *_) in zip(names, rows, strict=True)}
+
+
+def test_the_page_lists_every_call_on_a_device_and_what_it_asks_the_vendors_module_for():
+    assert listed_calls() == device_calls()
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +76,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory):
     ):
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}\n')
         (tools / name).chmod(0o755)
-    environ = simulated_device.environment([site, acme.device()], HWGRPO_CACHE=str(folder / "cache"), TERM="dumb")
+    # Kept between runs of the tests: the built-in model takes longer to make than to train; its name holds its code.
+    cache = REPO / "build" / "builtin_models"
+    environ = simulated_device.environment([site, acme.device()], HWGRPO_CACHE=str(cache), TERM="dumb")
     environ["PATH"] = f"{tools}{os.pathsep}{environ['PATH']}"
 
     def run(block: str) -> str:
@@ -61,7 +98,15 @@ def test_every_command_of_the_page_runs_and_says_what_the_page_says(shell):
     assert "* acme  works     1 x Acme One" in said
     assert "acme (hwgrpo_acme.kernels:IMPLEMENTATIONS): row_stats=acme" in said
     assert "ACME_SUBMIT_THREADS" in said
-    assert shell(backend).splitlines() == ["data", "probe", "device: Acme One (acme_one)"]
+    assert shell(backend).splitlines() == [
+        "data",
+        "names: kernels, modules, attention, rollout",
+        "probe",
+        "device: Acme One (acme_one)",
+        "memory: figures follow a block of 64 MiB",
+        "visible devices: ACME_VISIBLE_DEVICES='-1' leaves 0 of 1",
+        "collectives: all_reduce by acmecl over 1 rank",
+    ]
     assert "float32: 44 calls agree with the definition" in shell(kernels)
     said = shell(way)
     assert re.search(r"PASS +acme:0 +kernel row_stats=acme", said)

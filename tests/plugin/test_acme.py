@@ -89,10 +89,14 @@ def test_the_conformance_suites_pass_on_its_device(host: list[Path]):
         "print(check_backend(BACKEND))\n"
         "print([check_kernel(each, 'acme') for each in IMPLEMENTATIONS])\n"
     )
-    done = acme.run(code=code, folders=host)
+    done = acme.run(code=code, folders=host, SIMULATED_ACME_DEVICES="2")
     assert done.returncode == 0, done.stderr
     backend, kernels = done.stdout.splitlines()
-    assert backend == "['data', 'probe', 'device: Acme One (acme_one)']"
+    assert backend.startswith(
+        "['data', 'names: kernels, modules, attention, rollout', 'probe', 'device: Acme One (acme"
+    )
+    assert "visible devices: ACME_VISIBLE_DEVICES='0' leaves 1 of 2" in backend
+    assert "collectives: all_reduce by acmecl over 2 ranks" in backend
     assert "float32: 44 calls agree" in kernels
     assert "bfloat16: 11 calls agree" in kernels
     assert "float64: not run, sums in fp32" in kernels

@@ -1,9 +1,9 @@
 """Libraries under the names of CANN's, so that the real torch-npu can be loaded where CANN is not.
 
-What they have to define is asked of the wheel with nm each time they are made. A C file says what some functions do;
-every other one returns an error, those that compute above all: a stand-in that says a kernel succeeded would leave
-whatever was in memory as its result. The file is compiled with the headers in the wheel, so it cannot define a function
-otherwise than torch-npu calls it.
+What they have to define is asked of the wheel with nm each time they are made. Files in C and C++ say what some
+functions do; every other one returns an error, those that compute above all: a stand-in that says a kernel succeeded
+would leave whatever was in memory as its result. They are compiled with the headers in the wheel, so they cannot define
+a function otherwise than torch-npu calls it.
 """
 
 import ctypes
@@ -22,20 +22,21 @@ NOT_SUPPORTED = 207000  # ACL_ERROR_RT_FEATURE_NOT_SUPPORT
 INSTALLED = ("libop_plugin_atb.so",)  # asks for a further library of Ascend's, and is loaded only where that is
 
 
-def made(wheel: Path, source: str) -> Path:
+def made(wheel: Path, *sources: str) -> Path:
     """Return the folder with the libraries that the torch-npu in `wheel` wants; make them first.
 
     Args:
         wheel: the folder torch-npu was installed into.
-        source: the file among cann/*.c that says what some functions do.
+        sources: the files among cann/*.c and cann/*.cpp that say what some functions do.
 
     Raises:
         RuntimeError: a tool is missing or failed.
     """
-    file = SOURCES / source
-    key = repr((wheel.name, torch.__version__, file.read_text(), Path(__file__).read_text(), _run("cc", "--version")))
-    folder = BUILT / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    return made_once(folder, lambda there: _make(there, wheel / "torch_npu", file))
+    files = [SOURCES / source for source in sources]
+    texts = [file.read_text() for file in (*files, Path(__file__))]
+    key = repr((wheel.name, torch.__version__, texts, _run("cc", "--version")))
+    folder = BUILT / f"{files[0].stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    return made_once(folder, lambda there: _make(there, wheel / "torch_npu", files))
 
 
 def asked_for(package: Path) -> tuple[set[str], set[str]]:
@@ -59,19 +60,20 @@ def asked_for(package: Path) -> tuple[set[str], set[str]]:
     return functions, {name for name in needed - present if not name.startswith(system)}
 
 
-def _make(folder: Path, package: Path, source: Path) -> None:
+def _make(folder: Path, package: Path, sources: list[Path]) -> None:
     folder.mkdir()
     functions, libraries = asked_for(package)
     if RUNTIME not in libraries:
         raise RuntimeError(f"{package} does not ask for {RUNTIME}: this is another torch-npu than the tests know")
-    headers = [f"-I{package / 'include' / part}" for part in (".", "third_party/acl/inc")]
-    compiled = folder / "runtime.o"
-    _run("cc", "-c", "-fPIC", "-O1", "-Wall", "-Werror", *headers, str(source), "-o", str(compiled))
-    rest = sorted(functions - _symbols(compiled, "--defined-only", "--extern-only"))
+    headers = [f"-I{package / 'include' / part}" for part in (".", "third_party/acl/inc", "third_party/hccl/inc")]
+    compiled = [folder / f"{source.stem}.o" for source in sources]
+    for source, code in zip(sources, compiled, strict=True):
+        _run("cc", "-c", "-fPIC", "-O1", "-Wall", "-Werror", *headers, str(source), "-o", str(code))
+    rest = sorted(functions.difference(*(_symbols(code, "--defined-only", "--extern-only") for code in compiled)))
     # Functions that make an object return its address: there is none.
     answers = [f"long {name}(void) {{ return {0 if 'Create' in name else NOT_SUPPORTED}; }}" for name in rest]
     (folder / "rest.c").write_text("\n".join(answers))
-    _library(folder / RUNTIME, str(compiled), str(folder / "rest.c"), "-ldl")
+    _library(folder / RUNTIME, *map(str, compiled), str(folder / "rest.c"), "-ldl")
     (folder / "empty.c").write_text("")
     for name in libraries - {RUNTIME}:
         # torch-npu looks functions up by library: each finds them in the one that has all.

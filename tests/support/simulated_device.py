@@ -20,7 +20,10 @@ from torch_extension import FLAGS, compile_extension, compiler_version
 SOURCES = Path(__file__).parent / "npu_device"
 BUILT = ROOT / "build" / "simulated_device"  # git ignores build/
 VERSION = torch.__version__.split("+")[0]
-CHOICES = ("HWGRPO_BACKEND", "HWGRPO_BACKEND_SELECTED", "ASCEND_RT_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+CHOICES = (
+    *("HWGRPO_BACKEND", "HWGRPO_BACKEND_SELECTED", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
+    *("ASCEND_RT_VISIBLE_DEVICES", "ACME_VISIBLE_DEVICES"),
+)
 """Variables that would choose for a test; they are taken out."""
 
 

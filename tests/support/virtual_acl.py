@@ -52,6 +52,6 @@ def environment(**settings: str) -> dict[str, str]:
     Args:
         settings: more of them.
     """
-    libraries = cann_libraries.made(torch_npu_wheel.folder("2.13.0"), "host_memory.c")
+    libraries = cann_libraries.made(torch_npu_wheel.folder("2.13.0"), "host_memory.c", "one_rank_hccl.cpp")
     settings = {"TASK_QUEUE_ENABLE": "0", **settings}
     return torch_npu_process.environment(libraries, (packages(),), **settings)

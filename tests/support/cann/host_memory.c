@@ -16,7 +16,7 @@ static const size_t CAPACITY = (size_t)8 << 30;
 static const size_t PAGE = 512;  // what a device aligns to
 
 static size_t used;
-static __thread int32_t current;
+static __thread int32_t current = -1;  // a thread has no device until it sets one
 static char context;  // one for all: its address is asked for, and never read
 
 // An area of addresses: handed out by aclrtMalloc, reserved, or mapped.
@@ -60,9 +60,17 @@ void aclAppLog(aclLogLevel level, const char *function, const char *file, uint32
 
 // Devices
 
-aclError aclrtGetDeviceCount(uint32_t *count) { *count = DEVICES; return ACL_SUCCESS; }
+aclError aclrtGetDeviceCount(uint32_t *count) {
+    const char *listed = getenv("ASCEND_RT_VISIBLE_DEVICES");
+    const int first = !listed || (listed[0] == '0' && (listed[1] == 0 || listed[1] == ','));
+    *count = first ? DEVICES : 0;
+    return ACL_SUCCESS;
+}
 const char *aclrtGetSocName(void) { return "Ascend910B1"; }
-aclError aclrtGetDevice(int32_t *device) { *device = current; return ACL_SUCCESS; }
+aclError aclrtGetDevice(int32_t *device) {
+    *device = current;
+    return current < 0 ? ACL_ERROR_RT_CONTEXT_NULL : ACL_SUCCESS;
+}
 aclError aclrtResetDevice(int32_t device) { return ACL_SUCCESS; }
 aclError aclrtSynchronizeDevice(void) { return ACL_SUCCESS; }
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout) { return ACL_SUCCESS; }

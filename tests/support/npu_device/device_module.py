@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
+import os
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 
-def install(package: str, kind: str, chip: str, comm: str) -> tuple[types.ModuleType, Any]:
+def install(package: str, kind: str, chip: str, comm: str, visible: str) -> tuple[types.ModuleType, Any]:
     """Give torch a device.
 
     Args:
@@ -25,12 +27,15 @@ def install(package: str, kind: str, chip: str, comm: str) -> tuple[types.Module
         kind: what the device is called ("npu").
         chip: what its vendor calls one of them.
         comm: the torch.distributed backend of its collectives ("hccl"), carried by gloo.
+        visible: the variable that lists the devices of the host which a process may use.
 
     Returns:
         `torch.KIND`, and the compiled half.
     """
     torch.utils.rename_privateuse1_backend(kind)
     compiled = importlib.import_module(f"{package}._device")
+    if visible in os.environ:
+        compiled.leave_devices(_listed(os.environ[visible], compiled.device_count()))
     module = _runtime(kind, chip, compiled)
     torch._register_device_module(kind, module)
     sys.modules[f"torch.{kind}"] = module
@@ -42,6 +47,12 @@ def install(package: str, kind: str, chip: str, comm: str) -> tuple[types.Module
 
     dist.Backend.register_backend(comm, collectives, devices=[kind])
     return module, compiled
+
+
+def _listed(value: str, count: int) -> int:
+    """Return how many of `count` devices a list of indices names; what is no device's index ends the list."""
+    there = {str(index) for index in range(count)}
+    return sum(1 for _ in itertools.takewhile(there.__contains__, map(str.strip, value.split(","))))
 
 
 def _runtime(kind: str, chip: str, compiled: Any) -> types.ModuleType:

@@ -39,9 +39,10 @@ inline int64_t setting(const char* name, int64_t otherwise) {
   return text && *text ? std::atoll(text) : otherwise;
 }
 
+inline int devices = std::clamp<int>(setting("DEVICES", 1), 0, kMostDevices);
+
 inline int device_count() {
-  static const int count = std::clamp<int>(setting("DEVICES", 1), 0, kMostDevices);
-  return count;
+  return devices;
 }
 
 inline c10::DeviceIndex checked(int64_t index) {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch_acme import device_module
 
-acme, _device = device_module.install("torch_acme", kind="acme", chip="Acme One", comm="acmecl")
+acme, _device = device_module.install(
+    "torch_acme", kind="acme", chip="Acme One", comm="acmecl", visible="ACME_VISIBLE_DEVICES"
+)
 
 
 def _autoload() -> None:

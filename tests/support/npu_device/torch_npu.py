@@ -6,7 +6,9 @@ from typing import Any
 
 from torch_npu import device_module
 
-npu, _device = device_module.install("torch_npu", kind="npu", chip="Ascend910B3", comm="hccl")
+npu, _device = device_module.install(
+    "torch_npu", kind="npu", chip="Ascend910B3", comm="hccl", visible="ASCEND_RT_VISIBLE_DEVICES"
+)
 
 
 def _autoload() -> None:

@@ -32,7 +32,15 @@ def test_the_backend_is_chosen_because_torch_npu_finds_a_device():
 
 
 def test_the_device_passes_the_conformance_suite():
-    assert check_backend(BACKEND, choose().facts) == ["data", "probe", "device: Ascend910B1 (ascend910b1)"]
+    assert check_backend(BACKEND, choose().facts) == [
+        "data",
+        "names: kernels, modules, attention, rollout",
+        "probe",
+        "device: Ascend910B1 (ascend910b1)",
+        "memory: figures follow a block of 64 MiB",
+        "visible devices: ASCEND_RT_VISIBLE_DEVICES='-1' leaves 0 of 1",
+        "collectives: all_reduce by hccl over 1 rank",
+    ]
 
 
 def test_a_rank_too_many_is_told(device: Device):
