@@ -25,13 +25,13 @@ class Wait:
     Args:
         what: what is waited for, as a noun.
         seconds: the bound.
-        first_report: seconds after which it is reported.
+        first_report: seconds after which it is reported; None: FIRST_REPORT.
     """
 
-    def __init__(self, what: str, seconds: float, *, first_report: float = FIRST_REPORT) -> None:
+    def __init__(self, what: str, seconds: float, *, first_report: float | None = None) -> None:
         self._what, self._seconds = what, seconds
         self._began = time.monotonic()
-        self._next_report = self._began + first_report
+        self._next_report = self._began + (FIRST_REPORT if first_report is None else first_report)
 
     @property
     def left(self) -> float:
