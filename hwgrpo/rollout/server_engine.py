@@ -310,8 +310,8 @@ class ServerEngine:
                 process.wait_until_healthy(self._client, wait.left, self._is_over)
             except ConfigError as error:  # it did start with these settings before
                 raise RunError(f"the rollout server cannot be started again: {error}") from error
-            if self._is_over():
-                return
+        if self._is_over():  # what was asked broke off for that reason
+            return
         try:
             if self._delivery is not None:
                 self._delivery.send()

@@ -199,6 +199,18 @@ def test_while_only_other_ranks_wait_for_it_rank_0_brings_a_server_its_weights_a
     assert not watch.is_alive()
 
 
+def test_an_engine_that_is_closed_while_it_looks_after_its_server_sends_no_weights_any_more(make, server, monkeypatch):
+    engine = make()
+
+    def broken_off() -> bool:
+        engine._closed.set()
+        return False
+
+    monkeypatch.setattr(engine, "_has_current_weights", broken_off)
+    engine._recover("it lost its weights")
+    assert server.taken == [0]
+
+
 def test_a_rank_that_does_not_send_weights_waits_until_the_server_has_them(make, server):
     engine = make()
     engine._delivery = None  # as on ranks other than 0
