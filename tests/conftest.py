@@ -1,12 +1,17 @@
-"""Shared by all tests: one thread (results must not depend on the machine's cores), and no network for model hubs."""
+"""Shared by all tests: one thread (results must not depend on the machine's cores), no network for model hubs, and the
+signals that a terminal sends, which nohup and a shell's `&` make every process ignore that they start."""
 
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
