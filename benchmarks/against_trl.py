@@ -217,9 +217,9 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None
     from safetensors.torch import load_file
 
     from hwgrpo.config import load_config
-    from hwgrpo.training.batch import advantages_over_ranks, assemble
-    from hwgrpo.training.build import build_run
     from hwgrpo.training.loop import train_step
+    from hwgrpo.training.setup import build_run
+    from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
     from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
     folder = args.folder

@@ -30,7 +30,7 @@ import transformers  # noqa: E402
 from hwgrpo.bench.machine import processor  # noqa: E402
 from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
 from hwgrpo.rollout.engine import Sampling  # noqa: E402
-from hwgrpo.rollout.local import LocalEngine  # noqa: E402
+from hwgrpo.rollout.local.engine import LocalEngine  # noqa: E402
 from hwgrpo.values import Prompt, PromptBatch  # noqa: E402
 
 SIZES: dict[str, dict[str, int]] = {

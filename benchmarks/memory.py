@@ -91,8 +91,8 @@ def compared(config: Any, runs: dict[str, Any]) -> dict[str, Any]:
     """Return measured runs with the plan and how far it is off."""
     from hwgrpo_backends import registry
 
-    from hwgrpo.training.memory import KEPT_FREE
-    from hwgrpo.training.scale import planned_memory
+    from hwgrpo.planning.memory import KEPT_FREE
+    from hwgrpo.planning.scale_plan import planned_memory
 
     memory, shape = planned_memory(config, registry.get("cpu"))
     tensors = memory.peak - memory.update.get(KEPT_FREE, 0)
@@ -168,8 +168,8 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
     import transformers
     from hwgrpo_backends import registry
 
-    from hwgrpo.training.build import build_run
     from hwgrpo.training.loop import train
+    from hwgrpo.training.setup import build_run
 
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(1)

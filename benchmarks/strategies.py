@@ -27,10 +27,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.config import load_config
 from hwgrpo.training import STRATEGIES
-from hwgrpo.training.layouts import PADDED
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import TrainBatch
 
 SHAPE: dict[str, Any] = {

@@ -15,10 +15,10 @@ from hwgrpo.bench.work import Tokens, counted_tokens
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import LAYOUTS
-from hwgrpo.training.choices import attention_of, choose_layout, micro_batch_tokens
-from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import PADDED, Layout
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.policy.auto_settings import attention_of, choose_layout, micro_batch_tokens
+from hwgrpo.training.policy.layout_check import proven_layout
+from hwgrpo.training.policy.layouts import PADDED, Layout
+from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import TrainBatch
 
 TOLERANCE = {torch.float32: Apart(loss=1e-5, gradient_norm=1e-5, gradient=1e-4)}

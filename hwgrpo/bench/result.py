@@ -10,8 +10,8 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.bench.times import Times
 from hwgrpo.config import Config
-from hwgrpo.training.choices import attention_of
-from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.policy.auto_settings import attention_of
+from hwgrpo.training.policy.policy_model import PolicyModel
 
 SCHEMA = "hwgrpo.bench.step/1"
 

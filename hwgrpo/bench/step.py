@@ -15,11 +15,11 @@ from hwgrpo.bench.machine import machine_facts
 from hwgrpo.bench.result import BatchShape, LayoutBench, StepBench, model_facts
 from hwgrpo.bench.times import Times, total, turns
 from hwgrpo.bench.work import counted_tokens, update_flops
-from hwgrpo.training.batch import advantages_over_ranks, assemble
-from hwgrpo.training.choices import micro_batch_tokens
-from hwgrpo.training.layouts import PADDED
+from hwgrpo.training.policy.auto_settings import micro_batch_tokens
+from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.run import Run
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import PromptBatch, TrainBatch
 
 T = TypeVar("T")

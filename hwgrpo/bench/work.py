@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.policy.policy_model import PolicyModel
 
 
 @dataclass

@@ -104,7 +104,7 @@ def _run_step(args: argparse.Namespace) -> int:
 
         from hwgrpo.bench.show import show_step
         from hwgrpo.bench.step import measure_step
-        from hwgrpo.training.build import build_run
+        from hwgrpo.training.setup import build_run
 
         built = build_run(config, host.backend, host.local_rank, host.local_world_size)
         try:

@@ -122,7 +122,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     from hwgrpo.config.schema import DataConfig, ModelConfig, RewardFunctionConfig, RolloutConfig
     from hwgrpo.data.inspection import Settings
     from hwgrpo.paths import with_absolute_file
-    from hwgrpo.rewards.process import open_reward
+    from hwgrpo.rewards.processes.reward_process import open_reward
 
     config = None if args.recipe is None else load_config(args.recipe)
     wanted = None if args.reward is None else [(RewardFunctionConfig(name), "--reward") for name in args.reward]

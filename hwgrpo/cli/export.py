@@ -13,7 +13,7 @@ from hwgrpo.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config
-    from hwgrpo.training.checkpoints import Checkpoint
+    from hwgrpo.training.checkpoint.restore import Checkpoint
 
 HELP = "write a checkpoint as a model in Hugging Face format"
 
@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
     from hwgrpo.models.loading import load_tokenizer, save_model, source_folder
     from hwgrpo.models.lora import uses_lora
-    from hwgrpo.training.checkpoints import restore_weights
-    from hwgrpo.training.components import load_trainable
+    from hwgrpo.training.checkpoint.restore import restore_weights
+    from hwgrpo.training.shared_setup import load_trainable
 
     checkpoint = _checkpoint(Path(args.checkpoint))
     if checkpoint.note is not None:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checkpoint(folder: Path) -> Checkpoint:
-    from hwgrpo.training import checkpoints
+    from hwgrpo.training.checkpoint import restore as checkpoints
 
     if (folder / "checkpoints").is_dir():
         checkpoint, problems = checkpoints.newest(folder / "checkpoints")

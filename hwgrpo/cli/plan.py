@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hwgrpo_backends.peaks import Chip
 
     from hwgrpo.config import Config
-    from hwgrpo.training.memory import Memory
-    from hwgrpo.training.scale import OnChip, ScalePlan
+    from hwgrpo.planning.memory import Memory
+    from hwgrpo.planning.scale_plan import OnChip, ScalePlan
 
 HELP = "estimate a recipe's memory and step time on devices that need not be here"
 DEFAULT_CHIPS = ("H100 SXM", "H200 SXM", "MI300X", "910B3", "910C die")
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
     chips = chosen_chips(args.chip, config)
 
-    from hwgrpo.training.scale import USABLE, Cluster, plan_at_scale
-    from hwgrpo.training.step_time import Rates
+    from hwgrpo.planning.scale_plan import USABLE, Cluster, plan_at_scale
+    from hwgrpo.planning.step_time import Rates
 
     given = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     if args.link is not None:

@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
 
     host = prepare_host(config)
     from hwgrpo.errors import RunFinished
-    from hwgrpo.training.build import build_run
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import train
+    from hwgrpo.training.setup import build_run
 
     try:
         run = build_run(
@@ -78,7 +78,7 @@ def _plan(config: Config, *, allow_finished: bool) -> int:
     from hwgrpo.cli.host import planned_place
 
     place = planned_place(config)
-    from hwgrpo.training.plan import make_plan
+    from hwgrpo.planning.dry_run import make_plan
 
     plan = make_plan(config, place.backend, place.world_size, obstacle=place.obstacle, allow_finished=allow_finished)
     if place.rank == 0:

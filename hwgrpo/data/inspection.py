@@ -20,7 +20,7 @@ from hwgrpo.data.published import published_with
 from hwgrpo.data.schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows, find_data, split_of
 from hwgrpo.errors import ConfigError, DataError, escaped
-from hwgrpo.rewards.process import Reward
+from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.values import Prompt
 
 

@@ -12,8 +12,8 @@ from hwgrpo.errors import error_text, quoted
 from hwgrpo.rewards.failures import told
 from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.loading import load_function
-from hwgrpo.rewards.messages import number_of
-from hwgrpo.rewards.process import Reward
+from hwgrpo.rewards.processes.messages import number_of
+from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.verifiable import answer_text
 from hwgrpo.values import Prompt
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hwgrpo.models.hollow import places
+from hwgrpo.models.meta_device import places
 
 
 def decoder_layers(base: nn.Module) -> list[nn.Module]:

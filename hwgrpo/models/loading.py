@@ -24,8 +24,8 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
-from hwgrpo.models.hollow import META
 from hwgrpo.models.lora import TRAINED_ADAPTER
+from hwgrpo.models.meta_device import META
 from hwgrpo.paths import did_you_mean, find_model
 from hwgrpo.permissions import follow_umask
 

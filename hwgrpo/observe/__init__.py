@@ -29,11 +29,11 @@ from hwgrpo.registry import Registry
 LOGGERS = Registry(
     "observe.loggers",
     {
-        "jsonl": "hwgrpo.observe.jsonl:JsonlLogger",
-        "tensorboard": "hwgrpo.observe.tensorboard:TensorBoardLogger",
-        "wandb": "hwgrpo.observe.wandb:WandbLogger",
-        "trackio": "hwgrpo.observe.trackio:TrackioLogger",
-        "swanlab": "hwgrpo.observe.swanlab:SwanLabLogger",
+        "jsonl": "hwgrpo.observe.loggers.jsonl:JsonlLogger",
+        "tensorboard": "hwgrpo.observe.loggers.tensorboard:TensorBoardLogger",
+        "wandb": "hwgrpo.observe.loggers.wandb:WandbLogger",
+        "trackio": "hwgrpo.observe.loggers.trackio:TrackioLogger",
+        "swanlab": "hwgrpo.observe.loggers.swanlab:SwanLabLogger",
     },
 )
 

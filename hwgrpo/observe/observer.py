@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hwgrpo.closing import close_all
 from hwgrpo.errors import RunError
-from hwgrpo.observe import LOGGERS, completions, jsonl, tensorboard, warnings
+from hwgrpo.observe import LOGGERS, completions, warnings
 from hwgrpo.observe.completions import CompletionsLog, Sample
-from hwgrpo.observe.fields import REWARD
+from hwgrpo.observe.console.progress import Progress, Silence, choose_progress
+from hwgrpo.observe.console.shown_fields import REWARD
 from hwgrpo.observe.history import RunHistory
-from hwgrpo.observe.progress import Progress, Silence, choose_progress
+from hwgrpo.observe.loggers import jsonl, tensorboard
 from hwgrpo.observe.settings import saved_config
 from hwgrpo.observe.summary import build_summary, save_summary
 from hwgrpo.observe.warnings import Monitor, WarningsLog

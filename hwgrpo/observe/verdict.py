@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hwgrpo.algorithms import KL_OUTPUT_CLAMP
-from hwgrpo.observe.fields import KL, REWARD, TRUNCATED, percent
+from hwgrpo.observe.console.shown_fields import KL, REWARD, TRUNCATED, percent
 from hwgrpo.observe.history import Measured, RunHistory
 
 FEWEST = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.observe.completions import FILE
-from hwgrpo.observe.fields import number
+from hwgrpo.observe.console.shown_fields import number
 from hwgrpo.observe.jsonlines import read_lines
 
 

@@ -15,8 +15,8 @@ from hwgrpo.errors import ConfigError, RewardError, nearest, quoted
 from hwgrpo.observe.jsonlines import jsonable
 from hwgrpo.rewards.failures import Overran, ProcessDied, told
 from hwgrpo.rewards.loading import split_name
-from hwgrpo.rewards.messages import SHOWN, Unfit, is_listed, number_of
-from hwgrpo.rewards.process import Reward, open_reward
+from hwgrpo.rewards.processes.messages import SHOWN, Unfit, is_listed, number_of
+from hwgrpo.rewards.processes.reward_process import Reward, open_reward
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.values import Completions, PromptBatch, Rewards
 

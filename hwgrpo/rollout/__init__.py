@@ -18,20 +18,20 @@ ENGINES = Registry(
     "rollout.engine",
     {
         "local": "hwgrpo.rollout.makers:local",
-        "sglang_server": "hwgrpo.rollout.sglang_server:sglang_server",
-        "vllm": "hwgrpo.rollout.vllm_engine:VllmEngine",
-        "vllm_server": "hwgrpo.rollout.vllm_server:vllm_server",
+        "sglang_server": "hwgrpo.rollout.server.sglang:sglang_server",
+        "vllm": "hwgrpo.rollout.vllm.engine:VllmEngine",
+        "vllm_server": "hwgrpo.rollout.server.vllm:vllm_server",
     },
 )
 CHECKS = {
-    "sglang_server": "hwgrpo.rollout.server_attachment:check_sglang_server",
-    "vllm": "hwgrpo.rollout.vllm_engine:check_installed",
-    "vllm_server": "hwgrpo.rollout.server_attachment:check_vllm_server",
+    "sglang_server": "hwgrpo.rollout.server.attachment:check_sglang_server",
+    "vllm": "hwgrpo.rollout.vllm.engine:check_installed",
+    "vllm_server": "hwgrpo.rollout.server.attachment:check_vllm_server",
 }
 """Engine -> function that checks, before anything is loaded, that this machine has what it needs."""
 DIALECTS = {
-    "sglang_server": "hwgrpo.rollout.sglang_server:SglangServer",
-    "vllm_server": "hwgrpo.rollout.vllm_server:VllmServer",
+    "sglang_server": "hwgrpo.rollout.server.sglang:SglangServer",
+    "vllm_server": "hwgrpo.rollout.server.vllm:VllmServer",
 }
 """Engine -> how its servers are spoken to."""
 
@@ -55,5 +55,5 @@ def check_running_server(config: Config) -> None:
     """
     module, _, dialect = DIALECTS.get(config.rollout.engine, "").partition(":")
     if module and config.rollout.server.url is not None:
-        attachment = importlib.import_module("hwgrpo.rollout.server_attachment")
+        attachment = importlib.import_module("hwgrpo.rollout.server.attachment")
         attachment.check_running_server(config, getattr(importlib.import_module(module), dialect)())

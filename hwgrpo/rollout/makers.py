@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.rollout.parts import EngineParts
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.local.engine import LocalEngine
 
 
 def local(parts: EngineParts) -> LocalEngine:

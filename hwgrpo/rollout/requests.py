@@ -11,7 +11,7 @@ import torch
 
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.sampling import stream_keys
+from hwgrpo.rollout.local.token_sampling import stream_keys
 from hwgrpo.rollout.stopping import StopWatch
 from hwgrpo.values import Completions, PromptBatch
 

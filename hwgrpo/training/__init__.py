@@ -5,10 +5,10 @@ from hwgrpo.registry import Registry
 LAYOUTS = Registry(
     "model.layout",
     {
-        "padded": "hwgrpo.training.layouts:PADDED",
-        "packed": "hwgrpo.training.layouts:PACKED",
-        "grouped": "hwgrpo.training.layouts:GROUPED",
-        "grouped_masked": "hwgrpo.training.layouts:GROUPED_MASKED",
+        "padded": "hwgrpo.training.policy.layouts:PADDED",
+        "packed": "hwgrpo.training.policy.layouts:PACKED",
+        "grouped": "hwgrpo.training.policy.layouts:GROUPED",
+        "grouped_masked": "hwgrpo.training.policy.layouts:GROUPED_MASKED",
     },
 )
 STRATEGIES = Registry(

@@ -13,12 +13,12 @@ from safetensors import SafetensorError
 from hwgrpo.errors import RunError
 from hwgrpo.models.loading import save_model, source_folder
 from hwgrpo.models.lora import uses_lora
-from hwgrpo.training.checkpoint_files import discard
-from hwgrpo.training.components import load_trainable
+from hwgrpo.training.checkpoint.checkpoint_files import discard
 from hwgrpo.training.loop import Status
 from hwgrpo.training.out_of_memory import SAVING, explained
-from hwgrpo.training.output import raise_if_moved
 from hwgrpo.training.run import Run
+from hwgrpo.training.run_folder import raise_if_moved
+from hwgrpo.training.shared_setup import load_trainable
 
 
 def finish(run: Run, status: Status) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from hwgrpo.observe.completions import pick_sample
-from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
-from hwgrpo.training.metrics import failure_notes, sample_metrics, utilisation
 from hwgrpo.training.out_of_memory import explained
-from hwgrpo.training.output import raise_if_moved
 from hwgrpo.training.run import Run
+from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.strategies.strategy import together
+from hwgrpo.training.update.step_metrics import failure_notes, sample_metrics, utilisation
+from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards
 from hwgrpo.values import StepMetrics
 
 Status = Literal["completed", "interrupted"]

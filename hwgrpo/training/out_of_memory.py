@@ -13,10 +13,10 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.lora import uses_lora
-from hwgrpo.training import checkpoints
-from hwgrpo.training.budget import remembered
-from hwgrpo.training.choices import micro_batch_tokens
-from hwgrpo.training.memory import in_words
+from hwgrpo.planning.memory import in_words
+from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.policy.auto_settings import micro_batch_tokens
+from hwgrpo.training.update.token_budget import remembered
 
 LOADING, SAVING = "load", "save"
 """Stages outside a step."""

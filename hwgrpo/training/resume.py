@@ -22,11 +22,12 @@ from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
-from hwgrpo.training import checkpoints, rng
-from hwgrpo.training.components import seed_everything
-from hwgrpo.training.prompts import PromptSource
+from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import rng_state as rng
+from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.strategy import Strategy, together
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
 
 FIXED = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
 """Settings that say which function the saved parameters belong to."""

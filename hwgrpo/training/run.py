@@ -15,13 +15,13 @@ from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine, Sampling
-from hwgrpo.training.checkpoint_saver import Saver
-from hwgrpo.training.output import Claim
-from hwgrpo.training.prompts import PromptSource
-from hwgrpo.training.reference import Reference
+from hwgrpo.training.checkpoint.saver import Saver
+from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.feed.response_source import Supply
+from hwgrpo.training.policy.reference_model import Reference
+from hwgrpo.training.run_folder import Claim
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.training.supply import Supply
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
 
 
 @dataclass

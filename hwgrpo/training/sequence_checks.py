@@ -11,13 +11,13 @@ from hwgrpo.config import Config
 from hwgrpo.config.validate import ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tensor_parallel import not_cut, obstacle_in
-from hwgrpo.training.choices import AttentionChoice, layers_beyond_attention
-from hwgrpo.training.flops import EXPERTS, first_of
-from hwgrpo.training.layout_check import PADDING_TOLERANCE, obstacle_to
-from hwgrpo.training.layouts import Layout
-from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.sequence_group import SequenceGroup
-from hwgrpo.training.update import loss_spec
+from hwgrpo.training.policy.auto_settings import AttentionChoice, layers_beyond_attention
+from hwgrpo.training.policy.layout_check import PADDING_TOLERANCE, obstacle_to
+from hwgrpo.training.policy.layouts import Layout
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.sequence_group import SequenceGroup
+from hwgrpo.training.update.flops import EXPERTS, first_of
+from hwgrpo.training.update.policy_update import loss_spec
 
 ROPES_OF_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings that depend on how long a sequence is, which a rank with the first of its tokens cannot see."""

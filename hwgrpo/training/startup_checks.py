@@ -19,15 +19,15 @@ from hwgrpo.config.schema import ModelConfig
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import is_fused
-from hwgrpo.models.hollow import META
 from hwgrpo.models.loading import attention_obstacle, check_embeddings
 from hwgrpo.models.lora import apply_lora, uses_lora
+from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import check_engine, check_running_server
-from hwgrpo.rollout.vllm_settings import check_head_size
+from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training import STRATEGIES
-from hwgrpo.training.choices import (
+from hwgrpo.training.policy.auto_settings import (
     AttentionChoice,
     choose_attention,
     choose_dtype,
@@ -35,10 +35,10 @@ from hwgrpo.training.choices import (
     choose_strategy,
     layout_note,
 )
-from hwgrpo.training.components import build_rewards, check_length, choose_kernels, without_weights
-from hwgrpo.training.fused import choose_modules
-from hwgrpo.training.layouts import Layout
+from hwgrpo.training.policy.layouts import Layout
+from hwgrpo.training.policy.module_fusion import choose_modules
 from hwgrpo.training.sequence_checks import check_sequence_parallel
+from hwgrpo.training.shared_setup import build_rewards, check_length, choose_kernels, without_weights
 from hwgrpo.training.strategies.strategy import Strategy
 
 

@@ -27,8 +27,8 @@ from transformers import Qwen3Config
 
 from hwgrpo.doctor.show import show
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
-from hwgrpo.training import rng
-from hwgrpo.training.choices import choose_attention, choose_dtype
+from hwgrpo.training.checkpoint import rng_state as rng
+from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype
 
 BUILTIN = {name: registry.get(name) for name in registry.BUILTIN}
 ROCM, CUDA = BUILTIN["rocm"], BUILTIN["cuda"]

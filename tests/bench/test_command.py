@@ -145,7 +145,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(
         assert list(temporary.iterdir()), "otherwise there would be nothing to clean up"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hwgrpo.training.update.PolicyUpdate.__call__", interrupted)
+    monkeypatch.setattr("hwgrpo.training.update.policy_update.PolicyUpdate.__call__", interrupted)
     assert bench("--json", "bench.json") == 130
     assert list(temporary.iterdir()) == []
     assert list(Path.cwd().iterdir()) == []

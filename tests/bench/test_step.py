@@ -17,9 +17,9 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from hwgrpo.bench.step import StepBench, measure_step
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training import LAYOUTS
-from hwgrpo.training.build import build_run
 from hwgrpo.training.run import Run
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.setup import build_run
+from hwgrpo.training.update.policy_update import PolicyUpdate
 
 LAYOUT_NAMES = ("padded", "packed", "grouped")
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hwgrpo.cli.main import main
-from hwgrpo.training import checkpoints
+from hwgrpo.training.checkpoint import restore as checkpoints
 
 LORA = ("model.lora.rank=2", "model.lora.dropout=0")
 RUNS = {"full": (1, ()), "lora": (1, LORA), "fsdp2": (2, ()), "fsdp2, lora": (2, LORA)}

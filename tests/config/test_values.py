@@ -10,8 +10,8 @@ from hwgrpo.config import load_config
 from hwgrpo.config.load import find_recipe, to_yaml
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.models.builtin import TinySpec
-from hwgrpo.training.batch import shuffle_rewards
 from hwgrpo.training.resume import _rank_seed
+from hwgrpo.training.update.train_batch import shuffle_rewards
 from hwgrpo.values import Rewards
 
 BASE = ("model.path=builtin://tiny", "data.train=task://sort?digits=2", "reward.functions=[exact_match]")

@@ -9,10 +9,10 @@ from hwgrpo_backends.peaks import NVIDIA
 from launch import ROOT
 from tiny import settings, tiny_llama
 
-from hwgrpo.training.memory import Work
-from hwgrpo.training.shapes import model_shape
-from hwgrpo.training.sharding import planned_sharding, sharding_of
-from hwgrpo.training.step_time import Rates, step_seconds
+from hwgrpo.planning.memory import Work
+from hwgrpo.planning.model_shape import model_shape
+from hwgrpo.planning.sharding import planned_sharding, sharding_of
+from hwgrpo.planning.step_time import Rates, step_seconds
 
 RANKS = 2
 EAGER = {

@@ -18,11 +18,12 @@ from sequence_cases import CASES, kept_bytes, run_all, run_case
 from tiny import tiny_llama
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training import build, models
-from hwgrpo.training.layouts import BRANCHED, PADDED
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training import model_setup as models
+from hwgrpo.training import setup as build
+from hwgrpo.training.policy.layouts import BRANCHED, PADDED
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.sequence_group import join
 from hwgrpo.training.sequence_checks import prove_sequence_parallel
-from hwgrpo.training.sequence_group import join
 from hwgrpo.training.strategies.single import Single
 
 Results = dict[str, torch.Tensor]

@@ -11,9 +11,9 @@ from hwgrpo_backends.cpu import BACKEND
 from rounding import GENTLE, LOGITS, STEP, assert_gradients_close, assert_metrics_close, drift
 from safetensors.torch import load_file
 
-from hwgrpo.training.build import build_run
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import train
+from hwgrpo.training.setup import build_run
 
 MODEL = next(word for word in runs.SMALL if word.startswith("model.path=")).removeprefix("model.path=")
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")

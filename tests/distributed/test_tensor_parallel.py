@@ -15,16 +15,16 @@ from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
 
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.batch import token_signals
-from hwgrpo.training.layout_check import states_alone
-from hwgrpo.training.layouts import BRANCHED, PADDED
-from hwgrpo.training.micro_batch import lay_out
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.policy.layout_check import states_alone
+from hwgrpo.training.policy.layouts import BRANCHED, PADDED
+from hwgrpo.training.policy.micro_batch import lay_out
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup, join
+from hwgrpo.training.policy.sequence_shard import share_out
 from hwgrpo.training.sequence_checks import prove_sequence_parallel
-from hwgrpo.training.sequence_group import ALONE, SequenceGroup, join
-from hwgrpo.training.sequence_shard import share_out
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.update.train_batch import token_signals
 
 RUNS = {
     (2, 2): [

@@ -24,7 +24,7 @@ from rounding import GENTLE, assert_metrics_close, drift
 
 from hwgrpo.config.load import to_yaml
 from hwgrpo.observe.jsonlines import read_lines
-from hwgrpo.training import checkpoints
+from hwgrpo.training.checkpoint import restore as checkpoints
 
 Told = Callable[[str, str, str], None]
 WORDS = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=6")

@@ -14,11 +14,11 @@ from tiny import settings
 from transformers import Gemma2Config, GptOssConfig, Qwen3Config
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.architectures import foreseen, own_forward
-from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.training.choices import choose_attention, choose_layout
-from hwgrpo.training.components import check_length
-from hwgrpo.training.layouts import PADDED
+from hwgrpo.rollout.local.architectures import foreseen, own_forward
+from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.training.policy.auto_settings import choose_attention, choose_layout
+from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.shared_setup import check_length
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,8 +15,8 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.router import check_router, check_router_loss, router_loss
-from hwgrpo.training.components import load_policy
-from hwgrpo.training.layouts import BRANCHED, PADDED
+from hwgrpo.training.policy.layouts import BRANCHED, PADDED
+from hwgrpo.training.shared_setup import load_policy
 
 COEF = 0.5
 ROUTED = [name for name in FAMILIES if name in ("Mixtral", "Qwen3Moe", "GptOss")]

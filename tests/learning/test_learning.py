@@ -8,9 +8,9 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.config import load_config
 from hwgrpo.data.tasks import parse_task
-from hwgrpo.training.build import build_run
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import train
+from hwgrpo.training.setup import build_run
 
 GREEDY, SAMPLED = "val-core/task://sort/reward/greedy", "val-core/task://sort/reward/mean@4"
 

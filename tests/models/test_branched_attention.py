@@ -14,9 +14,9 @@ from tiny import ragged_batch, tiny_llama, tiny_qwen3
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from hwgrpo.models.branched_attention import NAME, branched_attention, use_in
-from hwgrpo.training.layouts import BRANCHED, GROUPED_MASKED
-from hwgrpo.training.micro_batch import TokenSignals, lay_out
+from hwgrpo.models.shared_prefix_masks import NAME, branched_attention, use_in
+from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED
+from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
 
 HEADS, KEY_HEADS, SIZE, VALUE_SIZE = 4, 2, 8, 6
 MODULE: Any = SimpleNamespace(num_key_value_groups=HEADS // KEY_HEADS, is_causal=True, training=True)

@@ -27,7 +27,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, locate, save_model, source_folder
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.training.shapes import model_shape
+from hwgrpo.planning.model_shape import model_shape
 
 SHAPE = Qwen3Config(
     vocab_size=99,

@@ -11,8 +11,8 @@ from hwgrpo_backends.device import Device
 from torch import nn
 
 from hwgrpo.models.loading import load_tokenizer
-from hwgrpo.models.moving import move_to
-from hwgrpo.training.components import load_policy
+from hwgrpo.models.to_device import move_to
+from hwgrpo.training.shared_setup import load_policy
 
 HOST = torch.device("cpu")
 

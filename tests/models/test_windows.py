@@ -13,13 +13,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.windows import WINDOWS, shortened, windows_below
-from hwgrpo.rollout import rows
-from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.rollout.rows import proven_cache
+from hwgrpo.rollout.local import decode_rows as rows
+from hwgrpo.rollout.local.decode_rows import proven_cache
+from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training import LAYOUTS
-from hwgrpo.training.choices import choose_layout
-from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import PADDED
+from hwgrpo.training.policy.auto_settings import choose_layout
+from hwgrpo.training.policy.layout_check import proven_layout
+from hwgrpo.training.policy.layouts import PADDED
 
 CPU = torch.device("cpu")
 LATENT = {

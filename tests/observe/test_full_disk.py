@@ -10,7 +10,7 @@ import runs
 from hwgrpo.cli.main import main
 from hwgrpo.closing import close_all
 from hwgrpo.errors import RunError
-from hwgrpo.observe import tensorboard
+from hwgrpo.observe.loggers import tensorboard
 from hwgrpo.observe.observer import Observer
 from hwgrpo.training import loop
 from hwgrpo.training.run import Run

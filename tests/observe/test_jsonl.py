@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hwgrpo.errors import DataError
-from hwgrpo.observe.jsonl import JsonlLogger, read_metrics
 from hwgrpo.observe.jsonlines import StepLines, jsonable, read_lines
+from hwgrpo.observe.loggers.jsonl import JsonlLogger, read_metrics
 
 
 def strict(line: str):

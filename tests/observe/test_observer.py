@@ -9,7 +9,7 @@ import pytest
 from hwgrpo.config.schema import ObserveConfig
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.observe import LOGGERS
-from hwgrpo.observe.jsonl import read_metrics
+from hwgrpo.observe.loggers.jsonl import read_metrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.values import StepMetrics
 from tests.observe.values import METRICS, batch_of

@@ -6,9 +6,9 @@ import math
 import pytest
 
 from hwgrpo.observe.completions import Sample
-from hwgrpo.observe.fields import duration, percent, seconds
-from hwgrpo.observe.panel import LivePanel
-from hwgrpo.observe.progress import Pace, PlainLines, Silence, choose_progress, validation_numbers
+from hwgrpo.observe.console.panel import LivePanel
+from hwgrpo.observe.console.progress import Pace, PlainLines, Silence, choose_progress, validation_numbers
+from hwgrpo.observe.console.shown_fields import duration, percent, seconds
 from tests.observe.values import METRICS
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from hwgrpo.observe.tensorboard import TensorBoardLogger
+from hwgrpo.observe.loggers.tensorboard import TensorBoardLogger
 
 
 def scalars(run_dir, tag):

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from hwgrpo.cli import main as cli
 from hwgrpo.errors import RewardError
+from hwgrpo.observe.console.panel import LivePanel
+from hwgrpo.observe.console.progress import PlainLines
 from hwgrpo.observe.history import RunHistory
-from hwgrpo.observe.panel import LivePanel
-from hwgrpo.observe.progress import PlainLines
 from hwgrpo.observe.summary import build_summary
 from hwgrpo.observe.warnings import RunWarning
 from hwgrpo.text import remember_secrets

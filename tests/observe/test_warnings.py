@@ -10,9 +10,9 @@ from rich.console import Console
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.errors import ConfigError
+from hwgrpo.observe.console.panel import LivePanel
 from hwgrpo.observe.detectors import Finding
 from hwgrpo.observe.observer import Observer
-from hwgrpo.observe.panel import LivePanel
 from hwgrpo.observe.warnings import AGAIN_STEPS, CLEAR_STEPS, Monitor
 from hwgrpo.values import StepMetrics
 from tests.observe.values import METRICS

@@ -10,7 +10,7 @@ import pytest
 import runs
 from saving import flipped
 
-from hwgrpo.training import checkpoints
+from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.resume import find_checkpoint
 
 FLIPS = int(os.environ.get("HWGRPO_TEST_FLIPS", "60"))

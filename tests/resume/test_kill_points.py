@@ -15,7 +15,8 @@ from kill_points import PLACES, count_lines, kill_after, kill_at
 from launch import torchrun
 
 from hwgrpo.config.load import to_yaml
-from hwgrpo.training import checkpoint_files, checkpoint_saver
+from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint import saver as checkpoint_saver
 
 pytestmark = pytest.mark.slow
 

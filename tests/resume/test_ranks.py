@@ -17,9 +17,12 @@ from rounding import GENTLE, assert_gradients_close, assert_metrics_close, drift
 from safetensors.torch import load_file
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.training import build, checkpoint_files, checkpoints, loop
-from hwgrpo.training.output import claim
-from hwgrpo.training.strategies.processes import Processes
+from hwgrpo.training import loop
+from hwgrpo.training import setup as build
+from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.run_folder import claim
+from hwgrpo.training.strategies.process_group import Processes
 
 LORA = ("model.lora.rank=2", "optim.lr=1e-2")
 

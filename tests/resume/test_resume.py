@@ -14,9 +14,11 @@ from omegaconf import OmegaConf
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.training import checkpoint_files, checkpoints, loop
+from hwgrpo.training import loop
+from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.resume import _compare_settings, already_finished
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
 
 LORA = ("model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01")
 SEVERAL = (

@@ -16,7 +16,7 @@ from hwgrpo.observe.completions import sample_record
 from hwgrpo.observe.jsonlines import jsonable
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.functions import adapt
-from hwgrpo.rewards.messages import as_json, pack_all, pack_one, unpack_all, unpack_one
+from hwgrpo.rewards.processes.messages import as_json, pack_all, pack_one, unpack_all, unpack_one
 
 LONGEST_MESSAGE = 1000
 """Characters of a message."""

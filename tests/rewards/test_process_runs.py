@@ -13,8 +13,8 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo.cli.main import main
 from hwgrpo.config.load import to_yaml
 from hwgrpo.errors import ConfigError, RewardError
+from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training.evaluate import build_evaluation
-from hwgrpo.training.plan import make_plan
 
 SOMETIMES = """
 import os, time

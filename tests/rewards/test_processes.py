@@ -423,7 +423,7 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who starts the tests in the background ignores it
 
 from hwgrpo.config.schema import RewardFunctionConfig
-from hwgrpo.rewards.process import open_reward
+from hwgrpo.rewards.processes.reward_process import open_reward
 from hwgrpo.values import Prompt
 
 reward = open_reward(RewardFunctionConfig("FILE:f", timeout=100.0, workers=2), {}, "reward")

@@ -8,11 +8,11 @@ import torch
 from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
 from recorder import Recorder
 
-from hwgrpo.rollout.architectures import obstacle
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.lean_step import LeanRows
-from hwgrpo.rollout.recorded import RecordedRows
-from hwgrpo.rollout.rows import ModelRows
+from hwgrpo.rollout.local.architectures import obstacle
+from hwgrpo.rollout.local.decode_graph import RecordedRows
+from hwgrpo.rollout.local.decode_rows import ModelRows
+from hwgrpo.rollout.local.lean_step import LeanRows
 
 SCHEDULE = ([0, 0, 1, 2, 2], (3, [0, 2, 3]), (2, None))
 
@@ -93,7 +93,7 @@ def test_the_engine_decodes_an_adapted_policy_by_the_lean_step(dtype, monkeypatc
     assert engine.decode_path == "lean"
     found = engine.generate(batch_of(), greedy)
     assert all(module.training for module in model.modules()), "put back as they were"
-    monkeypatch.setattr("hwgrpo.rollout.local.proven", lambda model, device: "it is told not to")
+    monkeypatch.setattr("hwgrpo.rollout.local.engine.proven", lambda model, device: "it is told not to")
     own = engine_of(model, compute_dtype=dtype)
     expected = own.generate(batch_of(), greedy)
     assert own.decode_path == "model"

@@ -10,7 +10,7 @@ from transformers import MambaConfig, MambaForCausalLM, Qwen3Config, Qwen3ForCau
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.values import Prompt, PromptBatch
 
 TOKENIZER = character_tokenizer("")

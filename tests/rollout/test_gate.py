@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.gate import Gate, Stopped
+from hwgrpo.rollout.pause_gate import Gate, Stopped
 
 
 class Generating:

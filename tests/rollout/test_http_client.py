@@ -6,9 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout import server_attachment
-from hwgrpo.rollout.http_client import SHOWN, Client, Garbage, ServerProblem
-from hwgrpo.rollout.server_process import ServerProcess
+from hwgrpo.rollout.server import attachment as server_attachment
+from hwgrpo.rollout.server.http_client import SHOWN, Client, Garbage, ServerProblem
+from hwgrpo.rollout.server.server_process import ServerProcess
 
 TOKEN = "only'the\\client-knows"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hwgrpo.rollout.http_client import Client, Garbage, Hanging, Refused, ServerTaken, Unreachable
+from hwgrpo.rollout.server.http_client import Client, Garbage, Hanging, Refused, ServerTaken, Unreachable
 
 OK = b"HTTP/1.1 200 OK\r\n"
 LARGEST = 100_000

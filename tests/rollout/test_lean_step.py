@@ -11,12 +11,13 @@ from rounding import assert_values_close
 from torch import nn
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout import architectures, precision, shared_prompt
-from hwgrpo.rollout.architectures import ARCHITECTURES, obstacle
-from hwgrpo.rollout.decoding import decode
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.lean_step import LeanRows
-from hwgrpo.rollout.trial import proven
+from hwgrpo.rollout.local import architectures, precision
+from hwgrpo.rollout.local import shared_prefix_attention as shared_prompt
+from hwgrpo.rollout.local.architectures import ARCHITECTURES, obstacle
+from hwgrpo.rollout.local.decoding import decode
+from hwgrpo.rollout.local.lean_step import LeanRows
+from hwgrpo.rollout.local.lean_step_check import proven
 
 
 def test_every_architecture_of_the_table_is_tested_here():
@@ -49,7 +50,7 @@ def test_the_engine_samples_the_same_by_both_paths(dtype, monkeypatch):
     lean = engine_of(model, compute_dtype=dtype)
     assert (lean.decode_path, lean.decode_reason, lean.notes[:-1]) == ("lean", "", ())
     ours = lean.generate(batch_of(), sampling)
-    monkeypatch.setattr("hwgrpo.rollout.local.proven", lambda model, device: "it is told not to")
+    monkeypatch.setattr("hwgrpo.rollout.local.engine.proven", lambda model, device: "it is told not to")
     own = engine_of(model, compute_dtype=dtype)
     theirs = own.generate(batch_of(), sampling)
     assert (own.decode_path, own.decode_reason) == ("model", "it is told not to")
@@ -194,7 +195,8 @@ def test_nothing_is_said_of_bfloat16_where_the_features_cannot_be_read(tmp_path,
 
 def look_every(steps: int, monkeypatch) -> None:
     monkeypatch.setattr(
-        "hwgrpo.rollout.local.decode", lambda *words, look_every, **more: decode(*words, look_every=steps, **more)
+        "hwgrpo.rollout.local.engine.decode",
+        lambda *words, look_every, **more: decode(*words, look_every=steps, **more),
     )
 
 
@@ -202,7 +204,7 @@ def look_every(steps: int, monkeypatch) -> None:
 @pytest.mark.parametrize("stop", [(), ("ab", "b", "1")], ids=["tokens", "strings"])
 def test_how_often_the_host_looks_changes_no_response(path, stop, monkeypatch):
     if path == "model":
-        monkeypatch.setattr("hwgrpo.rollout.local.proven", lambda model, device: "it is told not to")
+        monkeypatch.setattr("hwgrpo.rollout.local.engine.proven", lambda model, device: "it is told not to")
     engine = engine_of(model_of("Qwen3"), max_sequences=9)
     sampling = Sampling(8, 23, stop=stop, stop_token_ids=tuple(range(0, len(TOKENIZER), 9)), temperature=1.5)
     expected = engine.generate(batch_of(), sampling)

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from hwgrpo.errors import ConfigError, DataError, RunError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.rollout.rows import ModelRows
+from hwgrpo.rollout.local.decode_rows import ModelRows
+from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.values import Prompt, PromptBatch
 
 TOKENIZER = character_tokenizer("")

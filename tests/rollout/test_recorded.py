@@ -14,12 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout import recorded, shared_prompt
-from hwgrpo.rollout.decoding import decode
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.lean_step import LeanRows
-from hwgrpo.rollout.recorded import RecordedRows
-from hwgrpo.training.components import build_engine
+from hwgrpo.rollout.local import decode_graph as recorded
+from hwgrpo.rollout.local import shared_prefix_attention as shared_prompt
+from hwgrpo.rollout.local.decode_graph import RecordedRows
+from hwgrpo.rollout.local.decoding import decode
+from hwgrpo.rollout.local.lean_step import LeanRows
+from hwgrpo.training.shared_setup import build_engine
 
 UNEVEN = ([0, 0, 1, 1, 2, 2], (3, [0, 1, 3, 4]), (3, [1, 2, 3]), (2, [2]), (1, None))
 EQUAL = ([5, 6, 7], [8, 9, 10], [11, 12, 13])
@@ -71,7 +72,7 @@ def test_the_last_few_steps_are_not_worth_a_recording():
 @pytest.mark.parametrize("steps", [1, 8])
 def test_the_engine_samples_the_same_with_and_without_recordings(steps, monkeypatch):
     monkeypatch.setattr(
-        "hwgrpo.rollout.local.decode", lambda *words, **more: decode(*words, **more | {"look_every": steps})
+        "hwgrpo.rollout.local.engine.decode", lambda *words, **more: decode(*words, **more | {"look_every": steps})
     )
     model, recorder = model_of("Qwen3"), Recorder()
     sampling = Sampling(24, 90, seed=3, temperature=1.3, stop_token_ids=tuple(range(0, len(TOKENIZER), 30)))

@@ -19,7 +19,7 @@ from served import batch, parts_for
 from hwgrpo.errors import RunError
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.server_engine import ServerEngine
+from hwgrpo.rollout.server.engine import ServerEngine
 
 COUNT = int(os.environ.get("REPLIES", "150"))
 MOST = 3

@@ -8,11 +8,11 @@ from tiny import settings
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout import vllm_engine
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.requests import Answer, completions_of, requests_of
+from hwgrpo.rollout.server.weights_folder import WeightsFolder
+from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import stored_weights
-from hwgrpo.rollout.weights_folder import WeightsFolder
 from hwgrpo.values import Prompt, PromptBatch
 
 TOKENIZER = character_tokenizer("")
@@ -70,7 +70,7 @@ def test_seeds_depend_on_run_and_prompt_and_leave_room_for_samples():
 
 
 def test_a_weights_folder_is_written_in_files_and_in_the_dtype_of_sampling(tmp_path, monkeypatch):
-    monkeypatch.setattr("hwgrpo.rollout.weights_folder.FILE_BYTES", 100)
+    monkeypatch.setattr("hwgrpo.rollout.server.weights_folder.FILE_BYTES", 100)
     folder = WeightsFolder(tmp_path / "w", torch.bfloat16, "run", "start")
     weights = {f"w{i}": torch.randn(30) for i in range(3)} | {"count": torch.tensor([5])}
     written = folder.write(2, iter(weights.items()))

@@ -16,15 +16,16 @@ from served import SAMPLING, TOKENIZER, batch, parts_for
 
 from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout import server_attachment, server_engine
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.gate import Gate, Stopped
-from hwgrpo.rollout.server_engine import ServerEngine
-from hwgrpo.rollout.server_owner import Owner
-from hwgrpo.rollout.server_process import ServerProcess
-from hwgrpo.rollout.server_words import command_line
+from hwgrpo.rollout.pause_gate import Gate, Stopped
+from hwgrpo.rollout.server import attachment as server_attachment
+from hwgrpo.rollout.server import engine as server_engine
+from hwgrpo.rollout.server.dialect import command_line
+from hwgrpo.rollout.server.engine import ServerEngine
+from hwgrpo.rollout.server.owner import Owner
+from hwgrpo.rollout.server.server_process import ServerProcess
+from hwgrpo.rollout.server.vllm import VllmServer, vllm_server
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
-from hwgrpo.rollout.vllm_server import VllmServer, vllm_server
 from hwgrpo.rollout.weights import ModuleWeights
 
 

@@ -14,9 +14,10 @@ from served import SAMPLING, TOKENIZER, batch, parts_for
 from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout import ENGINES, server_attachment
+from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.server_engine import ServerEngine
+from hwgrpo.rollout.server import attachment as server_attachment
+from hwgrpo.rollout.server.engine import ServerEngine
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ROOT = SUPPORT.parents[1]

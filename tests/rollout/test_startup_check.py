@@ -14,11 +14,11 @@ from transformers import Qwen3Config
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout import server_attachment
+from hwgrpo.rollout.server import attachment as server_attachment
+from hwgrpo.rollout.server.vllm import PLUGIN, VllmServer
+from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
-from hwgrpo.rollout.vllm_server import PLUGIN, VllmServer
-from hwgrpo.rollout.vllm_settings import check_head_size
-from hwgrpo.training import build
+from hwgrpo.training import setup as build
 
 ENGINES = ("rollout.engine=vllm", "rollout.engine=vllm_server")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hwgrpo.rollout.server_owner import Owner
+from hwgrpo.rollout.server.owner import Owner
 from hwgrpo.rollout.vllm_plugin import hwgrpo_vllm
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     GROUP_ROUTE,

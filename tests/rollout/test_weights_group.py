@@ -14,14 +14,14 @@ from served import SAMPLING, batch, parts_for
 from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.delivery import FolderDelivery, GroupDelivery, sent_copies
-from hwgrpo.rollout.parts import EngineParts
-from hwgrpo.rollout.server_engine import ServerEngine
-from hwgrpo.rollout.server_owner import new_owner
+from hwgrpo.planning.memory import SENT, Work, estimate
+from hwgrpo.planning.model_shape import model_shape
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.server.engine import ServerEngine
+from hwgrpo.rollout.server.owner import new_owner
+from hwgrpo.rollout.server.vllm import vllm_server
+from hwgrpo.rollout.server.weight_transfer import FolderDelivery, GroupDelivery, sent_copies
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
-from hwgrpo.rollout.vllm_server import vllm_server
-from hwgrpo.training.memory import SENT, Work, estimate
-from hwgrpo.training.shapes import model_shape
 
 GROUP = ("rollout.server.transfer=group", "rollout.server.weights_dir=null", "rollout.server.request_timeout=20")
 
@@ -209,7 +209,7 @@ def test_what_goes_through_a_folder_alone_is_refused_with_group(setting: str):
 
 
 def test_the_meeting_point_is_no_address_that_others_reach(server):
-    from hwgrpo.rollout.weights_group import _listen
+    from hwgrpo.rollout.server.weights_group import _listen
 
     host, listening = _listen(server.url)
     assert (host, listening.getsockname()[0]) == ("127.0.0.1", "127.0.0.1")
@@ -271,7 +271,7 @@ def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server,
     padding = group.ALIGNMENT * len(list(parts.weights.whole()))
     assert planned_bytes(parts) <= held < planned_bytes(parts) + padding
 
-    monkeypatch.setattr("hwgrpo.rollout.vllm_settings.MEMORY", str(tmp_path))
+    monkeypatch.setattr("hwgrpo.rollout.vllm.vllm_settings.MEMORY", str(tmp_path))
     sizes = []
 
     def count(folder: Path, version: int, is_adapter: bool) -> None:

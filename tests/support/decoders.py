@@ -9,9 +9,9 @@ import transformers
 from rounding import assert_values_close
 
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.lean_step import LeanRows
-from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.rollout.rows import ModelRows, Rows
+from hwgrpo.rollout.local.decode_rows import ModelRows, Rows
+from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.values import Prompt, PromptBatch
 
 CPU = torch.device("cpu")

@@ -18,13 +18,13 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import attention_obstacle, load_model
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training import LAYOUTS
-from hwgrpo.training.choices import choose_layout, layout_note
-from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import Layout
-from hwgrpo.training.micro_batch import TokenSignals, lay_out
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.policy.auto_settings import choose_layout, layout_note
+from hwgrpo.training.policy.layout_check import proven_layout
+from hwgrpo.training.policy.layouts import Layout
+from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
+from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import Prompt, PromptBatch, TrainBatch
 
 TOKENIZER = character_tokenizer("")

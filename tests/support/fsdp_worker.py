@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from hwgrpo.cli.leaving import ended_as_rank
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 
 
 def shard(policy: PolicyModel, case: Case) -> Any:

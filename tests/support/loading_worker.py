@@ -28,14 +28,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.models.hollow import beside_parameters
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.models.lora import TRAINED_ADAPTER
+from hwgrpo.models.meta_device import beside_parameters
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training import STRATEGIES
-from hwgrpo.training.choices import attention_of, choose_layout
-from hwgrpo.training.components import load_trainable, prepare_process
-from hwgrpo.training.models import Models, put_together
+from hwgrpo.training.model_setup import Models, put_together
+from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
+from hwgrpo.training.shared_setup import load_trainable, prepare_process
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.strategy import Strategy
 

@@ -21,7 +21,7 @@ from fake_server import FakeServer
 from launch import ROOT
 
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.local import LocalEngine
+from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.values import Prompt, PromptBatch
 

@@ -26,7 +26,7 @@ from pathlib import Path
 MODULES = (
     *("torch", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "peft", "hwgrpo.cli.main"),
     *("transformers.models.llama.modeling_llama", "transformers.models.qwen3.modeling_qwen3"),
-    *("hwgrpo.training.build", "hwgrpo.training.finish", "hwgrpo.training.loop", "hwgrpo.rollout.local"),
+    *("hwgrpo.training.setup", "hwgrpo.training.finish", "hwgrpo.training.loop", "hwgrpo.rollout.local.engine"),
     *("hwgrpo.training.strategies.ddp", "hwgrpo.training.strategies.fsdp2"),
 )
 """What the first process imports."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from launch import ROOT
 from made_once import made_once
 
-from hwgrpo.rollout.vllm_settings import HOST_HEAD_SIZES
+from hwgrpo.rollout.vllm.vllm_settings import HOST_HEAD_SIZES
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import RunFinished
 from hwgrpo.observe.jsonlines import read_lines
-from hwgrpo.training.build import build_run
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import Status, train
+from hwgrpo.training.setup import build_run
 
 SMALL = (
     "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=30&batch=32&digits=3",

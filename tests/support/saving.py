@@ -14,9 +14,10 @@ from hwgrpo_backends.device import Device
 from tiny import settings
 from torch import nn
 
-from hwgrpo.training import checkpoint_files, checkpoints
-from hwgrpo.training.checkpoint_saver import Saver
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint.saver import Saver
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import Strategy
 

@@ -21,9 +21,9 @@ from tiny import ragged_batch, settings, tiny_llama
 
 from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.training import STRATEGIES
-from hwgrpo.training.layouts import PADDED
-from hwgrpo.training.policy import HeadOptions, PolicyModel
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.update.policy_update import PolicyUpdate
 
 BUDGETS = (4096, 32)
 """Tokens of a micro-batch: all of a rank's sequences, and a few of them."""

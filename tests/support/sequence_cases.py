@@ -36,16 +36,16 @@ from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tensor_parallel import TensorParallel
 from hwgrpo.training import STRATEGIES
-from hwgrpo.training.batch import token_signals
-from hwgrpo.training.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
-from hwgrpo.training.micro_batch import lay_out
-from hwgrpo.training.policy import HeadOptions, PolicyModel
-from hwgrpo.training.reference import build_reference
-from hwgrpo.training.sequence_group import SequenceGroup, join
-from hwgrpo.training.sequence_shard import share_out
+from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
+from hwgrpo.training.policy.micro_batch import lay_out
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.reference_model import build_reference
+from hwgrpo.training.policy.sequence_group import SequenceGroup, join
+from hwgrpo.training.policy.sequence_shard import share_out
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.train_batch import token_signals
 
 TENSOR = "tensor"
 """In place of a strategy's name: fsdp2 with layers cut over the ranks of a group."""

@@ -11,7 +11,7 @@ from tiny import settings, tiny_qwen3
 
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.parts import EngineParts
+from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.weights import ModuleWeights
 from hwgrpo.values import Prompt, PromptBatch
 

@@ -129,7 +129,7 @@ def attempt(overrides: list[str], output: Path, *, plan: bool = True) -> str | N
     Any exception but those of `HANDLED` passes through.
     """
     from hwgrpo.config.validate import check_resume, check_world_size
-    from hwgrpo.training.plan import make_plan
+    from hwgrpo.planning.dry_run import make_plan
 
     try:
         config = load_config(None, [*BASE, f"trainer.output_dir={output}", *overrides], data_may_be_missing=True)

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from tiny import ragged_batch, tiny_qwen3
 
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
-from hwgrpo.training.batch import token_signals
-from hwgrpo.training.layouts import PADDED
-from hwgrpo.training.micro_batch import MicroBatch, lay_out
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.policy.micro_batch import MicroBatch, lay_out
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.update.train_batch import token_signals
 
 RANKS = 2
 LR = 0.5

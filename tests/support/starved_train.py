@@ -10,7 +10,7 @@ import torch
 
 from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.cli.main import main
-from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.policy.policy_model import PolicyModel
 
 
 def starve(limit: int) -> list[int]:

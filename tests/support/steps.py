@@ -7,10 +7,10 @@ import copy
 import torch
 from tiny import settings
 
-from hwgrpo.training.layouts import PADDED, Layout
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.policy.layouts import PADDED, Layout
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import TrainBatch
 
 CPU = torch.device("cpu")

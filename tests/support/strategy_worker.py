@@ -22,15 +22,15 @@ from torch.distributed.tensor import DTensor
 
 from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.training import STRATEGIES
-from hwgrpo.training.batch import token_signals
-from hwgrpo.training.layouts import PADDED
-from hwgrpo.training.micro_batch import lay_out
-from hwgrpo.training.policy import HeadOptions, PolicyModel
-from hwgrpo.training.sequence_shard import share_out
+from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.policy.micro_batch import lay_out
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.sequence_shard import share_out
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.train_batch import token_signals
 from hwgrpo.values import TrainBatch
 
 PROMPTS = 4

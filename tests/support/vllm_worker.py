@@ -21,11 +21,11 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.local.token_sampling import filter_logits
 from hwgrpo.rollout.makers import local
-from hwgrpo.rollout.parts import EngineParts
-from hwgrpo.rollout.sampling import filter_logits
 from hwgrpo.rollout.weights import ModuleWeights
-from hwgrpo.training.components import load_policy, prepare_process
+from hwgrpo.training.shared_setup import load_policy, prepare_process
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 UPDATES = 5

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hwgrpo.training.layouts import PADDED, Layout, Rows
+from hwgrpo.training.policy.layouts import PADDED, Layout, Rows
 from hwgrpo.values import TrainBatch
 
 SMALL = 4

@@ -15,7 +15,7 @@ from tiny import tiny_qwen3
 
 from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,

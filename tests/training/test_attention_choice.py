@@ -9,7 +9,7 @@ from tiny import settings
 from transformers import Gemma2Config, Qwen3Config
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.choices import AttentionChoice, choose_attention
+from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_attention
 
 MISSING = "its package is not installed or does not support this device"
 NO_OP = "this torch-npu has no npu_fusion_attention, or is not imported"

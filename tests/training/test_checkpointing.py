@@ -11,11 +11,11 @@ from rounding import assert_gradients_close
 from tiny import VOCAB, ragged_batch, settings, tiny_qwen3
 
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.architectures import obstacle
-from hwgrpo.training.components import load_policy
-from hwgrpo.training.layouts import PADDED
+from hwgrpo.rollout.local.architectures import obstacle
+from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.shared_setup import load_policy
 from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
 
 TOKENIZER = character_tokenizer("")
 

@@ -17,9 +17,12 @@ from torch import nn
 
 from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.lora import apply_lora
-from hwgrpo.training import checkpoint_files, checkpoint_saver, checkpoint_tensors, checkpoints
-from hwgrpo.training.checkpoint_saver import Saver
-from hwgrpo.training.strategies.pieces import Piece, whole_pieces
+from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import saver as checkpoint_saver
+from hwgrpo.training.checkpoint import shard_files as checkpoint_tensors
+from hwgrpo.training.checkpoint.saver import Saver
+from hwgrpo.training.strategies.param_shard import Piece, whole_pieces
 
 
 def values(strategy) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from hwgrpo_backends.device import Device
 from tiny import settings
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.choices import choose_dtype, dtype_note
+from hwgrpo.training.policy.auto_settings import choose_dtype, dtype_note
 
 CHIPS = {
     "V100": ("cuda", "Tesla V100-SXM2-32GB", (7, 0)),

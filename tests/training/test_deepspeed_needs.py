@@ -13,9 +13,9 @@ import torch
 from tiny import settings
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.strategies import deepspeed_needs
+from hwgrpo.training.strategies import deepspeed_host as deepspeed_needs
 from hwgrpo.training.strategies.deepspeed import Deepspeed
-from hwgrpo.training.strategies.deepspeed_needs import check_needs, quietly, remove_dead_locks
+from hwgrpo.training.strategies.deepspeed_host import check_needs, quietly, remove_dead_locks
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 
 CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")
@@ -148,7 +148,7 @@ def test_where_it_fails_all_that_was_printed_is_shown(capfd: pytest.CaptureFixtu
 
 
 def test_nothing_imports_deepspeed_until_a_policy_is_wrapped():
-    code = "import sys, hwgrpo.training.strategies.deepspeed, hwgrpo.training.build; print('deepspeed' in sys.modules)"
+    code = "import sys, hwgrpo.training.strategies.deepspeed, hwgrpo.training.setup; print('deepspeed' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_paths())
     assert done.stdout == "False\n"
 

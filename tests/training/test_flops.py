@@ -13,9 +13,9 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.observe.jsonlines import read_lines
 from hwgrpo.training import loop
-from hwgrpo.training.flops import EXPERTS, training_work
-from hwgrpo.training.layouts import GROUPED, PADDED
-from hwgrpo.training.metrics import utilisation
+from hwgrpo.training.policy.layouts import GROUPED, PADDED
+from hwgrpo.training.update.flops import EXPERTS, training_work
+from hwgrpo.training.update.step_metrics import utilisation
 
 
 def one_by_one(update):

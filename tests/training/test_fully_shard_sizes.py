@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qw
 
 from hwgrpo.models.head import HeadReading
 from hwgrpo.models.lora import apply_lora
-from hwgrpo.training.memory import Work, estimate
-from hwgrpo.training.policy import HeadOptions, PolicyModel
-from hwgrpo.training.sequence_group import ALONE, SequenceGroup
-from hwgrpo.training.shapes import model_shape
-from hwgrpo.training.sharding import sharding_of
-from hwgrpo.training.step_time import Rates, step_seconds
+from hwgrpo.planning.memory import Work, estimate
+from hwgrpo.planning.model_shape import model_shape
+from hwgrpo.planning.sharding import sharding_of
+from hwgrpo.planning.step_time import Rates, step_seconds
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 
 SIZES = {

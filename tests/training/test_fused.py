@@ -14,9 +14,9 @@ from hwgrpo_kernels import fused_modules, npu_modules
 from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.architectures import obstacle
-from hwgrpo.training.choices import AttentionChoice
-from hwgrpo.training.fused import Fused, check_ranks_agree, choose_modules
+from hwgrpo.rollout.local.architectures import obstacle
+from hwgrpo.training.policy.auto_settings import AttentionChoice
+from hwgrpo.training.policy.module_fusion import Fused, check_ranks_agree, choose_modules
 
 
 @pytest.mark.parametrize(

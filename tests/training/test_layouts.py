@@ -9,11 +9,11 @@ from tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen3NextConfig
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.choices import choose_layout, micro_batch_tokens
-from hwgrpo.training.layout_check import proven_layout
-from hwgrpo.training.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, cut, responses_per_row
-from hwgrpo.training.micro_batch import TokenSignals, lay_out
-from hwgrpo.training.policy import HeadOptions, PolicyModel
+from hwgrpo.training.policy.auto_settings import choose_layout, micro_batch_tokens
+from hwgrpo.training.policy.layout_check import proven_layout
+from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, cut, responses_per_row
+from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 
 NOTHING = TokenSignals({}, {})
 LAYOUTS = pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_model_whose_windows_a_mask_would_not_show_does_not_fall_back_to_one(m
     def refuse(model):
         raise ValueError("no")
 
-    monkeypatch.setattr("hwgrpo.models.branched_attention.use_in", refuse)
+    monkeypatch.setattr("hwgrpo.models.shared_prefix_masks.use_in", refuse)
     config = MistralConfig(**tiny_llama().config.to_dict() | {"sliding_window": 8, "model_type": "mistral"})
     windowed = policy_of(MistralForCausalLM(config))
     assert proven_layout(settings(), windowed, GROUPED)[0] is PADDED

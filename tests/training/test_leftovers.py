@@ -13,8 +13,8 @@ from tiny import tiny_qwen3
 from hwgrpo import scratch
 from hwgrpo.models.builtin import resolve
 from hwgrpo.permissions import follow_umask
-from hwgrpo.rollout import delivery
-from hwgrpo.rollout.server_owner import new_owner
+from hwgrpo.rollout.server import weight_transfer as delivery
+from hwgrpo.rollout.server.owner import new_owner
 from hwgrpo.scratch import ScratchFolder, remove_stale
 
 
@@ -95,7 +95,7 @@ def test_where_folders_cannot_be_locked_none_is_removed(tmp_path: Path, monkeypa
 def test_weights_that_a_killed_run_left_in_memory_are_removed_by_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hwgrpo.rollout.vllm_settings.MEMORY", str(tmp_path))
+    monkeypatch.setattr("hwgrpo.rollout.vllm.vllm_settings.MEMORY", str(tmp_path))
 
     def killed() -> None:
         held = delivery.FolderDelivery(None, torch.float32, new_owner(None, "run", take_over=False), lambda *_: None)

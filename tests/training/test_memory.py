@@ -9,10 +9,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.training.activations import activation_bytes
-from hwgrpo.training.memory import KEPT_FREE, LIBRARIES, Work, cache_bytes, estimate, micro_batches
-from hwgrpo.training.optimizer import build_optimizer
-from hwgrpo.training.shapes import model_shape
+from hwgrpo.planning.activations import activation_bytes
+from hwgrpo.planning.memory import KEPT_FREE, LIBRARIES, Work, cache_bytes, estimate, micro_batches
+from hwgrpo.planning.model_shape import model_shape
+from hwgrpo.training.strategies.optimizer import build_optimizer
 
 MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
 WORK = Work(dtype=torch.float32, device_type="cpu", prompts=8, prompt_tokens=20, micro_batch_tokens=64)

@@ -7,8 +7,8 @@ from tiny import settings
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.training.update.policy_update import PolicyUpdate
 
 SHORT = ("trainer.max_steps=3", "trainer.save_every=1", "trainer.validate_at_start=false")
 
@@ -64,7 +64,7 @@ def test_a_rank_that_fails_reads_no_checkpoint_while_the_others_wait_for_its_end
         raise AssertionError(f"{path} was read")
 
     def full(*_, **__):
-        monkeypatch.setattr("hwgrpo.training.checkpoint_files.fingerprint", read)
+        monkeypatch.setattr("hwgrpo.training.checkpoint.checkpoint_files.fingerprint", read)
         return too_much()
 
     run(tmp_path / "run", *SHORT, "trainer.max_steps=1")
@@ -74,7 +74,7 @@ def test_a_rank_that_fails_reads_no_checkpoint_while_the_others_wait_for_its_end
 
 
 def test_a_model_that_does_not_fit_is_told_before_the_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr("hwgrpo.training.models.load_policy", too_much)
+    monkeypatch.setattr("hwgrpo.training.model_setup.load_policy", too_much)
     with pytest.raises(RunError, match=r"out of memory while putting the model together.*\n.*model\.lora\.rank=16"):
         run(tmp_path / "run")
     assert not (tmp_path / "run" / ".lock").exists()

@@ -14,10 +14,13 @@ import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
-from hwgrpo.training import build, finish, loop, models, output
+from hwgrpo.planning.dry_run import make_plan
+from hwgrpo.training import finish, loop
+from hwgrpo.training import model_setup as models
+from hwgrpo.training import run_folder as output
+from hwgrpo.training import setup as build
 from hwgrpo.training.interrupt import Interrupt
-from hwgrpo.training.output import LOCK, START_FILES, claim
-from hwgrpo.training.plan import make_plan
+from hwgrpo.training.run_folder import LOCK, START_FILES, claim
 
 REWARD = """
 def score(solution_str):

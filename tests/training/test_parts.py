@@ -18,20 +18,20 @@ from hwgrpo.errors import ConfigError, RewardError, RunError
 from hwgrpo.models.loading import load_model, save_model
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.training import rng
-from hwgrpo.training.batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
-from hwgrpo.training.components import check_length, seed_everything
+from hwgrpo.training.checkpoint import rng_state as rng
 from hwgrpo.training.evaluate import validate
-from hwgrpo.training.layouts import PADDED
-from hwgrpo.training.micro_batch import TokenSignals, lay_out
-from hwgrpo.training.optimizer import build_optimizer, learning_rate
-from hwgrpo.training.policy import HeadOptions, PolicyModel
-from hwgrpo.training.prompts import PromptSource
-from hwgrpo.training.reference import build_reference
+from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.reference_model import build_reference
 from hwgrpo.training.resume import seed_rank
+from hwgrpo.training.shared_setup import check_length, seed_everything
+from hwgrpo.training.strategies.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import together
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
 NOTHING = TokenSignals({}, {})

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from tiny import settings
 
-from hwgrpo.training import STRATEGIES, build
-from hwgrpo.training.strategies import processes
+from hwgrpo.training import STRATEGIES
+from hwgrpo.training import setup as build
+from hwgrpo.training.strategies import process_group as processes
 
 HOURS = timedelta(seconds=7200)
 

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config
 
 from hwgrpo.config import load_config
 from hwgrpo.config.validate import check_world_size
-from hwgrpo.training.plan import make_plan
-from hwgrpo.training.shapes import HUB_NAMES, planned_settings, shipped_shapes
+from hwgrpo.planning.dry_run import make_plan
+from hwgrpo.planning.model_shape import HUB_NAMES, planned_settings, shipped_shapes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

@@ -11,10 +11,10 @@ from runs import metrics, run
 
 from hwgrpo.errors import RunError
 from hwgrpo.observe.jsonlines import read_lines
-from hwgrpo.training.budget import TokenBudget
-from hwgrpo.training.policy import PolicyModel
+from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.token_budget import TokenBudget
 
 CPU = registry.get("cpu")
 SHORT = ("trainer.max_steps=3", "trainer.validate_at_start=false", "observe.progress=plain")

@@ -11,7 +11,7 @@ from hwgrpo_backends import registry
 from hwgrpo_backends.device import Device
 from runs import metrics, run
 
-from hwgrpo.training import rng
+from hwgrpo.training.checkpoint import rng_state as rng
 
 CPU = registry.get("cpu")
 

@@ -12,7 +12,7 @@ from rounding import (
 from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, tiny_qwen3
 
-from hwgrpo.training.layouts import PACKED
+from hwgrpo.training.policy.layouts import PACKED
 
 KEYS, WEIGHT = "k_proj.bias", "k_proj.weight"
 

@@ -20,22 +20,23 @@ from transformers import (
 )
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models import branched_attention, exchanged_attention
-from hwgrpo.models.exchanged_attention import Exchange
-from hwgrpo.models.exchanged_attention import exchanged_attention as attend_exchanged
+from hwgrpo.models import shared_prefix_masks as branched_attention
+from hwgrpo.models import ulysses_attention as exchanged_attention
+from hwgrpo.models.ulysses_attention import Exchange
+from hwgrpo.models.ulysses_attention import exchanged_attention as attend_exchanged
+from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training import sequence_checks
-from hwgrpo.training.batch import token_signals
-from hwgrpo.training.choices import AttentionChoice, choose_layout, micro_batch_tokens
-from hwgrpo.training.layouts import BRANCHED, PADDED, Layout
-from hwgrpo.training.micro_batch import MicroBatch, TokenSignals, lay_out
-from hwgrpo.training.plan import make_plan
-from hwgrpo.training.policy import HeadOptions, PolicyModel
-from hwgrpo.training.pool import pool
+from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_layout, micro_batch_tokens
+from hwgrpo.training.policy.layouts import BRANCHED, PADDED, Layout
+from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, lay_out
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup
+from hwgrpo.training.policy.sequence_shard import share_out
 from hwgrpo.training.sequence_checks import check_sequence_parallel
-from hwgrpo.training.sequence_group import ALONE, SequenceGroup
-from hwgrpo.training.sequence_shard import share_out
 from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.update import PolicyUpdate
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.sequence_exchange import pool
+from hwgrpo.training.update.train_batch import token_signals
 
 SDPA = AttentionChoice("sdpa")
 

@@ -8,12 +8,12 @@ from hwgrpo_backends import registry
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.layouts import PADDED
-from hwgrpo.training.memory import SENT, Memory, Work, estimate, micro_batches
-from hwgrpo.training.parameter_shapes import ParameterShape, ParameterUnit
-from hwgrpo.training.plan import config_sharding, planned_work
-from hwgrpo.training.shapes import ModelShape
-from hwgrpo.training.sharding import STRATEGIES, Sharding, planned_sharding, sharding_of
+from hwgrpo.planning.dry_run import config_sharding, planned_work
+from hwgrpo.planning.memory import SENT, Memory, Work, estimate, micro_batches
+from hwgrpo.planning.model_shape import ModelShape
+from hwgrpo.planning.parameter_shapes import ParameterShape, ParameterUnit
+from hwgrpo.planning.sharding import STRATEGIES, Sharding, planned_sharding, sharding_of
+from hwgrpo.training.policy.layouts import PADDED
 
 SHAPE = ModelShape(
     architecture="Shape",

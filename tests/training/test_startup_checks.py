@@ -11,9 +11,10 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import check_embeddings
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.training import build, plan
-from hwgrpo.training.build import build_run
-from hwgrpo.training.plan import make_plan
+from hwgrpo.planning import dry_run as plan
+from hwgrpo.planning.dry_run import make_plan
+from hwgrpo.training import setup as build
+from hwgrpo.training.setup import build_run
 
 MISTAKES = {
     "model.lora.target_modules": ("model.lora.rank=2", "model.lora.target_modules=[q_prok]"),
@@ -75,7 +76,7 @@ def test_what_this_machine_lacks_is_said_beside_the_plan_and_refused_by_the_run(
         for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             monkeypatch.setenv(name, "1")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("hwgrpo.rollout.vllm_engine._installed", lambda: iter(()))
+    monkeypatch.setattr("hwgrpo.rollout.vllm.engine._installed", lambda: iter(()))
     config = config_of(folder, LACKING[what])
     plan = make_plan(config, BACKEND, 1)
     (told,) = plan.obstacles

@@ -7,7 +7,7 @@ from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, tiny_llama, tiny_qwen3
 
 from hwgrpo.errors import RunError
-from hwgrpo.training.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
+from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
 from hwgrpo.values import TrainBatch
 
 CASES = {

@@ -7,11 +7,11 @@ import torch
 from hwgrpo_backends.peaks import NVIDIA
 from tiny import settings, tiny_qwen3
 
-from hwgrpo.training.memory import Work
-from hwgrpo.training.parameter_shapes import ParameterShape, ParameterUnit
-from hwgrpo.training.shapes import ModelShape, model_shape
-from hwgrpo.training.sharding import STRATEGIES, planned_sharding
-from hwgrpo.training.step_time import Rates, step_seconds
+from hwgrpo.planning.memory import Work
+from hwgrpo.planning.model_shape import ModelShape, model_shape
+from hwgrpo.planning.parameter_shapes import ParameterShape, ParameterUnit
+from hwgrpo.planning.sharding import STRATEGIES, planned_sharding
+from hwgrpo.planning.step_time import Rates, step_seconds
 
 MICRO_BATCHES = 6
 WORDS = (f"rollout.n={MICRO_BATCHES}", "trainer.prompts_per_step=8")

@@ -10,10 +10,10 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.engine import Sampling
-from hwgrpo.rollout.gate import Gate, Stopped
-from hwgrpo.rollout.local import LocalEngine
-from hwgrpo.training import build
-from hwgrpo.training.supply import Ahead, Batch, InTurn, Waiting
+from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.rollout.pause_gate import Gate, Stopped
+from hwgrpo.training import setup as build
+from hwgrpo.training.feed.response_source import Ahead, Batch, InTurn, Waiting
 from hwgrpo.values import Completions
 
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "trainer.validate_every=2")

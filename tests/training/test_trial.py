@@ -8,8 +8,8 @@ import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training import plan
-from hwgrpo.training.plan import make_plan
+from hwgrpo.planning import dry_run as plan
+from hwgrpo.planning.dry_run import make_plan
 
 REWARDS = """
 import asyncio

@@ -11,7 +11,10 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.observe.jsonlines import read_lines
-from hwgrpo.training import build, checkpoint_files, checkpoints, waiting
+from hwgrpo.training import setup as build
+from hwgrpo.training.checkpoint import checkpoint_files
+from hwgrpo.training.checkpoint import prefetched_batches as waiting
+from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.loop import train
 
 CORRECTED = "algorithm.correction.name=token_truncate"

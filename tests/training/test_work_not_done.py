@@ -8,7 +8,7 @@ from rounding import STEP, assert_gradients_close
 from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, tiny_qwen3
 
-from hwgrpo.training.layouts import GROUPED, PADDED
+from hwgrpo.training.policy.layouts import GROUPED, PADDED
 
 
 def some_zero(**kinds):

@@ -20,10 +20,10 @@ from hwgrpo_backends.device import Device
 from launch import ROOT, forked
 
 from hwgrpo.config.load import to_yaml
-from hwgrpo.rollout.http_client import Client
-from hwgrpo.rollout.parts import EngineParts
-from hwgrpo.rollout.server_process import ServerProcess, free_port
-from hwgrpo.rollout.vllm_server import VllmServer
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.server.http_client import Client
+from hwgrpo.rollout.server.server_process import ServerProcess, free_port
+from hwgrpo.rollout.server.vllm import VllmServer
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from hwgrpo.config import Config
-from hwgrpo.training.optimizer import build_optimizer
-from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.rank0_weights import Rank0Weights
-from hwgrpo.training.strategies.processes import Processes
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
+from hwgrpo.training.strategies.optimizer import build_optimizer
+from hwgrpo.training.strategies.process_group import Processes
 from hwgrpo.training.strategies.replicated import Replicated
 
 BUCKET_BYTES = 32 * 2**20

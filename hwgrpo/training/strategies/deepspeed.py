@@ -20,11 +20,10 @@ from torch import nn
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
-from hwgrpo.training.optimizer import build_optimizer
-from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.rank0_weights import Rank0Weights
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.strategies.deepspeed_config import deepspeed_config, with_precision
-from hwgrpo.training.strategies.deepspeed_needs import (
+from hwgrpo.training.strategies.deepspeed_host import (
     check_needs,
     compile_note,
     extensions_root,
@@ -32,10 +31,11 @@ from hwgrpo.training.strategies.deepspeed_needs import (
     remove_dead_locks,
     silence_expected,
 )
-from hwgrpo.training.strategies.pieces import MOMENTS, Piece, moments_of
-from hwgrpo.training.strategies.processes import Processes
+from hwgrpo.training.strategies.deepspeed_shards import Cut, Flattened, Parts
+from hwgrpo.training.strategies.optimizer import build_optimizer
+from hwgrpo.training.strategies.param_shard import MOMENTS, Piece, moments_of
+from hwgrpo.training.strategies.process_group import Processes
 from hwgrpo.training.strategies.strategy import clip_shards_by_norm
-from hwgrpo.training.strategies.zero_parts import Cut, Flattened, Parts
 
 
 class Deepspeed(Processes):

@@ -27,15 +27,15 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.tensor_parallel import Cut
-from hwgrpo.training.optimizer import build_optimizer
-from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.rank0_weights import Rank0Weights
-from hwgrpo.training.sequence_group import ALONE
-from hwgrpo.training.strategies.pieces import MOMENTS, Piece, flat, moments_of
-from hwgrpo.training.strategies.processes import Processes
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
+from hwgrpo.training.policy.sequence_group import ALONE
+from hwgrpo.training.strategies.optimizer import build_optimizer
+from hwgrpo.training.strategies.param_shard import MOMENTS, Piece, flat, moments_of
+from hwgrpo.training.strategies.process_group import Processes
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_shards_by_norm
-from hwgrpo.training.strategies.tensor_cut import TensorCut
+from hwgrpo.training.strategies.tensor_parallel_shard import TensorCut
 
 
 class Fsdp2(Processes, Stepping):

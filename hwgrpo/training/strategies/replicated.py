@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.rank0_weights import Rank0Weights
-from hwgrpo.training.strategies.pieces import Piece, shared_out, whole_pieces
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
+from hwgrpo.training.strategies.param_shard import Piece, shared_out, whole_pieces
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_by_norm
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from hwgrpo.config import Config
-from hwgrpo.training.optimizer import build_optimizer
-from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.rank0_weights import Rank0Weights
-from hwgrpo.training.sequence_group import ALONE
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
+from hwgrpo.training.policy.sequence_group import ALONE
+from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.replicated import Replicated
 
 

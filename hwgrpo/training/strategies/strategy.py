@@ -11,10 +11,10 @@ from torch import nn
 
 from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, RunError
-from hwgrpo.training.policy import PolicyModel
-from hwgrpo.training.rank0_weights import Rank0Weights
-from hwgrpo.training.sequence_group import SequenceGroup
-from hwgrpo.training.strategies.pieces import Piece
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
+from hwgrpo.training.policy.sequence_group import SequenceGroup
+from hwgrpo.training.strategies.param_shard import Piece
 
 T = TypeVar("T")
 

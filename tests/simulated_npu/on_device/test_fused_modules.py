@@ -14,8 +14,8 @@ from hwgrpo_kernels.fused_modules import is_fused
 from rounding import GENTLE, LOGITS, drift
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.build import build_run
 from hwgrpo.training.run import Run
+from hwgrpo.training.setup import build_run
 
 WORDS = ("model.dtype=float32", "trainer.max_steps=3", *GENTLE)
 SHOWN = "observe.progress=plain"

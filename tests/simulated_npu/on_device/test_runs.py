@@ -13,7 +13,7 @@ from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.npu import BACKEND as NPU
 
 from hwgrpo.errors import RunError
-from hwgrpo.training.micro_batch import MicroBatch
+from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.strategies.single import Single
 
 FULL = ("model.dtype=float32", "trainer.save_every=2", "trainer.validate_every=2", "trainer.max_steps=4")

@@ -15,7 +15,7 @@ from hwgrpo_kernels.npu_modules import MODULES, Applied, apply
 from rounding import GENTLE, STEP, assert_gradients_close, assert_metrics_close, drift
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from hwgrpo.training import models
+from hwgrpo.training import model_setup as models
 
 OPS = {
     "rms_norm": "npu_rms_norm",

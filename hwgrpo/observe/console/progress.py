@@ -1,0 +1,226 @@
+"""What is shown while a run goes on: a live panel on a terminal, a line per step elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from hwgrpo.observe.console.shown_fields import ENTROPY, KL, LENGTH, REWARD, THROUGHPUT, duration, number
+from hwgrpo.text import terminal_line, terminal_lines
+
+if TYPE_CHECKING:
+    from hwgrpo.observe.completions import Sample
+
+RECENT_STEPS = 20
+
+
+class Progress(Protocol):
+    """A way to show a run."""
+
+    def begin(self, step: int, rewards: Sequence[float] = ()) -> None:
+        """The run goes on after `step` (0 for a new one), whose steps so far had these mean rewards."""
+        ...
+
+    def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None:
+        """A step is done."""
+        ...
+
+    def validation(self, step: int, values: Mapping[str, Any]) -> None:
+        """A validation is done."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something else that a person should know."""
+        ...
+
+    def warning(self, text: str) -> None:
+        """Something looks unwell; several lines."""
+        ...
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """The run has ended; show what came of it."""
+        ...
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        ...
+
+
+class Silence:
+    """Shows nothing."""
+
+    def begin(self, step: int, rewards: Sequence[float] = ()) -> None: ...
+
+    def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None: ...
+
+    def validation(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def warning(self, text: str) -> None: ...
+
+    def summary(self, summary: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast the recent steps went, and so when the last one will be done."""
+
+    total: int
+    """Steps of the whole run."""
+    marks: tuple[tuple[int, float], ...] = ()
+    """(step, seconds on the clock) of the recent steps, oldest first."""
+
+    def mark(self, step: int, now: float) -> Pace:
+        """Return the pace after `step` was reached at `now`."""
+        return Pace(self.total, (*self.marks, (step, now))[-RECENT_STEPS - 1 :])
+
+    def remaining(self, now: float) -> float | None:
+        """Return the seconds left, counted from `now`; None before a step was timed."""
+        if len(self.marks) < 2:
+            return None
+        (first, start), (last, end) = self.marks[0], self.marks[-1]
+        if last <= first:
+            return None
+        return max(0.0, (end - start) / (last - first) * (self.total - last) - (now - end))
+
+
+def validation_numbers(values: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return {(source, what): number} for the validation metrics that a person is shown.
+
+    `val-core/<source>/reward/greedy` is ("<source>", "greedy"), `val-core/<source>/reward/mean@4` is ("<source>",
+    "mean@4"); a metric other than the reward keeps its name ("acc greedy"). A source may hold slashes.
+    """
+    found: dict[tuple[str, str], float] = {}
+    for key, value in values.items():
+        parts = key.split("/")
+        shown = parts[-1] == "greedy" or parts[-1].startswith("mean@")
+        read = number(value)
+        if parts[0] == "val-core" and len(parts) >= 4 and shown and read is not None:
+            what = parts[-1] if parts[-2] == "reward" else f"{parts[-2]} {parts[-1]}"
+            found["/".join(parts[1:-2]), what] = read
+    return found
+
+
+def validation_errors(values: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return {(source, what): standard error} of the validation metrics that have one, as `validation_numbers` does."""
+    suffix = "/stderr"
+    errors = {
+        "val-core" + name.removeprefix("val-aux").removesuffix(suffix): value
+        for name, value in values.items()
+        if name.startswith("val-aux/") and name.endswith(suffix)
+    }
+    return validation_numbers(errors)
+
+
+def validation_texts(values: Mapping[str, Any]) -> list[str]:
+    """Return one text per source: `<source>  greedy 0.953  mean@4 0.881`."""
+    by_source: dict[str, str] = {}
+    for (source, what), value in validation_numbers(values).items():
+        by_source[source] = by_source.get(source, source) + f"  {what} {value:.3f}"
+    return list(by_source.values())
+
+
+class PlainLines:
+    """Prints one line per `log_every` steps.
+
+    Args:
+        total_steps: steps of the whole run.
+        log_every: steps between lines; the last step always has one.
+        stream: where to; standard output when None.
+        clock: seconds from any origin.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        log_every: int,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total_steps
+        self._log_every = log_every
+        self._stream = stream or sys.stdout
+        self._clock = clock
+        self._pace = Pace(total_steps)
+        # Columns start this wide and widen with the widest number so far, so that lines stay aligned.
+        self._widths = {"reward": 5, "kl": 5, "len": 3, "entropy": 4, "tok/s": 6, "eta": 4}
+
+    def begin(self, step: int, rewards: Sequence[float] = ()) -> None:
+        self._pace = self._pace.mark(step, self._clock())
+
+    def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None:
+        now = self._clock()
+        self._pace = self._pace.mark(step, now)
+        if step % self._log_every and step != self._total:
+            return
+        columns = {
+            "reward": REWARD.show(values),
+            "kl": KL.show(values),
+            "len": LENGTH.show(values),
+            "entropy": ENTROPY.show(values),
+            "tok/s": THROUGHPUT.show(values),
+            "eta": duration(self._pace.remaining(now)),
+        }
+        cells = [self._step_cell(step)]
+        for name, text in columns.items():
+            self._widths[name] = max(self._widths[name], len(text))
+            cells.append(f"{name} {text:>{self._widths[name]}}")
+        self._print("  ".join(cells))
+
+    def validation(self, step: int, values: Mapping[str, Any]) -> None:
+        for text in validation_texts(values):
+            self._print(terminal_line(f"{self._step_cell(step)}  validation {text}"))
+
+    def note(self, text: str) -> None:
+        self._print(terminal_lines(text))
+
+    def warning(self, text: str) -> None:
+        self._print(text)
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        from hwgrpo.observe.summary import plain_summary
+
+        self._print(plain_summary(summary))
+
+    def close(self) -> None: ...
+
+    def _step_cell(self, step: int) -> str:
+        return f"step {step:>{len(str(self._total))}}/{self._total}"
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+def choose_progress(kind: str, *, title: str, total_steps: int, log_every: int) -> Progress:
+    """Return the way to show a run.
+
+    Args:
+        kind: `rich`, `plain` or `none`; `auto` is `rich` on a terminal that can move its cursor, else `plain`.
+        title: heading of the panel.
+        total_steps: steps of the whole run.
+        log_every: steps between plain lines.
+    """
+    if kind == "none":
+        return Silence()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a model writes may hold characters that this terminal's encoding lacks; they are shown as question
+        # marks instead of ending the run.
+        sys.stdout.reconfigure(errors="replace")
+    if kind in ("rich", "auto"):
+        from rich.console import Console
+
+        from hwgrpo.observe.console.panel import LivePanel
+
+        console = Console(force_terminal=True if kind == "rich" else None)
+        if kind == "rich" or (console.is_terminal and not console.is_dumb_terminal):
+            return LivePanel(console, title, total_steps)
+    else:
+        assert kind == "plain", f"observe.progress={kind!r} passed validation"
+    return PlainLines(total_steps, log_every)

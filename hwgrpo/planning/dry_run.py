@@ -1,0 +1,259 @@
+"""What a run would do, worked out without loading weights: `hwgrpo train --dry-run`.
+
+What this machine lacks, a device, the data or a tokenizer, does not keep the rest from being worked out: it is told
+beside the plan. A mistake in the settings, in data that is there or in a reward function is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from hwgrpo_backends import Backend
+from hwgrpo_backends.device import Device
+from transformers import PreTrainedConfig
+
+from hwgrpo.config import Config
+from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
+from hwgrpo.data.prompts import PromptDataset, template_note
+from hwgrpo.data.sources import sources_of
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.paths import with_absolute_paths
+from hwgrpo.planning.memory import Memory, Work, estimate, in_words
+from hwgrpo.planning.model_shape import model_shape, planned_settings
+from hwgrpo.planning.reward_probe import try_rewards
+from hwgrpo.planning.sharding import Sharding, sharding_of
+from hwgrpo.rollout.local.architectures import foreseen, own_forward
+from hwgrpo.rollout.server.weight_transfer import sent_copies
+from hwgrpo.text import terminal_line
+from hwgrpo.training.checkpoint.restore import Checkpoint
+from hwgrpo.training.policy.auto_settings import micro_batch_tokens
+from hwgrpo.training.policy.layouts import Layout
+from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
+from hwgrpo.training.run_folder import reason_against_claim
+from hwgrpo.training.startup_checks import Data, check_start, lacking, open_data
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would do, and why this machine cannot do it now."""
+
+    text: str
+    obstacles: tuple[str, ...]
+
+
+def make_plan(
+    config: Config,
+    backend: Backend,
+    world_size: int,
+    *,
+    obstacle: str | None = None,
+    allow_finished: bool = False,
+) -> Plan:
+    """Check what can be checked without loading the model, and describe the run.
+
+    Opens the data, the tokenizer and the model's configuration, and tries the reward functions on one row. A hub model
+    whose shape ships is not looked up.
+
+    Args:
+        config: settings, checked but for whether the data is there.
+        backend: what the run is planned for.
+        world_size: processes of the run.
+        obstacle: why this machine does not have the backend's device; what the device would be asked is then assumed.
+        allow_finished: a finished run of other settings is no mistake.
+
+    Raises:
+        ConfigError, DataError: naming what is wrong.
+    """
+    t = config.trainer
+    obstacles = [obstacle] if obstacle else []
+    settings, shipped = planned_settings(config.model)
+    device = Device(backend) if obstacle is None else None
+    if device is not None:
+        obstacles += filter(None, (*lacking(config, device), reason_against_claim(Path(t.output_dir))))
+    data, tried = _open_data(config, obstacles, from_hub=shipped is not None)
+    start = check_start(config, backend, settings, device=device, data=data)
+    dtype, attention, layout = start.dtype, start.attention, start.layout
+    training, validation = (data.training, data.validation) if data else (None, None)
+    checkpoint, notes = find_checkpoint(config, Path(t.output_dir))
+    notes += compare_data(checkpoint, train=training, validation=validation)
+    shape = model_shape(config.model, settings)
+    work = planned_work(
+        config,
+        backend,
+        world_size,
+        dtype,
+        layout,
+        prompt_tokens=training.longest if training else config.data.max_prompt_tokens,
+    )
+    budget = work.micro_batch_tokens
+    sharding = config_sharding(config, world_size)
+    memory = estimate(config, shape, work, sharding)
+    padding = sharding.padding_note(shape.units)
+    assumed = "" if obstacle is None else "; not on this machine, so dtype and attention are assumed"
+    computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
+    lines = [
+        ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}{assumed}"),
+        ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
+        ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
+        *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),
+        *_item("data", _data_lines(config, training, validation)),
+        *_item("rewards", tried),
+        *_item("schedule", _schedule(config, training, budget)),
+        *_item("memory", [*_memory_lines(memory), *([padding] if padding else [])]),
+        *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
+        *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
+    ]
+    return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(obstacles))
+
+
+def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
+    """Open the data and try the rewards on one row; what is not here is added to the obstacles.
+
+    Returns:
+        The data, its rewards closed; and what the reward functions gave.
+    """
+    missing = missing_data(config)
+    if missing:
+        obstacles += missing
+        return None, ("not tried: that needs the data",)
+    try:
+        tokenizer = load_tokenizer(config.model, ask_hub=not from_hub)
+    except ConfigError as error:
+        if not from_hub:
+            raise
+        obstacles.append(str(error))
+        return None, ("not tried: that needs the tokenizer",)
+    with chdir("."):  # a reward may change the directory, its file when it is loaded
+        data = open_data(with_absolute_paths(config), tokenizer)
+        with data.rewards as rewards:
+            return data, try_rewards(rewards, data.training, tokenizer)
+
+
+def planned_work(
+    config: Config, backend: Backend, world_size: int, dtype: torch.dtype, layout: Layout, *, prompt_tokens: int
+) -> Work:
+    """Return what one of `world_size` devices does in a step.
+
+    Args:
+        config: the run's settings.
+        backend: the device family.
+        world_size: processes of the run.
+        dtype: compute dtype.
+        layout: of micro-batches.
+        prompt_tokens: of the longest prompt.
+    """
+    return Work(
+        dtype=dtype,
+        device_type=backend.device_type,
+        prompts=config.trainer.prompts_per_step // world_size,
+        prompt_tokens=prompt_tokens,
+        # a device of another type than the host's has the same budget, whichever it is
+        micro_batch_tokens=micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta")),
+        shares_prompt=layout.shares_prompt,
+        branched=layout.attention == "branched",
+        samples=config.rollout.engine == "local",
+        sent_copies=sent_copies(config, config.rollout.engine),
+    )
+
+
+def config_sharding(config: Config, world_size: int) -> Sharding:
+    """Return how the strategy of a configuration cuts a run over its devices."""
+    name = config.trainer.strategy
+    if name == "auto":
+        name = "ddp" if world_size > 1 else "single"
+    fsdp2, deepspeed = config.trainer.fsdp2, config.trainer.deepspeed
+    if name == "deepspeed":
+        return sharding_of(
+            name,
+            world_size,
+            stage=deepspeed.stage,
+            offload_optimizer=deepspeed.offload_optimizer,
+            offload_parameters=deepspeed.offload_parameters,
+        )
+    return sharding_of(
+        name,
+        world_size,
+        reshard_after_forward=fsdp2.reshard_after_forward,
+        offload_parameters=fsdp2.offload,
+        tensor=config.trainer.tensor_parallel_size,
+    )
+
+
+def _data_lines(config: Config, training: PromptDataset | None, validation: PromptDataset | None) -> list[str]:
+    if training is None:
+        named = [", ".join(sources_of(each)) for each in (config.data.train, config.data.validation)]
+        return [f"{named[0]}: not opened; validation {named[1] or 'none'}"]
+    return [
+        f"{training.name}: {len(training):,} prompts, longest {training.longest} tokens",
+        f"{training.filtered} dropped and {training.truncated} cut at {config.data.max_prompt_tokens} tokens",
+        *filter(None, (template_note("training", training),)),
+        f"validation {validation.name}: {len(validation):,} prompts" if validation else "validation none",
+    ]
+
+
+def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) -> list[str]:
+    t, r = config.trainer, config.rollout
+    updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
+    sequences = t.prompts_per_step * r.n
+    longest = training.longest if training else config.data.max_prompt_tokens
+    most = sequences * (longest + r.max_response_tokens)
+    each = f"{t.prompts_per_step} prompts x {r.n} samples, {_counted(updates, 'update', 'updates')} each"
+    tokens = f"at most {most:,} tokens a step, {micro_batch:,} per micro-batch"
+    if ranks_per_sequence(config) > 1:
+        tokens += f" on each of the {ranks_per_sequence(config)} devices that share sequences"
+    if training is None and not t.max_steps:
+        return [f"{_counted(t.epochs, 'pass', 'passes')} over the data in steps of {each}", tokens]
+    steps = planned_steps(config, len(training) if training else 0)
+    passes = f", {steps * t.prompts_per_step / len(training):.2f} passes over the data" if training else ""
+    samples = f"{steps * t.prompts_per_step:,} prompts and {steps * sequences:,} samples{passes}"
+    return [f"{steps} steps of {each}", f"in all {samples}", tokens]
+
+
+def _memory_lines(memory: Memory) -> list[str]:
+    lines = [f"about {in_words(memory.peak)} per device at the most:"]
+    parts = (
+        ("", memory.always),
+        ("rollout: ", memory.rollout),
+        ("update: ", memory.update),
+        ("optimizer: ", memory.step),
+        ("in the host's memory: ", memory.host),
+        ("at the start: ", memory.loading),
+    )
+    return lines + [f"{in_words(size)} {when}{part}" for when, components in parts for part, size in components.items()]
+
+
+def _output_lines(
+    config: Config,
+    training: PromptDataset | None,
+    checkpoint: Checkpoint | None,
+    notes: Sequence[str],
+    allow_finished: bool,
+) -> list[str]:
+    if training is not None or config.trainer.max_steps:
+        finished = already_finished(config, open_data=lambda: training, allow_changes=allow_finished)
+        if finished:
+            return finished.splitlines()
+    start = f"continuing after step {checkpoint.step}" if checkpoint else "a fresh run"
+    return [f"{config.trainer.output_dir}, {start}", *notes]
+
+
+def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | None) -> list[str]:
+    """Return what falls back, and why, as far as the model's configuration shows it."""
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    reason = foreseen(settings, longest) if config.rollout.engine == "local" else None
+    lines = (layout_note, own_forward(reason) if reason else None)
+    return [line for line in lines if line]
+
+
+def _item(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return an item of the plan that may take several lines; only the first has its name."""
+    return [(name if number == 0 else "", text) for number, text in enumerate(texts)]
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

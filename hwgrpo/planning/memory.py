@@ -1,0 +1,285 @@
+"""What a run will hold in a device's memory, worked out from its settings and the model's sizes.
+
+An estimate: responses are taken to be as long as they may be. Of an accelerator, what its allocator keeps of memory
+that was given back, what kernels take as workspace and what its libraries load is left out. Of a host, both are there:
+a constant for libraries, and the holes that glibc's malloc keeps. It gives blocks of 32 MiB and more back when they
+are freed (mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX); smaller ones stay in its heap, and those of gradients lie between
+AdamW's moments, where the next activations cut them up, so that the next gradients want room of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from hwgrpo_kernels.chunks import chunk_rows_for
+from hwgrpo_kernels.head import logits_buffers
+
+from hwgrpo.config import Config
+from hwgrpo.config.validate import prompts_per_update, ranks_per_sequence
+from hwgrpo.models.lora import uses_lora
+from hwgrpo.planning.activations import activation_bytes
+from hwgrpo.planning.model_shape import ModelShape
+from hwgrpo.planning.parameter_shapes import ParameterUnit
+from hwgrpo.planning.sharding import Sharding
+
+WHOLE = Sharding()
+SMALL = 32 * 2**20
+"""Bytes of a tensor from which on malloc gives a block back when it is freed."""
+COPY = "copy that samples"
+SENT = "weights last sent to the server, on rank 0"
+LIBRARIES = 40 * 2**20
+"""What libraries load and keep on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
+KEPT_FREE = "freed gradients that malloc keeps, at most"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What runs on one device."""
+
+    dtype: torch.dtype
+    """Compute dtype."""
+    device_type: str
+    """torch's word for the device."""
+    prompts: int
+    """Prompts of a step on this device."""
+    prompt_tokens: int
+    """Longest prompt."""
+    micro_batch_tokens: int
+    """The most that a micro-batch holds."""
+    shares_prompt: bool = False
+    """The layout has a group's prompt once."""
+    branched: bool = False
+    """Its attention takes rows apart: each response meets a copy of its prompt's keys and values."""
+    samples: bool = True
+    """The local engine samples on this device."""
+    sent_copies: int = 0
+    """Copies of the weights sent to a rollout server that rank 0 holds in its host's memory."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device, by component. Rollout, update and AdamW's step take turns."""
+
+    always: dict[str, int]
+    rollout: dict[str, int]
+    update: dict[str, int]
+    step: dict[str, int]
+    host: dict[str, int] = field(default_factory=dict)
+    """What lies in the host's memory instead, for one device; for rank 0 where a name says so."""
+    loading: dict[str, int] = field(default_factory=dict)
+    """What is held while the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
+
+    @property
+    def rollout_peak(self) -> int:
+        """The most that is held while generating."""
+        return sum(self.always.values()) + sum(self.rollout.values())
+
+    @property
+    def update_peak(self) -> int:
+        """The most that is held while training."""
+        return sum(self.always.values()) + max(sum(self.update.values()), sum(self.step.values()))
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at a time."""
+        return max(self.rollout_peak, self.update_peak)
+
+
+def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding = WHOLE) -> Memory:
+    """Estimate what one device holds.
+
+    Args:
+        config: the run's settings.
+        shape: the model's sizes.
+        work: what runs on the device.
+        sharding: what of the state it holds.
+    """
+    adapters = shape.trainable if uses_lora(config.model.lora) else 0
+    rollout_dtype = rollout_dtype_of(config, work.dtype)
+    size = work.dtype.itemsize
+    stored = work.dtype if sharding.narrow else torch.float32
+    parameters = {f"parameters ({_named(stored)})": stored.itemsize * sharding.held(shape.units, sharding.parameters)}
+    moments = {"AdamW moments": 8 * sharding.held(shape.trained_units, sharding.moments)}
+    if sharding.masters is not None:
+        moments["masters (fp32)"] = 4 * sharding.held(shape.trained_units, sharding.masters)
+    gradients = {"gradients (fp32)": 4 * sharding.held(shape.trained_units, sharding.gradients)}
+    always: dict[str, int] = {}
+    update: dict[str, int] = {}
+    host: dict[str, int] = {}
+    (host if sharding.offloads_parameters else always).update(parameters)
+    (host if sharding.offloads_moments else always).update(moments)
+    if config.algorithm.kl.coef and not adapters:
+        reference = {"reference model": 4 * sharding.held(shape.units, sharding.parameters)}
+        (host if sharding.offloads_parameters else always).update(reference)
+    if work.samples and (rollout_dtype != torch.float32 or not sharding.whole):
+        always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.whole else adapters))
+    held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
+    held.update(gradients)
+    tokens, passes = micro_batches(config, work)
+    activations = {
+        f"activations of {tokens:,} tokens, about": activation_bytes(
+            replace(shape, kv_heads=math.lcm(shape.kv_heads, config.trainer.sequence_parallel_size)),
+            tokens,
+            work.dtype,
+            config.model.gradient_checkpointing,
+            copied_keys=_keys_per_token(config, work) if work.branched else None,
+            gathered_by=sharding.tensor,
+        )
+    }
+    update |= activations | {"a chunk of logits": _logits_bytes(config, shape, work, tokens)}
+    if not adapters:
+        update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
+    if sharding.units is not None:
+        update["weights gathered"] = size * _gathered(shape, sharding)
+        # in the compute dtype as they come, and once more in fp32, padded, to be summed over ranks
+        update["gradients of a unit, whole"] = max(
+            size * sharding.computed_with(unit) + 4 * sharding.gathered(unit) for unit in shape.trained_units
+        )
+    elif work.dtype != torch.float32:
+        # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
+        recast = adapters and config.model.gradient_checkpointing
+        update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
+    if config.trainer.save_async and config.trainer.save_every:
+        copied = {"copy for a checkpoint being written": 12 * sharding.held(shape.trained_units, sharding.ranks)}
+        (always if work.device_type == "cpu" else host).update(copied)
+    if work.sent_copies:
+        sent = {SENT: work.sent_copies * rollout_dtype.itemsize * shape.parameters}
+        (always if work.device_type == "cpu" else host).update(sent)
+    if work.device_type == "cpu":
+        always["libraries, about"] = LIBRARIES
+        if held is update:
+            small = 4 * sharding.held(_small(shape.trained_units), sharding.gradients)
+            update[KEPT_FREE] = min(small, next(iter(activations.values())))
+    step = dict(gradients) if held is update else {}
+    if work.device_type != "cpu" and not sharding.offloads_moments:
+        step["values between in AdamW"] = 4 * sharding.held(shape.trained_units, sharding.moments)
+    if passes == 1 and held is update and sharding.units is None:
+        # Activations go as gradients come: both are never whole at a time. From a second pass on they are.
+        kept = {name: size for name, size in update.items() if name not in gradients}
+        layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
+        rest = {name: size for name, size in kept.items() if name not in activations}
+        update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
+    loading = {}
+    if not sharding.whole:
+        unit = 4 * max(unit.count for unit in shape.units)
+        loading = {name: size for name, size in always.items() if name in parameters or name == COPY}
+        loading |= {"a layer or the rest (fp32), being cut": unit}
+    rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
+    return Memory(always, rollout, update, step, host, loading)
+
+
+def _gathered(shape: ModelShape, sharding: Sharding) -> int:
+    """Return the elements of gathered parameters that a device holds at a time, padding included."""
+    layers = [sharding.gathered(unit) for unit in shape.units if unit.is_layer for _ in range(unit.copies)]
+    rest = sum(sharding.gathered(unit) for unit in shape.units if not unit.is_layer)
+    at_once = len(layers) if sharding.units == "all" else sharding.units
+    return rest + sum(sorted(layers, reverse=True)[:at_once])
+
+
+def _small(units: Sequence[ParameterUnit]) -> list[ParameterUnit]:
+    """Return units with only those of their parameters that malloc keeps when they are freed, in fp32."""
+    return [replace(unit, parameters=tuple(p for p in unit.parameters if 4 * p.count < SMALL)) for unit in units]
+
+
+def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
+    """Return what generating holds: reading the prompts, or the last decode step, whichever is more."""
+    r = config.rollout
+    together = min(work.prompts * r.n, r.max_sequences)
+    prompts = -(-together // r.n)
+
+    def cache(response_tokens: int) -> int:
+        return cache_bytes(
+            shape,
+            prompts=prompts,
+            sequences=together,
+            prompt_tokens=work.prompt_tokens,
+            response_tokens=response_tokens,
+            itemsize=dtype.itemsize,
+        )
+
+    # Logits come in the dtype of the weights, are made fp32 and divided by the temperature, and become probabilities.
+    copies = 4 * (1 + (dtype != torch.float32 or r.temperature != 1.0))
+    decode = {
+        f"key-value cache of {together:,} sequences": cache(r.max_response_tokens),
+        "logits of a decode step": together * shape.vocab * (dtype.itemsize + copies),
+    }
+    # The gated part has three vectors of its width at a time, beside the residual and what is added to it.
+    tokens = prompts * work.prompt_tokens
+    prefill = {
+        f"key-value cache of {prompts:,} prompts": cache(0),
+        "a layer's work on the prompts": tokens * dtype.itemsize * (3 * shape.intermediate + 2 * shape.hidden),
+    }
+    return max(decode, prefill, key=lambda parts: sum(parts.values()))
+
+
+def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the weights that sample."""
+    return compute_dtype if config.rollout.dtype == "auto" else getattr(torch, config.rollout.dtype)
+
+
+def micro_batches(config: Config, work: Work) -> tuple[int, int]:
+    """Return a device's tokens of the largest micro-batch, and how many an update has, with responses at their longest.
+
+    Devices that share sequences go through the micro-batches of all of them, with a part of the tokens each.
+    """
+    n, prompt = config.rollout.n, work.prompt_tokens
+    response = config.rollout.max_response_tokens - 1  # the last token predicts nothing
+    shared_by = ranks_per_sequence(config)
+    prompts = max(1, work.prompts * shared_by * prompts_per_update(config) // config.trainer.prompts_per_step)
+    budget = work.micro_batch_tokens * shared_by
+    if work.shares_prompt:
+        # a row is a prompt and as many responses to it as the budget takes
+        responses = min(n, max(1, (budget - prompt) // max(1, response)))
+        row, rows = prompt + responses * response, prompts * -(-n // responses)
+    else:
+        row, rows = prompt + response, prompts * n
+    at_once = min(rows, max(1, budget // row))
+    return -(-row * at_once // shared_by), -(-rows // at_once)
+
+
+def cache_bytes(
+    shape: ModelShape,
+    *,
+    prompts: int,
+    sequences: int,
+    prompt_tokens: int,
+    response_tokens: int,
+    itemsize: int,
+    compressed: bool = False,
+) -> int:
+    """Return the bytes of keys and values when every response is as long as it may be; a prompt's are stored once.
+
+    With `compressed`, of a model with latent attention (DeepSeek-V2, section 2.1) only what keys and values are made
+    from, as servers keep it; the local engine keeps keys and values as its model makes them.
+    """
+    tokens = prompts * prompt_tokens + sequences * response_tokens
+    width = shape.latent if compressed and shape.latent else shape.kv_heads * (shape.head_dim + shape.value_dim)
+    return itemsize * shape.layers * width * tokens
+
+
+def _keys_per_token(config: Config, work: Work) -> float:
+    """Return the keys that attention of responses reads, with a copy of the prompt's for each, per token of a row."""
+    n, response = config.rollout.n, config.rollout.max_response_tokens - 1
+    return n * (work.prompt_tokens + response) / (work.prompt_tokens + n * response)
+
+
+def _logits_bytes(config: Config, shape: ModelShape, work: Work, tokens: int) -> int:
+    wanted = config.kernels.logits_dtype
+    dtype = work.dtype if wanted == "auto" else getattr(torch, wanted)
+    if work.device_type == "cpu":
+        dtype = torch.float32  # the work is done in fp32 whatever the buffer holds
+    buffers = logits_buffers(work.dtype, dtype, work.device_type)
+    rows = config.kernels.chunk_rows or chunk_rows_for(shape.vocab, dtype, work.device_type, buffers)
+    return min(rows, tokens) * buffers * shape.vocab * dtype.itemsize
+
+
+def _named(dtype: torch.dtype) -> str:
+    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+
+
+def in_words(count: int) -> str:
+    """Return bytes as people read them."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,188 @@
+"""Sizes of a model, from its configuration alone: a folder's, a shipped one's (`configs/models`) or the hub's."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from hwgrpo.config.load import recipe_folders
+from hwgrpo.config.schema import LoraConfig, ModelConfig
+from hwgrpo.models import builtin
+from hwgrpo.models.layers import decoder_layers
+from hwgrpo.models.loading import model_settings
+from hwgrpo.models.lora import apply_lora, rank_of, uses_lora
+from hwgrpo.models.tensor_parallel import tensor_dims
+from hwgrpo.paths import find_model
+from hwgrpo.planning.parameter_shapes import ParameterShape, ParameterUnit, count_elements
+from hwgrpo.training.update.flops import EXPERTS, EXPERTS_MET, first_of
+
+HEAD_NORMS = frozenset({"q_norm", "k_norm"})
+"""What models call their norms of queries and keys."""
+
+HUB_NAMES = "hub_names"
+"""Key of a shipped configuration: the hub models of that shape."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes that memory and work depend on."""
+
+    architecture: str
+    units: tuple[ParameterUnit, ...]
+    """Decoder layers and the rest, with their adapters."""
+    hidden: int
+    layers: int
+    vocab: int
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    head_dim: int
+    """Of queries and keys."""
+    value_dim: int
+    """Of values."""
+    intermediate: int
+    """Width of the feed-forward part that a token passes: of all its experts where there are several."""
+    norms: int
+    """Norms of hidden states in a layer."""
+    head_norms: bool
+    """Queries and keys are normed, too."""
+    latent: int = 0
+    """Width of what latent attention makes keys and values from; 0 without it."""
+    expert_parameters: int = 0
+    """Of all experts that tokens are sent to, in all layers."""
+    expert_share: float = 1.0
+    """Share of a layer's experts that a token meets."""
+
+    @cached_property
+    def trained_units(self) -> tuple[ParameterUnit, ...]:
+        """The units with what is trained of them: all, or the adapters where there are some."""
+        adapters = tuple(unit.only(adapters=True) for unit in self.units)
+        return adapters if count_elements(adapters) else self.units
+
+    @cached_property
+    def parameters(self) -> int:
+        """How many the model has; adapters come on top."""
+        return count_elements([unit.only(adapters=False) for unit in self.units])
+
+    @cached_property
+    def trainable(self) -> int:
+        """How many are trained; with LoRA those of the adapters."""
+        return count_elements(self.trained_units)
+
+
+def planned_settings(config: ModelConfig) -> tuple[PreTrainedConfig, Path | None]:
+    """Return the configuration of `model.path`, asking the hub only for models whose shape does not ship.
+
+    Returns:
+        The configuration, and the shipped file it is from; None where it is the model's own.
+
+    Raises:
+        ConfigError: it cannot be found or read, or is not a causal language model.
+    """
+    if not config.path.startswith(builtin.PREFIX) and find_model(config.path, "model.path") is None:
+        file = shipped_shapes().get(config.path)
+        if file is not None:
+            return AutoConfig.from_pretrained(file), file
+    return model_settings(config), None
+
+
+@cache
+def shipped_shapes() -> dict[str, Path]:
+    """Return the files below `configs/models` by the hub names of the models that have this shape."""
+    files = [file for folder in recipe_folders() for file in sorted((folder / "models").glob("*.json"))]
+    return {name: file for file in files for name in json.loads(file.read_text(encoding="utf-8"))[HUB_NAMES]}
+
+
+def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
+    """Work a model's sizes out on the meta device; its weights are not touched.
+
+    Args:
+        config: the run's `model` settings.
+        settings: the model's transformers configuration.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+    text = settings.get_text_config()
+    heads = getattr(text, "num_attention_heads", None) or 1
+    width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    experts, met = first_of(text, EXPERTS), first_of(text, EXPERTS_MET)
+    if met:
+        width = (met + (getattr(text, "n_shared_experts", None) or 0)) * (
+            getattr(text, "moe_intermediate_size", None) or width
+        )
+    norms, head_norms = _norms(model)
+    in_experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return ModelShape(
+        architecture=type(model).__name__,
+        units=parameter_units(model, config.lora),
+        hidden=text.hidden_size,
+        layers=text.num_hidden_layers,
+        vocab=text.vocab_size,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "qk_head_dim", None) or size,
+        value_dim=getattr(text, "v_head_dim", None) or size,
+        intermediate=width,
+        norms=norms,
+        head_norms=head_norms,
+        latent=(getattr(text, "kv_lora_rank", None) or 0) + (getattr(text, "qk_rope_head_dim", None) or 0),
+        expert_parameters=in_experts,
+        expert_share=met / experts if met and experts else 1.0,
+    )
+
+
+def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
+    """Return the parameters of a model by decoder layer, and those in none; layers that are alike come once.
+
+    Args:
+        model: a transformers causal LM, on the meta device, which gets the adapters; tied parameters count once.
+        lora: the run's `model.lora` settings.
+    """
+    cut_dims = tensor_dims(model)
+    adapted = uses_lora(lora)
+    if adapted:
+        with catch_warnings(action="ignore", category=RuntimeWarning):  # peft's of patterns it made for experts
+            # an adapter that is trained further counts as a new one of its rank
+            apply_lora(model, replace(lora, rank=rank_of(lora), adapter=None))
+    prefixes = {layer: f"{name}." for name, layer in model.named_modules()}
+    layer_of = {parameter: layer for layer in decoder_layers(model) for parameter in layer.parameters()}
+    by_layer: dict[Any, list[ParameterShape]] = {}
+    for name, parameter in model.named_parameters():
+        layer = layer_of.get(parameter)
+        by_layer.setdefault(layer, []).append(
+            ParameterShape(
+                name=name.removeprefix(prefixes.get(layer, "")).replace("base_layer.", ""),
+                shape=tuple(parameter.shape),
+                is_adapter=adapted and parameter.requires_grad,
+                tensor_dim=None if layer is None else cut_dims.get(name),
+            )
+        )
+    alike = Counter(ParameterUnit(tuple(parameters), layer is not None) for layer, parameters in by_layer.items())
+    return tuple(replace(unit, copies=copies) for unit, copies in alike.items())
+
+
+def _norms(model: Any) -> tuple[int, bool]:
+    """Return a layer's norms of hidden states, and whether it norms heads."""
+    hidden = model.config.get_text_config().hidden_size
+    layers: Any = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=_parameters)
+    # the last layer is one of a mixture of experts where the first few are not
+    widths = {
+        name.rpartition(".")[2]: module.weight.shape[0]
+        for name, module in layers[-1].named_modules()
+        if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None
+    }
+    norms = sum(width == hidden for name, width in widths.items() if name not in HEAD_NORMS)
+    return norms, bool(HEAD_NORMS & widths.keys())
+
+
+def _parameters(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

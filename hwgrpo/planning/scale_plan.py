@@ -1,0 +1,300 @@
+"""A run on devices that need not be here: memory and time per chip, and what fits. `hwgrpo plan` shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hwgrpo_backends import Backend
+from hwgrpo_backends.peaks import Chip
+
+from hwgrpo import training
+from hwgrpo.config import Config
+from hwgrpo.config.validate import check_world_size, ranks_per_sequence
+from hwgrpo.errors import ConfigError
+from hwgrpo.planning.dry_run import config_sharding, planned_work
+from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
+from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
+from hwgrpo.planning.sharding import STRATEGIES, Sharding, planned_sharding
+from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
+from hwgrpo.rollout.server.weight_transfer import sent_copies
+from hwgrpo.training.policy.auto_settings import choose_layout
+from hwgrpo.training.policy.layouts import Layout
+from hwgrpo.training.sequence_checks import check_sequence_parallel
+from hwgrpo.training.startup_checks import assumed_choices
+
+USABLE = 0.9
+"""Share of a chip's memory that a run may fill; the rest is the driver's, the libraries' and the allocator's."""
+MOST_DEVICES = 8192
+"""As far as a plan that fits is looked for."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a run is planned on, as it was asked for."""
+
+    devices: int
+    """In all."""
+    nodes: int = 1
+    strategy: str | None = None
+    """A word of `sharding.STRATEGIES`; None: the configuration's."""
+    apart: bool = False
+    """Devices of their own sample, by another engine."""
+    samplers: int = 0
+    """How many; 0: as few as its weights and cache fit."""
+    usable: float = USABLE
+    rates: Rates = field(default_factory=Rates)
+
+
+@dataclass(frozen=True)
+class OnChip:
+    """A run on one kind of chip."""
+
+    name: str
+    memory: Memory
+    limit: float | None
+    """Bytes of the chip's memory; None where that is not certain."""
+    fits: bool | None
+    """Whether a run that goes on does; None where the limit is not known."""
+    seconds: dict[str, float | None]
+    """Per stage of a step; None where the chip's rate is not known."""
+    samplers: int
+    """Devices that sample apart; 0: those that train do."""
+    instead: str
+    """What would fit, in words; empty where this does."""
+
+    @property
+    def step(self) -> float | None:
+        """Seconds of a step; None where a stage is not known."""
+        parts = list(self.seconds.values())
+        return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True)
+class ScalePlan:
+    """A recipe on a cluster."""
+
+    model: str
+    shape: ModelShape
+    work: Work
+    layout: str
+    shared_by: int
+    """Devices that go through a sequence together."""
+    layers_cut: bool
+    """Decoder layers are cut over them."""
+    strategy: str
+    cluster: Cluster
+    chips: tuple[OnChip, ...]
+    padding: str | None
+    """Why more devices do not make state smaller, where they do not."""
+    rollout_bytes: int
+    """Weights and cache of the sequences that are sampled together, where that is apart; else 0."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the JSON document `hwgrpo.plan/1`; bytes and seconds."""
+        c = self.cluster
+        return {
+            "schema": "hwgrpo.plan/1",
+            "model": self.model,
+            "parameters": self.shape.parameters,
+            "trainable": self.shape.trainable,
+            "devices": c.devices,
+            "nodes": c.nodes,
+            "strategy": self.strategy,
+            "padding": self.padding,
+            "rollout": "apart" if c.apart else "local",
+            "rollout_bytes": self.rollout_bytes,
+            "dtype": str(self.work.dtype).removeprefix("torch."),
+            "layout": self.layout,
+            "sequence_parallel_size": 1 if self.layers_cut else self.shared_by,
+            "tensor_parallel_size": self.shared_by if self.layers_cut else 1,
+            "assumed": {"usable": c.usable, "mfu": c.rates.mfu, "mbu": c.rates.mbu, "link": c.rates.link},
+            "chips": [
+                {
+                    "name": chip.name,
+                    "memory": chip.limit,
+                    "peak": chip.memory.peak,
+                    "rollout_peak": chip.memory.rollout_peak,
+                    "update_peak": chip.memory.update_peak,
+                    "components": {
+                        "always": chip.memory.always,
+                        "rollout": chip.memory.rollout,
+                        "update": chip.memory.update,
+                        "optimizer": chip.memory.step,
+                        "host": chip.memory.host,
+                        "loading": chip.memory.loading,
+                    },
+                    "fits": chip.fits,
+                    "instead": chip.instead,
+                    "rollout_devices": chip.samplers,
+                    "seconds": chip.seconds,
+                    "step": chip.step,
+                }
+                for chip in self.chips
+            ],
+        }
+
+
+class _Planner:
+    """What stays the same whatever a run is put on."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.settings, _ = planned_settings(config.model)
+        self.shape = model_shape(config.model, self.settings)
+        self.frozen = forward_work(config.model, self.settings)
+
+    def check(self, backend: Backend) -> None:
+        """Check that as many ranks as the settings say can share the model's sequences."""
+        _, attention = assumed_choices(self.config, backend, self.settings)
+        check_sequence_parallel(self.config, self.settings, attention)
+
+    def layout(self, backend: Backend) -> Layout:
+        """Return the layout of micro-batches."""
+        _, attention = assumed_choices(self.config, backend, self.settings)
+        return choose_layout(self.config, self.settings, attention.loaded_as)
+
+    def work(self, backend: Backend, devices: int, *, apart: bool) -> Work:
+        """Return what one device does."""
+        dtype, _ = assumed_choices(self.config, backend, self.settings)
+        longest = self.config.data.max_prompt_tokens
+        work = planned_work(self.config, backend, devices, dtype, self.layout(backend), prompt_tokens=longest)
+        if not (apart and work.samples):
+            return work
+        # by a server with its default settings
+        return replace(work, samples=False, sent_copies=sent_copies(self.config, "vllm_server"))
+
+    def sharding(self, strategy: str | None, devices: int) -> Sharding:
+        """Return how state is cut."""
+        tensor = self.config.trainer.tensor_parallel_size
+        return planned_sharding(strategy, devices, tensor) if strategy else config_sharding(self.config, devices)
+
+    def rollout_bytes(self, work: Work, devices: int) -> int:
+        """Return weights and cache of the sequences that one engine apart samples together, over all its devices."""
+        r = self.config.rollout
+        together = min(work.prompts * devices * r.n, r.max_sequences)
+        size = rollout_dtype_of(self.config, work.dtype).itemsize
+        return size * self.shape.parameters + cache_bytes(
+            self.shape,
+            prompts=-(-together // r.n),
+            sequences=together,
+            prompt_tokens=work.prompt_tokens,
+            response_tokens=r.max_response_tokens,
+            itemsize=size,
+            compressed=True,
+        )
+
+    def memory(self, backend: Backend, devices: int, strategy: str | None, *, apart: bool) -> Memory:
+        """Return what one device holds."""
+        work = self.work(backend, devices, apart=apart)
+        return estimate(self.config, self.shape, work, self.sharding(strategy, devices))
+
+    def instead(self, backend: Backend, cluster: Cluster, room: float) -> str:
+        """Return in words what is nearest to a cluster and fits `room` bytes on a device."""
+        prompts = self.config.trainer.prompts_per_step
+        counts = [cluster.devices]
+        while counts[-1] * 2 <= min(MOST_DEVICES, prompts):
+            counts.append(counts[-1] * 2)
+        for devices in (count for count in counts if prompts % count == 0):
+            for apart in (False, True)[cluster.apart :]:
+                for strategy in _offered(self.config, devices):
+                    if self.memory(backend, devices, strategy, apart=apart).peak <= room:
+                        more = f" on {devices:,} devices" if devices != cluster.devices else ""
+                        own = ", rollout on devices of its own (--rollout apart)" if apart and not cluster.apart else ""
+                        return f"{strategy}{more}{own}"
+        return f"nothing on up to {counts[-1]:,} devices"
+
+
+def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
+    """Return what one device holds by the configuration's own strategy, and the model's sizes."""
+    planner = _Planner(config)
+    return planner.memory(backend, devices, None, apart=False), planner.shape
+
+
+def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, Backend]]) -> ScalePlan:
+    """Work out a run on a cluster, for each kind of chip it may be made of.
+
+    Args:
+        config: the run's settings; its data may be missing.
+        cluster: how many devices, and what is assumed.
+        chips: rows of the backends' tables, or made by the user, each with its backend; at least one.
+
+    Raises:
+        ConfigError: the batch sizes or the strategy do not fit the number of devices, or ranks cannot share sequences.
+    """
+    check_world_size(config, cluster.devices)
+    tensor = config.trainer.tensor_parallel_size
+    if tensor > 1 and cluster.strategy is not None and not _cuts_layers(cluster.strategy):
+        raise ConfigError(
+            f"--strategy={cluster.strategy!r} with trainer.tensor_parallel_size={tensor}: layers are cut over ranks by "
+            "fsdp2 alone; use --strategy fsdp2 or fsdp2+offload, or trainer.sequence_parallel_size"
+        )
+    planner = _Planner(config)
+    sharding = planner.sharding(cluster.strategy, cluster.devices)
+    results = []
+    for chip, backend in chips:
+        planner.check(backend)
+        work = planner.work(backend, cluster.devices, apart=cluster.apart)
+        memory = estimate(config, planner.shape, work, sharding)
+        room = None if chip.memory is None else cluster.usable * chip.memory
+        samplers = 0
+        if not work.samples:
+            needed = planner.rollout_bytes(work, cluster.devices)
+            samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
+        fits = None if room is None else memory.peak <= room
+        results.append(
+            OnChip(
+                name=chip.title,
+                memory=memory,
+                limit=chip.memory,
+                fits=fits,
+                seconds=step_seconds(
+                    config,
+                    planner.shape,
+                    planner.frozen,
+                    work,
+                    sharding,
+                    chip,
+                    cluster.rates,
+                    devices=cluster.devices,
+                    samplers=samplers,
+                ),
+                samplers=samplers,
+                instead=planner.instead(backend, cluster, room) if fits is False and room is not None else "",
+            )
+        )
+    backend = chips[0][1]
+    work = planner.work(backend, cluster.devices, apart=cluster.apart)
+    return ScalePlan(
+        model=config.model.path,
+        shape=planner.shape,
+        work=work,
+        layout=planner.layout(backend).name,
+        shared_by=ranks_per_sequence(config),
+        layers_cut=config.trainer.tensor_parallel_size > 1,
+        strategy=cluster.strategy or _strategy(config, cluster.devices),
+        cluster=cluster,
+        padding=sharding.padding_note(planner.shape.units),
+        chips=tuple(results),
+        rollout_bytes=0 if work.samples else planner.rollout_bytes(work, cluster.devices),
+    )
+
+
+def _offered(config: Config, devices: int) -> list[str]:
+    """Return what the trainer has for a configuration and a number of devices, from the simplest on."""
+    there = training.STRATEGIES.names()
+    names = [name for name in STRATEGIES if ("deepspeed" if name.startswith("zero") else name.split("+")[0]) in there]
+    if config.trainer.tensor_parallel_size > 1:
+        names = [name for name in names if _cuts_layers(name)]
+    return [name for name in names if (name == "single") == (devices == 1)]
+
+
+def _cuts_layers(strategy: str) -> bool:
+    return strategy.startswith("fsdp2")
+
+
+def _strategy(config: Config, devices: int) -> str:
+    name = config.trainer.strategy
+    return name if name != "auto" else "ddp" if devices > 1 else "single"

@@ -1,0 +1,250 @@
+"""How long a step takes on a chip that need not be here, from its peak rates and stated shares of them.
+
+An estimate: every response is as long as it may be, work is shared out evenly, nothing overlaps, and what the host does
+between (rewards, tokens to text) is left out. Products run at a share of the chip's matrix rate. A decode step reads
+every weight once and every key and value, and is as slow as the slower of that and its products. State moves between
+devices at the link's rate; a ring moves (devices - 1) / devices of what is gathered or reduced (Thakur et al. 2005,
+"Optimization of Collective Communication Operations in MPICH").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from hwgrpo_backends.peaks import Chip
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from hwgrpo.config import Config
+from hwgrpo.config.schema import ModelConfig
+from hwgrpo.config.validate import prompts_per_update, ranks_per_sequence
+from hwgrpo.models.lora import uses_lora
+from hwgrpo.planning.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
+from hwgrpo.planning.model_shape import ModelShape
+from hwgrpo.planning.sharding import Sharding
+from hwgrpo.training.update.flops import BACKWARD, FORWARD, WEIGHT, TrainingWork, model_work
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is assumed of devices beyond their data sheets."""
+
+    mfu: float = 0.4
+    """Share of the matrix rate that training, scoring and reading prompts reach."""
+    mbu: float = 0.6
+    """Share of the memory bandwidth that decoding and AdamW reach."""
+    link: float = 50e9
+    """Bytes per second that a device sends to others: one port of 400 Gbit/s for each."""
+
+
+def forward_work(config: ModelConfig, settings: PreTrainedConfig) -> TrainingWork | None:
+    """Count a model's FLOPs as if all of it were frozen: forward and the gradient of what passes through.
+
+    Args:
+        config: the run's `model` settings.
+        settings: the model's transformers configuration.
+
+    Returns:
+        None where they cannot be counted (`model_work`).
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
+    model.requires_grad_(False)
+    return model_work(model, model)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """FLOPs of one device in a step."""
+
+    prefill: float
+    decode_token: float
+    """Of one token of one sequence, its attention left out."""
+    scoring: float
+    update: float
+
+
+def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, *, rescored: bool) -> Passes:
+    """Count what one device does in a step.
+
+    Args:
+        config: the run's settings.
+        shape: the model's sizes.
+        frozen: of `forward_work`.
+        work: what runs on the device.
+        rescored: old log-probs take a pass of their own.
+    """
+    n, prompt, response = config.rollout.n, work.prompt_tokens, config.rollout.max_response_tokens
+    forward_share = FORWARD / (FORWARD + BACKWARD)
+    per_token, per_head = forward_share * frozen.per_token, forward_share * frozen.per_response_token
+    prompts, tokens = _computed(config, work)
+    of_prompt, of_sequence = _pairs(frozen, prompt), _pairs(frozen, prompt + response - 1)
+    pairs = prompts * of_prompt + work.prompts * n * (of_sequence - of_prompt)
+    layers, head = tokens * per_token + pairs, work.prompts * n * response * per_head
+    forward = layers + head
+    adapters = uses_lora(config.model.lora)
+    own = WEIGHT * shape.trainable * tokens if adapters else WEIGHT / FORWARD * (layers - pairs + head)
+    # the backward pass of attention is twice its forward
+    update = layers + head + BACKWARD / FORWARD * (layers - pairs + head) + 2 * pairs + own
+    if adapters:
+        update += 2 * FORWARD * shape.trainable * tokens  # the adapters' own forward, and gradient of their input
+    if config.model.gradient_checkpointing:
+        update += layers
+    references = 1 if config.algorithm.kl.coef else 0
+    return Passes(
+        prefill=work.prompts * (prompt * per_token + of_prompt),
+        decode_token=per_token + per_head,
+        scoring=(references + rescored) * forward,
+        update=config.trainer.epochs_per_batch * update,
+    )
+
+
+def _computed(config: Config, work: Work) -> tuple[int, int]:
+    """Return the prompts and the tokens that a device computes in a pass over its batch."""
+    n, response = config.rollout.n, config.rollout.max_response_tokens
+    prompts = work.prompts * (1 if work.shares_prompt else n)  # a prompt that a layout computes once counts once
+    return prompts, prompts * work.prompt_tokens + work.prompts * n * (response - 1)
+
+
+def _pairs(frozen: TrainingWork, length: int) -> float:
+    """Return the FLOPs of a sequence's scores and weighted values on the way forward."""
+    total = 0.0
+    for window, flops in frozen.per_pair:
+        seen = length if window is None else min(length, window)
+        total += flops / 3 * (seen * (seen + 1) / 2 + (length - seen) * seen)  # a forward is a third of the three
+    return total
+
+
+def step_seconds(
+    config: Config,
+    shape: ModelShape,
+    frozen: TrainingWork | None,
+    work: Work,
+    sharding: Sharding,
+    chip: Chip,
+    rates: Rates,
+    *,
+    devices: int,
+    samplers: int,
+) -> dict[str, float | None]:
+    """Return the seconds of each stage of a step; None where the chip's rate is not known.
+
+    Args:
+        config: the run's settings.
+        shape: the model's sizes.
+        frozen: of `forward_work`; None where FLOPs cannot be counted.
+        work: what runs on one device.
+        sharding: how state is cut.
+        chip: its rates.
+        rates: what is assumed of it.
+        devices: that train.
+        samplers: devices that sample together, each with a part of every weight; 0: each that trains samples by itself.
+    """
+    t = config.trainer
+    rescored = t.epochs_per_batch > 1 or prompts_per_update(config) != t.prompts_per_step
+    flops = chip.flops.get(str(work.dtype).removeprefix("torch."))
+    matrix = None if flops is None else flops * rates.mfu
+    memory = None if chip.bandwidth is None else chip.bandwidth * rates.mbu
+    of = None if frozen is None else passes(config, shape, frozen, work, rescored=rescored)
+    # Devices that sample together share the work of all that train.
+    shared = devices / samplers if samplers else 1.0
+    size = rollout_dtype_of(config, work.dtype).itemsize
+    state = shape.parameters * size
+    updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
+    copied = samplers or size != 4 or not sharding.whole
+    held = sharding.held(shape.units, sharding.parameters)
+    sync = 0.0 if not copied else None if memory is None else 4 * held / memory
+    if sync is not None and copied:
+        # a ring gathers what is trained in fp32, and rank 0 sends it on to those that sample apart
+        shard = 4 * sharding.held(shape.trained_units, sharding.parameters)
+        sync += ((sharding.gather_ranks - 1) * shard + (state if samplers else 0)) / rates.link
+    return {
+        "prefill": _quotient(of and of.prefill * shared, matrix),
+        "decode": _decode(config, shape, of, work, matrix, memory, size, shared=shared, together=samplers or 1),
+        "scoring": _quotient(of and of.scoring, matrix),
+        "update": _quotient(of and of.update, matrix),
+        # parameter, gradient and two moments are read, all but the gradient written; fp32
+        "optimizer": _quotient(updates * 28.0 * sharding.held(shape.trained_units, sharding.moments), memory),
+        "exchange": (
+            _exchanged(config, shape, work, sharding, updates, devices)
+            + _tokens_exchanged(config, shape, work, sharding, rescored=rescored)
+        )
+        / rates.link,
+        "sync": sync,
+    }
+
+
+def _quotient(amount: float | None, rate: float | None) -> float | None:
+    return None if amount is None or rate is None else amount / rate
+
+
+def _decode(
+    config: Config,
+    shape: ModelShape,
+    of: Passes | None,
+    work: Work,
+    matrix: float | None,
+    memory: float | None,
+    size: int,
+    *,
+    shared: float,
+    together: int,
+) -> float | None:
+    """Return the seconds of all decode steps: each is bound by what it reads or by its products."""
+    if of is None or matrix is None or memory is None:
+        return None
+    r = config.rollout
+    sequences = work.prompts * r.n * max(1, round(shared * together))
+    at_once = min(sequences, r.max_sequences)
+    waves = -(-sequences // at_once)
+    cache = cache_bytes(
+        shape,
+        prompts=-(-at_once // r.n),
+        sequences=at_once,
+        prompt_tokens=work.prompt_tokens,
+        response_tokens=r.max_response_tokens // 2,  # on average over the steps
+        itemsize=size,
+        compressed=not work.samples,
+    )
+    # of its experts a layer reads those that any of the tokens is sent to
+    met = 1 - (1 - shape.expert_share) ** at_once
+    weights = size * (shape.parameters - shape.expert_parameters * (1 - met))
+    read = (weights + cache) / together / memory
+    computed = at_once * of.decode_token / together / matrix
+    return waves * r.max_response_tokens * max(read, computed)
+
+
+def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, updates: int, devices: int) -> float:
+    """Return the bytes of state that a device sends in a step."""
+    _, number = micro_batches(config, work)
+    if sharding.units is not None:
+        gathers = 1 if sharding.units == "all" else 2  # for the forward and for the backward
+        weights = gathers * work.dtype.itemsize * sharding.held(shape.units, sharding.parameters)
+        scattered = 4 * sharding.held(shape.trained_units, sharding.gradients)
+        # in a ring each sends a shard, padding included, to all others
+        return float(updates * number * (sharding.gather_ranks - 1) * (weights + scattered))
+    gradients = 4.0 * shape.trainable * (devices - 1) / devices
+    # All-reduce is a reduce-scatter and an all-gather. ZeRO-1 and -2 reduce so too (DeepSpeed 0.19), after every
+    # micro-batch where only a part of the gradients is kept, and then gather the new weights.
+    reductions = number if sharding.gradients > 1 else 1
+    gathered = gradients if sharding.moments > 1 else 0.0
+    return updates * (2 * reductions * gradients + gathered)
+
+
+def _tokens_exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, *, rescored: bool) -> float:
+    """Return the bytes that a device sends in passes where devices share sequences.
+
+    They exchange heads for tokens: queries, keys, values and outputs. Or layers are cut over them: then hidden states
+    are gathered and summed, for attention and for the feed-forward part.
+    """
+    size = ranks_per_sequence(config)
+    if sharding.tensor > 1:
+        sent = 4 * shape.hidden * (size - 1)
+    else:
+        heads, keys = shape.heads, math.lcm(shape.kv_heads, size)
+        sent = (heads + keys) * (shape.head_dim + shape.value_dim) * (size - 1) / size
+    _, tokens = _computed(config, work)
+    recomputed = 1 if config.model.gradient_checkpointing else 0
+    passes = config.trainer.epochs_per_batch * (2 + recomputed) + rescored + bool(config.algorithm.kl.coef)
+    return passes * tokens * shape.layers * sent * work.dtype.itemsize

@@ -1,0 +1,201 @@
+"""Which models have the lean decode step: a table of decoder architectures, and what else must hold.
+
+All of them are rows of pre-norm or post-norm blocks of rotary attention and a gated MLP. Anything the step does not
+know makes `obstacle` name it, and the model's own forward decodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hwgrpo_kernels import fused_modules
+from torch import nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from hwgrpo.models.head import causal_lm
+from hwgrpo.rollout.local import adapted_linear as adapters
+from hwgrpo.rollout.local.adapted_linear import Projection, projection_of
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """In what a decoder differs from Llama's (Touvron et al. 2023)."""
+
+    norms_after: bool = False
+    """Norms act on what attention and MLP return, not on what they are given (OLMo 2)."""
+    query_key_norm: str = ""
+    """"head": queries and keys are normed head by head (Qwen 3); "all": over all heads together (OLMo 2)."""
+    norm_offset: float = 0.0
+    """Added to every norm's weight (Gemma stores it less 1)."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama.modeling_llama.LlamaForCausalLM": Architecture(),
+    "mistral.modeling_mistral.MistralForCausalLM": Architecture(),
+    "qwen2.modeling_qwen2.Qwen2ForCausalLM": Architecture(),
+    "qwen3.modeling_qwen3.Qwen3ForCausalLM": Architecture(query_key_norm="head"),
+    "granite.modeling_granite.GraniteForCausalLM": Architecture(),
+    "gemma.modeling_gemma.GemmaForCausalLM": Architecture(norm_offset=1.0),
+    "olmo2.modeling_olmo2.Olmo2ForCausalLM": Architecture(norms_after=True, query_key_norm="all"),
+}
+"""By class of the model, below transformers.models."""
+
+PREFIX = "transformers.models."
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings that depend on the position alone; the others change with the length of the sequence."""
+
+PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.ModuleList)
+PLAIN_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
+
+
+def architecture_of(model: Any) -> Architecture | None:
+    """Return the entry of exactly this class; a subclass may do anything."""
+    return ARCHITECTURES.get(_name(type(causal_lm(model))).removeprefix(PREFIX))
+
+
+def own_forward(reason: str) -> str:
+    """Return the line that names a fall-back from the lean decode step, and why."""
+    return f"rollout decodes with the model's own forward: {reason}"
+
+
+def foreseen(config: Any, length: int) -> str | None:
+    """Say by a transformers configuration alone why the lean step will not decode sequences of a length, or None."""
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None or _name(kind).removeprefix(PREFIX) not in ARCHITECTURES:
+        return _unknown(kind or type(config))
+    return _beyond(config, length)
+
+
+def _unknown(kind: type) -> str:
+    return f"{kind.__name__} is not one of the architectures it knows"
+
+
+def _beyond(config: Any, length: int) -> str | None:
+    """Say what positions of a sequence of this length the lean step does not treat as the model does."""
+    rope = config.rope_parameters["rope_type"]
+    if rope not in ROPE_TYPES:
+        return f"its rotary embedding is of type {rope!r}"
+    window = getattr(config, "sliding_window", None)
+    if window is not None and length > window:
+        return f"a sequence can be {length} tokens long, its attention sees {window}"
+    return None
+
+
+def obstacle(model: Any, length: int) -> str | None:
+    """Say why the lean step must not decode a model, or return None.
+
+    Args:
+        model: a causal language model, with LoRA adapters or without.
+        length: tokens of the longest sequence, prompt and response.
+    """
+    base = causal_lm(model)
+    if base is not model and _name(type(model.base_model)) != adapters.LORA_MODEL:
+        return f"its adapters ({type(model).__name__}) are not LoRA"
+    if architecture_of(base) is None:
+        return _unknown(type(base))
+    home = type(base).__module__
+    if _global_forward_hooks or _global_forward_pre_hooks:
+        return "a forward hook is registered on all modules"
+    adapted: tuple[str, ...] = ()
+    for name, module in base.named_modules():
+        kind = type(module)
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"a forward hook is registered on {name or 'the model'}"
+        if "forward" in vars(module) and not fused_modules.is_fused(module):
+            return f"the forward of {name or 'the model'} was replaced"
+        if adapters.is_adapted(module):
+            reason = adapters.obstacle(module)
+            if reason is not None:
+                return f"{name} {reason}"
+            adapted += (f"{name}.",)
+        elif name.startswith(adapted):
+            continue
+        elif kind not in PLAIN_MODULES and kind.__module__ != home and kind.__module__ not in PLAIN_PACKAGES:
+            return f"{name} is a {kind.__name__}"
+    kinds = {type(parameter) for parameter in base.parameters()} - {nn.Parameter}
+    if kinds:
+        return f"its parameters are {kinds.pop().__name__}s"
+    return _beyond(base.config, length)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A root-mean-square norm (Zhang, Sennrich 2019) over the last dimension."""
+
+    weight: torch.Tensor
+    """[size]; [heads, size] where each head has its own."""
+    eps: float
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.weight.dim() == 1:
+            return nn.functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return nn.functional.rms_norm(hidden, self.weight.shape[-1:], None, self.eps).mul_(self.weight)
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a decoder layer computes with; parameters are the model's own."""
+
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+    gate: Projection
+    up: Projection
+    down: Projection
+    activation: nn.Module
+    scaling: float
+    """Factor of the attention scores."""
+    attention_norm: Norm
+    mlp_norm: Norm
+    query_norm: Norm | None
+    """Over all queries of a token."""
+    key_norm: Norm | None
+    """Over all keys of a token."""
+    head_norm: Norm | None
+    """Over each head of queries, then keys."""
+
+
+def norm_of(module: Any, architecture: Architecture) -> Norm:
+    """Read a norm."""
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return Norm(module.weight + architecture.norm_offset if architecture.norm_offset else module.weight, eps)
+
+
+def block_of(layer: Any, architecture: Architecture) -> Block:
+    """Read a decoder layer of a model that has no `obstacle`."""
+    attention, mlp = layer.self_attn, layer.mlp
+    after, normed = architecture.norms_after, architecture.query_key_norm
+    head_norm = None
+    if normed == "head":
+        query, key = attention.q_norm, attention.k_norm
+        weight = torch.cat(
+            [
+                norm.weight.expand(projection.out_features // attention.head_dim, -1)
+                for norm, projection in ((query, attention.q_proj), (key, attention.k_proj))
+            ]
+        )
+        head_norm = Norm(weight, query.variance_epsilon)
+    return Block(
+        query=projection_of(attention.q_proj),
+        key=projection_of(attention.k_proj),
+        value=projection_of(attention.v_proj),
+        output=projection_of(attention.o_proj),
+        gate=projection_of(mlp.gate_proj),
+        up=projection_of(mlp.up_proj),
+        down=projection_of(mlp.down_proj),
+        activation=mlp.act_fn,
+        scaling=attention.scaling,
+        attention_norm=norm_of(layer.post_attention_layernorm if after else layer.input_layernorm, architecture),
+        mlp_norm=norm_of(layer.post_feedforward_layernorm if after else layer.post_attention_layernorm, architecture),
+        query_norm=norm_of(attention.q_norm, architecture) if normed == "all" else None,
+        key_norm=norm_of(attention.k_norm, architecture) if normed == "all" else None,
+        head_norm=head_norm,
+    )

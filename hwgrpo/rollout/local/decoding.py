@@ -1,0 +1,133 @@
+"""The decoding loop: one prefill per prompt, a token per step for all its samples, finished rows dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hwgrpo.errors import RunError
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.local.decode_rows import Rows
+from hwgrpo.rollout.local.token_sampling import draw, uniforms
+from hwgrpo.rollout.stopping import StopWatch
+
+UNIFORM_BLOCK = 64
+"""Positions whose uniforms are made and moved to the device at once."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """S responses, ragged, on the CPU; R tokens in all."""
+
+    lengths: np.ndarray
+    """[S] int64."""
+    tokens: np.ndarray
+    """[R] int64."""
+    logprobs: np.ndarray
+    """[R] fp32."""
+    finished: np.ndarray
+    """[S] bool."""
+    rows_decoded: int
+    """Tokens that were drawn, those of rows that had ended included."""
+    versions: np.ndarray
+    """[R] int64: of the weights that gave each token's logits."""
+
+
+def decode(
+    rows: Rows,
+    prompt_of: np.ndarray,
+    keys: np.ndarray,
+    sampling: Sampling,
+    watch: StopWatch,
+    device: torch.device,
+    look_every: int = 1,
+    make_way: Callable[[], int] = lambda: 0,
+) -> Decoded:
+    """Generate S responses to G distinct prompts; each prompt goes through the model once.
+
+    Args:
+        rows: of the G prompts, nothing computed yet.
+        prompt_of: [S] int64, the prompt of each response.
+        keys: [S] uint64 of `stream_keys`.
+        sampling: how tokens are drawn, and how many at most.
+        watch: says which responses have ended.
+        device: where the rows are.
+        look_every: steps after which the host looks at what was drawn. Results do not depend on it. Every look waits
+            for the device; in between, responses that have ended are decoded on.
+        make_way: called before each forward; lets weights be exchanged and returns the version of those there are now.
+
+    Raises:
+        RunError: the model's logits are not finite.
+    """
+    version = make_way()
+    logits = rows.prefill()[torch.from_numpy(prompt_of).to(device)]
+    rows.spread(prompt_of)
+
+    finished = np.zeros(len(prompt_of), dtype=bool)
+    sequence = np.arange(len(prompt_of))  # the response that each row of the batch holds
+    growing = np.ones(len(prompt_of), dtype=bool)  # rows of the batch that have not ended
+    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]] = []
+    unseen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    versions: list[int] = []
+    block = torch.empty(0)
+    for position in range(sampling.max_response_tokens):
+        if position % UNIFORM_BLOCK == 0 and not sampling.greedy:
+            block = uniforms(keys[sequence], position, UNIFORM_BLOCK).to(device)
+        token, logprob = draw(
+            logits,
+            None if sampling.greedy else block[:, position % UNIFORM_BLOCK],
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+        )
+        logits = logits.new_empty(0)  # a recording may be made of the next step, and needs the room
+        unseen.append((token, logprob))
+        versions.append(version)
+        last = position + 1 == sampling.max_response_tokens
+        if last or len(unseen) == look_every:
+            tokens = torch.stack([token for token, _ in unseen]).cpu().numpy()
+            for drawn, (_, logprob) in zip(tokens, unseen, strict=True):
+                if (drawn[growing] < 0).any():
+                    raise RunError(
+                        f"the model's logits at response position {len(steps)} are not finite: its weights hold NaN "
+                        "or infinite values, or the compute dtype overflows (model.dtype: bfloat16 has the range of "
+                        "float32)"
+                    )
+                steps.append((growing.copy(), sequence, drawn, logprob))
+                growing[growing] = ~watch.ended(sequence[growing], drawn[growing])
+            unseen.clear()
+            finished[sequence[~growing]] = True
+            if last or not growing.any():
+                break
+            if growing.mean() <= rows.compact_below:
+                kept = np.flatnonzero(growing)
+                rows.select(kept)
+                index = torch.from_numpy(kept).to(device)
+                token, sequence, growing = token[index], sequence[kept], growing[kept]
+                block = block if sampling.greedy else block[index]
+        version = make_way()
+        # Rows that have ended but are still in the batch go on with what they drew; nobody reads it.
+        logits = rows.step(token.clamp_min(0))
+    return _collect(steps, finished, np.array(versions, dtype=np.int64))
+
+
+def _collect(
+    steps: list[tuple[np.ndarray, np.ndarray, np.ndarray, torch.Tensor]], finished: np.ndarray, versions: np.ndarray
+) -> Decoded:
+    """Turn steps of (growing [B], sequence [B], token [B], logprob [B]) into ragged responses."""
+    valid = np.concatenate([growing for growing, _, _, _ in steps])
+    sequence = np.concatenate([row for _, row, _, _ in steps])[valid]
+    position = np.repeat(np.arange(len(steps)), [len(row) for _, row, _, _ in steps])[valid]
+    lengths = np.bincount(sequence, minlength=len(finished))
+    place = (np.cumsum(lengths) - lengths)[sequence] + position
+    tokens = np.empty(len(place), dtype=np.int64)
+    tokens[place] = np.concatenate([token for _, _, token, _ in steps])[valid]
+    logprobs = np.empty(len(place), dtype=np.float32)
+    logprobs[place] = torch.cat([logprob for _, _, _, logprob in steps]).cpu().numpy()[valid]
+    of_token = np.empty(len(place), dtype=np.int64)
+    of_token[place] = versions[position]
+    return Decoded(lengths, tokens, logprobs, finished, rows_decoded=len(valid), versions=of_token)

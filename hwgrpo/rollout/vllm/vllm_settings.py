@@ -1,0 +1,140 @@
+"""From the run's settings to vLLM's, the same for an engine in this process and for a server."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.models import builtin
+from hwgrpo.models.loading import locate
+from hwgrpo.permissions import follow_umask
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.scratch import remove_stale
+
+if TYPE_CHECKING:
+    from hwgrpo.config import Config
+
+HOST_CACHE_GB = 2.0
+"""Memory for keys and values on a CPU where `rollout.kv_cache_gb` is not set: vLLM would take most of the machine."""
+HOST_BATCH_TOKENS = 4096
+"""Tokens of one step of vLLM on a CPU."""
+HOST_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of attention heads that vLLM computes on a CPU (0.32)."""
+HOST_HEAD_MULTIPLE = 32
+MEMORY = "/dev/shm"
+"""Folder that lives in memory."""
+WEIGHTS_PREFIX, ADAPTER_PREFIX = "hwgrpo-weights-", "hwgrpo-adapter-"
+"""Of the names of scratch folders in memory."""
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM makes room for."""
+
+
+def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, Any]:
+    """Return what vLLM's engine is made with, by the names of its own arguments.
+
+    Args:
+        parts: what an engine is made from; where the trainer runs on a CPU, vLLM is taken to do so too.
+        adapter: the adapter that is trained, if one is.
+    """
+    config = parts.config
+    rollout, model = config.rollout, config.model
+    on_host = parts.device.torch_device.type == "cpu"
+    cache = rollout.kv_cache_gb or (HOST_CACHE_GB if on_host else None)
+    arguments: dict[str, Any] = {
+        "model": locate(model.path),
+        "tokenizer": locate(model.tokenizer or model.path),
+        "revision": model.revision,
+        "trust_remote_code": model.trust_remote_code,
+        "dtype": str(parts.compute_dtype).removeprefix("torch."),
+        # The policy's weights follow, and with dummies before them none that is missing stays unnoticed. Below adapters
+        # they never change, so that those of the model's folder are the policy's.
+        "load_format": "dummy" if adapter is None else "auto",
+        "generation_config": "vllm",
+        "seed": config.trainer.seed,
+        "max_model_len": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
+        "max_num_seqs": rollout.max_sequences,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "enforce_eager": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+    }
+    if cache is not None:
+        arguments["kv_cache_memory_bytes"] = int(cache * 2**30)
+    if adapter is not None:
+        arguments |= {"enable_lora": True, "max_lora_rank": adapter_room(adapter), "max_loras": 1}
+    if on_host:
+        # A prompt computed in pieces takes back draws of its generator, which those of a CPU cannot (vLLM 0.32).
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(HOST_BATCH_TOKENS, arguments["max_model_len"])
+    return arguments | dict(rollout.engine_kwargs)
+
+
+def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
+    """Check that vLLM, where the engine is one that the run starts, computes attention with the model's heads.
+
+    Args:
+        config: the run's settings.
+        settings: the model's transformers configuration.
+        on_host: it would run on a CPU; devices take every size that is in use.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    text = settings.get_text_config()
+    engine, url = config.rollout.engine, config.rollout.server.url
+    starts_vllm = engine == "vllm" or (engine == "vllm_server" and url is None)
+    if not (on_host and starts_vllm) or getattr(text, "kv_lora_rank", None):  # latent attention has no such heads
+        return
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    if size in HOST_HEAD_SIZES:
+        return
+    path = config.model.path
+    remedy = "use rollout.engine=local, or a vLLM server on a device (rollout.server.url)"
+    if path.startswith(builtin.PREFIX):
+        options = [part for part in path.partition("?")[2].split("&") if part and not part.startswith("head=")]
+        fitting = f"{path.partition('?')[0]}?{'&'.join([*options, f'head={HOST_HEAD_MULTIPLE}'])}"
+        remedy = f"use 'model.path={fitting}' (in quotes, for the shell), or rollout.engine=local"
+    raise ConfigError(
+        f"rollout.engine={engine!r} with model.path={path!r}: on a CPU vLLM has no attention with heads "
+        f"of size {size}, only of {', '.join(map(str, HOST_HEAD_SIZES))}; {remedy}"
+    )
+
+
+def adapter_room(adapter: AdapterWeights) -> int:
+    """Return the rank that vLLM is told to make room for.
+
+    Raises:
+        ConfigError: it has none so large.
+    """
+    rank = int(adapter.settings["r"])
+    room = next((size for size in RANKS if size >= rank), None)
+    if room is None:
+        raise ConfigError(f"model.lora.rank={rank} is more than vLLM serves; use at most {RANKS[-1]}")
+    return room
+
+
+def write_adapter(adapter: AdapterWeights, folder: Path) -> None:
+    """Write an adapter as peft does."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(dict(adapter.settings)), encoding="utf-8")
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in adapter.tensors.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    follow_umask(folder / "adapter_model.safetensors")
+
+
+def memory_folder() -> str | None:
+    """Return a folder that lives in memory, where the system has one."""
+    return MEMORY if os.access(MEMORY, os.W_OK) else None
+
+
+def remove_stale_weights() -> None:
+    """Remove the weights and adapters that processes which were killed have left in memory."""
+    for prefix in (WEIGHTS_PREFIX, ADAPTER_PREFIX):
+        remove_stale(prefix, memory_folder())

@@ -1,0 +1,157 @@
+"""A checkpoint's manifest: reading it, checking its checksum, and checking that it holds what a run resumes with.
+
+The checksum lies beside the manifest in the format of `sha256sum`. Earlier versions wrote none; for their manifests the
+checks of types and ranges are all there is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from hwgrpo.errors import CheckpointError
+from hwgrpo.training.checkpoint import checkpoint_files as files
+from hwgrpo.training.checkpoint import shard_files as checkpoint_tensors
+
+SCHEMA = "hwgrpo.checkpoint/2"
+_DIGEST = re.compile(r"(?:[0-9a-f]{2})+:.+")
+"""Salt and digest of a value that is not stored."""
+
+
+class Manifest(NamedTuple):
+    """A manifest that was read and checked."""
+
+    content: dict[str, Any]
+    sha256: str
+    """Checksum of the file's bytes."""
+    note: str | None
+    """Why its checksum was not checked; None where it was."""
+
+
+def read(folder: Path) -> Manifest:
+    """Read and check the manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of another format; the message names the file.
+    """
+    path = folder / files.MANIFEST
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"{folder}: not a checkpoint, it has no {files.MANIFEST}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    note = _check_checksum(folder, data)
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    _check(path, content)
+    return Manifest(content, hashlib.sha256(data).hexdigest(), note)
+
+
+def _check_checksum(folder: Path, data: bytes) -> str | None:
+    """Compare a manifest's bytes with the checksum beside them; return a note where there is none."""
+    path = folder / files.CHECKSUM
+    try:
+        expected = path.read_bytes()
+    except FileNotFoundError:
+        return f"there is no {path}, as in checkpoints of earlier versions: the manifest is used without a checksum"
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if expected != files.checksum_line(data).encode():
+        raise CheckpointError(
+            f"{folder / files.MANIFEST} is damaged, or its checksum in {files.CHECKSUM} is: they do not match"
+        )
+    return None
+
+
+def _check(path: Path, content: Any) -> None:
+    if not isinstance(content, dict) or "schema" not in content:
+        raise CheckpointError(f"{path} is damaged: it lacks what every manifest holds")
+    if content["schema"] != SCHEMA:
+        raise CheckpointError(f"{path} has schema {content['schema']!r}; this version reads {SCHEMA}")
+    kinds = {"state": dict, "parameters": dict, "files": dict}
+    if not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
+        raise CheckpointError(f"{path} is damaged: it lacks what every manifest holds")
+    for name in content["files"]:
+        if name != Path(name).name or name == "..":
+            raise CheckpointError(f"{path} is damaged: the file {name!r} leaves the folder")
+    require = _Requirements(path, content)
+    require("step", checkpoint_tensors.is_count)
+    named = files.step_of(path.parent)
+    if named not in (None, content["step"]):
+        raise CheckpointError(f"{path} is of step {content['step']}, its folder is named for step {named}")
+    require("world_size", lambda value: checkpoint_tensors.is_count(value) and value > 0)
+    checkpoint_tensors.check_table(path, content["parameters"], content["files"])
+    lacking = (rank for rank in range(content["world_size"]) if files.rng_file(rank) not in content["files"])
+    rank = next(lacking, None)
+    if rank is not None:
+        raise CheckpointError(f"{path} is damaged: it names no {files.rng_file(rank)}")
+    _check_state(require, content["state"])
+
+
+def _check_state(require: _Requirements, state: Mapping[str, Any]) -> None:
+    count = checkpoint_tensors.is_count
+    require("state.sampler", lambda value: isinstance(value, dict))
+    require("state.sampler.size", count)
+    require("state.sampler.seed", lambda value: isinstance(value, int))
+    require("state.sampler.shuffle", lambda value: isinstance(value, bool))
+    require("state.sampler.epoch", count)
+    require("state.sampler.position", lambda value: count(value) and value <= state["sampler"]["size"])
+    require("state.updates_done", count)
+    require("state.config", _is_settings)
+    if "skipped_in_a_row" in state:  # the keys from here on are newer than the format
+        require("state.skipped_in_a_row", count)
+    if "secrets" in state:
+        require("state.secrets", _are_digests)
+    if "data" in state:
+        require("state.data", lambda value: isinstance(value, dict))
+        for name in state["data"]:
+            require(f"state.data.{name}", _is_fingerprint)
+
+
+class _Requirements:
+    """Raises where a value of a manifest, named by its keys with dots, is missing or does not pass a test."""
+
+    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
+        self._path, self._content = path, content
+
+    def __call__(self, key: str, passes: Callable[[Any], bool]) -> None:
+        value: Any = self._content
+        for part in key.split(".", maxsplit=2):
+            if not isinstance(value, dict) or part not in value:
+                raise CheckpointError(f"{self._path} is damaged: it has no {key}")
+            value = value[part]
+        if not passes(value):
+            shown = repr(value)
+            shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
+            raise CheckpointError(f"{self._path} is damaged: {key}={shown} cannot be")
+
+
+def _is_settings(value: Any) -> bool:
+    try:
+        settings = OmegaConf.create(value) if isinstance(value, str) else None
+        return OmegaConf.is_dict(settings)  # not resolved: a variable that they name may be unset here
+    except (OmegaConfBaseException, YAMLError, ValueError):
+        return False
+
+
+def _are_digests(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in value.values())
+
+
+def _is_fingerprint(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and checkpoint_tensors.is_count(value.get("rows"))
+        and isinstance(value.get("sha256"), str)
+    )

@@ -1,0 +1,204 @@
+"""The tensors of a checkpoint: what ranks hold of each parameter, in files of their own, read back by any other cut.
+
+Each rank writes the pieces that are its own, flattened and under the parameter's name, into `weights-rankR.safetensors`
+and `moments-rankR.safetensors`; the table of pieces says which elements lie where. A rank that loads reads the elements
+that it holds and no others, so that neither the number of ranks nor the strategy has to be the one that saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from hwgrpo.errors import CheckpointError
+from hwgrpo.training.checkpoint import checkpoint_files as files
+from hwgrpo.training.strategies.param_shard import MOMENTS, Piece
+
+Table = dict[str, dict[str, Any]]
+"""By parameter: its `shape`, the `updates` it has seen, and its `pieces` [rank, first element, count]."""
+
+
+def files_of(pieces: Sequence[Piece], rank: int) -> dict[str, dict[str, torch.Tensor]]:
+    """Return a rank's files by name, each with its tensors."""
+    held = [piece for piece in pieces if piece.count]
+    return {
+        weights_file(rank): {piece.name: piece.values["parameter"] for piece in held},
+        moments_file(rank): {
+            f"{piece.name}.{key}": piece.values[key] for piece in held for key in MOMENTS if key in piece.values
+        },
+    }
+
+
+def weights_file(rank: int) -> str:
+    """Return the name of a rank's file with parameters."""
+    return f"weights-rank{rank}.safetensors"
+
+
+def moments_file(rank: int) -> str:
+    """Return the name of a rank's file with AdamW's moments."""
+    return f"moments-rank{rank}.safetensors"
+
+
+def table_of(pieces: Sequence[Piece], rank: int) -> Table:
+    """Return where the pieces of one rank lie."""
+    return {
+        piece.name: {
+            "shape": list(piece.shape),
+            "updates": 0 if piece.step is None else int(piece.step),
+            "pieces": [[rank, piece.start, piece.count]],
+        }
+        for piece in pieces
+        if piece.count
+    }
+
+
+def merged(tables: Sequence[Table]) -> Table:
+    """Join the tables of all ranks, and see to it that every element is in exactly one piece."""
+    joined: Table = {}
+    for table in tables:
+        for name, entry in table.items():
+            joined.setdefault(name, entry | {"pieces": []})["pieces"] += entry["pieces"]
+    for name, entry in joined.items():
+        entry["pieces"].sort(key=lambda piece: piece[1])
+        end = 0
+        for _, start, count in entry["pieces"]:
+            assert start == end, f"{name}: elements {min(start, end)} to {max(start, end)} are in no piece or in two"
+            end = start + count
+        assert end == math.prod(entry["shape"]), f"{name}: elements from {end} on are in no piece"
+    return joined
+
+
+def is_count(value: Any) -> bool:
+    """Tell whether a value that was read is a whole number of zero or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_table(manifest: Path, table: Any, names: Any) -> None:
+    """Check that a table that was read covers every parameter once, with pieces of files that are there.
+
+    Args:
+        manifest: where it was read, for messages.
+        table: what ought to be a `Table`.
+        names: what ought to be a checkpoint's files by name.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    try:
+        for name, entry in table.items():
+            numbers = [*entry["shape"], entry["updates"], *(n for piece in entry["pieces"] for n in piece)]
+            if not all(map(is_count, numbers)):
+                raise CheckpointError(f"{manifest} is damaged: the numbers of {name} cannot be read")
+            end, whole = 0, math.prod(entry["shape"])
+            for rank, start, count in entry["pieces"]:
+                if start != end or count < 1:
+                    raise CheckpointError(f"{manifest} is damaged: {name} has its elements from {end} on in no piece")
+                end = start + count
+                for file in (weights_file(rank), moments_file(rank)):
+                    if file not in names:
+                        raise CheckpointError(f"{manifest} is damaged: {name} has a piece in {file}, which it lacks")
+            if end != whole:
+                raise CheckpointError(f"{manifest} is damaged: {end} of the {whole} elements of {name} are in pieces")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{manifest} is damaged: its table of parameters cannot be read") from error
+
+
+def check_file(path: Path, table: Table) -> None:
+    """Check that a rank's file with weights or moments has the tensors that the table says; others are passed over.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    expected: dict[str, list[int]] = {}
+    for name, entry in table.items():
+        for rank, _, count in entry["pieces"]:
+            if path.name == weights_file(rank):
+                expected[name] = [count]
+            elif path.name == moments_file(rank):
+                expected |= {f"{name}.{key}": [count] for key in MOMENTS}
+    if not expected:
+        return
+    with files.reading(path), safe_open(path, framework="pt") as file:
+        found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (it is no dict)
+    for name in expected.keys() | found.keys():
+        if found.get(name) != expected.get(name):
+            raise CheckpointError(
+                f"{path} is not the file of the manifest's table: {name} has shape {found.get(name)} in it, "
+                f"{expected.get(name)} in the table"
+            )
+
+
+def check_parameters(folder: Path, table: Table, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Check that a checkpoint holds the parameters of a model.
+
+    Args:
+        folder: of the checkpoint, for messages.
+        table: the checkpoint's.
+        shapes: of the model's trainable parameters, by name, over all ranks.
+
+    Raises:
+        CheckpointError: the model has other trainable parameters than the one that was saved.
+    """
+    odd = sorted(table.keys() ^ {name for name, shape in shapes.items() if math.prod(shape)})
+    if odd:
+        raise CheckpointError(
+            f"{folder} was saved by another model or LoRA setting: {len(odd)} parameters are in one and not "
+            f"in the other, e.g. {odd[0]}"
+        )
+    for name, entry in table.items():
+        saved, shape = tuple(entry["shape"]), tuple(shapes[name])
+        if shape != saved:
+            raise CheckpointError(f"{folder}: {name} has shape {saved}, the model's is {shape}")
+
+
+@torch.no_grad()
+def read(folder: Path, table: Table, pieces: Sequence[Piece]) -> None:
+    """Write a checkpoint's values into pieces, wherever they were cut when it was saved.
+
+    Args:
+        folder: of the checkpoint.
+        table: where its pieces lie.
+        pieces: what is held now; those without moments get their parameter alone.
+
+    Raises:
+        CheckpointError: a file cannot be read any more.
+    """
+    with ExitStack() as stack:
+        opened: dict[str, Any] = {}
+
+        def values(file: str, key: str, first: int, last: int) -> torch.Tensor:
+            with files.reading(folder / file):
+                if file not in opened:
+                    opened[file] = stack.enter_context(safe_open(folder / file, framework="pt"))
+                return opened[file].get_slice(key)[first:last]
+
+        for piece in pieces:
+            if not math.prod(piece.shape):
+                continue  # a parameter without elements is in no table
+            entry = table[piece.name]
+            for rank, source, target, count in _overlaps(entry["pieces"], piece):
+                part = slice(target, target + count)
+                piece.values["parameter"][part] = values(weights_file(rank), piece.name, source, source + count)
+                for key in MOMENTS:
+                    if key in piece.values:
+                        saved = values(moments_file(rank), f"{piece.name}.{key}", source, source + count)
+                        piece.values[key][part] = saved
+            if piece.step is not None:
+                piece.step.fill_(entry["updates"])
+
+
+def _overlaps(saved: Sequence[Sequence[int]], piece: Piece) -> Iterator[tuple[int, int, int, int]]:
+    """Yield rank, first element in its file's piece, first element in `piece`, and count of what both have."""
+    end = piece.start + piece.count
+    for rank, start, count in saved:
+        first, last = max(start, piece.start), min(start + count, end)
+        if first < last:
+            yield rank, first - start, first - piece.start, last - first

@@ -1,0 +1,177 @@
+"""A micro-batch: what one forward pass reads, filled from the rows that a layout formed.
+
+Rows of hidden states that predict response tokens are compacted, so prompt tokens and padding never meet the
+vocabulary, and a response's last token, which predicts nothing, is no input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+
+from hwgrpo.models.shared_prefix_masks import Branches
+from hwgrpo.training.policy.layouts import Layout, Rows
+from hwgrpo.training.policy.sequence_shard import SequenceShard
+from hwgrpo.values import TrainBatch
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass reads. B rows of L tokens, N response tokens of S sequences."""
+
+    input_ids: torch.Tensor
+    """[B, L] int64."""
+    position_ids: torch.Tensor
+    """[B, L] int64: position within the sequence."""
+    is_token: torch.Tensor
+    """[B, L] bool: False at padding."""
+    attention_mask: torch.Tensor | None
+    """[B, 1, L, L] bool (True: may attend); None where plain causal attention is right, or `branches` says more."""
+    branches: Branches | None
+    """Where prompts and responses stand, for attention that does without a mask over the row."""
+    hidden_rows: torch.Tensor
+    """[N] int64: index into the flattened [B * L] hidden states of the one that predicts each response token."""
+    targets: torch.Tensor
+    """[N] int64: the response tokens."""
+    cu_seqlens: torch.Tensor
+    """[S + 1] int64: bounds of the sequences among the N rows."""
+    token_index: torch.Tensor
+    """[N] int64: where each response token stands in the TrainBatch's [R] arrays."""
+    signals: Mapping[str, torch.Tensor]
+    """name -> [N] fp32: what the loss reads per token (advantage, weight, old_logprob, ...)."""
+    shard: SequenceShard | None = None
+    """Where a group of ranks goes through these rows: `input_ids`, `position_ids` and `is_token` are then this rank's
+    [B, L / S], N those response tokens whose loss it computes; mask, branches and `hidden_rows` are of whole rows."""
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """Return the same micro-batch on `device`."""
+        if self.input_ids.device == device:
+            return self
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device),
+            position_ids=self.position_ids.to(device),
+            is_token=self.is_token.to(device),
+            attention_mask=None if self.attention_mask is None else self.attention_mask.to(device),
+            branches=None if self.branches is None else self.branches.to(device),
+            hidden_rows=self.hidden_rows.to(device),
+            targets=self.targets.to(device),
+            cu_seqlens=self.cu_seqlens.to(device),
+            signals={name: tensor.to(device) for name, tensor in self.signals.items()},
+            shard=None if self.shard is None else self.shard.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class TokenSignals:
+    """Signals of a whole TrainBatch, ready to be cut: per sequence and per response token."""
+
+    per_sequence: Mapping[str, torch.Tensor]
+    """name -> [S] fp32, repeated over a sequence's tokens."""
+    per_token: Mapping[str, torch.Tensor]
+    """name -> [R] fp32."""
+
+
+def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout, multiple: int = 1) -> MicroBatch:
+    """Fill rows with the tokens of their sequences.
+
+    Args:
+        batch: the update's sequences.
+        rows: B rows of sequence indices; none gives one row of one token and N = 0.
+        signals: what the loss reads per token.
+        layout: whether the sequences of a row share their prompt (they must then answer the same one).
+        multiple: what divides the width L, padding included.
+    """
+    sequence_S = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
+    row_S = torch.repeat_interleave(torch.tensor([len(row) for row in rows], dtype=torch.int64))
+    prompt_S = batch.prompt_index[sequence_S]
+    prompt_length_S = batch.prompt_offsets.diff()[prompt_S]
+    length_S = batch.lengths[sequence_S]
+    input_S = (length_S - 1).clamp_min(0)
+
+    first_S = torch.ones(len(sequence_S), dtype=torch.bool)
+    first_S[1:] = row_S.diff() > 0
+    own_prompt_S = torch.where(first_S | (not layout.shares_prompt), prompt_length_S, 0)
+    end_S = (own_prompt_S + input_S).cumsum(0)
+    begin_S = end_S - own_prompt_S - input_S
+    column_S = begin_S - begin_S[first_S][row_S]  # where the sequence's first own token stands in its row
+    width = int((column_S + own_prompt_S + input_S).max()) if rows else 1
+    width = -(-width // multiple) * multiple
+    prompt_end_S = prompt_length_S if layout.shares_prompt else column_S + prompt_length_S
+    response_S = column_S + own_prompt_S
+
+    input_ids = torch.zeros(max(len(rows), 1), width, dtype=torch.int64)
+    positions = torch.zeros_like(input_ids)
+    # Which sequence a token belongs to: 0 a shared prompt, -1 padding.
+    owner = torch.full_like(input_ids, -1)
+    number_S = torch.arange(1, len(sequence_S) + 1)
+    place, within, of = _spread(row_S * width + column_S, own_prompt_S)
+    input_ids.view(-1)[place] = batch.prompt_tokens[batch.prompt_offsets[prompt_S][of] + within]
+    positions.view(-1)[place] = within
+    owner.view(-1)[place] = 0 if layout.shares_prompt else number_S[of]
+    place, within, of = _spread(row_S * width + response_S, input_S)
+    input_ids.view(-1)[place] = batch.tokens[batch.offsets[sequence_S][of] + within]
+    positions.view(-1)[place] = prompt_length_S[of] + within
+    owner.view(-1)[place] = number_S[of]
+
+    masked = len(sequence_S) > len(rows)
+    if not masked:
+        # Positions that fall back to 0 at padding would make transformers build a mask for packed sequences.
+        positions = torch.arange(width).expand(input_ids.shape)
+    dense = layout.attention == "masked" or width <= layout.dense_up_to
+    token_index, within, of = _spread(batch.offsets[sequence_S], length_S)
+    predicted_from = torch.where(within == 0, prompt_end_S[of], response_S[of] + within)
+    return MicroBatch(
+        input_ids=input_ids,
+        position_ids=positions,
+        is_token=owner >= 0,
+        attention_mask=_mask(positions, owner) if masked and dense else None,
+        branches=_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
+        if masked and not dense
+        else None,
+        hidden_rows=row_S[of] * width + predicted_from - 1,
+        targets=batch.tokens[token_index],
+        cu_seqlens=torch.cat([length_S.new_zeros(1), length_S.cumsum(0)]),
+        token_index=token_index,
+        signals={name: tensor[sequence_S][of] for name, tensor in signals.per_sequence.items()}
+        | {name: tensor[token_index] for name, tensor in signals.per_token.items()},
+    )
+
+
+def _mask(positions: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+    """[B, 1, L, L] bool: a token sees its own sequence and a shared prompt, up to its own position."""
+    visible = (owner[:, None, :] == owner[:, :, None]) | (owner[:, None, :] == 0)
+    return (visible & (positions[:, None, :] <= positions[:, :, None]))[:, None]
+
+
+def _branches(
+    row_S: torch.Tensor,
+    first_S: torch.Tensor,
+    prompt_length_S: torch.Tensor,
+    response_S: torch.Tensor,
+    input_S: torch.Tensor,
+    width: int,
+) -> Branches:
+    """Describe rows of `width` tokens that begin with a prompt; `response_S` is the column where a response begins."""
+    numbers = torch.arange(len(row_S))
+    branch_S = numbers - numbers[first_S][row_S]
+    B, K, P, R = int(row_S[-1]) + 1, int(branch_S.max()) + 1, int(prompt_length_S.max()), int(input_S.max())
+    place, within, of = _spread(row_S * width + response_S, input_S)
+    responses = torch.zeros(B, K, R, dtype=torch.int64)
+    responses[row_S[of], branch_S[of], within] = place
+    # A token of a prompt stands in its row's first P; what else stands there is a response's, or padding.
+    source = torch.arange(width).clamp_max(P - 1) + P * torch.arange(B)[:, None]
+    source.view(-1)[place] = B * P + ((row_S * K + branch_S)[of] * R + within)
+    return Branches(
+        prompt_width=P, responses=responses, prompt_lengths=prompt_length_S[first_S], place=source.flatten()
+    )
+
+
+def _spread(start_S: torch.Tensor, length_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return, for ranges of `length_S` from `start_S` on: each element, its place in its range, and its range."""
+    of = torch.repeat_interleave(length_S)
+    within = torch.arange(len(of)) - (length_S.cumsum(0) - length_S)[of]
+    return start_S[of] + within, within, of

@@ -1,0 +1,169 @@
+"""The policy as one module: backbone, LM head and loss inside a single forward that strategies can wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
+from torch import nn
+
+from hwgrpo.models import shared_prefix_masks as branched_attention
+from hwgrpo.models import ulysses_attention as exchanged_attention
+from hwgrpo.models.head import HeadReading, backbone, causal_lm, read_head
+from hwgrpo.models.router import experts_per_token, router_loss
+from hwgrpo.models.ulysses_attention import Exchange
+from hwgrpo.training.policy.micro_batch import MicroBatch
+from hwgrpo.training.policy.sharded_head import (
+    in_place_of_forward,
+    refuse_rounded,
+    refuse_sharded,
+    refuse_sharded_inside,
+)
+
+LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """How logits are formed and streamed."""
+
+    temperature: float = 1.0
+    chunk_rows: int | None = None
+    logits_dtype: torch.dtype | None = None
+
+
+class PolicyModel(nn.Module):
+    """A causal LM whose forward ends in per-token losses or log-probs instead of logits.
+
+    DDP, FSDP2 and DeepSpeed wrap this module. FSDP2 may gather its layers and its LM head (with tied embeddings, both
+    as one) apart from the rest, but nothing between this module and those, whose forward is not called.
+
+    Args:
+        model: a transformers causal LM, or one wrapped by peft.
+        compute_dtype: dtype of matrix products; parameters stay fp32 masters and autocast does the rest.
+        options: temperature of the log-probs, and how logits are streamed.
+        head: how the model forms its logits, where that is known; None: it is tried, and the model must have weights.
+
+    Raises:
+        ConfigError: the model's logits are not what hidden states and head give by any reading that is known; its
+            weights are in shards already.
+    """
+
+    def __init__(
+        self, model: Any, *, compute_dtype: torch.dtype, options: HeadOptions, head: HeadReading | None = None
+    ) -> None:
+        super().__init__()
+        refuse_sharded(model)
+        self.model = model
+        self.compute_dtype = compute_dtype
+        self.options = options
+        self.head = read_head(model) if head is None else head
+        self.hidden_size = int(self.base.config.get_text_config().hidden_size)
+
+    @property
+    def base(self) -> Any:
+        """The transformers causal LM, without peft's wrapper."""
+        return causal_lm(self.model)
+
+    def forward(
+        self, batch: MicroBatch, loss_fn: LossFn | None = None, router_weight: float = 0.0
+    ) -> TokenLoss | TokenLogprob:
+        """Run backbone, head and loss.
+
+        Args:
+            batch: N response tokens, on this model's device.
+            loss_fn: `loss_fn(stats, rows) -> (loss_N, metrics)`; None scores only.
+            router_weight: factor of the load-balancing loss, which is added to the loss; 0 leaves it out.
+
+        Returns:
+            With a loss function, its `TokenLoss`, in whose sums `router_loss` is N times the load-balancing loss;
+            without, its `TokenLogprob`. Of a shard it is the rank's part: losses and sums add up over the group.
+
+        Raises:
+            ConfigError: it is sharded in a way in which weights stay in shards, or what losses read came rounded.
+        """
+        refuse_sharded_inside(self.model, self.base)
+        refuse_rounded(batch.signals)
+        output = self._backbone(batch, output_router_logits=True) if router_weight else self._backbone(batch)
+        hidden = self._predicting(output, batch)
+        head = self.base.get_output_embeddings()
+        if loss_fn is None:
+            return in_place_of_forward(head, lambda hidden: self._logprob(hidden, head, batch), hidden)
+        parts = in_place_of_forward(head, lambda hidden: self._loss(hidden, head, batch, loss_fn), hidden)
+        result = TokenLoss(*parts)
+        if not router_weight:
+            return result
+        group, tokens = (batch.shard.group, batch.shard.total) if batch.shard else (None, len(batch.targets))
+        balance = router_loss(output.router_logits, batch.is_token, experts_per_token(self.base), group)
+        sums = result.sums | {"router_loss": balance.detach() * tokens}
+        return replace(result, loss=result.loss + router_weight * balance, sums=sums)
+
+    def _logprob(self, hidden: torch.Tensor, head: Any, batch: MicroBatch) -> TokenLogprob:
+        return linear_logprob(hidden, self.head.weight(head), batch.targets, **self._head_options(head))
+
+    def _loss(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn) -> tuple[Any, ...]:
+        """Return the fields of a TokenLoss."""
+        result = linear_token_loss(
+            hidden,
+            self.head.weight(head),
+            batch.targets,
+            loss_fn,
+            rows=batch.signals,
+            scope=getattr(loss_fn, "scope", "token"),
+            cu_seqlens=batch.cu_seqlens,
+            **self._head_options(head),
+        )
+        return tuple(vars(result).values())
+
+    def _head_options(self, head: Any) -> dict[str, Any]:
+        return {
+            "bias": self.head.bias(head),
+            "temperature": self.options.temperature,
+            "softcap": self.head.softcap,
+            "logit_scale": self.head.scale,
+            "chunk_rows": self.options.chunk_rows,
+            "logits_dtype": self.options.logits_dtype,
+        }
+
+    def hidden_states(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the last hidden states [N, H] that predict the response tokens, in the compute dtype."""
+        return self._predicting(self._backbone(batch), batch)
+
+    def _predicting(self, output: Any, batch: MicroBatch) -> torch.Tensor:
+        hidden = output.last_hidden_state.to(self.compute_dtype).flatten(0, 1)
+        return batch.shard.own(hidden) if batch.shard else hidden[batch.hidden_rows]
+
+    def _backbone(self, batch: MicroBatch, **options: Any) -> Any:
+        """Run the model up to the LM head; `options` go to its forward."""
+        mask, branches = batch.attention_mask, batch.branches
+        if mask is not None:
+            # transformers adds a 4-d mask to the scores as it is: 0 where attention is allowed, else -inf-like
+            dtype = self.compute_dtype
+            mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+        elif branches is not None:
+            branched_attention.use_in(self.base)
+            options["branches"] = branches
+        if batch.shard is not None:
+            exchanged_attention.use_in(self.base)
+            exchanged = (None, 1) if batch.shard.tensor else (batch.shard.group, batch.shard.size)
+            options["exchange"] = Exchange(*exchanged, mask)
+        if branches is not None or batch.shard is not None:
+            # four dimensions: transformers builds none
+            mask = torch.zeros(1, 1, 1, 1, device=batch.input_ids.device)
+        with self._autocast(batch.input_ids.device):
+            return backbone(self.base)(
+                input_ids=batch.input_ids,
+                attention_mask=mask,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                **options,
+            )
+
+    def _autocast(self, device: torch.device) -> Any:
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device.type, dtype=self.compute_dtype)

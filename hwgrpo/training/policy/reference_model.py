@@ -1,0 +1,59 @@
+"""The reference model of the KL term: a frozen copy, or the policy itself with its adapters off."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from hwgrpo.config import Config
+from hwgrpo.models.lora import REFERENCE_ADAPTER, uses_lora
+from hwgrpo.models.meta_device import hollow_copy
+from hwgrpo.training.policy.policy_model import PolicyModel
+
+
+@dataclass
+class Reference:
+    """What the policy is held close to.
+
+    `copy`: `policy` is a frozen model of its own. `adapters_off`: a fresh adapter starts at zero, so the base model is
+    where training began. `frozen_adapter`: an adapter trained before is kept frozen beside the one in training, since
+    with adapters off the model would be the wrong one.
+    """
+
+    policy: PolicyModel
+    kind: Literal["copy", "adapters_off", "frozen_adapter"]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make `policy` behave as the reference within the block."""
+        if self.kind == "copy":
+            yield
+        elif self.kind == "adapters_off":
+            with self.policy.model.disable_adapter():
+                yield
+        else:
+            trained = self.policy.model.active_adapter
+            self.policy.model.set_adapter(REFERENCE_ADAPTER)
+            try:
+                yield
+            finally:
+                self.policy.model.set_adapter(trained)  # also makes this adapter alone trainable again
+
+
+def build_reference(policy: PolicyModel, config: Config, *, hollow: bool = False) -> Reference | None:
+    """Return the reference model, or None where no KL term needs one.
+
+    Args:
+        policy: the policy before its first update, not wrapped by a strategy.
+        config: its `algorithm.kl.coef` and `model.lora` decide.
+        hollow: a copy gets no weights; the strategy fills it with those that the policy starts with.
+    """
+    if config.algorithm.kl.coef == 0:
+        return None
+    if not uses_lora(config.model.lora):
+        frozen = (hollow_copy(policy) if hollow else copy.deepcopy(policy)).eval().requires_grad_(False)
+        return Reference(frozen, "copy")
+    return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")

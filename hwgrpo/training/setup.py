@@ -1,0 +1,314 @@
+"""Putting a run together from its settings: the cheap and fallible parts first, the model last."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import hwgrpo_kernels
+import torch
+import transformers
+from hwgrpo_backends import Backend
+from hwgrpo_backends.device import Device
+from hwgrpo_backends.environment import profile
+
+import hwgrpo
+from hwgrpo.config import Config
+from hwgrpo.config.load import to_yaml
+from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
+from hwgrpo.config.written import digests, written_of
+from hwgrpo.data.prompts import template_note
+from hwgrpo.data.sampler import PromptSampler
+from hwgrpo.errors import ConfigError, RunFinished
+from hwgrpo.models.loading import load_tokenizer, locate, model_settings
+from hwgrpo.observe.observer import Observer
+from hwgrpo.observe.timing import Stopwatch
+from hwgrpo.paths import with_absolute_paths
+from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.pause_gate import Gate
+from hwgrpo.rollout.weights import ShardedWeights
+from hwgrpo.training import STRATEGIES
+from hwgrpo.training.checkpoint import prefetched_batches as waiting
+from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint.saver import Saver
+from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.feed.response_source import Ahead, InTurn, Supply, Waiting
+from hwgrpo.training.model_setup import put_together
+from hwgrpo.training.out_of_memory import LOADING, explained
+from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
+from hwgrpo.training.policy.module_fusion import Fused
+from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
+from hwgrpo.training.run import Run
+from hwgrpo.training.run_folder import claim_on_rank_0
+from hwgrpo.training.shared_setup import build_engine, prepare_process
+from hwgrpo.training.startup_checks import check_start, lacking, open_data, require_running_server
+from hwgrpo.training.strategies.strategy import Strategy, together
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.token_budget import TokenBudget
+
+
+def build_run(
+    config: Config, backend: Backend, local_rank: int, local_world_size: int, *, allow_finished: bool = False
+) -> Run:
+    """Make every part of a run, restoring the newest checkpoint where `trainer.resume` asks for it.
+
+    A first start that fails here leaves nothing in `trainer.output_dir`.
+
+    Args:
+        config: checked settings.
+        backend: the chosen device family.
+        local_rank: which of this host's devices is ours.
+        local_world_size: processes of this run on this host.
+        allow_finished: a finished run of other settings or data counts as finished, instead of being an error.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: naming what is wrong and what to do.
+        RunError: the model does not fit into memory.
+        RunFinished: all steps are done, and all that a run leaves is there.
+    """
+    device = prepare_process(config, backend, local_rank, local_world_size)
+    with explained(config, device, lambda: LOADING), ExitStack() as undo:
+        run = _build(with_absolute_paths(config), device, undo, allow_finished, written=config)
+        undo.pop_all()
+    return run
+
+
+def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool, *, written: Config) -> Run:
+    """Put a run together.
+
+    Args:
+        config: the settings, with absolute paths.
+        device: where it trains.
+        undo: receives what ends the parts that are made.
+        allow_finished: as for `build_run`.
+        written: the settings as they are recorded, with paths as the user wrote them.
+    """
+    t = config.trainer
+    locate(
+        config.model.path
+    )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
+    for reason in lacking(config, device):
+        raise ConfigError(reason)
+    make_strategy = STRATEGIES.load(choose_strategy(config))
+    strategy: Strategy = make_strategy(device.torch_device, device.comm_backend, t.process_group_timeout)
+    strategy.prepare(config)
+    output = Path(t.output_dir)
+    # Before anything in it is looked at: a run that still holds the folder saves checkpoints meanwhile.
+    lock = claim_on_rank_0(output, strategy)
+    if lock is not None:
+        undo.callback(lock.close)
+    _raise_if_finished(written, strategy, allow_finished)
+    checkpoint, notes = find_checkpoint(written, output, strategy)
+    if lock is not None and checkpoint is not None:
+        lock.keep()
+
+    data = open_data(config, load_tokenizer(config.model), strategy.rank)
+    tokenizer, training_data, validation_data, rewards = data.tokenizer, data.training, data.validation, data.rewards
+    undo.callback(rewards.close)
+    notes += compare_data(checkpoint, train=training_data, validation=validation_data)
+    chosen = check_start(config, device.backend, model_settings(config.model), device=device, data=data)
+    attention, layout = chosen.attention, chosen.layout
+    require_running_server(config, strategy)
+    notes += filter(None, (dtype_note(config, device),))
+    start = checkpoint.step if checkpoint else 0
+    planned = planned_steps(config, len(training_data))
+    if start >= planned:
+        notes.append(f"{output} has all its {start} steps; what is missing at its end (model, summary) is made now")
+    total_steps = max(start, planned)
+
+    models = put_together(config, device, strategy, tokenizer, attention, layout)
+    policy, fused, reference = models.policy, models.fused, models.reference
+    notes += filter(None, (fused.attention.line, fused.line, chosen.layout_note, models.obstacle))
+    source = PromptSource(
+        training_data,
+        PromptSampler(len(training_data), t.seed, config.data.shuffle),
+        t.prompts_per_step,
+        prompts_per_update(config),
+        strategy.rank,
+        strategy.world_size,
+    )
+    update = PolicyUpdate(
+        config=config,
+        strategy=strategy,
+        policy=policy,
+        device=device.torch_device,
+        layout=models.layout,
+        budget=token_budget(config, device, output),
+        total_updates=total_steps * (t.prompts_per_step // prompts_per_update(config)) * t.epochs_per_batch,
+    )
+    if checkpoint is not None:
+        notes += restore(checkpoint, update, source, strategy, device)
+    else:
+        seed_rank(device, config, strategy.rank)
+    gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)
+    weights = ShardedWeights(policy.model, strategy.whole) if strategy.shards else None
+    run_id = lock.run_id if lock is not None else None
+    engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights, run_id)
+    engine.update_weights(start)
+    drawn, ahead = source.state(), []
+    if checkpoint is not None and config.rollout.max_staleness:
+        ahead, told = waiting.load(checkpoint, source, config.rollout.max_staleness)
+        notes += told
+    supply = build_supply(config, source, engine, gate, device, start, total_steps, ahead, drawn)
+    undo.callback(supply.close)
+
+    observer = Observer(config.observe, output, total_steps=total_steps, is_main=strategy.rank == 0)
+    undo.callback(observer.close)
+    if strategy.rank == 0:
+        for folder in checkpoints.begin_after(output / "checkpoints", start):
+            notes.append(f"later than step {start}, set aside: {folder}")
+        if start < total_steps or start == 0:
+            _describe(output, written, device, total_steps, fused, strategy)
+    observer.resume_from(start)
+    for note in (*notes, *engine.notes):
+        observer.note(note)
+    for name, data in (("training", training_data), ("validation", validation_data)):
+        note = template_note(name, data)
+        if note:
+            observer.note(note)
+        if data is not None and (data.filtered or data.truncated):
+            observer.note(
+                f"{name} prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens}: "
+                f"{data.filtered} dropped, {data.truncated} cut, {len(data)} kept"
+            )
+    observer.note(
+        f"{device.name} ({device.backend.name}, {str(policy.compute_dtype).removeprefix('torch.')}), "
+        f"{models.trainable:,} trainable parameters, "
+        f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
+    )
+
+    peak = device.peak(policy.compute_dtype)
+    datasets = {"train": training_data, "validation": validation_data}
+    secrets = strategy.gather_objects(digests(written_of(config)))[0]  # salts are drawn, and all ranks save the same
+    fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
+
+    def state() -> dict[str, Any]:
+        return {
+            "sampler": supply.state(),
+            "updates_done": update.updates_done,
+            "skipped_in_a_row": update.skipped_in_a_row,
+            "config": to_yaml(written),
+            "secrets": secrets,
+            "data": fingerprints,
+        }
+
+    saver = Saver(
+        output / "checkpoints",
+        strategy,
+        device,
+        keep=t.keep_checkpoints,
+        asynchronous=t.save_async,
+        state=state,
+        batches=supply.waiting,
+        tell=observer.note,
+        moved=lambda: lock.moved() if lock is not None else None,
+        timeout=t.process_group_timeout,
+    )
+
+    return Run(
+        config=config,
+        device=device,
+        strategy=strategy,
+        prompts=source,
+        supply=supply,
+        engine=engine,
+        sampling=sampling_of(config),
+        rewards=rewards,
+        update=update,
+        reference=reference,
+        validation=validation_data,
+        observer=observer,
+        watch=Stopwatch(device.synchronize, trace=device.trace),
+        saver=saver,
+        record_kernels=lambda: _record_kernels(output, strategy.rank),
+        memory=lambda: _memory_metrics(device),
+        peak=peak.flops if peak else None,
+        tokenizer=tokenizer,
+        lock=lock,
+        start_step=start,
+        total_steps=total_steps,
+    )
+
+
+def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) -> None:
+    """Raise RunFinished on all ranks where rank 0, which looks, finds nothing left to do."""
+    said = together(strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes))
+    said = strategy.gather_objects(said)[0]
+    if said is not None:
+        strategy.close()
+        raise RunFinished(said)
+
+
+def build_supply(
+    config: Config,
+    source: PromptSource,
+    engine: Engine,
+    gate: Gate,
+    device: Device,
+    start: int,
+    total_steps: int,
+    ahead: Sequence[Waiting] = (),
+    drawn: dict[str, Any] | None = None,
+) -> Supply:
+    """Return where the steps after `start` get their responses from; see `Ahead` for `ahead` and `drawn`."""
+    sampling, bound = sampling_of(config), config.rollout.max_staleness
+    if not bound:
+        return InTurn(source, engine, sampling)
+    return Ahead(
+        source,
+        engine,
+        sampling,
+        gate,
+        device,
+        max_staleness=bound,
+        first_step=start + 1,
+        last_step=total_steps,
+        waiting=ahead,
+        state=drawn,
+        timeout=config.trainer.process_group_timeout,
+    )
+
+
+def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
+    """Return the token budget of micro-batches, which a full memory makes smaller for this run."""
+    least, tokens = longest_share(config), micro_batch_tokens(config, device.torch_device)
+    return TokenBudget(tokens, least=least, device=device, folder=output)
+
+
+def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy) -> None:
+    """Write what the run is: its settings, and the machine, versions and variables it runs on."""
+    (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    environment = {
+        "hwgrpo": hwgrpo.__version__,
+        "backend": device.backend.name,
+        "device": device.name,
+        "arch": device.arch,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "variables": {
+            s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
+            for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
+        },
+        "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.passed_over)},
+        "fused_modules": fused.record,
+        "total_steps": total_steps,
+        **strategy.record,
+    }
+    (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")
+
+
+def _record_kernels(output: Path, rank: int) -> None:
+    if rank == 0:
+        (output / "kernels.json").write_text(json.dumps(hwgrpo_kernels.choices(), indent=1), encoding="utf-8")
+
+
+def _memory_metrics(device: Device) -> dict[str, float]:
+    memory = device.memory()
+    if memory.peak is None:
+        return {}
+    return {"perf/max_memory_allocated_gb": memory.peak / 2**30}

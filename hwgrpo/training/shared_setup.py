@@ -1,0 +1,276 @@
+"""The parts that training and measuring share: process, model, engine, rewards."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import hwgrpo_kernels
+import numpy as np
+import torch
+import transformers
+from hwgrpo_backends import Backend
+from hwgrpo_backends.device import Device
+
+from hwgrpo.config import Config
+from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.head import HeadReading, causal_lm
+from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
+from hwgrpo.models.lora import apply_lora, uses_lora
+from hwgrpo.models.meta_device import META
+from hwgrpo.models.router import check_router, check_router_loss
+from hwgrpo.models.to_device import move_to
+from hwgrpo.models.windows import rope_switches_at
+from hwgrpo.rewards.combine import RewardPipeline
+from hwgrpo.rollout import ENGINES
+from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.engine_parts import Apart, EngineParts
+from hwgrpo.rollout.local.engine import replica_of
+from hwgrpo.rollout.pause_gate import Gate
+from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
+from hwgrpo.rollout.weights import ModuleWeights, PolicyWeights
+from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
+
+
+def prepare_process(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Device:
+    """Open the device, share out the host's threads, seed every generator, and choose kernels.
+
+    Raises:
+        ConfigError: a kernel is pinned that does not exist.
+        BackendError: there is no such device.
+    """
+    transformers.utils.logging.disable_progress_bar()  # our own panel shows progress
+    remove_stale_weights()
+    device = Device(backend, local_rank)
+    device.set_device()
+    threads = config.trainer.threads
+    if threads or local_world_size > 1:
+        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // local_world_size))
+    seed_everything(device, config.trainer.seed)
+    device.set_deterministic(config.trainer.deterministic)
+    choose_kernels(config, backend)
+    return device
+
+
+def seed_everything(device: Device, seed: int) -> None:
+    """Seed torch's generators, Python's and numpy's (users' reward functions may draw from those)."""
+    device.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def choose_kernels(config: Config, backend: Backend) -> None:
+    """Tell the kernels what the settings and the backend prefer.
+
+    Raises:
+        ConfigError: `kernels.pins` names an op or an implementation that does not exist.
+    """
+    k = config.kernels
+    try:
+        hwgrpo_kernels.configure(pins=dict(k.pins), preference=backend.kernels, strict=k.strict)
+    except ValueError as error:
+        raise ConfigError(f"kernels.pins={dict(k.pins)}: {error}") from error
+
+
+def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
+    """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
+    model = load_checked(config, attention_of(config, device).loaded_as, tokenizer)
+    move_to(model, device.torch_device)
+    return policy_of(config, device, model)
+
+
+def load_checked(config: Config, attention: str, tokenizer: Any, *, hollow: bool = False) -> Any:
+    """Do as `load_trainable`, and check that the model fits the tokenizer and the settings."""
+    model = load_trainable(config, attention, hollow=hollow)
+    check_vocabulary(model, tokenizer)
+    check_router_loss(config.model.router_loss_coef, causal_lm(model).config)
+    return model
+
+
+def policy_of(config: Config, device: Device, model: Any, head: HeadReading | None = None) -> PolicyModel:
+    """Make a model the policy.
+
+    Args:
+        config: the run's settings.
+        device: where it computes.
+        model: from `load_checked`.
+        head: how it forms its logits, as another rank has found; None: the model is tried for that and for its router.
+    """
+    logits = config.kernels.logits_dtype
+    options = HeadOptions(
+        temperature=config.rollout.temperature,
+        chunk_rows=config.kernels.chunk_rows,
+        logits_dtype=None if logits == "auto" else getattr(torch, logits),
+    )
+    policy = PolicyModel(model, compute_dtype=choose_dtype(config, device), options=options, head=head)
+    if head is None:
+        check_router(config.model.router_loss_coef, policy.base)
+    return policy
+
+
+def load_trainable(config: Config, attention: str = "sdpa", *, hollow: bool = False) -> Any:
+    """Load the model as it is before training, adapters on it, into host memory; fp32 throughout.
+
+    Args:
+        config: the run's settings.
+        attention: attention implementation as transformers names it.
+        hollow: make the same model on the meta device, with no weights in it.
+    """
+    model: Any = load_model(config.model, attention=attention, hollow=hollow)
+    if config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _without_embedding_hook(model)
+    if uses_lora(config.model.lora):
+        with without_weights() if hollow else nullcontext():
+            model = apply_lora(model, config.model.lora)
+        _without_embedding_hook(model)
+    return model
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Put adapters on a model on the meta device without weights of their own."""
+    with warnings.catch_warnings(), META:
+        # of an adapter that is read: its weights have no place here, which is the point
+        warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
+        yield
+
+
+def _without_embedding_hook(model: Any) -> None:
+    """Take out the hook that makes embeddings require a gradient: only reentrant checkpointing needs it.
+
+    transformers and peft each register theirs under gradient checkpointing, and the lean decode step keeps away from a
+    model with hooks.
+    """
+    causal_lm(model).disable_input_require_grads()
+
+
+def build_engine(
+    config: Config,
+    policy: PolicyModel,
+    tokenizer: Any,
+    device: Device,
+    apart: Apart | None = None,
+    gate: Gate | None = None,
+    weights: PolicyWeights | None = None,
+    run_id: str | None = None,
+) -> Engine:
+    """Return the rollout engine of the configuration.
+
+    Args:
+        config: the run's settings.
+        policy: whose responses are sampled.
+        tokenizer: decodes them.
+        device: where the policy is.
+        apart: what the local engine samples with where the policy's weights are in shards, or in use meanwhile.
+        gate: where an engine that generates in a thread of its own makes way for new weights.
+        weights: how other engines get the policy's; None: they are whole on this rank.
+        run_id: of the run on rank 0, by which a server knows it when it is resumed.
+    """
+    parts = EngineParts(
+        config=config,
+        model=policy.model,
+        weights=ModuleWeights(policy.model) if weights is None else weights,
+        tokenizer=tokenizer,
+        device=device,
+        compute_dtype=_rollout_dtype(config, policy),
+        apart=apart,
+        run_id=run_id,
+        gate=gate,
+    )
+    return ENGINES.load(config.rollout.engine)(parts)
+
+
+def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:
+    """Return a whole copy of a policy's model on this rank's device, for the local engine to sample with.
+
+    Args:
+        config: the run's settings.
+        policy: not wrapped by a strategy.
+        weights: what the copy is filled with where the policy itself has no weights.
+    """
+    pairs = None if weights is None else weights.named(policy.model)
+    return replica_of(policy.model, _rollout_dtype(config, policy), pairs)
+
+
+def needs_replica(config: Config, shards: bool) -> bool:
+    """Tell whether the engine samples with a copy of the model in this process beside the policy.
+
+    Args:
+        config: the run's settings.
+        shards: the strategy cuts the policy's weights over ranks.
+    """
+    return config.rollout.engine == "local" and (shards or config.rollout.max_staleness > 0)
+
+
+def _rollout_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
+    wanted = config.rollout.dtype
+    return policy.compute_dtype if wanted == "auto" else getattr(torch, wanted)
+
+
+NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
+"""Built-in rewards that compare the response with the prompt's answer."""
+
+
+def build_rewards(
+    config: Config, dataset: PromptDataset, validation: PromptDataset | None = None, rank: int = 0
+) -> RewardPipeline:
+    """Load the reward functions and check that the data has what they read.
+
+    Args:
+        config: the run's settings.
+        dataset: the prompts that are scored.
+        validation: further ones.
+        rank: this one, for functions that draw random numbers.
+
+    Raises:
+        ConfigError: a function cannot be loaded, or reads a column that the data lacks.
+        DataError: a prompt has no answer for a reward that compares with one, and whose failure would stop the run.
+    """
+    for function in config.reward.functions:
+        if function.name in NEED_GROUND_TRUTH and function.on_error == "raise":
+            for data in filter(None, (dataset, validation)):
+                data.require_ground_truth(f"reward {function.name}")
+    context = {"max_response_tokens": config.rollout.max_response_tokens}
+    return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank))
+
+
+def check_length(
+    config: Config, *datasets: PromptDataset | None, settings: transformers.PreTrainedConfig | None = None
+) -> None:
+    """Check that the longest prompt and response fit the model's positions, and do not change those of others.
+
+    Args:
+        config: the run's settings.
+        datasets: training and validation prompts.
+        settings: the model's transformers configuration; None reads it.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    settings = settings or model_settings(config.model)
+    positions = getattr(settings.get_text_config(), "max_position_embeddings", None)
+    longest = max(data.longest for data in datasets if data is not None)
+    response = config.rollout.max_response_tokens
+    if positions is not None and longest + response > positions:
+        raise ConfigError(
+            f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
+            f"{longest + response} tokens long, but model.path={config.model.path!r} has {positions} positions; use at "
+            f"most {positions - longest}, or lower data.max_prompt_tokens"
+        )
+    switch = rope_switches_at(settings)
+    if switch is not None and longest + response > switch:
+        # the log-probs of a short sequence would depend on what stands in its batch, and cached keys on when they came
+        raise ConfigError(
+            f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
+            f"{longest + response} tokens long, but the rotary embeddings of model.path={config.model.path!r} "
+            f"(longrope) change for all tokens of a batch that has more than {switch}; use at most "
+            f"{switch - longest}, or lower data.max_prompt_tokens"
+        )

@@ -1,0 +1,54 @@
+"""AdamW over the trainable parameters, and the learning rate of each update."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from hwgrpo.models.meta_device import whole_shape
+
+
+def build_optimizer(module: nn.Module, optim: Any, *, masters_apart: bool = False) -> torch.optim.AdamW:
+    """Return AdamW for the parameters that need gradients; norms and biases get no weight decay.
+
+    Args:
+        module: the policy; its trainable parameters must be fp32, since a step of lr 1e-6 is below bf16's resolution.
+        optim: the `optim` section of the configuration.
+        masters_apart: fp32 masters are kept beside the parameters, which then may have the compute dtype.
+    """
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    assert trainable, "no parameter is trainable"
+    masters = masters_apart or all(p.dtype == torch.float32 for p in trainable)
+    assert masters, "trainable parameters are fp32 masters"
+    groups = [
+        {"params": [p for p in trainable if len(whole_shape(p)) >= 2], "weight_decay": optim.weight_decay},
+        {"params": [p for p in trainable if len(whole_shape(p)) < 2], "weight_decay": 0.0},
+    ]
+    on_cpu = trainable[0].device.type == "cpu"
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=optim.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        eps=optim.eps,
+        fused=True if on_cpu else None,  # on CPU the default is a Python loop over tensors
+    )
+
+
+def learning_rate(optim: Any, update: int, total_updates: int) -> float:
+    """Return the learning rate of an update.
+
+    Args:
+        optim: the `optim` section of the configuration.
+        update: 0 for the first update of the run.
+        total_updates: updates of the whole run.
+    """
+    if update < optim.warmup_steps:
+        return optim.lr * (update + 1) / (optim.warmup_steps + 1)
+    if optim.schedule == "constant":
+        return optim.lr
+    progress = min(1.0, (update - optim.warmup_steps) / max(1, total_updates - optim.warmup_steps))
+    shape = 1 - progress if optim.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return optim.lr * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * shape)

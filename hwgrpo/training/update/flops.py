@@ -1,0 +1,114 @@
+"""Floating-point operations that a training pass needs, for model FLOPs utilisation.
+
+Needed, not done: what checkpointing computes again, padding and masked scores do not count. The prompt of a group that
+a layout computes once counts once.
+
+Formula (Chowdhery et al. 2022, PaLM, appendix B; Kaplan et al. 2020, section 2.1): a token costs 2 FLOPs for each
+weight of a matrix it meets on the way forward, 2 more on the way back through the activations and 2 more where the
+weight is trained: 6 per parameter, or 4 for one that is frozen under adapters. A query and a key that it may see cost
+4 x heads x head size per layer forward (score and weighted value) and twice that backward; a causal token at position p
+sees p + 1 keys, at most a window. The LM head is met by response tokens alone. Norms, activations, embeddings and the
+recurrences of state-space layers are left out, as is usual.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hwgrpo.models.meta_device import whole_shape
+from hwgrpo.training.policy.micro_batch import MicroBatch
+from hwgrpo.training.policy.policy_model import PolicyModel
+
+FORWARD, BACKWARD, WEIGHT = 2, 2, 2
+"""FLOPs per weight and token: its product, the gradient of its input, and its own gradient."""
+
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERTS_MET = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+"""What models call the number of their experts, and of those that a token is sent to."""
+
+
+@dataclass(frozen=True)
+class TrainingWork:
+    """FLOPs of a forward and a backward pass through a policy."""
+
+    per_token: float
+    """Of a token in the layers' matrices."""
+    per_response_token: float
+    """Of a response token in the LM head."""
+    per_pair: tuple[tuple[int | None, float], ...]
+    """(window, FLOPs of a query and a key it sees, over the layers with that window); None: no window."""
+
+    def of(self, batch: MicroBatch) -> float:
+        """Return the FLOPs of a micro-batch, which lies on the host."""
+        seen = batch.position_ids[batch.is_token] + 1
+        pairs = sum(
+            flops * int((seen if window is None else seen.clamp_max(window)).sum()) for window, flops in self.per_pair
+        )
+        return self.per_token * len(seen) + self.per_response_token * len(batch.targets) + pairs
+
+
+def training_work(policy: PolicyModel) -> TrainingWork | None:
+    """Count a policy's work from its parameters, which may be in shards; see `model_work`."""
+    return model_work(policy.base, policy, policy.head.vocab)
+
+
+def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> TrainingWork | None:
+    """Count the work of a model, whose parameters may be in shards or on the meta device.
+
+    Args:
+        base: the transformers causal LM.
+        module: what holds its parameters, adapters included.
+        vocab: rows of the LM head that have logits; None: all.
+
+    Returns:
+        None where a mixture of experts does not say how many it has and a token meets, so that the share is not known.
+    """
+    head = base.get_output_embeddings()
+    text = base.config.get_text_config()
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
+    per_token = 0.0
+    for name, parameter in module.named_parameters():
+        shape = whole_shape(parameter)
+        if len(shape) < 2 or id(parameter) in embeddings:
+            continue
+        share = 1.0
+        if ".experts." in name:
+            experts, met = first_of(text, EXPERTS), first_of(text, EXPERTS_MET)
+            if experts is None or met is None:
+                return None
+            share = met / experts
+        per_token += share * math.prod(shape) * _per_weight(parameter)
+    rows, hidden = whole_shape(head.weight)
+    return TrainingWork(per_token, min(rows, vocab or rows) * hidden * _per_weight(head.weight), _attention(text))
+
+
+def _per_weight(parameter: torch.Tensor) -> int:
+    return FORWARD + BACKWARD + (WEIGHT if parameter.requires_grad else 0)
+
+
+def first_of(text: Any, names: tuple[str, ...]) -> int | None:
+    """Return the first of these settings that a model has, None where it has none."""
+    return next((int(value) for name in names if (value := getattr(text, name, None))), None)
+
+
+def _attention(text: Any) -> tuple[tuple[int | None, float], ...]:
+    heads = getattr(text, "num_attention_heads", None)
+    if not heads:
+        return ()
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    key = getattr(text, "qk_head_dim", None) or size
+    value = getattr(text, "v_head_dim", None) or size
+    per_layer = 3.0 * 2 * heads * (key + value)  # forward, and twice that backward
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        slides = window is not None and getattr(text, "use_sliding_window", True)
+        return ((window if slides else None, per_layer * text.num_hidden_layers),)
+    full, sliding = kinds.count("full_attention"), kinds.count("sliding_attention")
+    layers = ((None, full), (window, sliding))
+    return tuple((width, per_layer * number) for width, number in layers if number)

@@ -1,0 +1,120 @@
+"""From sampled and scored responses to the TrainBatch of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hwgrpo.algorithms.advantages import AdvantageOptions, group_advantages
+from hwgrpo.config import Config
+from hwgrpo.training.policy.micro_batch import TokenSignals
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
+
+
+def advantages_over_ranks(
+    config: Config, completions: Completions, rewards: Rewards, strategy: Strategy
+) -> torch.Tensor:
+    """Compute this rank's advantages [S] fp32 with statistics over the groups and batches of all ranks.
+
+    Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it.
+    """
+    a = config.algorithm.advantage
+    group = completions.prompt_index
+    ranks = strategy.gather_objects((rewards.total, group, rewards.valid, completions.lengths))
+    offset, groups = 0, []
+    for _, index, _, _ in ranks:
+        groups.append(index + offset)
+        offset += int(index.max()) + 1 if index.numel() else 0
+    advantages = group_advantages(
+        torch.cat([total for total, *_ in ranks]),
+        torch.cat(groups),
+        torch.cat([valid for _, _, valid, _ in ranks]),
+        estimator=a.name,
+        options=AdvantageOptions(eps=a.eps, std=a.std, std_correction=a.std_correction, singleton=a.singleton),
+        lengths_S=torch.cat([lengths for *_, lengths in ranks]),
+    )
+    return advantages.split([len(index) for _, index, _, _ in ranks])[strategy.rank]
+
+
+def shuffle_rewards(rewards: Rewards, seed: int, step: int, rank: int) -> Rewards:
+    """Permute the rewards of the valid samples: a control run keeps their mean and loses what they say.
+
+    The permutation is a function of its arguments, so a resumed control run repeats it.
+    """
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 1_009 + rank)
+    places = rewards.valid.nonzero()[:, 0]
+    total = rewards.total.clone()
+    total[places] = rewards.total[places[torch.randperm(len(places), generator=generator)]]
+    return replace(rewards, total=total)
+
+
+def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Tensor, valid: torch.Tensor) -> TrainBatch:
+    """Put prompts, responses and advantages together, leaving out samples that a reward failure took out.
+
+    Args:
+        batch: G prompts.
+        completions: S responses.
+        advantages: [S] fp32.
+        valid: [S] bool; the others leave the batch, their siblings stay.
+
+    Returns:
+        The batch with every prompt once and the valid sequences, ragged.
+    """
+    lengths = completions.lengths
+    token_valid = torch.repeat_interleave(valid, lengths)
+    kept = lengths[valid]
+    prompt_lengths = torch.tensor([len(p.token_ids) for p in batch.prompts], dtype=torch.int64)
+    return TrainBatch(
+        prompt_tokens=torch.tensor([t for p in batch.prompts for t in p.token_ids], dtype=torch.int64),
+        prompt_offsets=_offsets(prompt_lengths),
+        prompt_index=completions.prompt_index[valid],
+        tokens=completions.tokens[token_valid],
+        offsets=_offsets(kept),
+        advantages=advantages[valid],
+        rollout_logprobs=completions.logprobs[token_valid],
+    )
+
+
+def split_updates(batch: TrainBatch, prompts: int, prompts_per_update: int) -> list[list[int]]:
+    """Cut a step's sequences into optimizer updates of `prompts_per_update` prompts each, in order.
+
+    Args:
+        batch: the step's sequences on this rank.
+        prompts: prompts of the step on this rank (also those whose every sample dropped out).
+        prompts_per_update: prompts per update on this rank; divides `prompts`.
+
+    Returns:
+        For each update the indices of its sequences; an update may be empty on this rank.
+    """
+    update_of = (batch.prompt_index // prompts_per_update).tolist()
+    updates: list[list[int]] = [[] for _ in range(prompts // prompts_per_update)]
+    for sequence, update in enumerate(update_of):
+        updates[update].append(sequence)
+    return updates
+
+
+def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Tensor, rollout: bool) -> TokenSignals:
+    """Collect what the loss reads per token.
+
+    Args:
+        batch: the step's sequences.
+        sequences: those of this update.
+        weights: [len(sequences)] fp32: the weight of each token of each of them.
+        rollout: whether the loss needs the rollout engine's log-probs (for a correction).
+    """
+    weight = torch.zeros(len(batch))
+    weight[torch.tensor(list(sequences), dtype=torch.int64)] = weights
+    per_token = {"old_logprob": batch.old_logprobs, "ref_logprob": batch.ref_logprobs}
+    if rollout:
+        per_token["rollout_logprob"] = batch.rollout_logprobs
+    return TokenSignals(
+        per_sequence={"advantage": batch.advantages, "weight": weight},
+        per_token={name: tensor for name, tensor in per_token.items() if tensor is not None},
+    )
+
+
+def _offsets(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
