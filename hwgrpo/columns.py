@@ -27,3 +27,8 @@ def fold(text: Any, width: int | None, indent: str = "") -> list[str]:
         flat, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return wrapped or [""]
+
+
+def format_bytes(count: int) -> str:
+    """Return bytes as people read them."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"

@@ -16,6 +16,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedConfig
 
+from hwgrpo.columns import format_bytes
 from hwgrpo.config import Config
 from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
 from hwgrpo.data.prompts import PromptDataset, template_note
@@ -23,7 +24,7 @@ from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.paths import with_absolute_paths
-from hwgrpo.planning.memory import Memory, Work, estimate, in_words
+from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
 from hwgrpo.planning.reward_probe import try_rewards
 from hwgrpo.planning.sharding import Sharding, sharding_of
@@ -215,7 +216,7 @@ def _schedule(config: Config, training: PromptDataset | None, micro_batch: int) 
 
 
 def _memory_lines(memory: Memory) -> list[str]:
-    lines = [f"about {in_words(memory.peak)} per device at the most:"]
+    lines = [f"about {format_bytes(memory.peak)} per device at the most:"]
     parts = (
         ("", memory.always),
         ("rollout: ", memory.rollout),
@@ -224,7 +225,9 @@ def _memory_lines(memory: Memory) -> list[str]:
         ("in the host's memory: ", memory.host),
         ("at the start: ", memory.loading),
     )
-    return lines + [f"{in_words(size)} {when}{part}" for when, components in parts for part, size in components.items()]
+    return lines + [
+        f"{format_bytes(size)} {when}{part}" for when, components in parts for part, size in components.items()
+    ]
 
 
 def _output_lines(

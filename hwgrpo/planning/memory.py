@@ -278,8 +278,3 @@ def _logits_bytes(config: Config, shape: ModelShape, work: Work, tokens: int) ->
 
 def _named(dtype: torch.dtype) -> str:
     return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
-
-
-def in_words(count: int) -> str:
-    """Return bytes as people read them."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"

@@ -21,8 +21,8 @@ from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.engine import Engine, Sampling
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.module_fusion import fuse
 from hwgrpo.training.policy.auto_settings import attention_of
-from hwgrpo.training.policy.module_fusion import fuse
 from hwgrpo.training.shared_setup import build_engine, build_rewards, check_length, load_policy, prepare_process
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import PromptBatch

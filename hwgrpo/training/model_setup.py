@@ -16,10 +16,10 @@ from hwgrpo.models.layers import layers_in_turn
 from hwgrpo.models.meta_device import beside_parameters, set_beside_parameters
 from hwgrpo.models.windows import shortened
 from hwgrpo.rollout.engine_parts import Apart
+from hwgrpo.training.module_fusion import Fused, check_ranks_agree, fuse, fuse_alike
 from hwgrpo.training.policy.auto_settings import AttentionChoice, windows_in_reach
 from hwgrpo.training.policy.layout_check import proven_layout, states_alone
 from hwgrpo.training.policy.layouts import Layout
-from hwgrpo.training.policy.module_fusion import Fused, check_ranks_agree, fuse, fuse_alike
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.policy.reference_model import Reference, build_reference

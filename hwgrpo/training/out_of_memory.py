@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hwgrpo_backends.device import Device
 
+from hwgrpo.columns import format_bytes
 from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.lora import uses_lora
-from hwgrpo.planning.memory import in_words
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.update.token_budget import remembered
@@ -76,10 +76,10 @@ def _figures(device: Device) -> str:
     memory = device.memory()
     if memory.total is None or memory.free is None or memory.peak is None or memory.allocated is None:
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return f"this process held {in_words(held)} of host memory at the most"
+        return f"this process held {format_bytes(held)} of host memory at the most"
     return (
-        f"{in_words(memory.total)} in all, {in_words(memory.free)} free, "
-        f"{in_words(memory.allocated)} in this run's tensors, {in_words(memory.peak)} at the most"
+        f"{format_bytes(memory.total)} in all, {format_bytes(memory.free)} free, "
+        f"{format_bytes(memory.allocated)} in this run's tensors, {format_bytes(memory.peak)} at the most"
     )
 
 

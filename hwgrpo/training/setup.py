@@ -32,15 +32,15 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training import STRATEGIES
-from hwgrpo.training.checkpoint import prefetched_batches as waiting
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.checkpoint.saver import Saver
+from hwgrpo.training.feed import prefetched_batches as waiting
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.model_setup import put_together
+from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.policy.module_fusion import Fused
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.run import Run
 from hwgrpo.training.run_folder import claim_on_rank_0
@@ -203,7 +203,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         keep=t.keep_checkpoints,
         asynchronous=t.save_async,
         state=state,
-        batches=supply.waiting,
+        extra_files=lambda: waiting.files_of(supply.waiting(), strategy.rank),
         tell=observer.note,
         moved=lambda: lock.moved() if lock is not None else None,
         timeout=t.process_group_timeout,

@@ -27,6 +27,7 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training import STRATEGIES
+from hwgrpo.training.module_fusion import choose_modules
 from hwgrpo.training.policy.auto_settings import (
     AttentionChoice,
     choose_attention,
@@ -36,7 +37,6 @@ from hwgrpo.training.policy.auto_settings import (
     layout_note,
 )
 from hwgrpo.training.policy.layouts import Layout
-from hwgrpo.training.policy.module_fusion import choose_modules
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shared_setup import build_rewards, check_length, choose_kernels, without_weights
 from hwgrpo.training.strategies.strategy import Strategy

@@ -59,7 +59,7 @@ def saver(
         keep=keep,
         asynchronous=asynchronous,
         state=lambda: state,
-        batches=list,
+        extra_files=dict,
         tell=tell,
         timeout=timeout,
     )

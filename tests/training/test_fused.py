@@ -15,8 +15,8 @@ from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.architectures import obstacle
+from hwgrpo.training.module_fusion import Fused, check_ranks_agree, choose_modules
 from hwgrpo.training.policy.auto_settings import AttentionChoice
-from hwgrpo.training.policy.module_fusion import Fused, check_ranks_agree, choose_modules
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.observe.jsonlines import read_lines
 from hwgrpo.training import setup as build
 from hwgrpo.training.checkpoint import checkpoint_files
-from hwgrpo.training.checkpoint import prefetched_batches as waiting
 from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.feed import prefetched_batches as waiting
 from hwgrpo.training.loop import train
 
 CORRECTED = "algorithm.correction.name=token_truncate"

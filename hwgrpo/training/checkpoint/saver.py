@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -24,12 +24,10 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import RunError
 from hwgrpo.training.checkpoint import checkpoint_files as files
-from hwgrpo.training.checkpoint import prefetched_batches as waiting
 from hwgrpo.training.checkpoint import rng_state as rng
 from hwgrpo.training.checkpoint import shard_files as checkpoint_tensors
 from hwgrpo.training.checkpoint.manifest import SCHEMA
 from hwgrpo.training.checkpoint.writer import CheckpointWriter
-from hwgrpo.training.feed.response_source import Batch
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.waits import STUCK_AFTER, wait_for_thread
 
@@ -64,7 +62,7 @@ class Saver:
         keep: int,
         asynchronous: bool,
         state: Callable[[], Mapping[str, Any]],
-        batches: Callable[[], Sequence[Batch]],
+        extra_files: Callable[[], Mapping[str, Mapping[str, torch.Tensor]]],
         tell: Callable[[str], None],
         moved: Callable[[], str | None] = lambda: None,
         timeout: float = STUCK_AFTER,
@@ -75,7 +73,7 @@ class Saver:
         self._keep = keep
         self._asynchronous = asynchronous
         self._state = state
-        self._batches = batches
+        self._extra_files = extra_files
         self._tell = tell
         self._moved = moved
         self._timeout = timeout
@@ -101,7 +99,7 @@ class Saver:
         if background:
             own = {name: {key: _copied(t) for key, t in tensors.items()} for name, tensors in own.items()}
             self._device.synchronize()
-        own |= waiting.files_of(self._batches(), rank)
+        own |= self._extra_files()
         manifest = {
             "schema": SCHEMA,
             "step": step,
