@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hwgrpo.algorithms import ADVANTAGES
 from hwgrpo.algorithms.groups import SINGLETON_POLICIES, Groups
+from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.errors import ConfigError, choice_error
 
 STD_LEVELS = ("group", "none", "batch")

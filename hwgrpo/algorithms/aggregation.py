@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hwgrpo.algorithms import AGGREGATIONS
+from hwgrpo.catalog import AGGREGATIONS
 from hwgrpo.errors import ConfigError
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hwgrpo.algorithms import CORRECTIONS
 from hwgrpo.algorithms.scope import Scoped, scoped, sequence_sum
+from hwgrpo.catalog import CORRECTIONS
 from hwgrpo.errors import ConfigError
 
 SAFE_LOG_RATIO = 20.0

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from hwgrpo.algorithms import KL_ESTIMATORS, KL_OUTPUT_CLAMP
+from hwgrpo.algorithms import KL_OUTPUT_CLAMP
+from hwgrpo.catalog import KL_ESTIMATORS
 
 KLFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

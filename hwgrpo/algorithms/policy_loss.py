@@ -12,11 +12,11 @@ from typing import Protocol
 
 import torch
 
-from hwgrpo.algorithms import CORRECTIONS, POLICY_LOSSES
 from hwgrpo.algorithms.correction import CorrectionSpec, correction_weights
 from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.scope import Scope, Scoped, widest
 from hwgrpo.algorithms.surrogates import SurrogateInput
+from hwgrpo.catalog import CORRECTIONS, POLICY_LOSSES
 from hwgrpo.errors import ConfigError
 
 

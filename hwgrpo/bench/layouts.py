@@ -12,9 +12,9 @@ from torch import nn
 
 from hwgrpo.bench.result import Apart, LayoutBench
 from hwgrpo.bench.work import Tokens, counted_tokens
+from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.training import LAYOUTS
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout, micro_batch_tokens
 from hwgrpo.training.policy.layout_check import proven_layout
 from hwgrpo.training.policy.layouts import PADDED, Layout

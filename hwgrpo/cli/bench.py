@@ -139,7 +139,7 @@ def _tell(what: str) -> None:
 
 
 def _layouts(text: str | None) -> list[str]:
-    from hwgrpo.training import LAYOUTS
+    from hwgrpo.catalog import LAYOUTS
 
     if text is None:
         return list(LAYOUTS.names())

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from hwgrpo import algorithms, data, rollout, training
+from hwgrpo import catalog, data
 from hwgrpo.config.fields import Use, choice, holds, limited, none_of, off, on, one_of, setting
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
@@ -93,7 +93,7 @@ class ModelConfig:
     fused_modules: list[str] = field(default_factory=lambda: ["auto"])
     """Modules replaced by the device's fused ones where those compute the same, which is tried: names (`rms_norm`,
     `rotary`, `swiglu`), `auto` (all that the backend has) or `none`."""
-    layout: str = choice("auto", lambda: ("auto", *training.LAYOUTS.names()))
+    layout: str = choice("auto", lambda: ("auto", *catalog.LAYOUTS.names()))
     """How a micro-batch is laid out: `grouped` (a prompt once, its responses behind it), `padded` (one response per
     row, by length) or `packed` (sequences one behind the other); auto: grouped where the model's attention allows.
     `grouped_masked` does grouped by a dense mask, as grouped itself does where attention cannot be replaced."""
@@ -179,7 +179,7 @@ class RolloutServerConfig:
 
 @dataclass
 class RolloutConfig:
-    engine: str = choice("local", lambda: rollout.ENGINES.names())
+    engine: str = choice("local", lambda: catalog.ENGINES.names())
     """What generates: `local` is the training model itself, `vllm` is vLLM in the training process, `vllm_server` is
     `vllm serve` as a process of its own, which may live in another environment, `sglang_server` is SGLang in the same
     way, which has not met a real server yet."""
@@ -274,7 +274,7 @@ class RewardConfig:
 
 @dataclass
 class AdvantageConfig:
-    name: str = choice("grpo", lambda: algorithms.ADVANTAGES.names())
+    name: str = choice("grpo", lambda: catalog.ADVANTAGES.names())
     """Advantage estimator."""
     eps: float = limited(1e-6, at_least=0, used_by=_DIVIDED)
     """Added to the standard deviation (verl 1e-6, TRL 1e-4, OpenRLHF 1e-9)."""
@@ -288,7 +288,7 @@ class AdvantageConfig:
 
 @dataclass
 class LossConfig:
-    name: str = choice("ppo_clip", lambda: algorithms.POLICY_LOSSES.names())
+    name: str = choice("ppo_clip", lambda: catalog.POLICY_LOSSES.names())
     """Policy loss."""
     clip_low: float = limited(0.2, at_least=0, at_most=1, used_by=[_CLIPPED])
     """Lower clip: the ratio is held above 1 - clip_low."""
@@ -304,15 +304,13 @@ class LossConfig:
 class KlConfig:
     coef: float = limited(0.0, at_least=0)
     """Weight of the KL term against the reference model in the loss; 0 loads no reference model."""
-    estimator: str = choice(
-        "k3", lambda: algorithms.KL_ESTIMATORS.names(), used_by=[on("algorithm.kl.coef", " above 0")]
-    )
+    estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), used_by=[on("algorithm.kl.coef", " above 0")])
     """KL estimator (Schulman's k1, k2, k3; a `+` takes k2's gradient)."""
 
 
 @dataclass
 class AggregationConfig:
-    name: str = choice("token-mean", lambda: algorithms.AGGREGATIONS.names())
+    name: str = choice("token-mean", lambda: catalog.AGGREGATIONS.names())
     """How token losses become one number, with counts over the whole update."""
     norm_length: int | None = limited(
         None, at_least=1, used_by=[one_of("algorithm.aggregation.name", "seq-mean-token-sum-norm")]
@@ -322,7 +320,7 @@ class AggregationConfig:
 
 @dataclass
 class CorrectionConfig:
-    name: str = choice("none", lambda: algorithms.CORRECTIONS.names())
+    name: str = choice("none", lambda: catalog.CORRECTIONS.names())
     """Importance weights for the gap between the rollout engine's and the trainer's log-probs."""
     low: float | None = limited(None, above=0, used_by=[_CORRECTED])
     """Smallest weight: truncation raises to it, masking drops what is below; null: no lower bound."""
@@ -404,7 +402,7 @@ class TrainerConfig:
     """Passes over the training data where `max_steps` is 0."""
     seed: int = limited(0, at_least=0, at_most=2**32 - 1)
     """Seed of the data order, of sampling and of new adapter weights."""
-    strategy: str = choice("auto", lambda: ("auto", *training.STRATEGIES.names()))
+    strategy: str = choice("auto", lambda: ("auto", *catalog.STRATEGIES.names()))
     """How one policy is trained by one process per device. `single`: one process. `ddp`: each has all of it, gradients
     are averaged. `fsdp2`: weights, gradients and moments are cut over all (fully_shard). `deepspeed`: the same by
     DeepSpeed, in stages; an optional package: pip install "hwgrpo[deepspeed]". auto: ddp where a launcher started

@@ -182,8 +182,8 @@ def _check_sources(config: Config) -> None:
 
 
 def _check_names(config: Config, unread: Sequence[str]) -> None:
-    from hwgrpo.observe import LOGGERS, check_installed
-    from hwgrpo.rewards import REWARDS
+    from hwgrpo.catalog import LOGGERS, REWARDS
+    from hwgrpo.observe import check_installed
 
     for name in () if "observe" in unread else config.observe.loggers:
         if name not in LOGGERS:

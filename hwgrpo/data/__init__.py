@@ -13,15 +13,4 @@ inspection, judging  data files as the trainer reads them, and whether rewards c
 inspected            what such a look found
 """
 
-from hwgrpo.registry import Registry
-
 OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
-
-TASKS = Registry(
-    "task",
-    {
-        "sort": "hwgrpo.data.tasks:sort_digits",
-        "add": "hwgrpo.data.tasks:add_numbers",
-        "copy": "hwgrpo.data.tasks:copy_word",
-    },
-)

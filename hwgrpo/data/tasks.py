@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from hwgrpo.data import TASKS
+from hwgrpo.catalog import TASKS
 from hwgrpo.errors import ConfigError, choice_error
 
 PREFIX = "task://"

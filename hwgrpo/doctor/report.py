@@ -15,6 +15,7 @@ from hwgrpo_backends.decide import AUTO, decide
 from hwgrpo_backends.finding import Finding
 
 from hwgrpo import __version__
+from hwgrpo.catalog import ENGINES
 from hwgrpo.doctor.checks import Subject, examine
 from hwgrpo.doctor.engines import Engine, rollout_engines
 from hwgrpo.doctor.hardware import proven_on
@@ -22,7 +23,6 @@ from hwgrpo.doctor.host import HostFacts, gather_host
 from hwgrpo.doctor.run import Trial, run_trials
 from hwgrpo.doctor.survey import Question, look_inside, looking_inside
 from hwgrpo.doctor.versions import Fit, fits, installed_versions
-from hwgrpo.rollout import ENGINES
 
 SCHEMA = "hwgrpo.doctor/1"
 

@@ -19,7 +19,8 @@ import transformers
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from hwgrpo.data import TASKS, tasks
+from hwgrpo.catalog import TASKS
+from hwgrpo.data import tasks
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.models import tiny
 from hwgrpo.permissions import follow_umask

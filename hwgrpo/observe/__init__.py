@@ -24,18 +24,6 @@ swanlab      SwanLab
 import importlib.util
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.registry import Registry
-
-LOGGERS = Registry(
-    "observe.loggers",
-    {
-        "jsonl": "hwgrpo.observe.loggers.jsonl:JsonlLogger",
-        "tensorboard": "hwgrpo.observe.loggers.tensorboard:TensorBoardLogger",
-        "wandb": "hwgrpo.observe.loggers.wandb:WandbLogger",
-        "trackio": "hwgrpo.observe.loggers.trackio:TrackioLogger",
-        "swanlab": "hwgrpo.observe.loggers.swanlab:SwanLabLogger",
-    },
-)
 
 SERVICES = ("wandb", "trackio", "swanlab")
 """Loggers that need a package, and an extra of ours, of the same name."""

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hwgrpo.catalog import LOGGERS
 from hwgrpo.closing import close_all
 from hwgrpo.errors import RunError
-from hwgrpo.observe import LOGGERS, completions, warnings
+from hwgrpo.observe import completions, warnings
 from hwgrpo.observe.completions import CompletionsLog, Sample
 from hwgrpo.observe.console.progress import Progress, Silence, choose_progress
 from hwgrpo.observe.console.shown_fields import REWARD

@@ -10,7 +10,7 @@ from typing import Any
 from hwgrpo_backends import Backend
 from hwgrpo_backends.peaks import Chip
 
-from hwgrpo import training
+from hwgrpo import catalog
 from hwgrpo.config import Config
 from hwgrpo.config.validate import check_world_size, ranks_per_sequence
 from hwgrpo.errors import ConfigError
@@ -284,7 +284,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
 
 def _offered(config: Config, devices: int) -> list[str]:
     """Return what the trainer has for a configuration and a number of devices, from the simplest on."""
-    there = training.STRATEGIES.names()
+    there = catalog.STRATEGIES.names()
     names = [name for name in STRATEGIES if ("deepspeed" if name.startswith("zero") else name.split("+")[0]) in there]
     if config.trainer.tensor_parallel_size > 1:
         names = [name for name in names if _cuts_layers(name)]

@@ -14,16 +14,3 @@ messages     what the two say to each other
 failures     what stands in the place of a value
 combine      the weighted sum, and what a failure costs
 """
-
-from hwgrpo.registry import Registry
-
-REWARDS = Registry(
-    "reward",
-    {
-        "exact_match": "hwgrpo.rewards.verifiable:exact_match",
-        "gsm8k": "hwgrpo.rewards.verifiable:gsm8k",
-        "math": "hwgrpo.rewards.mathematics:math",
-        "format": "hwgrpo.rewards.verifiable:format_reward",
-        "length": "hwgrpo.rewards.verifiable:length_reward",
-    },
-)

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hwgrpo.catalog import REWARDS
 from hwgrpo.errors import ConfigError, choice_error, nearest
-from hwgrpo.rewards import REWARDS
 from hwgrpo.rewards.failures import described, is_own
 
 DEFAULT_FUNCTION = "compute_score"

@@ -9,20 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from hwgrpo.registry import Registry
-
 if TYPE_CHECKING:
     from hwgrpo.config.schema import Config
 
-ENGINES = Registry(
-    "rollout.engine",
-    {
-        "local": "hwgrpo.rollout.makers:local",
-        "sglang_server": "hwgrpo.rollout.server.sglang:sglang_server",
-        "vllm": "hwgrpo.rollout.vllm.engine:VllmEngine",
-        "vllm_server": "hwgrpo.rollout.server.vllm:vllm_server",
-    },
-)
 CHECKS = {
     "sglang_server": "hwgrpo.rollout.server.attachment:check_sglang_server",
     "vllm": "hwgrpo.rollout.vllm.engine:check_installed",

@@ -17,6 +17,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo_backends.environment import profile
 
 import hwgrpo
+from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
@@ -31,7 +32,6 @@ from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
-from hwgrpo.training import STRATEGIES
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed import prefetched_batches as waiting

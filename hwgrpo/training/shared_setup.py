@@ -16,6 +16,7 @@ import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
@@ -27,7 +28,6 @@ from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.models.to_device import move_to
 from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_parts import Apart, EngineParts
 from hwgrpo.rollout.local.engine import replica_of

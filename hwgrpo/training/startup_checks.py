@@ -14,6 +14,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
+from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.data.prompts import PromptDataset, build_dataset
@@ -26,7 +27,6 @@ from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
-from hwgrpo.training import STRATEGIES
 from hwgrpo.training.module_fusion import choose_modules
 from hwgrpo.training.policy.auto_settings import (
     AttentionChoice,

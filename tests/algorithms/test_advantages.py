@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hwgrpo.algorithms import ADVANTAGES
 from hwgrpo.algorithms.advantages import AdvantageOptions, group_advantages, zero_signal_groups
+from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.errors import ConfigError, DataError
 
 

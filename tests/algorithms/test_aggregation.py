@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hwgrpo.algorithms import AGGREGATIONS
 from hwgrpo.algorithms.aggregation import count, token_weights
+from hwgrpo.catalog import AGGREGATIONS
 from hwgrpo.errors import ConfigError
 
 LOSSES = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]

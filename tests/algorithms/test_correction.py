@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hwgrpo.algorithms import CORRECTIONS
 from hwgrpo.algorithms.correction import CorrectionSpec, correction_weights, mismatch_metrics, mismatch_sums
+from hwgrpo.catalog import CORRECTIONS
 from hwgrpo.errors import ConfigError
 
 LOG_RATIO = [0.5, -0.2, 1.2, 0.0]

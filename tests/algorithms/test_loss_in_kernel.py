@@ -7,9 +7,9 @@ import torch
 from hwgrpo_kernels import linear_token_loss
 from rounding import STEP, assert_values_close
 
-from hwgrpo.algorithms import POLICY_LOSSES
 from hwgrpo.algorithms.correction import CorrectionSpec
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.catalog import POLICY_LOSSES
 
 CU = torch.tensor([0, 4, 4, 11, 12, 23])
 N, H, V = 23, 8, 31

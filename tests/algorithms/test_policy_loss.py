@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hwgrpo.algorithms import POLICY_LOSSES
 from hwgrpo.algorithms.correction import CorrectionSpec
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.errors import ConfigError
 
 DAPO = {"clip_low": 0.2, "clip_high": 0.28}

@@ -13,9 +13,8 @@ import pytest
 import runs
 import wrong_layouts
 
+from hwgrpo.catalog import LAYOUTS, LOGGERS
 from hwgrpo.cli.main import main
-from hwgrpo.observe import LOGGERS
-from hwgrpo.training import LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [word for word in runs.SMALL if not word.startswith("observe.")]

@@ -15,8 +15,8 @@ from hwgrpo_backends.device import Device
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from hwgrpo.bench.step import StepBench, measure_step
+from hwgrpo.catalog import LAYOUTS
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.training import LAYOUTS
 from hwgrpo.training.run import Run
 from hwgrpo.training.setup import build_run
 from hwgrpo.training.update.policy_update import PolicyUpdate

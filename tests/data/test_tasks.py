@@ -2,7 +2,7 @@ import collections
 
 import pytest
 
-from hwgrpo.data import TASKS
+from hwgrpo.catalog import TASKS
 from hwgrpo.data.tasks import parse_task
 from hwgrpo.errors import ConfigError
 

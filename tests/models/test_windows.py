@@ -11,12 +11,12 @@ from tiny import sharpened
 from transformers import CONFIG_MAPPING, MistralConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from hwgrpo.catalog import LAYOUTS
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.windows import WINDOWS, shortened, windows_below
 from hwgrpo.rollout.local import decode_rows as rows
 from hwgrpo.rollout.local.decode_rows import proven_cache
 from hwgrpo.rollout.local.engine import LocalEngine
-from hwgrpo.training import LAYOUTS
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layout_check import proven_layout
 from hwgrpo.training.policy.layouts import PADDED

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from hwgrpo.catalog import LOGGERS
 from hwgrpo.config.schema import ObserveConfig
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.observe import LOGGERS
 from hwgrpo.observe.loggers.jsonl import read_metrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.values import StepMetrics

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from hwgrpo.catalog import LOGGERS
 from hwgrpo.config.load import load_config, to_yaml
 from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.observe import LOGGERS, SERVICES, check_installed
+from hwgrpo.observe import SERVICES, check_installed
 from hwgrpo.observe.observer import Observer
 from hwgrpo.values import StepMetrics
 from tests.observe.services import FAKES, Calls

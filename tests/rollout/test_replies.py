@@ -16,8 +16,8 @@ from fake_server import TOKEN, FakeServer
 from fake_sglang import FakeSglang
 from served import batch, parts_for
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import RunError
-from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.server.engine import ServerEngine
 

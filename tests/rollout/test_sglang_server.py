@@ -13,8 +13,8 @@ from fake_sglang import FakeSglang
 from served import SAMPLING, TOKENIZER, batch, parts_for
 from tiny import settings
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.server import attachment as server_attachment
 from hwgrpo.rollout.server.engine import ServerEngine

@@ -13,13 +13,13 @@ from rounding import gaps
 from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, settings
 
+from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import attention_obstacle, load_model
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.engine import LocalEngine
-from hwgrpo.training import LAYOUTS
 from hwgrpo.training.policy.auto_settings import choose_layout, layout_note
 from hwgrpo.training.policy.layout_check import proven_layout
 from hwgrpo.training.policy.layouts import Layout

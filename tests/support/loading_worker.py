@@ -25,6 +25,7 @@ from tiny import settings
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from hwgrpo.catalog import STRATEGIES
 from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
@@ -32,7 +33,6 @@ from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.models.meta_device import beside_parameters
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.training import STRATEGIES
 from hwgrpo.training.model_setup import Models, put_together
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
 from hwgrpo.training.shared_setup import load_trainable, prepare_process

@@ -31,11 +31,11 @@ from transformers import (
 )
 
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.catalog import STRATEGIES
 from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tensor_parallel import TensorParallel
-from hwgrpo.training import STRATEGIES
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
 from hwgrpo.training.policy.micro_batch import lay_out
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel

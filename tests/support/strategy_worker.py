@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from tiny import ragged_batch, settings, tiny_qwen3
 from torch.distributed.tensor import DTensor
 
+from hwgrpo.catalog import STRATEGIES
 from hwgrpo.cli.leaving import ended_as_rank
-from hwgrpo.training import STRATEGIES
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.micro_batch import lay_out
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel

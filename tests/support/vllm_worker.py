@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from hwgrpo_backends.cpu import BACKEND
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.loading import load_tokenizer
-from hwgrpo.rollout import ENGINES
 from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.token_sampling import filter_logits

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from tiny import settings
 
-from hwgrpo.training import STRATEGIES
+from hwgrpo.catalog import STRATEGIES
 from hwgrpo.training import setup as build
 from hwgrpo.training.strategies import process_group as processes
 

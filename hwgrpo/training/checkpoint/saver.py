@@ -62,7 +62,7 @@ class Saver:
         keep: int,
         asynchronous: bool,
         state: Callable[[], Mapping[str, Any]],
-        extra_files: Callable[[], Mapping[str, Mapping[str, torch.Tensor]]],
+        extra_files: Callable[[], dict[str, dict[str, torch.Tensor]]],
         tell: Callable[[str], None],
         moved: Callable[[], str | None] = lambda: None,
         timeout: float = STUCK_AFTER,

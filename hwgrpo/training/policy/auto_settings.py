@@ -12,13 +12,13 @@ import torch.distributed as dist
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
+from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.config.validate import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import TAKES_MASKS, is_fused, reason_against
 from hwgrpo.models.loading import attention_obstacle, model_settings
 from hwgrpo.models.windows import described, windows_below
-from hwgrpo.training import LAYOUTS
 from hwgrpo.training.policy.layouts import BRANCHED, Layout
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 4096, 16384

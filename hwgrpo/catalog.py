@@ -1,0 +1,116 @@
+"""Names that settings may choose, each with the code it stands for, which is imported when it is loaded."""
+
+from hwgrpo.registry import Registry
+
+ADVANTAGES = Registry(
+    "advantage estimator",
+    {
+        "grpo": "hwgrpo.algorithms.advantages:grpo",
+        "rloo": "hwgrpo.algorithms.advantages:rloo",
+        "reinforce_plus_plus_baseline": "hwgrpo.algorithms.advantages:reinforce_plus_plus_baseline",
+        "opo": "hwgrpo.algorithms.advantages:opo",
+        "gpg": "hwgrpo.algorithms.advantages:gpg",
+        "grpo_passk": "hwgrpo.algorithms.advantages:grpo_passk",
+    },
+)
+"""Functions `(rewards_S, group_S, valid_S, options, lengths_S=None) -> advantages_S`."""
+POLICY_LOSSES = Registry(
+    "policy loss",
+    {
+        "ppo_clip": "hwgrpo.algorithms.surrogates:ppo_clip",
+        "gspo": "hwgrpo.algorithms.surrogates:gspo",
+        "cispo": "hwgrpo.algorithms.surrogates:cispo",
+        "sapo": "hwgrpo.algorithms.surrogates:sapo",
+        "gpg": "hwgrpo.algorithms.surrogates:gpg",
+    },
+)
+"""`Scoped` functions `(surrogate_input, spec) -> (pg_loss_N, {metric: per-row})`."""
+KL_ESTIMATORS = Registry(
+    "KL estimator",
+    {
+        "k1": "hwgrpo.algorithms.kl:k1",
+        "k2": "hwgrpo.algorithms.kl:k2",
+        "k3": "hwgrpo.algorithms.kl:k3",
+        "abs": "hwgrpo.algorithms.kl:absolute",
+        "k1+": "hwgrpo.algorithms.kl:k1_plus",
+        "k3+": "hwgrpo.algorithms.kl:k3_plus",
+    },
+)
+"""Functions `(logprob_N, ref_logprob_N) -> kl_N`; `k3` and `k3+` also take `input_clamp` and `output_clamp`."""
+AGGREGATIONS = Registry(
+    "loss aggregation",
+    {
+        "token-mean": "hwgrpo.algorithms.aggregation:token_mean",
+        "token-sum": "hwgrpo.algorithms.aggregation:token_sum",
+        "seq-mean-token-sum": "hwgrpo.algorithms.aggregation:seq_mean_token_sum",
+        "seq-mean-token-sum-norm": "hwgrpo.algorithms.aggregation:seq_mean_token_sum_norm",
+        "seq-mean-token-mean": "hwgrpo.algorithms.aggregation:seq_mean_token_mean",
+    },
+)
+"""Functions `(lengths_S, totals) -> weight_S`."""
+CORRECTIONS = Registry(
+    "rollout correction",
+    {
+        "none": "hwgrpo.algorithms.correction:none",
+        "token_truncate": "hwgrpo.algorithms.correction:token_truncate",
+        "token_mask": "hwgrpo.algorithms.correction:token_mask",
+        "sequence_truncate": "hwgrpo.algorithms.correction:sequence_truncate",
+        "sequence_mask": "hwgrpo.algorithms.correction:sequence_mask",
+    },
+)
+"""`Scoped` functions `(log_ratio_N, spec, cu_seqlens) -> weight_N`, or None for no correction."""
+REWARDS = Registry(
+    "reward",
+    {
+        "exact_match": "hwgrpo.rewards.verifiable:exact_match",
+        "gsm8k": "hwgrpo.rewards.verifiable:gsm8k",
+        "math": "hwgrpo.rewards.mathematics:math",
+        "format": "hwgrpo.rewards.verifiable:format_reward",
+        "length": "hwgrpo.rewards.verifiable:length_reward",
+    },
+)
+TASKS = Registry(
+    "task",
+    {
+        "sort": "hwgrpo.data.tasks:sort_digits",
+        "add": "hwgrpo.data.tasks:add_numbers",
+        "copy": "hwgrpo.data.tasks:copy_word",
+    },
+)
+ENGINES = Registry(
+    "rollout.engine",
+    {
+        "local": "hwgrpo.rollout.makers:local",
+        "sglang_server": "hwgrpo.rollout.server.sglang:sglang_server",
+        "vllm": "hwgrpo.rollout.vllm.engine:VllmEngine",
+        "vllm_server": "hwgrpo.rollout.server.vllm:vllm_server",
+    },
+)
+LAYOUTS = Registry(
+    "model.layout",
+    {
+        "padded": "hwgrpo.training.policy.layouts:PADDED",
+        "packed": "hwgrpo.training.policy.layouts:PACKED",
+        "grouped": "hwgrpo.training.policy.layouts:GROUPED",
+        "grouped_masked": "hwgrpo.training.policy.layouts:GROUPED_MASKED",
+    },
+)
+STRATEGIES = Registry(
+    "trainer.strategy",
+    {
+        "single": "hwgrpo.training.strategies.single:Single",
+        "ddp": "hwgrpo.training.strategies.ddp:Ddp",
+        "fsdp2": "hwgrpo.training.strategies.fsdp2:Fsdp2",
+        "deepspeed": "hwgrpo.training.strategies.deepspeed:Deepspeed",
+    },
+)
+LOGGERS = Registry(
+    "observe.loggers",
+    {
+        "jsonl": "hwgrpo.observe.loggers.jsonl:JsonlLogger",
+        "tensorboard": "hwgrpo.observe.loggers.tensorboard:TensorBoardLogger",
+        "wandb": "hwgrpo.observe.loggers.wandb:WandbLogger",
+        "trackio": "hwgrpo.observe.loggers.trackio:TrackioLogger",
+        "swanlab": "hwgrpo.observe.loggers.swanlab:SwanLabLogger",
+    },
+)
