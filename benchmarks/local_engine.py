@@ -29,9 +29,8 @@ import transformers  # noqa: E402
 
 from hwgrpo.bench.machine import processor  # noqa: E402
 from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
-from hwgrpo.rollout.engine import Sampling  # noqa: E402
 from hwgrpo.rollout.local.engine import LocalEngine  # noqa: E402
-from hwgrpo.values import Prompt, PromptBatch  # noqa: E402
+from hwgrpo.values import Prompt, PromptBatch, Sampling  # noqa: E402
 
 SIZES: dict[str, dict[str, int]] = {
     "1m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024},

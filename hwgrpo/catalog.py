@@ -114,3 +114,6 @@ LOGGERS = Registry(
         "swanlab": "hwgrpo.observe.loggers.swanlab:SwanLabLogger",
     },
 )
+
+SERVICES = ("wandb", "trackio", "swanlab")
+"""Loggers that need a package, and an extra of ours, of the same name."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.catalog import LOGGERS, REWARDS, SERVICES
+from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
@@ -15,7 +18,6 @@ from hwgrpo.config.schema import Config
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
 from hwgrpo.paths import check_path, did_you_mean, find_model
-from hwgrpo.rollout.engine import Sampling
 
 
 def check_config(
@@ -69,7 +71,7 @@ def check_world_size(config: Config, world_size: int) -> None:
     size = ranks_per_sequence(config)
     if world_size % size:
         raise ConfigError(
-            f"{_sharing(config)} does not divide the run's {world_size} "
+            f"{sharing_setting(config)} does not divide the run's {world_size} "
             f"{'rank' if world_size == 1 else 'ranks'}: groups of so many share sequences; use a divisor of "
             f"{world_size}, or start a multiple of {size} processes (hwgrpo launch)"
         )
@@ -78,59 +80,6 @@ def check_world_size(config: Config, world_size: int) -> None:
             raise ConfigError(
                 f"trainer.{key}={value} cannot be shared out among {world_size} ranks; use a multiple of {world_size}"
             )
-
-
-def prompts_per_update(config: Config) -> int:
-    """Return the prompts per optimizer update, over all ranks."""
-    return config.trainer.prompts_per_update or config.trainer.prompts_per_step
-
-
-def ranks_per_sequence(config: Config) -> int:
-    """Return how many ranks go through a sequence together, a part of its tokens each."""
-    return max(config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size)
-
-
-def _sharing(config: Config) -> str:
-    """Return the setting by which ranks share sequences, as it stands."""
-    name = "tensor" if config.trainer.tensor_parallel_size > 1 else "sequence"
-    return f"trainer.{name}_parallel_size={ranks_per_sequence(config)}"
-
-
-def longest_share(config: Config) -> int:
-    """Return the most tokens of one sequence that a device has to hold in a pass."""
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return -(-longest // ranks_per_sequence(config))
-
-
-def planned_steps(config: Config, prompts: int) -> int:
-    """Return the steps of the whole run.
-
-    Args:
-        config: checked settings.
-        prompts: how many the training data has.
-    """
-    t = config.trainer
-    return t.max_steps or max(1, t.epochs * prompts // t.prompts_per_step)
-
-
-def sampling_of(config: Config) -> Sampling:
-    """Return how responses are drawn in training.
-
-    Raises:
-        ConfigError: a `rollout` setting is out of range.
-    """
-    r = config.rollout
-    return Sampling(
-        n=r.n,
-        max_response_tokens=r.max_response_tokens,
-        temperature=r.temperature,
-        top_k=r.top_k,
-        top_p=r.top_p,
-        min_p=r.min_p,
-        stop=tuple(r.stop),
-        stop_token_ids=tuple(r.stop_token_ids),
-        seed=config.trainer.seed,
-    )
 
 
 def _check_limits(section: Any, prefix: str, unread: Sequence[str]) -> None:
@@ -182,13 +131,10 @@ def _check_sources(config: Config) -> None:
 
 
 def _check_names(config: Config, unread: Sequence[str]) -> None:
-    from hwgrpo.catalog import LOGGERS, REWARDS
-    from hwgrpo.observe import check_installed
-
     for name in () if "observe" in unread else config.observe.loggers:
         if name not in LOGGERS:
             raise unknown_choice("observe.loggers", name, LOGGERS.names())
-        check_installed(name)
+        check_logger_installed(name)
     for i, function in enumerate(config.reward.functions):
         if ".py" not in function.name and function.name not in REWARDS:
             names = [*REWARDS.names(), "path/to/file.py:function"]
@@ -197,6 +143,20 @@ def _check_names(config: Config, unread: Sequence[str]) -> None:
     betas = config.optim.betas
     if len(betas) != 2:
         raise ConfigError(f"optim.betas={betas} must be two numbers, each 0 <= x < 1, e.g. [0.9, 0.999]")
+
+
+def check_logger_installed(name: str) -> None:
+    """Check, without importing it, that the package of a logger is there.
+
+    Raises:
+        ConfigError: it is not; the message says how to install it.
+    """
+    # A folder of that name in the working directory (wandb writes one) is found too, as a package without a file.
+    if name in SERVICES and ((spec := importlib.util.find_spec(name)) is None or spec.origin is None):
+        raise ConfigError(
+            f"observe.loggers holds {name!r}, but its package is not installed; "
+            f'pip install "hwgrpo[{name}]", or take it out of observe.loggers'
+        )
 
 
 def _check_fused_modules(modules: list[str]) -> None:
@@ -304,7 +264,7 @@ def _check_contradictions(config: Config) -> None:
             f"{'a rank has of one sequence' if shared else 'one sequence can be'} "
             f"(data.max_prompt_tokens={c.data.max_prompt_tokens} + rollout.max_response_tokens="
             f"{c.rollout.max_response_tokens}"
-            f"{f', over {_sharing(c)}' if shared else ''}); "
+            f"{f', over {sharing_setting(c)}' if shared else ''}); "
             f"use at least {longest}"
         )
     if t.strategy == "single" and t.sequence_parallel_size > 1:
@@ -359,7 +319,7 @@ def _check_contradictions(config: Config) -> None:
 
 
 def _check_deepspeed(config: Config) -> None:
-    from hwgrpo.training.strategies.deepspeed_config import deepspeed_config
+    from hwgrpo.config.deepspeed_json import deepspeed_config
 
     if config.trainer.strategy == "deepspeed":
         deepspeed_config(config)

@@ -20,24 +20,3 @@ wandb        Weights & Biases
 trackio      trackio
 swanlab      SwanLab
 """
-
-import importlib.util
-
-from hwgrpo.errors import ConfigError
-
-SERVICES = ("wandb", "trackio", "swanlab")
-"""Loggers that need a package, and an extra of ours, of the same name."""
-
-
-def check_installed(name: str) -> None:
-    """Check, without importing it, that the package of a logger is there.
-
-    Raises:
-        ConfigError: it is not; the message says how to install it.
-    """
-    # A folder of that name in the working directory (wandb writes one) is found too, as a package without a file.
-    if name in SERVICES and ((spec := importlib.util.find_spec(name)) is None or spec.origin is None):
-        raise ConfigError(
-            f"observe.loggers holds {name!r}, but its package is not installed; "
-            f'pip install "hwgrpo[{name}]", or take it out of observe.loggers'
-        )

@@ -18,7 +18,8 @@ from transformers import PreTrainedConfig
 
 from hwgrpo.columns import format_bytes
 from hwgrpo.config import Config
-from hwgrpo.config.validate import missing_data, planned_steps, prompts_per_update, ranks_per_sequence
+from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
+from hwgrpo.config.validate import missing_data
 from hwgrpo.data.prompts import PromptDataset, template_note
 from hwgrpo.data.sources import sources_of
 from hwgrpo.errors import ConfigError

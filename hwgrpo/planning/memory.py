@@ -18,7 +18,7 @@ from hwgrpo_kernels.chunks import chunk_rows_for
 from hwgrpo_kernels.head import logits_buffers
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import prompts_per_update, ranks_per_sequence
+from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.planning.activations import activation_bytes
 from hwgrpo.planning.model_shape import ModelShape

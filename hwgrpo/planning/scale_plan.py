@@ -12,7 +12,8 @@ from hwgrpo_backends.peaks import Chip
 
 from hwgrpo import catalog
 from hwgrpo.config import Config
-from hwgrpo.config.validate import check_world_size, ranks_per_sequence
+from hwgrpo.config.derived import ranks_per_sequence
+from hwgrpo.config.validate import check_world_size
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.dry_run import config_sharding, planned_work
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of

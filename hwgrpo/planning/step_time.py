@@ -17,8 +17,8 @@ from hwgrpo_backends.peaks import Chip
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from hwgrpo.config import Config
+from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.config.schema import ModelConfig
-from hwgrpo.config.validate import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.planning.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape

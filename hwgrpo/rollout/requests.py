@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.token_sampling import stream_keys
 from hwgrpo.rollout.stopping import StopWatch
-from hwgrpo.values import Completions, PromptBatch
+from hwgrpo.values import Completions, PromptBatch, Sampling
 
 ROUNDING = 1e-3
 """How far above 0 a log-prob may be: sums of probabilities in half precision exceed 1 by as much."""

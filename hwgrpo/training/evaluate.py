@@ -11,21 +11,21 @@ import torch
 from hwgrpo_backends import Backend
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import sampling_of
+from hwgrpo.config.derived import sampling_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import check_engine, check_running_server
-from hwgrpo.rollout.engine import Engine, Sampling
+from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.module_fusion import fuse
 from hwgrpo.training.policy.auto_settings import attention_of
 from hwgrpo.training.shared_setup import build_engine, build_rewards, check_length, load_policy, prepare_process
 from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.values import PromptBatch
+from hwgrpo.values import PromptBatch, Sampling
 
 PROMPTS_AT_ONCE = 256
 

@@ -13,9 +13,10 @@ from hwgrpo_backends.device import Device
 from omegaconf import OmegaConf
 
 from hwgrpo.config import Config
+from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.typed import section_of
-from hwgrpo.config.validate import check_resume, planned_steps
+from hwgrpo.config.validate import check_resume
 from hwgrpo.config.written import changed_values, shown_settings, written_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import CheckpointError, ConfigError

@@ -14,7 +14,7 @@ from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rollout.engine import Engine, Sampling
+from hwgrpo.rollout.engine import Engine
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Supply
@@ -22,6 +22,7 @@ from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.run_folder import Claim
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.values import Sampling
 
 
 @dataclass

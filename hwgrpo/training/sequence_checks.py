@@ -8,7 +8,7 @@ import torch
 
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config import Config
-from hwgrpo.config.validate import ranks_per_sequence
+from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tensor_parallel import not_cut, obstacle_in
 from hwgrpo.training.policy.auto_settings import AttentionChoice, layers_beyond_attention

@@ -19,8 +19,8 @@ from hwgrpo_backends.environment import profile
 import hwgrpo
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
+from hwgrpo.config.derived import longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.validate import longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.written import digests, written_of
 from hwgrpo.data.prompts import template_note
 from hwgrpo.data.sampler import PromptSampler

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.config import load_config
+from hwgrpo.config.deepspeed_json import deepspeed_config, with_precision
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.strategies.deepspeed_config import deepspeed_config, with_precision
 
 BASE = ("model.path=builtin://tiny", "data.train=task://sort", "reward.functions=[exact_match]")
 ON = (*BASE, "trainer.strategy=deepspeed")

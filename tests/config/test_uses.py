@@ -87,7 +87,7 @@ def load(*overrides: str):
 def test_a_setting_without_effect_is_refused_with_what_would_use_it(
     override: str, without: list[str], named: str, within: list[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hwgrpo.observe.check_installed", lambda name: None)
+    monkeypatch.setattr("hwgrpo.config.validate.check_logger_installed", lambda name: None)
     with pytest.raises(ConfigError) as error:
         load(*without, override)
     key, _, _ = override.partition("=")

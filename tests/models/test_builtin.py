@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from hwgrpo.data.tasks import parse_task
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin, tiny
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.engine import LocalEngine
-from hwgrpo.values import Prompt, PromptBatch
+from hwgrpo.values import Prompt, PromptBatch, Sampling
 
 QUICK = "builtin://tiny?steps=2&batch=4&hidden=32&layers=1"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hwgrpo.catalog import LOGGERS
+from hwgrpo.catalog import LOGGERS, SERVICES
 from hwgrpo.config.load import load_config, to_yaml
 from hwgrpo.config.schema import Config, ObserveConfig
+from hwgrpo.config.validate import check_logger_installed
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.observe import SERVICES, check_installed
 from hwgrpo.observe.observer import Observer
 from hwgrpo.values import StepMetrics
 from tests.observe.services import FAKES, Calls
@@ -185,7 +185,7 @@ def test_a_folder_named_like_a_package_is_not_taken_for_it(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "swanlab", raising=False)
     with pytest.raises(ConfigError, match="not installed"):
-        check_installed("swanlab")
+        check_logger_installed("swanlab")
 
 
 def test_loading_a_logger_imports_no_package_of_a_service(monkeypatch):

@@ -9,9 +9,8 @@ from transformers import MambaConfig, MambaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.engine import LocalEngine
-from hwgrpo.values import Prompt, PromptBatch
+from hwgrpo.values import Prompt, PromptBatch, Sampling
 
 TOKENIZER = character_tokenizer("")
 PROMPTS = ((5, 6, 7, 8, 9), (10, 11), (12, 13), (14, 15, 16, 17, 18))

@@ -11,13 +11,13 @@ from rounding import assert_values_close
 from torch import nn
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local import architectures, precision
 from hwgrpo.rollout.local import shared_prefix_attention as shared_prompt
 from hwgrpo.rollout.local.architectures import ARCHITECTURES, obstacle
 from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import proven
+from hwgrpo.values import Sampling
 
 
 def test_every_architecture_of_the_table_is_tested_here():

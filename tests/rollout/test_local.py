@@ -11,10 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from hwgrpo.errors import ConfigError, DataError, RunError
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.decode_rows import ModelRows
 from hwgrpo.rollout.local.engine import LocalEngine
-from hwgrpo.values import Prompt, PromptBatch
+from hwgrpo.values import Prompt, PromptBatch, Sampling
 
 TOKENIZER = character_tokenizer("")
 VOCABULARY = len(TOKENIZER)

@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local import decode_graph as recorded
 from hwgrpo.rollout.local import shared_prefix_attention as shared_prompt
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.training.shared_setup import build_engine
+from hwgrpo.values import Sampling
 
 UNEVEN = ([0, 0, 1, 1, 2, 2], (3, [0, 1, 3, 4]), (3, [1, 2, 3]), (2, [2]), (1, None))
 EQUAL = ([5, 6, 7], [8, 9, 10], [11, 12, 13])

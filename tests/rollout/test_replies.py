@@ -18,8 +18,8 @@ from served import batch, parts_for
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.server.engine import ServerEngine
+from hwgrpo.values import Sampling
 
 COUNT = int(os.environ.get("REPLIES", "150"))
 MOST = 3

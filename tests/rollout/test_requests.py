@@ -8,12 +8,11 @@ from tiny import settings
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.requests import Answer, completions_of, requests_of
 from hwgrpo.rollout.server.weights_folder import WeightsFolder
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import stored_weights
-from hwgrpo.values import Prompt, PromptBatch
+from hwgrpo.values import Prompt, PromptBatch, Sampling
 
 TOKENIZER = character_tokenizer("")
 EOS = int(TOKENIZER.eos_token_id or 0)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local import token_sampling as sampling
 from hwgrpo.rollout.local.token_sampling import draw, filter_logits, inverse_cdf, stream_keys, uniforms
+from hwgrpo.values import Sampling
 
 
 def reference_kept(logits: list[float], top_k: int, top_p: float, min_p: float) -> set[int]:

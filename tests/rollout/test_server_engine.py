@@ -16,7 +16,6 @@ from served import SAMPLING, TOKENIZER, batch, parts_for
 
 from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.rollout.server import attachment as server_attachment
 from hwgrpo.rollout.server import engine as server_engine
@@ -27,6 +26,7 @@ from hwgrpo.rollout.server.server_process import ServerProcess
 from hwgrpo.rollout.server.vllm import VllmServer, vllm_server
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.rollout.weights import ModuleWeights
+from hwgrpo.values import Sampling
 
 
 @pytest.fixture

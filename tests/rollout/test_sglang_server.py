@@ -15,9 +15,9 @@ from tiny import settings
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.server import attachment as server_attachment
 from hwgrpo.rollout.server.engine import ServerEngine
+from hwgrpo.values import Sampling
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ROOT = SUPPORT.parents[1]

@@ -18,14 +18,13 @@ from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import attention_obstacle, load_model
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_layout, layout_note
 from hwgrpo.training.policy.layout_check import proven_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.values import Prompt, PromptBatch, TrainBatch
+from hwgrpo.values import Prompt, PromptBatch, Sampling, TrainBatch
 
 TOKENIZER = character_tokenizer("")
 WINDOW = 4

@@ -20,10 +20,9 @@ import torch
 from fake_server import FakeServer
 from launch import ROOT
 
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
-from hwgrpo.values import Prompt, PromptBatch
+from hwgrpo.values import Prompt, PromptBatch, Sampling
 
 
 class LocalServer(FakeServer):

@@ -10,10 +10,9 @@ from hwgrpo_backends.device import Device
 from tiny import settings, tiny_qwen3
 
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.weights import ModuleWeights
-from hwgrpo.values import Prompt, PromptBatch
+from hwgrpo.values import Prompt, PromptBatch, Sampling
 
 TOKENIZER = character_tokenizer("")
 SAMPLING = Sampling(n=2, max_response_tokens=3)

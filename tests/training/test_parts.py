@@ -17,7 +17,6 @@ from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RewardError, RunError
 from hwgrpo.models.loading import load_model, save_model
 from hwgrpo.models.lora import apply_lora
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.training.checkpoint import rng_state as rng
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource
@@ -32,7 +31,7 @@ from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import together
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
-from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
+from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
 
 NOTHING = TokenSignals({}, {})
 

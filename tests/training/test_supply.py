@@ -9,12 +9,11 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.training import setup as build
 from hwgrpo.training.feed.response_source import Ahead, Batch, InTurn, Waiting
-from hwgrpo.values import Completions
+from hwgrpo.values import Completions, Sampling
 
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "trainer.validate_every=2")
 

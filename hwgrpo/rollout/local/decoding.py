@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.decode_rows import Rows
 from hwgrpo.rollout.local.token_sampling import draw, uniforms
 from hwgrpo.rollout.stopping import StopWatch
+from hwgrpo.values import Sampling
 
 UNIFORM_BLOCK = 64
 """Positions whose uniforms are made and moved to the device at once."""

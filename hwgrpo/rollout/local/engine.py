@@ -13,7 +13,6 @@ import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.local.architectures import obstacle, own_forward
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, proven_cache
@@ -26,7 +25,7 @@ from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.requests import check_batch
 from hwgrpo.rollout.stopping import StopWatch, end_token_ids
 from hwgrpo.rollout.weights import take_over
-from hwgrpo.values import Completions, Prompt, PromptBatch
+from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
 LOOK_EVERY = 8
 """Steps between looks at what an accelerator has drawn, each of which it would wait for."""

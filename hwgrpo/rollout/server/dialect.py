@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.requests import Answer, Request
 from hwgrpo.rollout.server.http_client import Client
 from hwgrpo.rollout.server.owner import Owner
 from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.values import Sampling
 
 MODEL = "hwgrpo"
 """Name under which a server of ours serves the base model."""

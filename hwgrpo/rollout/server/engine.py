@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from torch import distributed as dist
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.pause_gate import Stopped
 from hwgrpo.rollout.requests import Answer, Request, check_batch, completions_of, problem_of, requests_of
@@ -25,7 +24,7 @@ from hwgrpo.rollout.server.http_client import Garbage, ServerProblem, ServerTake
 from hwgrpo.rollout.server.owner import check_owner
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.weights import AdapterWeights
-from hwgrpo.values import Completions, PromptBatch
+from hwgrpo.values import Completions, PromptBatch, Sampling
 from hwgrpo.waits import Wait
 
 THREADS = 64

@@ -18,7 +18,6 @@ from packaging.version import Version
 
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine import Sampling
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.requests import Answer, check_batch, completions_of, problem_of, requests_of
 from hwgrpo.rollout.stopping import end_token_ids
@@ -26,7 +25,7 @@ from hwgrpo.rollout.vllm.vllm_settings import ADAPTER_PREFIX, engine_arguments, 
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import load_weights
 from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.scratch import ScratchFolder
-from hwgrpo.values import Completions, PromptBatch
+from hwgrpo.values import Completions, PromptBatch, Sampling
 
 OLDEST, BELOW = Version("0.32"), Version("0.34")
 """Versions of vLLM whose calls this file makes."""

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.engine import Engine, Sampling
+from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.training.feed.prompt_source import PromptSource
-from hwgrpo.values import Completions, PromptBatch
+from hwgrpo.values import Completions, PromptBatch, Sampling
 from hwgrpo.waits import STUCK_AFTER, join, wait_for_thread
 
 

@@ -14,7 +14,7 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
-from hwgrpo.config.validate import longest_share, ranks_per_sequence
+from hwgrpo.config.derived import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention import TAKES_MASKS, is_fused, reason_against
 from hwgrpo.models.loading import attention_obstacle, model_settings

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from hwgrpo.config import Config
+from hwgrpo.config.deepspeed_json import deepspeed_config, with_precision
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.strategies.deepspeed_config import deepspeed_config, with_precision
 from hwgrpo.training.strategies.deepspeed_host import (
     check_needs,
     compile_note,

@@ -14,7 +14,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from hwgrpo.config import Config
-from hwgrpo.config.validate import ranks_per_sequence
+from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup, join
 

@@ -13,7 +13,7 @@ from hwgrpo.algorithms.aggregation import count, token_weights
 from hwgrpo.algorithms.correction import CorrectionSpec
 from hwgrpo.algorithms.policy_loss import LossSpec, PolicyLoss, build_loss
 from hwgrpo.config import Config
-from hwgrpo.config.validate import prompts_per_update
+from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout, Rows, cut

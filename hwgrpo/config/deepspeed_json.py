@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.config import Config
+from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, choice_error
 
 BUCKET = 50_000_000

@@ -1,0 +1,59 @@
+"""Values that follow from several settings."""
+
+from __future__ import annotations
+
+from hwgrpo.config.schema import Config
+from hwgrpo.values import Sampling
+
+
+def prompts_per_update(config: Config) -> int:
+    """Return the prompts per optimizer update, over all ranks."""
+    return config.trainer.prompts_per_update or config.trainer.prompts_per_step
+
+
+def ranks_per_sequence(config: Config) -> int:
+    """Return how many ranks go through a sequence together, a part of its tokens each."""
+    return max(config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size)
+
+
+def sharing_setting(config: Config) -> str:
+    """Return the setting by which ranks share sequences, as it stands."""
+    name = "tensor" if config.trainer.tensor_parallel_size > 1 else "sequence"
+    return f"trainer.{name}_parallel_size={ranks_per_sequence(config)}"
+
+
+def longest_share(config: Config) -> int:
+    """Return the most tokens of one sequence that a device has to hold in a pass."""
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return -(-longest // ranks_per_sequence(config))
+
+
+def planned_steps(config: Config, prompts: int) -> int:
+    """Return the steps of the whole run.
+
+    Args:
+        config: checked settings.
+        prompts: how many the training data has.
+    """
+    t = config.trainer
+    return t.max_steps or max(1, t.epochs * prompts // t.prompts_per_step)
+
+
+def sampling_of(config: Config) -> Sampling:
+    """Return how responses are drawn in training.
+
+    Raises:
+        ConfigError: a `rollout` setting is out of range.
+    """
+    r = config.rollout
+    return Sampling(
+        n=r.n,
+        max_response_tokens=r.max_response_tokens,
+        temperature=r.temperature,
+        top_k=r.top_k,
+        top_p=r.top_p,
+        min_p=r.min_p,
+        stop=tuple(r.stop),
+        stop_token_ids=tuple(r.stop_token_ids),
+        seed=config.trainer.seed,
+    )
