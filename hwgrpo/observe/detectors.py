@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.observe.console import shown_fields as fields
+from hwgrpo.observe import shown_fields as fields
 from hwgrpo.observe.series import MetricSeries
 
 if TYPE_CHECKING:

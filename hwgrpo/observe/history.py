@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hwgrpo.observe.console.progress import validation_errors, validation_numbers
-from hwgrpo.observe.console.shown_fields import KL, REWARD, TOKENS, TRUNCATED, Field, number
+from hwgrpo.observe.shown_fields import (
+    KL,
+    REWARD,
+    TOKENS,
+    TRUNCATED,
+    Field,
+    number,
+    validation_errors,
+    validation_numbers,
+)
 from hwgrpo.observe.timing import PREFIX
 
 ENDS = 5

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hwgrpo.observe.console.shown_fields import Field
+from hwgrpo.observe.shown_fields import Field
 
 
 @dataclass(frozen=True)

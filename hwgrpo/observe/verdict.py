@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hwgrpo.algorithms import KL_OUTPUT_CLAMP
-from hwgrpo.observe.console.shown_fields import KL, REWARD, TRUNCATED, percent
 from hwgrpo.observe.history import Measured, RunHistory
+from hwgrpo.observe.shown_fields import KL, REWARD, TRUNCATED, percent
 
 FEWEST = 3
 """Steps that each end of a run needs before their means are compared."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.observe.completions import FILE
-from hwgrpo.observe.console.shown_fields import number
 from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.observe.shown_fields import number
 
 
 def compact(value: Any, digits: int = 6) -> float | int | None:

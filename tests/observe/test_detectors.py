@@ -9,9 +9,9 @@ import pytest
 
 from hwgrpo.config.document import entries
 from hwgrpo.config.schema import Config
-from hwgrpo.observe.console.shown_fields import REWARD
 from hwgrpo.observe.detectors import DETECTORS, WATCHED, Finding
 from hwgrpo.observe.series import MetricSeries, Series
+from hwgrpo.observe.shown_fields import REWARD
 from hwgrpo.observe.warnings import Monitor
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -12,7 +12,7 @@ from rich.console import Console
 from hwgrpo.observe.completions import Sample
 from hwgrpo.observe.console.panel import LivePanel, PanelView, condense, shorten, sparkline, trend
 from hwgrpo.observe.console.progress import Pace
-from hwgrpo.observe.console.shown_fields import decimals
+from hwgrpo.observe.shown_fields import decimals
 from tests.observe.values import METRICS
 
 LONG = Sample("<|im_start|>user\n" + "How many? " * 400, "<think>\n" + "计算 " * 5000 + "\\boxed{72}", 0.5, "72" * 200)

@@ -6,9 +6,10 @@ import math
 import pytest
 
 from hwgrpo.observe.completions import Sample
+from hwgrpo.observe.console.choose import choose_progress
 from hwgrpo.observe.console.panel import LivePanel
-from hwgrpo.observe.console.progress import Pace, PlainLines, Silence, choose_progress, validation_numbers
-from hwgrpo.observe.console.shown_fields import duration, percent, seconds
+from hwgrpo.observe.console.progress import Pace, PlainLines, Silence
+from hwgrpo.observe.shown_fields import duration, percent, seconds, validation_numbers
 from tests.observe.values import METRICS
 
 

@@ -18,8 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hwgrpo.observe.console import shown_fields as fields
-from hwgrpo.observe.console.progress import Pace, validation_texts
+from hwgrpo.observe import shown_fields as fields
+from hwgrpo.observe.console.progress import Pace
+from hwgrpo.observe.shown_fields import validation_texts
 from hwgrpo.observe.summary import rich_summary
 from hwgrpo.observe.timing import PREFIX
 from hwgrpo.text import one_line, terminal_lines

@@ -1,15 +1,15 @@
-"""What is shown while a run goes on: a live panel on a terminal, a line per step elsewhere, or nothing."""
+"""The protocol of what shows a run, and the ways that need no terminal: a line per step, or nothing."""
 
 from __future__ import annotations
 
-import io
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from hwgrpo.observe.console.shown_fields import ENTROPY, KL, LENGTH, REWARD, THROUGHPUT, duration, number
+from hwgrpo.observe.shown_fields import ENTROPY, KL, LENGTH, REWARD, THROUGHPUT, duration, validation_texts
+from hwgrpo.observe.summary import plain_summary
 from hwgrpo.text import terminal_line, terminal_lines
 
 if TYPE_CHECKING:
@@ -91,42 +91,6 @@ class Pace:
         return max(0.0, (end - start) / (last - first) * (self.total - last) - (now - end))
 
 
-def validation_numbers(values: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """Return {(source, what): number} for the validation metrics that a person is shown.
-
-    `val-core/<source>/reward/greedy` is ("<source>", "greedy"), `val-core/<source>/reward/mean@4` is ("<source>",
-    "mean@4"); a metric other than the reward keeps its name ("acc greedy"). A source may hold slashes.
-    """
-    found: dict[tuple[str, str], float] = {}
-    for key, value in values.items():
-        parts = key.split("/")
-        shown = parts[-1] == "greedy" or parts[-1].startswith("mean@")
-        read = number(value)
-        if parts[0] == "val-core" and len(parts) >= 4 and shown and read is not None:
-            what = parts[-1] if parts[-2] == "reward" else f"{parts[-2]} {parts[-1]}"
-            found["/".join(parts[1:-2]), what] = read
-    return found
-
-
-def validation_errors(values: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """Return {(source, what): standard error} of the validation metrics that have one, as `validation_numbers` does."""
-    suffix = "/stderr"
-    errors = {
-        "val-core" + name.removeprefix("val-aux").removesuffix(suffix): value
-        for name, value in values.items()
-        if name.startswith("val-aux/") and name.endswith(suffix)
-    }
-    return validation_numbers(errors)
-
-
-def validation_texts(values: Mapping[str, Any]) -> list[str]:
-    """Return one text per source: `<source>  greedy 0.953  mean@4 0.881`."""
-    by_source: dict[str, str] = {}
-    for (source, what), value in validation_numbers(values).items():
-        by_source[source] = by_source.get(source, source) + f"  {what} {value:.3f}"
-    return list(by_source.values())
-
-
 class PlainLines:
     """Prints one line per `log_every` steps.
 
@@ -185,8 +149,6 @@ class PlainLines:
         self._print(text)
 
     def summary(self, summary: Mapping[str, Any]) -> None:
-        from hwgrpo.observe.summary import plain_summary
-
         self._print(plain_summary(summary))
 
     def close(self) -> None: ...
@@ -196,31 +158,3 @@ class PlainLines:
 
     def _print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
-
-
-def choose_progress(kind: str, *, title: str, total_steps: int, log_every: int) -> Progress:
-    """Return the way to show a run.
-
-    Args:
-        kind: `rich`, `plain` or `none`; `auto` is `rich` on a terminal that can move its cursor, else `plain`.
-        title: heading of the panel.
-        total_steps: steps of the whole run.
-        log_every: steps between plain lines.
-    """
-    if kind == "none":
-        return Silence()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # What a model writes may hold characters that this terminal's encoding lacks; they are shown as question
-        # marks instead of ending the run.
-        sys.stdout.reconfigure(errors="replace")
-    if kind in ("rich", "auto"):
-        from rich.console import Console
-
-        from hwgrpo.observe.console.panel import LivePanel
-
-        console = Console(force_terminal=True if kind == "rich" else None)
-        if kind == "rich" or (console.is_terminal and not console.is_dumb_terminal):
-            return LivePanel(console, title, total_steps)
-    else:
-        assert kind == "plain", f"observe.progress={kind!r} passed validation"
-    return PlainLines(total_steps, log_every)

@@ -83,3 +83,39 @@ LR = Field("lr", ("actor/lr",), lambda value: f"{value:.3g}")
 GRAD_NORM = Field("grad norm", ("actor/grad_norm",), decimals(3))
 THROUGHPUT = Field("tokens/s", ("perf/throughput",), decimals(0))
 TOKENS = Field("tokens", ("perf/total_num_tokens",), decimals(0))
+
+
+def validation_numbers(values: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return {(source, what): number} for the validation metrics that a person is shown.
+
+    `val-core/<source>/reward/greedy` is ("<source>", "greedy"), `val-core/<source>/reward/mean@4` is ("<source>",
+    "mean@4"); a metric other than the reward keeps its name ("acc greedy"). A source may hold slashes.
+    """
+    found: dict[tuple[str, str], float] = {}
+    for key, value in values.items():
+        parts = key.split("/")
+        shown = parts[-1] == "greedy" or parts[-1].startswith("mean@")
+        read = number(value)
+        if parts[0] == "val-core" and len(parts) >= 4 and shown and read is not None:
+            what = parts[-1] if parts[-2] == "reward" else f"{parts[-2]} {parts[-1]}"
+            found["/".join(parts[1:-2]), what] = read
+    return found
+
+
+def validation_errors(values: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return {(source, what): standard error} of the validation metrics that have one, as `validation_numbers` does."""
+    suffix = "/stderr"
+    errors = {
+        "val-core" + name.removeprefix("val-aux").removesuffix(suffix): value
+        for name, value in values.items()
+        if name.startswith("val-aux/") and name.endswith(suffix)
+    }
+    return validation_numbers(errors)
+
+
+def validation_texts(values: Mapping[str, Any]) -> list[str]:
+    """Return one text per source: `<source>  greedy 0.953  mean@4 0.881`."""
+    by_source: dict[str, str] = {}
+    for (source, what), value in validation_numbers(values).items():
+        by_source[source] = by_source.get(source, source) + f"  {what} {value:.3f}"
+    return list(by_source.values())
