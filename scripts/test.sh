@@ -10,7 +10,7 @@ set -uo pipefail
 
 # A group and its folders below tests/. Tests marked slow run in the group slow only, whatever folder they are in.
 groups="\
-unit algorithms backends bench config data models observe report rollout training
+unit algorithms backends bench config data models observe planning report rollout training
 rewards rewards
 kernels kernels peers
 commands cli doctor
@@ -35,8 +35,8 @@ older_cpu"
 # What group older_cpu runs: tests whose numbers depend on the order in which a processor adds. Their bounds must hold on any.
 numeric="\
 families/test_families.py families/test_head.py kernels/test_token_loss.py kernels/test_logprob.py kernels/test_full_kl.py
-kernels/test_npu_modules.py training/test_step_gradient.py training/test_work_not_done.py rollout/test_local.py
-rollout/test_lean_step.py models/test_branched_attention.py distributed/test_tensor_parallel.py
+kernels/test_npu_modules.py training/update/test_step_gradient.py training/update/test_work_not_done.py rollout/local/test_engine.py
+rollout/local/test_lean_step.py models/test_shared_prefix_masks.py distributed/test_tensor_parallel.py
 distributed/test_sharded_heads.py"
 
 # Groups whose tests keep to themselves and to one core each: as many run at a time as there are cores, up to 4.

@@ -19,7 +19,7 @@ PLACES = {
     "anywhere": ("",),
     "checkpoints": ("training/checkpoint",),
     "logs": ("observe/",),
-    "the end": ("training/finish", "models/loading", "observe/summary", "training/output"),
+    "the end": ("training/finish", "models/loading", "observe/summary", "training/run_folder"),
 }
 """Starts of the paths of the files whose lines count."""
 

@@ -19,7 +19,7 @@ from hwgrpo.rollout.server import attachment as server_attachment
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.values import Sampling
 
-SUPPORT = Path(__file__).parents[1] / "support"
+SUPPORT = Path(__file__).parents[2] / "support"
 ROOT = SUPPORT.parents[1]
 
 
