@@ -117,3 +117,6 @@ LOGGERS = Registry(
 
 SERVICES = ("wandb", "trackio", "swanlab")
 """Loggers that need a package, and an extra of ours, of the same name."""
+
+OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
+"""What `data.overlong` does with prompts that are too long."""

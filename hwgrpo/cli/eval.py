@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     file = _open(args.completions)
     host = prepare_host(config)
 
-    from hwgrpo.observe.jsonlines import jsonable
+    from hwgrpo.jsonlines import jsonable
     from hwgrpo.training.evaluate import build_evaluation
 
     evaluation = build_evaluation(config, host.backend, host.local_rank, _checkpoint(args))
@@ -179,8 +179,8 @@ class _Recording:
         self, batch: PromptBatch, completions: Completions, step: int | None = None, *, drawing: Seed | None = None
     ) -> Rewards:
         """Score as the pipeline does."""
+        from hwgrpo.jsonlines import jsonable
         from hwgrpo.observe.completions import sample_record
-        from hwgrpo.observe.jsonlines import jsonable
 
         rewards = self._rewards.score(batch, completions, step, drawing=drawing)
         for i in range(len(completions)):

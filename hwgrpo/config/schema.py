@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from hwgrpo import catalog, data
+from hwgrpo import catalog
 from hwgrpo.config.fields import Use, choice, holds, limited, none_of, off, on, one_of, setting
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
@@ -125,7 +125,7 @@ class DataConfig:
     """Column that names where a row comes from; the file name where it is missing."""
     max_prompt_tokens: int = limited(512, at_least=1)
     """Longest prompt, in tokens."""
-    overlong: str = choice("filter", lambda: data.OVERLONG_POLICIES)
+    overlong: str = choice("filter", lambda: catalog.OVERLONG_POLICIES)
     """What happens to longer prompts: dropped and counted, cut from the left or right and counted, or an error."""
     chat: str = choice("auto", ("auto", "always", "never"))
     """Apply the chat template: to conversations only (auto), to plain text too (as one user message), or never."""

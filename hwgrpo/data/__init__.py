@@ -12,5 +12,3 @@ copies, convert      a copy of one -> rows in verl's schema -> Parquet
 inspection, judging  data files as the trainer reads them, and whether rewards could score them
 inspected            what such a look found
 """
-
-OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")

@@ -12,7 +12,7 @@ import numpy as np
 from jinja2 import TemplateError
 from omegaconf import OmegaConf
 
-from hwgrpo.data import OVERLONG_POLICIES
+from hwgrpo.catalog import OVERLONG_POLICIES
 from hwgrpo.data.schema import (
     GROUND_TRUTH_KEYS,
     Message,

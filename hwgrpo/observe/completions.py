@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.observe.jsonlines import StepLines
+from hwgrpo.jsonlines import StepLines
 
 if TYPE_CHECKING:
     import torch

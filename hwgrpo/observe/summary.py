@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.history import RunHistory
-from hwgrpo.observe.jsonlines import jsonable
 from hwgrpo.observe.shown_fields import MISSING, decimals, duration, percent
 from hwgrpo.observe.verdict import judge
 from hwgrpo.text import terminal_line

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hwgrpo.jsonlines import StepLines
 from hwgrpo.observe.detectors import DETECTORS, WATCHED, Detector
-from hwgrpo.observe.jsonlines import StepLines
 from hwgrpo.observe.series import MetricSeries
 from hwgrpo.text import terminal_line
 

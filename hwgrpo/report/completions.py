@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe.completions import FILE
-from hwgrpo.observe.jsonlines import read_lines
 from hwgrpo.observe.shown_fields import number
 
 

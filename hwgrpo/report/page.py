@@ -16,7 +16,7 @@ from typing import Any
 
 from hwgrpo.algorithms import KL_OUTPUT_CLAMP
 from hwgrpo.errors import ConfigError
-from hwgrpo.observe.jsonlines import jsonable
+from hwgrpo.jsonlines import jsonable
 from hwgrpo.report.completions import compact, read_completions
 from hwgrpo.report.read import RunRecord, read_run
 from hwgrpo.report.settings import setting_rows

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe import completions, summary, warnings
 from hwgrpo.observe.history import RunHistory
-from hwgrpo.observe.jsonlines import read_lines
 from hwgrpo.observe.loggers import jsonl
 from hwgrpo.observe.verdict import Verdict, judge
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from hwgrpo.errors import ConfigError, RewardError, nearest, quoted
-from hwgrpo.observe.jsonlines import jsonable
+from hwgrpo.jsonlines import jsonable
 from hwgrpo.rewards.failures import Overran, ProcessDied, told
 from hwgrpo.rewards.loading import split_name
 from hwgrpo.rewards.processes.messages import SHOWN, Unfit, is_listed, number_of

@@ -14,7 +14,7 @@ from launch import ROOT
 
 from hwgrpo.cli.main import main
 from hwgrpo.config.load import to_yaml
-from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.jsonlines import read_lines
 
 pytestmark = pytest.mark.slow
 

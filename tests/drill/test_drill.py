@@ -23,7 +23,7 @@ from launch import ROOT
 from rounding import GENTLE, assert_metrics_close, drift
 
 from hwgrpo.config.load import to_yaml
-from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.checkpoint import restore as checkpoints
 
 Told = Callable[[str, str, str], None]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.jsonlines import read_lines
 from hwgrpo.report.completions import compact, read_completions, steps_to_keep
 
 

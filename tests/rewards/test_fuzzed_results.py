@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hwgrpo.errors import RewardError
+from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.completions import sample_record
-from hwgrpo.observe.jsonlines import jsonable
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.processes.messages import as_json, pack_all, pack_one, unpack_all, unpack_one

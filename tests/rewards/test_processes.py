@@ -61,7 +61,7 @@ FUNCTIONS = {
 
 def same(left, right):
     """Whether two rewards agree in every number and field, as completions.jsonl would show them."""
-    from hwgrpo.observe.jsonlines import jsonable
+    from hwgrpo.jsonlines import jsonable
 
     def shown(rewards):
         return [

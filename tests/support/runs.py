@@ -16,7 +16,7 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import RunFinished
-from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import Status, train
 from hwgrpo.training.setup import build_run

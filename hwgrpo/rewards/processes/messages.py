@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from hwgrpo.errors import RewardError, quoted
-from hwgrpo.observe.jsonlines import jsonable
+from hwgrpo.jsonlines import jsonable
 
 HEADER = 8
 LARGEST = 64 << 20

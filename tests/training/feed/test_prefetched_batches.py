@@ -10,7 +10,7 @@ import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.data.prompts import PromptDataset
-from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.jsonlines import read_lines
 from hwgrpo.training import setup as build
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint import restore as checkpoints

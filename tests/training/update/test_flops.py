@@ -11,7 +11,7 @@ from tiny import ragged_batch, tiny_llama, tiny_qwen3
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.jsonlines import read_lines
 from hwgrpo.training import loop
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
 from hwgrpo.training.update.flops import EXPERTS, training_work

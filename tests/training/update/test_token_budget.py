@@ -10,7 +10,7 @@ from hwgrpo_backends.device import Device
 from runs import metrics, run
 
 from hwgrpo.errors import RunError
-from hwgrpo.observe.jsonlines import read_lines
+from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate
