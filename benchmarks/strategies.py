@@ -25,7 +25,7 @@ import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.catalog import STRATEGIES
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.config import load_config
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel

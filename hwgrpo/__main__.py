@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 
 
 def run() -> NoReturn:

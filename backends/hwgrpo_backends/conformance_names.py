@@ -45,7 +45,7 @@ def _check_modules(backend: Backend) -> None:
 
 
 def _check_attention(backend: Backend) -> None:
-    attention = importlib.import_module("hwgrpo.models.attention")
+    attention = importlib.import_module("hwgrpo.models.attention_implementations")
     known = (*attention.TAKES_MASKS, *attention.FLASH)
     for name in backend.attention:
         assert attention.is_known(name, backend), (
@@ -54,7 +54,7 @@ def _check_attention(backend: Backend) -> None:
 
 
 def _check_rollout(backend: Backend) -> None:
-    engines = importlib.import_module("hwgrpo.rollout").ENGINES
+    engines = importlib.import_module("hwgrpo.catalog").ENGINES
     for name in backend.rollout:
         assert name in engines, f"rollout has {name!r}, which hwgrpo does not know: use {_listed(engines.names())}"
 

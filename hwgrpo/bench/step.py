@@ -10,14 +10,14 @@ from typing import TypeVar
 import torch
 from hwgrpo_backends.device import Device
 
-from hwgrpo.bench.layouts import checked_layouts, tolerance
+from hwgrpo.bench.layout_comparison import checked_layouts, tolerance
 from hwgrpo.bench.machine import machine_facts
-from hwgrpo.bench.result import BatchShape, LayoutBench, StepBench, model_facts
+from hwgrpo.bench.step_result import BatchShape, LayoutBench, StepBench, model_facts
 from hwgrpo.bench.times import Times, total, turns
 from hwgrpo.bench.work import counted_tokens, update_flops
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import PADDED
-from hwgrpo.training.run import Run
+from hwgrpo.training.run_parts import Run
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble
 from hwgrpo.values import PromptBatch, TrainBatch

@@ -94,7 +94,7 @@ def _run_step(args: argparse.Namespace) -> int:
                 f"policy in one piece; use {' or '.join(WHOLE)}"
             )
 
-        from hwgrpo.cli.host import prepare_host
+        from hwgrpo.cli.backend_selection import prepare_host
 
         if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
             raise ConfigError(f"hwgrpo bench measures one process, and a launcher started {processes}; start one")
@@ -102,8 +102,8 @@ def _run_step(args: argparse.Namespace) -> int:
 
         from hwgrpo_backends.device import Device
 
-        from hwgrpo.bench.show import show_step
         from hwgrpo.bench.step import measure_step
+        from hwgrpo.bench.step_tables import show_step
         from hwgrpo.training.setup import build_run
 
         built = build_run(config, host.backend, host.local_rank, host.local_world_size)

@@ -76,8 +76,8 @@ def run_kernels(args: argparse.Namespace, writable: Writable, tell: Callable[[st
     import torch
     from hwgrpo_backends.device import Device
 
+    from hwgrpo.bench.kernels.kernel_tables import show_kernels
     from hwgrpo.bench.kernels.measure import measure_kernels
-    from hwgrpo.bench.kernels.show import show_kernels
 
     shapes = _shapes(texts or (["small"] if backend.is_host else ["A", "B", "C"]))
     cases = _cases(args.only)
@@ -125,7 +125,7 @@ def run_compare(args: argparse.Namespace, writable: Writable) -> int:
         document |= {"machines": [each["machine"] for each in documents], "rows": [row.to_json() for row in rows]}
         file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if picture is not None:
-        from hwgrpo.bench.kernels.picture import draw_comparison
+        from hwgrpo.bench.kernels.bar_chart import draw_comparison
 
         drawn = draw_comparison(names, documents, rows)
         if drawn is None:

@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    from hwgrpo.cli.data_converted import show_converted
+    from hwgrpo.cli.data_conversion_text import show_converted
     from hwgrpo.data.convert import convert, files_of, write
-    from hwgrpo.data.copies import open_copy
+    from hwgrpo.data.dataset_files import open_copy
     from hwgrpo.data.published import PUBLISHED
 
     dataset = PUBLISHED[args.action]
@@ -103,7 +103,7 @@ def _convert(args: argparse.Namespace) -> int:
 def _inspect(args: argparse.Namespace) -> int:
     if args.score_rows < 0:
         raise ConfigError(f"--score-rows {args.score_rows}: give 0 or more")
-    from hwgrpo.cli.data_inspected import show_inspection, to_json
+    from hwgrpo.cli.data_inspection_text import show_inspection, to_json
     from hwgrpo.data.inspection import inspect_files
 
     settings = _settings(args)

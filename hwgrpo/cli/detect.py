@@ -9,7 +9,7 @@ from hwgrpo_backends.decide import AUTO, Decision, decide
 from hwgrpo_backends.facts import Facts, gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
-from hwgrpo.columns import fold, terminal_columns
+from hwgrpo.terminal_width import fold, terminal_columns
 
 HELP = "say which backend this machine runs on, and why not the others"
 SCHEMA = "hwgrpo.detect/1"

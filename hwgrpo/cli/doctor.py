@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: the backend is not known, or options do not go together.
     """
     _check(args)
-    from hwgrpo.doctor.github import markdown
-    from hwgrpo.doctor.report import diagnose
-    from hwgrpo.doctor.show import colored, plain, show
+    from hwgrpo.doctor.diagnosis import diagnose
+    from hwgrpo.doctor.diagnosis_markdown import markdown
+    from hwgrpo.doctor.diagnosis_text import colored, plain, show
 
     report = diagnose(args.backend, run=args.try_devices, limit=args.timeout)
     if args.json:

@@ -14,8 +14,8 @@ from hwgrpo_backends.decide import AUTO, decide
 from hwgrpo_backends.environment import APPLIED_VARIABLE, apply
 from hwgrpo_backends.facts import gather_tier0
 
-from hwgrpo.columns import fold, terminal_columns
 from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.terminal_width import fold, terminal_columns
 
 HELP = "print the environment variables a backend wants, each with its reason; for a shell with --shell"
 SCHEMA = "hwgrpo.env/1"

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; return the exit code."""
-    from hwgrpo.cli.host import prepare_host
+    from hwgrpo.cli.backend_selection import prepare_host
 
     config = _config(args)
     ks = _ks(args.k, args.n)

@@ -74,16 +74,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checkpoint(folder: Path) -> Checkpoint:
-    from hwgrpo.training.checkpoint import restore as checkpoints
+    from hwgrpo.training.checkpoint import restore
 
     if (folder / "checkpoints").is_dir():
-        checkpoint, problems = checkpoints.newest(folder / "checkpoints")
+        checkpoint, problems = restore.newest(folder / "checkpoints")
         for problem in problems:
             print(f"passed over a checkpoint: {problem}")
         if checkpoint is None:
             raise CheckpointError(f"{folder} has no checkpoint that can be read")
         return checkpoint
-    return checkpoints.verify(folder)
+    return restore.verify(folder)
 
 
 def _settings(checkpoint: Checkpoint) -> Config:

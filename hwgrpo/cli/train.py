@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _plan(config, allow_finished=args.allow_finished)
 
-    from hwgrpo.cli.host import prepare_host
+    from hwgrpo.cli.backend_selection import prepare_host
 
     host = prepare_host(config)
     from hwgrpo.errors import RunFinished
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(config: Config, *, allow_finished: bool) -> int:
     """Print the plan; return 0 where this machine could train it now, else 1 and say on stderr what it lacks."""
-    from hwgrpo.cli.host import planned_place
+    from hwgrpo.cli.backend_selection import planned_place
 
     place = planned_place(config)
     from hwgrpo.planning.dry_run import make_plan

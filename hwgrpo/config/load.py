@@ -21,7 +21,7 @@ from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import alternatives, build, hint_below, is_list, section_of
 from hwgrpo.config.uses import unused_settings
 from hwgrpo.config.validate import check_config
-from hwgrpo.config.written import (
+from hwgrpo.config.written_config import (
     Place,
     Written,
     attach,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.data.copies import KEY, Copy
+from hwgrpo.data.dataset_files import KEY, Copy
 from hwgrpo.data.formats import Broken, Part, Row, each_row
 from hwgrpo.data.published import Published
-from hwgrpo.data.schema import missing_column
+from hwgrpo.data.row_schema import missing_column
 from hwgrpo.errors import DataError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hwgrpo.data.judging import Judged
+from hwgrpo.data.reward_check import Judged
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import numpy as np
 
 from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
 from hwgrpo.data.inspected import BadRow, FileReport, Inspection, Lengths, Overlap, Repeat
-from hwgrpo.data.judging import judge_rows
 from hwgrpo.data.prompts import TOKENIZE_BATCH, render
 from hwgrpo.data.published import published_with
-from hwgrpo.data.schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt
+from hwgrpo.data.reward_check import judge_rows
+from hwgrpo.data.row_schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows, find_data, split_of
 from hwgrpo.errors import ConfigError, DataError, escaped
 from hwgrpo.rewards.processes.reward_process import Reward

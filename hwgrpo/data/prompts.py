@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from omegaconf import OmegaConf
 
 from hwgrpo.catalog import OVERLONG_POLICIES
-from hwgrpo.data.schema import (
+from hwgrpo.data.row_schema import (
     GROUND_TRUTH_KEYS,
     Message,
     check_text,

@@ -16,7 +16,7 @@ from hwgrpo_backends.probing import IMPORTED_BY_OTHERS, broken_plugins, hidden_b
 from hwgrpo_backends.vendor_findings import vendor_findings
 
 from hwgrpo import __version__
-from hwgrpo.doctor.host import HostFacts
+from hwgrpo.doctor.host_facts import HostFacts
 from hwgrpo.doctor.versions import check_versions
 
 GIB = 1024**3

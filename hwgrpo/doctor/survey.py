@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hwgrpo.doctor import child
+from hwgrpo.doctor import child_environment
 
 SCRIPT = Path(__file__).with_name("inside.py")
 LIMIT = 120.0
@@ -49,5 +49,5 @@ def looking_inside(
         missing = {"error": answer.trouble or "nothing was said"}
         return {part: parts.get(part, missing) for part in ("kernels", "attention")}
 
-    with child.asking(SCRIPT, [question._asdict()], limit, environ) as answers:
+    with child_environment.asking(SCRIPT, [question._asdict()], limit, environ) as answers:
         yield told

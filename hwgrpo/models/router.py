@@ -10,7 +10,7 @@ import torch.distributed as dist
 from transformers import PreTrainedConfig
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.head import backbone
+from hwgrpo.models.lm_head import backbone
 
 
 def check_router_loss(coef: float, settings: PreTrainedConfig) -> None:

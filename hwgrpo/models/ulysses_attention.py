@@ -19,7 +19,7 @@ import torch.distributed as dist
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from hwgrpo.models import shared_prefix_masks as branched_attention
+from hwgrpo.models import shared_prefix_masks
 from hwgrpo.models.shared_prefix_masks import additive, replace_attention, window_of
 
 NAME = "exchanged"
@@ -69,7 +69,7 @@ def use_in(model: PreTrainedModel) -> None:
         return
     if own not in AttentionInterface().valid_keys() or AttentionMaskInterface()[own] is not sdpa_mask:
         raise ValueError(f"{own} attention does not take masks as sdpa does")
-    branched_attention.use_in(model)  # inside, for it takes whole rows apart
+    shared_prefix_masks.use_in(model)  # inside, for it takes whole rows apart
     own = model.config._attn_implementation
     name = f"{NAME}_{own}"
     AttentionInterface.register(name, partial(exchanged_attention, attend=AttentionInterface()[own]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo.observe import shown_fields as fields
+from hwgrpo.observe import shown_fields
 from hwgrpo.observe.series import MetricSeries
 
 if TYPE_CHECKING:
@@ -80,19 +80,19 @@ class Finding:
     """How bad; it is told again when this has doubled."""
 
 
-REWARD_HIGH = fields.Field("highest reward", ("critic/rewards/max",), fields.decimals(3))
-REWARD_LOW = fields.Field("lowest reward", ("critic/rewards/min",), fields.decimals(3))
-GAP = fields.Field("gap", ("training/rollout_probs_diff_mean",), fields.decimals(3))
+REWARD_HIGH = shown_fields.Field("highest reward", ("critic/rewards/max",), shown_fields.decimals(3))
+REWARD_LOW = shown_fields.Field("lowest reward", ("critic/rewards/min",), shown_fields.decimals(3))
+GAP = shown_fields.Field("gap", ("training/rollout_probs_diff_mean",), shown_fields.decimals(3))
 WATCHED = (
-    fields.REWARD,
+    shown_fields.REWARD,
     REWARD_HIGH,
     REWARD_LOW,
-    fields.EQUAL_GROUPS,
-    fields.KL,
-    fields.TRUNCATED,
-    fields.ENTROPY,
-    fields.LENGTH,
-    fields.GRAD_NORM,
+    shown_fields.EQUAL_GROUPS,
+    shown_fields.KL,
+    shown_fields.TRUNCATED,
+    shown_fields.ENTROPY,
+    shown_fields.LENGTH,
+    shown_fields.GRAD_NORM,
     GAP,
 )
 """The metrics that detectors read."""
@@ -102,7 +102,7 @@ Detector = Callable[[MetricSeries, "Config"], Finding | None]
 
 def reward_flat(series: MetricSeries, config: Config) -> Finding | None:
     """The reward has not risen since the start, though there is room."""
-    reward = series[fields.REWARD]
+    reward = series[shown_fields.REWARD]
     if len(reward) < FLAT_STEPS:
         return None
     start, recent = reward.first(START), reward.last(REWARD_WINDOW)
@@ -130,7 +130,7 @@ def reward_flat(series: MetricSeries, config: Config) -> Finding | None:
 
 def reward_falling(series: MetricSeries, config: Config) -> Finding | None:
     """The reward rose and has lost much of it again."""
-    reward = series[fields.REWARD]
+    reward = series[shown_fields.REWARD]
     if len(reward) < 2 * REWARD_WINDOW:
         return None
     start, best, recent = reward.first(START), reward.best(REWARD_WINDOW), reward.last(REWARD_WINDOW)
@@ -210,7 +210,7 @@ def groups_equal(series: MetricSeries, config: Config) -> Finding | None:
 
 def kl_exploding(series: MetricSeries, config: Config) -> Finding | None:
     """The policy is far from the reference, or is leaving it quickly."""
-    kl = series[fields.KL]
+    kl = series[shown_fields.KL]
     if len(kl) < RECENT:
         return None
     recent = kl.last(RECENT)
@@ -236,7 +236,7 @@ def kl_exploding(series: MetricSeries, config: Config) -> Finding | None:
 
 def truncation(series: MetricSeries, config: Config) -> Finding | None:
     """Many responses are cut at the length limit."""
-    truncated = series[fields.TRUNCATED]
+    truncated = series[shown_fields.TRUNCATED]
     if len(truncated) < RECENT:
         return None
     recent = truncated.last(RECENT)
@@ -257,7 +257,7 @@ def truncation(series: MetricSeries, config: Config) -> Finding | None:
 
 def entropy_collapse(series: MetricSeries, config: Config) -> Finding | None:
     """The policy has become nearly deterministic before the task is learned."""
-    entropy, reward = series[fields.ENTROPY], series[fields.REWARD]
+    entropy, reward = series[shown_fields.ENTROPY], series[shown_fields.REWARD]
     if len(entropy) < START + RECENT or not len(reward):
         return None
     start, recent = entropy.first(START), entropy.last(RECENT)
@@ -309,7 +309,7 @@ def gap_too_large(series: MetricSeries, config: Config) -> Finding | None:
 
 def gradient_spike(series: MetricSeries, config: Config) -> Finding | None:
     """One gradient is far larger than those before."""
-    norm = series[fields.GRAD_NORM]
+    norm = series[shown_fields.GRAD_NORM]
     if len(norm) < SPIKE_BEFORE + 1:
         return None
     last, usual = norm.last(1), norm.last(SPIKE_BEFORE, skip=1)
@@ -330,7 +330,7 @@ def gradient_spike(series: MetricSeries, config: Config) -> Finding | None:
 
 def gradient_clipped(series: MetricSeries, config: Config) -> Finding | None:
     """Every gradient is cut to a fraction of its length."""
-    norm, clip = series[fields.GRAD_NORM], config.optim.grad_clip
+    norm, clip = series[shown_fields.GRAD_NORM], config.optim.grad_clip
     if not clip or len(norm) < CLIPPED_STEPS:
         return None
     recent = norm.last(CLIPPED_STEPS)
@@ -351,7 +351,7 @@ def gradient_clipped(series: MetricSeries, config: Config) -> Finding | None:
 
 def length_collapse(series: MetricSeries, config: Config) -> Finding | None:
     """Responses have become much shorter, and not better."""
-    length, reward = series[fields.LENGTH], series[fields.REWARD]
+    length, reward = series[shown_fields.LENGTH], series[shown_fields.REWARD]
     if min(len(length), len(reward)) < START + RECENT:
         return None
     start, recent = length.first(START), length.last(RECENT)
@@ -392,7 +392,7 @@ DETECTORS: Mapping[str, Detector] = {
 
 def _equal_groups(series: MetricSeries, share: float, belongs: Callable[[float], bool]) -> tuple[str, float] | None:
     """Return (what was seen, severity) when more than `share` of the groups are equal and their rewards belong."""
-    equal, reward = series[fields.EQUAL_GROUPS], series[fields.REWARD]
+    equal, reward = series[shown_fields.EQUAL_GROUPS], series[shown_fields.REWARD]
     if min(len(equal), len(reward)) < GROUP_WINDOW:
         return None
     recent = equal.last(GROUP_WINDOW)

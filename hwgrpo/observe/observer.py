@@ -14,11 +14,11 @@ from hwgrpo.closing import close_all
 from hwgrpo.errors import RunError
 from hwgrpo.observe import completions, warnings
 from hwgrpo.observe.completions import CompletionsLog, Sample
-from hwgrpo.observe.console.choose import choose_progress
 from hwgrpo.observe.console.progress import Progress, Silence
+from hwgrpo.observe.console.view import choose_progress
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.loggers import jsonl, tensorboard
-from hwgrpo.observe.settings import saved_config
+from hwgrpo.observe.saved_config import saved_config
 from hwgrpo.observe.shown_fields import REWARD
 from hwgrpo.observe.summary import build_summary, save_summary
 from hwgrpo.observe.warnings import Monitor, WarningsLog

@@ -16,7 +16,6 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 from transformers import PreTrainedConfig
 
-from hwgrpo.columns import format_bytes
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps, prompts_per_update, ranks_per_sequence
 from hwgrpo.config.validate import missing_data
@@ -31,6 +30,7 @@ from hwgrpo.planning.reward_probe import try_rewards
 from hwgrpo.planning.sharding import Sharding, sharding_of
 from hwgrpo.rollout.local.architectures import foreseen, own_forward
 from hwgrpo.rollout.server.weight_transfer import sent_copies
+from hwgrpo.terminal_width import format_bytes
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens

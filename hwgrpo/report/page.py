@@ -17,9 +17,9 @@ from typing import Any
 from hwgrpo.algorithms import KL_OUTPUT_CLAMP
 from hwgrpo.errors import ConfigError
 from hwgrpo.jsonlines import jsonable
-from hwgrpo.report.completions import compact, read_completions
-from hwgrpo.report.read import RunRecord, read_run
-from hwgrpo.report.settings import setting_rows
+from hwgrpo.report.compact_completions import compact, read_completions
+from hwgrpo.report.run_data import RunRecord, read_run
+from hwgrpo.report.settings_table import setting_rows
 
 FILE = "report.html"
 MOST_COMPLETIONS = 20_000

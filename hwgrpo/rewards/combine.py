@@ -14,10 +14,10 @@ import torch
 from hwgrpo.errors import ConfigError, RewardError, nearest, quoted
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.rewards.failures import Overran, ProcessDied, told
-from hwgrpo.rewards.loading import split_name
 from hwgrpo.rewards.processes.messages import SHOWN, Unfit, is_listed, number_of
 from hwgrpo.rewards.processes.reward_process import Reward, open_reward
 from hwgrpo.rewards.randomness import Seed
+from hwgrpo.rewards.reward_loading import split_name
 from hwgrpo.values import Completions, PromptBatch, Rewards
 
 

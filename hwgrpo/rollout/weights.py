@@ -13,7 +13,7 @@ from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from hwgrpo.models.head import causal_lm
+from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.models.meta_device import whole_shape
 

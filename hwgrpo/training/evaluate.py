@@ -20,7 +20,7 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.module_fusion import fuse
 from hwgrpo.training.policy.auto_settings import attention_of
 from hwgrpo.training.shared_setup import build_engine, build_rewards, check_length, load_policy, prepare_process
@@ -152,7 +152,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     """
     config = with_absolute_paths(config)
     check_engine(config)
-    saved = checkpoints.verify(checkpoint.absolute()) if checkpoint is not None else None
+    saved = restore.verify(checkpoint.absolute()) if checkpoint is not None else None
     device = prepare_process(config, backend, local_rank, 1)
     tokenizer = load_tokenizer(config.model)
     dataset = build_dataset(config.data, tokenizer, "validation")
@@ -165,7 +165,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     policy = load_policy(config, device, tokenizer)
     fuse(config, device.backend, policy, attention_of(config, device))
     if saved is not None:
-        checkpoints.restore_weights(saved, policy.model)
+        restore.restore_weights(saved, policy.model)
     engine = build_engine(config, policy, tokenizer, device)
     notes = tuple(filter(None, (saved.note,))) if saved is not None else ()
     return Evaluation(engine, dataset, rewards, sampling_of(config), notes)

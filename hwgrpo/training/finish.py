@@ -16,8 +16,8 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.training.checkpoint.checkpoint_files import discard
 from hwgrpo.training.loop import Status
 from hwgrpo.training.out_of_memory import SAVING, explained
-from hwgrpo.training.run import Run
 from hwgrpo.training.run_folder import raise_if_moved
+from hwgrpo.training.run_parts import Run
 from hwgrpo.training.shared_setup import load_trainable
 
 

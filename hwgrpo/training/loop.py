@@ -8,8 +8,8 @@ from hwgrpo.observe.completions import pick_sample
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.out_of_memory import explained
-from hwgrpo.training.run import Run
 from hwgrpo.training.run_folder import raise_if_moved
+from hwgrpo.training.run_parts import Run
 from hwgrpo.training.strategies.strategy import together
 from hwgrpo.training.update.step_metrics import failure_notes, sample_metrics, utilisation
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards

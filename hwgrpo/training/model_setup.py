@@ -10,9 +10,9 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
 from hwgrpo.errors import RunError
-from hwgrpo.models import shared_prefix_masks as branched_attention
-from hwgrpo.models.head import HeadReading, causal_lm
+from hwgrpo.models import shared_prefix_masks
 from hwgrpo.models.layers import layers_in_turn
+from hwgrpo.models.lm_head import HeadReading, causal_lm
 from hwgrpo.models.meta_device import beside_parameters, set_beside_parameters
 from hwgrpo.models.windows import shortened
 from hwgrpo.rollout.engine_parts import Apart
@@ -137,7 +137,7 @@ def _read_by_rank_0(
         policy = policy_of(config, device, model, tried.head)
         fuse_alike(tried.fused, policy, device.torch_device)
         if tried.layout.attention == "branched":
-            branched_attention.use_in(policy.base)  # as the trial has left it on rank 0
+            shared_prefix_masks.use_in(policy.base)  # as the trial has left it on rank 0
     return policy, tried, weights
 
 

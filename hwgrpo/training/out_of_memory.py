@@ -10,11 +10,11 @@ from pathlib import Path
 
 from hwgrpo_backends.device import Device
 
-from hwgrpo.columns import format_bytes
 from hwgrpo.config import Config
 from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.lora import uses_lora
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.terminal_width import format_bytes
+from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.update.token_budget import remembered
 
@@ -58,7 +58,7 @@ def _message(config: Config, device: Device, stage: str | None, error: BaseExcep
     doing = STAGES.get(stage or "", f"in stage {stage}" if stage else "between two stages")
     said = next(iter(str(error).splitlines()), "") or type(error).__name__
     # Not verified: that would read all of it on each rank that fails, and the others wait until this one has ended.
-    last = checkpoints.newest_step(Path(config.trainer.output_dir) / "checkpoints")
+    last = restore.newest_step(Path(config.trainer.output_dir) / "checkpoints")
     goes_on = f"goes on after step {last}" if last is not None else "begins anew, for there is no checkpoint yet"
     smaller = None
     with contextlib.suppress(CheckpointError):  # the next start says what is wrong with it

@@ -17,14 +17,14 @@ from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.typed import section_of
 from hwgrpo.config.validate import check_resume
-from hwgrpo.config.written import changed_values, shown_settings, written_of
+from hwgrpo.config.written_config import changed_values, shown_settings, written_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
 from hwgrpo.training.checkpoint import restore as checkpoints
-from hwgrpo.training.checkpoint import rng_state as rng
+from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.strategy import Strategy, together
@@ -202,7 +202,7 @@ def restore(
     update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
     saved = together(strategy, lambda: checkpoints.load_rng(checkpoint, strategy.rank))
     if saved is not None:
-        note = rng.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
+        note = rng_state.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
         return [note] if note else []
     # written by fewer ranks: a stream of its own, not the start of another rank's
     seed_rank(device, update.config, strategy.rank, checkpoint.step)

@@ -21,7 +21,7 @@ from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.written import digests, written_of
+from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.prompts import template_note
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RunFinished
@@ -34,7 +34,7 @@ from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.checkpoint.saver import Saver
-from hwgrpo.training.feed import prefetched_batches as waiting
+from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Ahead, InTurn, Supply, Waiting
 from hwgrpo.training.model_setup import put_together
@@ -42,8 +42,8 @@ from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
-from hwgrpo.training.run import Run
 from hwgrpo.training.run_folder import claim_on_rank_0
+from hwgrpo.training.run_parts import Run
 from hwgrpo.training.shared_setup import build_engine, prepare_process
 from hwgrpo.training.startup_checks import check_start, lacking, open_data, require_running_server
 from hwgrpo.training.strategies.strategy import Strategy, together
@@ -151,7 +151,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     engine.update_weights(start)
     drawn, ahead = source.state(), []
     if checkpoint is not None and config.rollout.max_staleness:
-        ahead, told = waiting.load(checkpoint, source, config.rollout.max_staleness)
+        ahead, told = prefetched_batches.load(checkpoint, source, config.rollout.max_staleness)
         notes += told
     supply = build_supply(config, source, engine, gate, device, start, total_steps, ahead, drawn)
     undo.callback(supply.close)
@@ -203,7 +203,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         keep=t.keep_checkpoints,
         asynchronous=t.save_async,
         state=state,
-        extra_files=lambda: waiting.files_of(supply.waiting(), strategy.rank),
+        extra_files=lambda: prefetched_batches.files_of(supply.waiting(), strategy.rank),
         tell=observer.note,
         moved=lambda: lock.moved() if lock is not None else None,
         timeout=t.process_group_timeout,

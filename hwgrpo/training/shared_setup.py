@@ -20,7 +20,7 @@ from hwgrpo.catalog import ENGINES
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.head import HeadReading, causal_lm
+from hwgrpo.models.lm_head import HeadReading, causal_lm
 from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.meta_device import META

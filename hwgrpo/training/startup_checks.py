@@ -19,7 +19,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.attention import is_fused
+from hwgrpo.models.attention_implementations import is_fused
 from hwgrpo.models.loading import attention_obstacle, check_embeddings
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.meta_device import META

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hwgrpo import algorithms
+from hwgrpo import catalog
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REGISTRIES = ["ADVANTAGES", "AGGREGATIONS", "CORRECTIONS", "KL_ESTIMATORS", "POLICY_LOSSES"]
@@ -14,7 +14,7 @@ REGISTRIES = ["ADVANTAGES", "AGGREGATIONS", "CORRECTIONS", "KL_ESTIMATORS", "POL
 
 @pytest.mark.parametrize("registry", REGISTRIES)
 def test_every_registered_name_loads_and_is_documented(registry):
-    table = getattr(algorithms, registry)
+    table = getattr(catalog, registry)
     assert table.names()
     for name in table.names():
         loaded = table.load(name)
@@ -23,5 +23,5 @@ def test_every_registered_name_loads_and_is_documented(registry):
 
 
 def test_the_table_of_contents_imports_no_torch():
-    code = "import sys, hwgrpo.algorithms; sys.exit('torch' in sys.modules)"
+    code = "import sys, hwgrpo.catalog; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == 0

@@ -25,9 +25,9 @@ from hwgrpo_kernels import Key, default_registry, head, resolve, triton_support
 from hwgrpo_kernels.tiles import table_key
 from transformers import Qwen3Config
 
-from hwgrpo.doctor.show import show
+from hwgrpo.doctor.diagnosis_text import show
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
-from hwgrpo.training.checkpoint import rng_state as rng
+from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype
 
 BUILTIN = {name: registry.get(name) for name in registry.BUILTIN}
@@ -205,11 +205,11 @@ def test_a_full_gpu_is_told_by_hips_words(host):
 def test_the_random_state_is_that_of_rocm(host):
     host(MI300X)
     device = Device(ROCM)
-    state = rng.capture(device)
+    state = rng_state.capture(device)
     device.set_rng_state(torch.zeros(16, dtype=torch.uint8))
-    assert rng.restore(state, device, seed=1) is None
+    assert rng_state.restore(state, device, seed=1) is None
     assert device.rng_state().tolist() == list(range(16))
-    assert "is of rocm, not of cuda" in rng.restore(state, Device(CUDA), seed=1)
+    assert "is of rocm, not of cuda" in rng_state.restore(state, Device(CUDA), seed=1)
 
 
 def test_training_computes_in_bf16_with_the_first_attention_that_is_installed(host, monkeypatch):

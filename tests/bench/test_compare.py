@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hwgrpo.bench.layouts import FirstUpdate, compare, fault, tolerance
-from hwgrpo.bench.result import Apart
+from hwgrpo.bench.layout_comparison import FirstUpdate, compare, fault, tolerance
+from hwgrpo.bench.step_result import Apart
 from hwgrpo.bench.work import Tokens
 
 

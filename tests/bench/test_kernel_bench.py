@@ -16,11 +16,11 @@ from hwgrpo.bench.kernels import cases, measure, peak, sides
 from hwgrpo.bench.kernels.cases import CASES, Case
 from hwgrpo.bench.kernels.clock import Clock, Samples, median_ratio
 from hwgrpo.bench.kernels.exact import LinearTruth, LogitsTruth, forward_error, gradient_error
+from hwgrpo.bench.kernels.kernel_result import CaseBench, KernelBench, SideBench
 from hwgrpo.bench.kernels.measure import measure_case, measure_kernels
 from hwgrpo.bench.kernels.peers import PEERS, Peer
 from hwgrpo.bench.kernels.peers.peer import anywhere
 from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
-from hwgrpo.bench.kernels.result import CaseBench, KernelBench, SideBench
 from hwgrpo.bench.times import Times
 
 SHAPE = Shape(72, 8, 300)  # more rows than are compared with fp64 at a time

@@ -12,9 +12,9 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from hwgrpo.bench.kernels import picture
+from hwgrpo.bench.kernels import bar_chart
+from hwgrpo.bench.kernels.bar_chart import draw_comparison
 from hwgrpo.bench.kernels.compare import compare_documents
-from hwgrpo.bench.kernels.picture import draw_comparison
 from hwgrpo.cli.main import main
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -64,7 +64,7 @@ def test_there_is_a_bar_per_case_and_chip_in_the_chip_s_colour_whose_length_is_i
     svg = draw(*(document({case: [side("torch", seconds)] for case in cases}) for seconds in times))
     found = bars(svg)
     assert [color for color, *_ in found] == ["c1", "c2", "c3", "c4"] * 12
-    assert [width / picture.LONGEST for *_, width in found[:4]] == pytest.approx([0.5, 0.125, 0.25, 1.0], abs=0.01)
+    assert [width / bar_chart.LONGEST for *_, width in found[:4]] == pytest.approx([0.5, 0.125, 0.25, 1.0], abs=0.01)
     assert [text for text in texts(svg) if text in cases] == cases
 
 
@@ -84,16 +84,16 @@ def test_nothing_lies_on_something_else_and_all_is_within_the_picture():
     cases = {f"{'long' * 9}{number}": [side("long" * 9, 1234.5 / 7**number)] for number in range(12)}
     svg = draw(*(document(cases, device="chip " * 40) for _ in range(4)))
     width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
-    rows = sorted({(y, y + picture.THICK) for _, y, _ in bars(svg)})
+    rows = sorted({(y, y + bar_chart.THICK) for _, y, _ in bars(svg)})
     assert len(rows) == 48
     assert all(before[1] < after[0] for before, after in pairwise(rows))
-    lines = sorted(float(each.attrib["y"]) for each in svg.iter(f"{SVG}text") if each.get("x") == str(picture.MARGIN))
+    lines = sorted(float(each.attrib["y"]) for each in svg.iter(f"{SVG}text") if each.get("x") == str(bar_chart.MARGIN))
     assert all(after - before >= 12 for before, after in pairwise(lines))
     for each in svg.iter(f"{SVG}text"):
         parts = [each.text or "", *(part.text or "" for part in each.iter(f"{SVG}tspan"))]
         x = float(each.attrib["x"])
         end = x + 7.4 * sum(map(len, parts)) + 8 * (len(parts) - 1)  # DejaVu Sans, a wide one, in 12px
-        assert end < (picture.BARS if parts[0].startswith("long") else width), parts
+        assert end < (bar_chart.BARS if parts[0].startswith("long") else width), parts
         assert float(each.attrib["y"]) < height - 4
 
 

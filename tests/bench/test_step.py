@@ -17,7 +17,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from hwgrpo.bench.step import StepBench, measure_step
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.training.run import Run
+from hwgrpo.training.run_parts import Run
 from hwgrpo.training.setup import build_run
 from hwgrpo.training.update.policy_update import PolicyUpdate
 

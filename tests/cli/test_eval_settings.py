@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hwgrpo.cli import eval as command
+from hwgrpo.cli import eval
 from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.errors import ConfigError
@@ -34,7 +34,7 @@ def run(tmp_path):
 
 
 def settings(folder: Path, *words: str):
-    return command._config(Namespace(recipe=str(folder), overrides=words, model=None))
+    return eval._config(Namespace(recipe=str(folder), overrides=words, model=None))
 
 
 @pytest.mark.parametrize(

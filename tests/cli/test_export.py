@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hwgrpo.cli.main import main
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import restore
 
 LORA = ("model.lora.rank=2", "model.lora.dropout=0")
 RUNS = {"full": (1, ()), "lora": (1, LORA), "fsdp2": (2, ()), "fsdp2, lora": (2, LORA)}
@@ -117,6 +117,6 @@ def test_of_a_run_the_newest_checkpoint_that_is_good_is_taken(tmp_path: Path, do
     assert "passed over a checkpoint: " in said
     assert "step 1 of" in said
     shutil.rmtree(run / "checkpoints/step-00000001")
-    assert checkpoints.newest(run / "checkpoints")[0] is None
+    assert restore.newest(run / "checkpoints")[0] is None
     assert main(["export", str(run), str(tmp_path / "again")]) == 1
     assert "has no checkpoint that can be read" in capsys.readouterr().err

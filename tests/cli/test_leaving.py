@@ -9,7 +9,7 @@ import pytest
 
 ABORTS = """
 import atexit, os, sys
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 
 class Thread:
     def __del__(self, abort=os.abort):  # as a thread of a process group does, now and then

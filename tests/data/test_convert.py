@@ -11,7 +11,7 @@ from published_rows import GSM8K, GSM8K_TRUTHS, MATH, MATH_ANSWERS, write_jsonl
 
 from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.data.convert import convert, files_of, write
-from hwgrpo.data.copies import open_copy
+from hwgrpo.data.dataset_files import open_copy
 from hwgrpo.data.formats import read_file
 from hwgrpo.data.prompts import build_dataset
 from hwgrpo.data.published import PUBLISHED, published_with, reward_of

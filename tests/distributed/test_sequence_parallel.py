@@ -18,8 +18,7 @@ from sequence_cases import CASES, kept_bytes, run_all, run_case
 from tiny import tiny_llama
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training import model_setup as models
-from hwgrpo.training import setup as build
+from hwgrpo.training import model_setup, setup
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_group import join
@@ -141,12 +140,12 @@ def test_a_run_refuses_before_the_model_is_loaded_and_tries_the_model_then(
         dist.init_process_group("gloo")
         shared = ("trainer.strategy=ddp", "trainer.sequence_parallel_size=2")
         eager, usual = (runs.small(tmp_path / "run", *shared, *more) for more in (("model.attention=eager",), ()))
-        monkeypatch.setattr(models, "prove_sequence_parallel", tried)
+        monkeypatch.setattr(model_setup, "prove_sequence_parallel", tried)
         with pytest.raises(ConfigError, match="tried"):
-            build.build_run(usual, BACKEND, rank, 2)
-        monkeypatch.setattr(models, "load_policy", loaded)
+            setup.build_run(usual, BACKEND, rank, 2)
+        monkeypatch.setattr(model_setup, "load_policy", loaded)
         with pytest.raises(ConfigError, match="parallel_size=2: attention eager"):
-            build.build_run(eager, BACKEND, rank, 2)
+            setup.build_run(eager, BACKEND, rank, 2)
         dist.destroy_process_group()
 
     assert forked(2, body) == [0, 0]

@@ -3,8 +3,8 @@
 import pytest
 from hosts import SOUND, cpu, diagnosis
 
-from hwgrpo.doctor import github, redact
-from hwgrpo.doctor.host import gather_host
+from hwgrpo.doctor import diagnosis_markdown, redact
+from hwgrpo.doctor.host_facts import gather_host
 from hwgrpo.text import hide_secrets
 
 SECRETS = {
@@ -67,10 +67,10 @@ def test_gathered_variables_hold_no_secret_whatever_is_done_with_them():
 
 def test_a_posted_report_is_markdown_whose_fences_hold(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
-    monkeypatch.setattr(github.platform, "node", lambda: "node-17")
-    monkeypatch.setattr(github, "_user", lambda: "ada")
+    monkeypatch.setattr(diagnosis_markdown.platform, "node", lambda: "node-17")
+    monkeypatch.setattr(diagnosis_markdown, "_user", lambda: "ada")
     environment = {"HF_HOME": "/home/ada/hf", "NCCL_DEBUG": "```\n# not a title"}
-    text = github.markdown(diagnosis(cpu(scheduler="slurm job 3 on node-17"), host=SOUND.__class__(
+    text = diagnosis_markdown.markdown(diagnosis(cpu(scheduler="slurm job 3 on node-17"), host=SOUND.__class__(
         cache="/home/ada/.cache", environment=environment)))  # fmt: skip
     assert text.startswith("### hwgrpo doctor\n\n```text\n")
     assert text.count("```") == 6

@@ -24,7 +24,7 @@ from rounding import GENTLE, assert_metrics_close, drift
 
 from hwgrpo.config.load import to_yaml
 from hwgrpo.jsonlines import read_lines
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import restore
 
 Told = Callable[[str, str, str], None]
 WORDS = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=6")
@@ -105,7 +105,7 @@ def test_sigterm_saves_what_is_done_exits_0_and_loses_nothing(tmp_path: Path, un
         output, _ = process.communicate(timeout=60)
         took = time.monotonic() - began
     assert process.returncode == 0, output
-    newest, _ = checkpoints.newest(tmp_path / "run/checkpoints")
+    newest, _ = restore.newest(tmp_path / "run/checkpoints")
     assert newest is not None
     steps = [line["step"] for line in read_lines(tmp_path / "run/metrics.jsonl")]
     assert newest.step == max(steps), "no finished step is lost"
@@ -123,7 +123,7 @@ def test_sigkill_costs_the_steps_since_the_last_checkpoint_which_are_done_again(
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
-    newest, _ = checkpoints.newest(tmp_path / "run/checkpoints")
+    newest, _ = restore.newest(tmp_path / "run/checkpoints")
     step = newest.step if newest else 0
     if step > 6:  # it was faster than the kill: the rest of this run has nothing to compare with
         pytest.fail(f"killed after step {step}, later than this drill has an end")
@@ -212,7 +212,7 @@ def test_gradients_that_are_not_finite_end_the_run_with_good_weights_saved(tmp_p
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "optim.lr=1e38")) != 0
     said = capfd.readouterr()
     assert re.search(r"not finite", said.out + said.err), said
-    newest, problems = checkpoints.newest(tmp_path / "run/checkpoints")
+    newest, problems = restore.newest(tmp_path / "run/checkpoints")
     assert newest is not None
     assert not problems
     told("weights overflow", "the run ended and said why; checkpoints before it are whole", "nothing that was saved")

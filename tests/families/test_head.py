@@ -12,7 +12,7 @@ from steps import gradients, reference_gradients, updater
 from tiny import ragged_batch, sharpened, tiny_llama
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.head import read_head
+from hwgrpo.models.lm_head import read_head
 from hwgrpo.models.loading import load_model
 
 PADDED_BY = 5

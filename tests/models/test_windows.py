@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.windows import WINDOWS, shortened, windows_below
-from hwgrpo.rollout.local import decode_rows as rows
+from hwgrpo.rollout.local import decode_rows
 from hwgrpo.rollout.local.decode_rows import proven_cache
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_layout
@@ -126,7 +126,7 @@ def test_every_window_of_the_causal_models_of_transformers_is_known():
 
 def test_beyond_a_window_prompts_of_one_length_must_be_decoded_right_too(monkeypatch):
     model = build("Mistral", sliding_window=64)
-    monkeypatch.setattr(rows, "_gap", lambda model, prompts, device: float(prompts is rows.ALIKE))
+    monkeypatch.setattr(decode_rows, "_gap", lambda model, prompts, device: float(prompts is decode_rows.ALIKE))
     assert proven_cache(model, CPU, 64)
     with pytest.raises(ConfigError, match="with its cache, logits differ"):
         proven_cache(model, CPU, 65)

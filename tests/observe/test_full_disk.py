@@ -13,7 +13,7 @@ from hwgrpo.errors import RunError
 from hwgrpo.observe.loggers import tensorboard
 from hwgrpo.observe.observer import Observer
 from hwgrpo.training import loop
-from hwgrpo.training.run import Run
+from hwgrpo.training.run_parts import Run
 
 
 def fill_disk_before(step: int, folder: Path) -> None:

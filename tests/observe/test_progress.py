@@ -6,9 +6,9 @@ import math
 import pytest
 
 from hwgrpo.observe.completions import Sample
-from hwgrpo.observe.console.choose import choose_progress
 from hwgrpo.observe.console.panel import LivePanel
 from hwgrpo.observe.console.progress import Pace, PlainLines, Silence
+from hwgrpo.observe.console.view import choose_progress
 from hwgrpo.observe.shown_fields import duration, percent, seconds, validation_numbers
 from tests.observe.values import METRICS
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from hwgrpo.cli import main as cli
+from hwgrpo.cli import main
 from hwgrpo.errors import RewardError
 from hwgrpo.observe.console.panel import LivePanel
 from hwgrpo.observe.console.progress import PlainLines
@@ -78,7 +78,7 @@ def test_an_error_is_ours_to_its_last_line_and_shows_no_secret(monkeypatch, caps
         raise RewardError(f"reward mine failed: HTTPError: planted-4567 {HOSTILE}\n  as it was")
 
     monkeypatch.setattr("hwgrpo.cli.config.run", fail)
-    assert cli.main(["config"]) == 1
+    assert main.main(["config"]) == 1
     told = capsys.readouterr().err
     assert harmless(told)
     assert "planted" not in told
@@ -94,7 +94,7 @@ def test_what_an_inspection_of_data_shows_is_ours(tmp_path, capsys):
     ]
     file = tmp_path / "data.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    cli.main(["data", "inspect", str(file)])
+    main.main(["data", "inspect", str(file)])
     assert harmless(capsys.readouterr().out)
 
 
@@ -109,11 +109,11 @@ def test_what_an_evaluation_prints_is_ours(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setattr("hwgrpo.training.evaluate.build_evaluation", lambda *_: evaluation)
     host = SimpleNamespace(backend=SimpleNamespace(name="cpu"), local_rank=0)
-    monkeypatch.setattr("hwgrpo.cli.host.prepare_host", lambda _config: host)
+    monkeypatch.setattr("hwgrpo.cli.backend_selection.prepare_host", lambda _config: host)
     words = ["model.path=builtin://tiny", "data.train=task://sort", "reward.functions=[exact_match]"]
     recipe = tmp_path / "empty.yaml"
     recipe.write_text("{}")
-    assert cli.main(["eval", str(recipe), *words, "--n", "1"]) == 0
+    assert main.main(["eval", str(recipe), *words, "--n", "1"]) == 0
     assert harmless(capsys.readouterr().out)
 
 

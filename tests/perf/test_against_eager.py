@@ -20,9 +20,9 @@ from hwgrpo_kernels import Shape
 from hwgrpo_kernels.survey import survey
 
 from hwgrpo.bench.kernels.cases import CASES, Case
+from hwgrpo.bench.kernels.kernel_result import SideBench
 from hwgrpo.bench.kernels.measure import measure_case
 from hwgrpo.bench.kernels.peak import can_measure_host, host_peaks
-from hwgrpo.bench.kernels.result import SideBench
 from hwgrpo.bench.kernels.sides import our_choices
 
 BARS = json.loads((Path(__file__).parent / "thresholds.json").read_text(encoding="utf-8"))["against_eager"]["bars"]

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from hwgrpo.models.head import HeadReading
+from hwgrpo.models.lm_head import HeadReading
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.planning.memory import Work, estimate
 from hwgrpo.planning.model_shape import model_shape

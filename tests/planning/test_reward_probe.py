@@ -8,7 +8,7 @@ import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.planning import dry_run as plan
+from hwgrpo.planning import dry_run
 from hwgrpo.planning.dry_run import make_plan
 
 REWARDS = """
@@ -117,6 +117,6 @@ def test_a_failure_that_the_settings_pass_over_is_told_and_no_error(planned, nam
 
 
 def test_a_broken_reward_is_found_before_the_models_shape_is_read(planned, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "model_shape", lambda *_: pytest.fail("the model was touched"))
+    monkeypatch.setattr(dry_run, "model_shape", lambda *_: pytest.fail("the model was touched"))
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         planned("'@raises'")

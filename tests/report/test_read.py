@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.report.read import read_run
+from hwgrpo.report.run_data import read_run
 
 STEPS = [{"step": step, "reward": 0.1 * step, "timing_s/gen": 1.0, "timing_s/step": 2.0} for step in range(1, 4)]
 

@@ -10,7 +10,7 @@ import pytest
 import runs
 from saving import flipped
 
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.resume import find_checkpoint
 
 FLIPS = int(os.environ.get("HWGRPO_TEST_FLIPS", "60"))
@@ -53,7 +53,7 @@ def test_a_flipped_bit_falls_back_with_a_note_or_changes_nothing(tmp_path: Path,
         named = newest / ("manifest.json" if path.name.startswith("manifest") else path.name)
         for _ in range(-(-FLIPS // len(files))):
             with flipped(path, generator.randrange(8 * path.stat().st_size)):
-                checkpoint, problems = checkpoints.newest(output / "checkpoints")
+                checkpoint, problems = restore.newest(output / "checkpoints")
                 assert checkpoint is not None
                 counts[path.name, checkpoint.step] += 1
                 if checkpoint.step == 2:

@@ -15,8 +15,7 @@ from kill_points import PLACES, count_lines, kill_after, kill_at
 from launch import torchrun
 
 from hwgrpo.config.load import to_yaml
-from hwgrpo.training.checkpoint import checkpoint_files
-from hwgrpo.training.checkpoint import saver as checkpoint_saver
+from hwgrpo.training.checkpoint import checkpoint_files, saver
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +148,7 @@ def _child(body) -> int:
 def test_one_of_two_ranks_killed_at_random_points_changes_nothing(
     tmp_path: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(checkpoint_saver, "GRACE_S", 0.5)  # what the rank that is left waits for one that is dead
+    monkeypatch.setattr(saver, "GRACE_S", 0.5)  # what the rank that is left waits for one that is dead
     # a rank that died before the process group was made is waited for so many seconds
     words = (f"trainer.strategy={strategy}", "trainer.validate_every=0", "trainer.process_group_timeout=15")
 

@@ -17,10 +17,8 @@ from rounding import GENTLE, assert_gradients_close, assert_metrics_close, drift
 from safetensors.torch import load_file
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.training import loop
-from hwgrpo.training import setup as build
-from hwgrpo.training.checkpoint import checkpoint_files
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training import loop, setup
+from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.run_folder import claim
 from hwgrpo.training.strategies.process_group import Processes
 
@@ -107,7 +105,7 @@ def test_a_signal_to_one_rank_saves_ends_both_cleanly_and_loses_nothing(tmp_path
         assert runs.run(tmp_path / "run", *words) == "interrupted"
 
     assert ranks.forked(2, signalled) == [0, 0]
-    assert checkpoints.newest(tmp_path / "run/checkpoints")[0].step == 2
+    assert restore.newest(tmp_path / "run/checkpoints")[0].step == 2
     start(tmp_path / "run", "fsdp2 2", 4, *words)
     start(tmp_path / "whole", "fsdp2 2", 4, *words)
     assert runs.everything(tmp_path / "run") == runs.everything(tmp_path / "whole")
@@ -212,7 +210,7 @@ def test_all_ranks_name_a_damaged_checkpoint_and_take_the_one_before(tmp_path: P
     change(root / "step-00000002")
 
     def body(rank: int) -> None:
-        found, problems = checkpoints.newest(root, Processes(torch.device("cpu"), "gloo"))
+        found, problems = restore.newest(root, Processes(torch.device("cpu"), "gloo"))
         assert found is not None
         assert found.step == 1
         (tmp_path / f"said-{rank}").write_text("\n".join(problems))
@@ -239,7 +237,7 @@ def test_ranks_that_read_different_manifests_all_refuse_the_checkpoint(tmp_path:
             return content.replace(b'"position": 8', b'"position": 4') if is_stale else content
 
         Path.read_bytes = stale
-        found, problems = checkpoints.newest(root, Processes(torch.device("cpu"), "gloo"))
+        found, problems = restore.newest(root, Processes(torch.device("cpu"), "gloo"))
         assert found is not None
         assert found.step == 1
         assert "rank 1 reads another content than rank 0" in problems[0]
@@ -253,7 +251,7 @@ def test_all_ranks_agree_that_a_run_is_finished_though_only_the_first_looks(tmp_
 
     def looks(rank: int) -> None:
         if rank == 1:
-            build.already_finished = lambda *_: pytest.fail("ranks that look at different times may differ")
+            setup.already_finished = lambda *_: pytest.fail("ranks that look at different times may differ")
         assert runs.run(output, "trainer.strategy=ddp", "trainer.max_steps=1") == "finished"
 
     assert ranks.forked(2, looks, limit_s=60) == [0, 0]
@@ -269,7 +267,7 @@ def test_each_file_of_a_checkpoint_is_read_by_one_rank_when_it_is_verified(tmp_p
             return plain(path)
 
         checkpoint_files.fingerprint = noted
-        checkpoints.newest(of_two_ranks / "checkpoints", Processes(torch.device("cpu"), "gloo"))
+        restore.newest(of_two_ranks / "checkpoints", Processes(torch.device("cpu"), "gloo"))
 
     assert ranks.forked(2, body) == [0, 0]
     read = [(tmp_path / str(rank)).read_text().split() for rank in (0, 1)]

@@ -15,8 +15,7 @@ from omegaconf import OmegaConf
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import loop
-from hwgrpo.training.checkpoint import checkpoint_files
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.resume import _compare_settings, already_finished
 from hwgrpo.training.update.policy_update import PolicyUpdate
 
@@ -173,7 +172,7 @@ def test_a_signal_saves_ends_cleanly_and_loses_nothing(tmp_path: Path, uninterru
         assert runs.run(tmp_path / "run", *words) == "interrupted"
 
     assert runs.forked(signalled) == 0
-    assert checkpoints.newest(tmp_path / "run/checkpoints")[0].step == 3
+    assert restore.newest(tmp_path / "run/checkpoints")[0].step == 3
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
     found, expected = runs.everything(tmp_path / "run"), uninterrupted("full")
     assert found["metrics"] == expected["metrics"]
@@ -226,7 +225,7 @@ def test_a_run_killed_after_its_last_checkpoint_makes_what_is_missing_at_its_end
 def test_a_setting_that_the_checkpoint_does_not_know_yet_has_not_changed(tmp_path: Path):
     output = tmp_path / "run"
     assert runs.forked(lambda: runs.run(output, "trainer.max_steps=1")) == 0
-    checkpoint, _ = checkpoints.newest(output / "checkpoints")
+    checkpoint, _ = restore.newest(output / "checkpoints")
     assert checkpoint is not None
     saved = OmegaConf.create(checkpoint.manifest["state"]["config"])
     del saved.rollout["graphs"]

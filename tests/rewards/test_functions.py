@@ -4,7 +4,7 @@ import pytest
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rewards.functions import adapt
-from hwgrpo.rewards.loading import load_function
+from hwgrpo.rewards.reward_loading import load_function
 
 CHAT = ({"role": "user", "content": "hi"},)
 

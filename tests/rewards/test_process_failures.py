@@ -211,7 +211,7 @@ def test_a_file_that_does_not_load_is_a_wrong_setting(does, said, pipeline, proc
 
 def test_a_file_that_hangs_when_it_is_run_is_a_wrong_setting(pipeline, processes, soon, monkeypatch):
     monkeypatch.setattr("hwgrpo.rewards.processes.worker_pool.START_SECONDS", 2.0)
-    monkeypatch.setattr("hwgrpo.rewards.processes.child.START_SECONDS", 2.0)
+    monkeypatch.setattr("hwgrpo.rewards.processes.worker_handle.START_SECONDS", 2.0)
     with pytest.raises(ConfigError, match=r"running the file at .*my_rewards.py:2 took longer than 2 s"):
         pipeline("import time\ntime.sleep(600)\ndef f(solution_str): return 1", timeout=SHORT)
     soon(lambda: processes() == [])

@@ -10,7 +10,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.requests import Answer, completions_of, requests_of
 from hwgrpo.rollout.server.weights_folder import WeightsFolder
-from hwgrpo.rollout.vllm import engine as vllm_engine
+from hwgrpo.rollout.vllm import engine
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import stored_weights
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 
@@ -95,9 +95,9 @@ def test_weights_that_reuse_one_buffer_are_copied(tmp_path):
     [([], "vLLM is not installed"), ([("vllm", "0.23.0")], r"has vllm 0\.23\.0, and >=0\.32,<0\.34 is needed")],
 )
 def test_a_missing_or_wrong_vllm_is_told_with_its_remedy(monkeypatch, found, told):
-    monkeypatch.setattr(vllm_engine, "_installed", lambda: iter(found))
+    monkeypatch.setattr(engine, "_installed", lambda: iter(found))
     with pytest.raises(ConfigError, match=told) as error:
-        vllm_engine._load(settings("rollout.engine=vllm"), torch.device("cpu"))
+        engine._load(settings("rollout.engine=vllm"), torch.device("cpu"))
     assert "pip install" in str(error.value)
     assert "rollout.engine='vllm'" in str(error.value)
 

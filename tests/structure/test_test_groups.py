@@ -138,7 +138,7 @@ def test_slow_tests_are_those_of_all_folders_and_one_that_fails_fails_the_group(
 
 def test_numeric_tests_run_once_more_as_on_an_older_processor_when_asked_for(runner, tmp_path):
     for name in numeric_files():
-        (tmp_path / "tests" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / name).write_text("def test_some(): pass\n")
     wanted = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
     (tmp_path / "tests" / numeric_files()[0]).write_text(

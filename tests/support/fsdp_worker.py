@@ -28,7 +28,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 
 

@@ -11,7 +11,7 @@ import npu_reference_ops
 import train_worker
 from torch import Tensor
 
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 
 ATTENTION = "npu_fusion_attention"
 

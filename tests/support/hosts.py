@@ -5,8 +5,8 @@ from hwgrpo_backends.decide import decide
 from hwgrpo_backends.facts import Facts, TorchDevice, TorchFacts
 
 from hwgrpo.doctor.checks import GIB, Subject
-from hwgrpo.doctor.host import HostFacts
-from hwgrpo.doctor.report import assemble
+from hwgrpo.doctor.diagnosis import assemble
+from hwgrpo.doctor.host_facts import HostFacts
 
 BUILTIN = {name: registry.get(name) for name in registry.BUILTIN}
 NO_CANN = "ImportError: libhccl.so: cannot open shared object file: No such file or directory"

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.catalog import STRATEGIES
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.loading import load_tokenizer, model_settings

@@ -14,8 +14,7 @@ from hwgrpo_backends.device import Device
 from tiny import settings
 from torch import nn
 
-from hwgrpo.training.checkpoint import checkpoint_files
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.single import Single
@@ -73,8 +72,8 @@ def saved(root: Path, strategy: Strategy, step: int = 5) -> Path:
 
 def load(folder: Path, strategy: Strategy, model: nn.Module) -> None:
     """Put a checkpoint into a wrapped policy."""
-    checkpoint = checkpoints.verify(folder, strategy)
-    checkpoints.restore(checkpoint, strategy.pieces(), checkpoints.trainable_shapes(model))
+    checkpoint = restore.verify(folder, strategy)
+    restore.restore(checkpoint, strategy.pieces(), restore.trainable_shapes(model))
     strategy.pieces_written()
 
 

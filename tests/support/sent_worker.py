@@ -20,7 +20,7 @@ from strategy_worker import share
 from tiny import ragged_batch, settings, tiny_llama
 
 from hwgrpo.catalog import STRATEGIES
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.update.policy_update import PolicyUpdate

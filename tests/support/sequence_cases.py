@@ -32,7 +32,7 @@ from transformers import (
 
 from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
 from hwgrpo.catalog import STRATEGIES
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tensor_parallel import TensorParallel

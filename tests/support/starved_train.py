@@ -8,8 +8,8 @@ import sys
 
 import torch
 
-from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.cli.main import main
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.training.policy.policy_model import PolicyModel
 
 

@@ -21,7 +21,7 @@ from tiny import ragged_batch, settings, tiny_qwen3
 from torch.distributed.tensor import DTensor
 
 from hwgrpo.catalog import STRATEGIES
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.micro_batch import lay_out
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel

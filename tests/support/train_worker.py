@@ -10,8 +10,8 @@ import sys
 
 import torch.distributed as dist
 
-from hwgrpo.cli.leaving import ended_as_rank
 from hwgrpo.cli.main import main as hwgrpo
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.config import load_config
 from hwgrpo.models.loading import locate
 

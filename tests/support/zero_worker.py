@@ -13,7 +13,7 @@ from deepspeed.utils import safe_get_full_grad
 from sharded_cases import LR, ZERO_CASES, Case, Values, micro_batches, objective_of, policy_of, save, score, share_of
 from tiny import tiny_qwen3
 
-from hwgrpo.cli.leaving import ended_as_rank
+from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 

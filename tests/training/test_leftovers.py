@@ -13,7 +13,7 @@ from tiny import tiny_qwen3
 from hwgrpo import scratch
 from hwgrpo.models.builtin import resolve
 from hwgrpo.permissions import follow_umask
-from hwgrpo.rollout.server import weight_transfer as delivery
+from hwgrpo.rollout.server import weight_transfer
 from hwgrpo.rollout.server.owner import new_owner
 from hwgrpo.scratch import ScratchFolder, remove_stale
 
@@ -98,7 +98,9 @@ def test_weights_that_a_killed_run_left_in_memory_are_removed_by_the_next_start(
     monkeypatch.setattr("hwgrpo.rollout.vllm.vllm_settings.MEMORY", str(tmp_path))
 
     def killed() -> None:
-        held = delivery.FolderDelivery(None, torch.float32, new_owner(None, "run", take_over=False), lambda *_: None)
+        held = weight_transfer.FolderDelivery(
+            None, torch.float32, new_owner(None, "run", take_over=False), lambda *_: None
+        )
         assert held.way == "a folder"
         os.kill(os.getpid(), signal.SIGKILL)
 

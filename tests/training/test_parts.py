@@ -17,7 +17,7 @@ from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RewardError, RunError
 from hwgrpo.models.loading import load_model, save_model
 from hwgrpo.models.lora import apply_lora
-from hwgrpo.training.checkpoint import rng_state as rng
+from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.policy.layouts import PADDED
@@ -173,10 +173,10 @@ def test_a_head_that_is_misread_is_refused():
 
 def test_the_random_state_of_every_generator_comes_back():
     device = Device(BACKEND)
-    state = rng.capture(device)
+    state = rng_state.capture(device)
     assert {t.dtype for t in state.values()} == {torch.uint8}
     drawn = torch.rand(3), random.random(), np.random.rand()
-    assert rng.restore(state, device, seed=0) is None
+    assert rng_state.restore(state, device, seed=0) is None
     again = torch.rand(3), random.random(), np.random.rand()
     assert torch.equal(drawn[0], again[0])
     assert drawn[1:] == again[1:]

@@ -15,10 +15,8 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.planning.dry_run import make_plan
-from hwgrpo.training import finish, loop
-from hwgrpo.training import model_setup as models
+from hwgrpo.training import finish, loop, model_setup, setup
 from hwgrpo.training import run_folder as output
-from hwgrpo.training import setup as build
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.run_folder import LOCK, START_FILES, claim
 
@@ -127,8 +125,8 @@ def test_a_start_in_a_folder_that_another_run_holds_looks_at_no_checkpoint_and_c
     held = claim(tmp_path / "run")
     held.keep()
     before = everything_in(tmp_path / "run")
-    monkeypatch.setattr(build, "find_checkpoint", lambda *_: pytest.fail("the other run may still write checkpoints"))
-    monkeypatch.setattr(build, "load_tokenizer", lambda *_: pytest.fail("that may take long"))
+    monkeypatch.setattr(setup, "find_checkpoint", lambda *_: pytest.fail("the other run may still write checkpoints"))
+    monkeypatch.setattr(setup, "load_tokenizer", lambda *_: pytest.fail("that may take long"))
     for words in ((), ("trainer.resume=never",), ("trainer.max_steps=2",)):
         with pytest.raises(ConfigError, match="in use by another run"):
             runs.run(tmp_path / "run", "trainer.max_steps=1", *words)
@@ -142,7 +140,7 @@ def test_a_checkpoint_that_a_run_saves_while_another_starts_is_not_set_aside(
     """A start waits for its tokenizer while the run that holds the folder saves its last checkpoint."""
     words = ("trainer.save_every=1", "trainer.validate_at_start=false")
     assert runs.run(tmp_path / "run", *words, "trainer.max_steps=1") == "completed"
-    plain = build.load_tokenizer
+    plain = setup.load_tokenizer
     refused = []
 
     def slow(*arguments):
@@ -152,7 +150,7 @@ def test_a_checkpoint_that_a_run_saves_while_another_starts_is_not_set_aside(
                 runs.run(tmp_path / "run", *words, "trainer.max_steps=3")
         return plain(*arguments)
 
-    monkeypatch.setattr(build, "load_tokenizer", slow)
+    monkeypatch.setattr(setup, "load_tokenizer", slow)
     assert runs.run(tmp_path / "run", *words, "trainer.max_steps=2") == "completed"
     assert refused
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step-00000001", "step-00000002"]
@@ -171,7 +169,7 @@ def test_a_first_start_that_fails_before_the_model_leaves_nothing(tmp_path: Path
     config = runs.small(tmp_path / "runs/mine")
     config.data.train = "/not/there.jsonl"
     with pytest.raises((ConfigError, DataError)):
-        build.build_run(config, BACKEND, 0, 1)
+        setup.build_run(config, BACKEND, 0, 1)
     assert everything_in(tmp_path) == {}
 
 
@@ -181,7 +179,7 @@ def failing_model(*_, **__):
 
 def test_a_first_start_that_fails_while_the_model_loads_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        patch.setattr(models, "load_policy", failing_model)
+        patch.setattr(model_setup, "load_policy", failing_model)
         with pytest.raises(ConfigError, match="lacks weights"):
             runs.run(tmp_path / "runs/mine")
     assert everything_in(tmp_path) == {}
@@ -189,7 +187,7 @@ def test_a_first_start_that_fails_while_the_model_loads_leaves_nothing(tmp_path:
 
 def test_a_first_start_that_fails_with_its_logs_open_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        patch.setattr(build.Observer, "resume_from", failing_model)
+        patch.setattr(setup.Observer, "resume_from", failing_model)
         with pytest.raises(ConfigError, match="lacks weights"):
             runs.run(tmp_path / "runs/mine")
     assert everything_in(tmp_path) == {}
@@ -221,7 +219,7 @@ def test_a_resumed_run_that_fails_at_once_keeps_everything(tmp_path: Path, monke
     assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
     before = everything_in(tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(models, "load_policy", failing_model)
+        patch.setattr(model_setup, "load_policy", failing_model)
         with pytest.raises(ConfigError, match="lacks weights"):
             runs.run(tmp_path / "run", "trainer.max_steps=2")
     assert everything_in(tmp_path / "run") == before
@@ -386,7 +384,7 @@ def test_a_closed_terminal_stops_a_run_unless_it_was_told_to_ignore_that():
 
 def test_what_a_resumed_start_has_written_stays_though_it_did_no_step(tmp_path: Path):
     assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
-    parts = build.build_run(runs.small(tmp_path / "run", "trainer.max_steps=2"), BACKEND, 0, 1)
+    parts = setup.build_run(runs.small(tmp_path / "run", "trainer.max_steps=2"), BACKEND, 0, 1)
     (tmp_path / "run/warnings.jsonl").write_text("")
     parts.close()
     assert (tmp_path / "run/warnings.jsonl").exists()

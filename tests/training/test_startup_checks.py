@@ -13,7 +13,7 @@ from hwgrpo.models.loading import check_embeddings
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.planning import dry_run as plan
 from hwgrpo.planning.dry_run import make_plan
-from hwgrpo.training import setup as build
+from hwgrpo.training import setup
 from hwgrpo.training.setup import build_run
 
 MISTAKES = {
@@ -103,7 +103,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused_befo
         check_embeddings(len(tokenizer) - 1, tokenizer)
 
 
-@pytest.mark.parametrize("module", [build, plan])
+@pytest.mark.parametrize("module", [setup, plan])
 def test_neither_the_run_nor_the_dry_run_has_checks_of_its_own(module):
     source = Path(module.__file__).read_text(encoding="utf-8")
     called = {

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
-from hwgrpo.bench.kernels.result import SCHEMA
-from hwgrpo.bench.kernels.show import MISSING, milliseconds, rate
+from hwgrpo.bench.kernels.kernel_result import SCHEMA
+from hwgrpo.bench.kernels.kernel_tables import MISSING, milliseconds, rate
 from hwgrpo.bench.terminal import make_console, number_table, print_part
 from hwgrpo.errors import ConfigError
 

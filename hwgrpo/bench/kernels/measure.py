@@ -15,10 +15,10 @@ from hwgrpo.bench.kernels.cases import Case, fault
 from hwgrpo.bench.kernels.ceiling import CeilingMeter, gemm_rows
 from hwgrpo.bench.kernels.clock import Clock, median_ratio
 from hwgrpo.bench.kernels.exact import LinearTruth, LogitsTruth
+from hwgrpo.bench.kernels.kernel_result import CaseBench, KernelBench, ShapeBench, SideBench
 from hwgrpo.bench.kernels.peak import can_measure_host, device_peak, host_peaks
 from hwgrpo.bench.kernels.peers import PEERS
 from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
-from hwgrpo.bench.kernels.result import CaseBench, KernelBench, ShapeBench, SideBench
 from hwgrpo.bench.kernels.sides import Side
 from hwgrpo.bench.machine import machine_facts
 from hwgrpo.bench.times import turns

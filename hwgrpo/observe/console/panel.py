@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hwgrpo.observe import shown_fields as fields
+from hwgrpo.observe import shown_fields
 from hwgrpo.observe.console.progress import Pace
 from hwgrpo.observe.shown_fields import validation_texts
 from hwgrpo.observe.summary import rich_summary
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from hwgrpo.observe.completions import Sample
 
 METRICS = (
-    fields.REWARD,
-    fields.KL,
-    fields.ENTROPY,
-    fields.LENGTH,
-    fields.TRUNCATED,
-    fields.EQUAL_GROUPS,
-    fields.LR,
-    fields.GRAD_NORM,
-    fields.CLIPPED,
-    fields.THROUGHPUT,
+    shown_fields.REWARD,
+    shown_fields.KL,
+    shown_fields.ENTROPY,
+    shown_fields.LENGTH,
+    shown_fields.TRUNCATED,
+    shown_fields.EQUAL_GROUPS,
+    shown_fields.LR,
+    shown_fields.GRAD_NORM,
+    shown_fields.CLIPPED,
+    shown_fields.THROUGHPUT,
 )
 NOT_EVERY_STEP = ("step", "testing", "save_checkpoint")
 """Timings left out of the bars: the whole, and stages whose coming and going would make the panel jump."""
@@ -72,7 +72,7 @@ def trend(values: Iterable[float], width: int, form: Callable[[float], str]) -> 
     """Draw a sparkline with its scale, `▁▃█ 0.125 to 0.875`, in at most `width` cells."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
-        return fields.MISSING
+        return shown_fields.MISSING
     # The scale is that of what is drawn; means are no longer in print than the values that they stand for by much.
     widest = max((f" {form(value)} to {form(value)}" for value in finite), key=len)
     drawn = condense(finite, max(1, width - len(widest)))
@@ -134,15 +134,15 @@ class PanelView:
         now = self.clock()
         done = self.step / self.pace.total if self.pace.total else 0.0
         left = f"step {self.step:,}/{self.pace.total:,}"
-        remaining = fields.duration(self.pace.remaining(now))
-        right = f"{fields.percent(done)}  {fields.duration(now - self.started)}, eta {remaining}"
+        remaining = shown_fields.duration(self.pace.remaining(now))
+        right = f"{shown_fields.percent(done)}  {shown_fields.duration(now - self.started)}, eta {remaining}"
         grid = Table.grid(padding=(0, 2, 0, 0))
         bar = _bar(self.step, max(1, self.pace.total), max(4, width - len(left + right) - 4))
         grid.add_row(Text(left, style="bold"), bar, Text(right, no_wrap=True))
         return grid
 
     def _metrics(self, width: int) -> RenderableType:
-        shown = [metric for metric in METRICS if metric is not fields.KL or metric.read(self.values) is not None]
+        shown = [metric for metric in METRICS if metric is not shown_fields.KL or metric.read(self.values) is not None]
         columns = max(1, width // (LABEL + 10))
         cell = width // columns
         lines = []
@@ -150,7 +150,7 @@ class PanelView:
             line = Text(no_wrap=True)
             for metric in shown[start : start + columns]:
                 line.append(f"{metric.label:<{LABEL}}", style="dim")
-                style = "bold green" if metric is fields.REWARD else ""
+                style = "bold green" if metric is shown_fields.REWARD else ""
                 line.append(f"{metric.show(self.values):<{cell - LABEL}}", style=style)
             lines.append(line)
         return Group(*lines)
@@ -159,7 +159,7 @@ class PanelView:
         took = {
             name.removeprefix(PREFIX): spent
             for name, value in self.values.items()
-            if name.startswith(PREFIX) and (spent := fields.number(value)) is not None and 0 < spent < math.inf
+            if name.startswith(PREFIX) and (spent := shown_fields.number(value)) is not None and 0 < spent < math.inf
         }
         whole = max(took.get("step", 0.0), sum(spent for stage, spent in took.items() if stage != "step"))
         stages = [(stage, spent) for stage, spent in took.items() if stage not in NOT_EVERY_STEP]
@@ -173,25 +173,25 @@ class PanelView:
             for stage, spent in stages[start : start + columns]:
                 row.append(Text(f"{stage[: LABEL - 1]:<{LABEL - 1}}", style="dim"))
                 row.append(_bar(spent, whole, bar))
-                row.append(Text(f"{fields.seconds(spent):>7} {fields.percent(spent / whole):>4} "))
+                row.append(Text(f"{shown_fields.seconds(spent):>7} {shown_fields.percent(spent / whole):>4} "))
             grid.add_row(*row)
-        return Group(Text(f"this step took {fields.seconds(whole)}", style="dim"), grid)
+        return Group(Text(f"this step took {shown_fields.seconds(whole)}", style="dim"), grid)
 
     def _texts(self, width: int, encoding: str) -> RenderableType:
         room = width - LABEL
         rows: list[tuple[str, str, int]] = []  # label, text, the most lines it may take
         if len(self.rewards) > 1 and encoding.startswith("utf"):
-            rows.append(("reward so far", trend(self.rewards, min(TREND, room), fields.REWARD.form), 1))
+            rows.append(("reward so far", trend(self.rewards, min(TREND, room), shown_fields.REWARD.form), 1))
         if self.validation:
             rows.append(("validation", self.validation, 2))
         if self.sample is not None:
-            reward = fields.MISSING if self.sample.reward is None else f"{self.sample.reward:.3f}"
+            reward = shown_fields.MISSING if self.sample.reward is None else f"{self.sample.reward:.3f}"
             rows += [("prompt", self.sample.prompt, 2), ("response", self.sample.response, 3)]
             if self.sample.ground_truth is not None:
                 rows.append(("answer", str(self.sample.ground_truth), 1))
             rows.append(("its reward", reward, 1))
         else:
-            rows.append(("sample", fields.MISSING, 1))
+            rows.append(("sample", shown_fields.MISSING, 1))
         grid = Table.grid()
         grid.add_column(width=LABEL, style="dim")
         grid.add_column(width=room, overflow="fold")
@@ -233,7 +233,7 @@ class LivePanel:
         self._live.start()
 
     def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None:
-        reward = fields.REWARD.read(values)
+        reward = shown_fields.REWARD.read(values)
         if reward is not None and math.isfinite(reward):
             self._rewards.append(reward)
         self.view = replace(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.errors import RunError
-from hwgrpo.observe.settings import saved_settings
+from hwgrpo.observe.saved_config import saved_settings
 
 PROJECT = "hwgrpo"
 """Project of runs whose `observe.project` is null."""
@@ -107,7 +107,7 @@ class ServiceLogger(ABC):
 
     def _begin(self) -> _State:
         from hwgrpo.config import Config
-        from hwgrpo.config.written import shown_settings
+        from hwgrpo.config.written_config import shown_settings
 
         exists = self._file.exists()
         state = (

@@ -13,7 +13,7 @@ from typing import Any
 from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.rewards.failures import Overran, ProcessDied, Raised
 from hwgrpo.rewards.functions import Failed, Signature
-from hwgrpo.rewards.processes.child import LEAVE_SECONDS, START_SECONDS, Child, arrived
+from hwgrpo.rewards.processes.worker_handle import LEAVE_SECONDS, START_SECONDS, Child, arrived
 from hwgrpo.rewards.randomness import Seed
 
 GRACE_SECONDS = 1.0

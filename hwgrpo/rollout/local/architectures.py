@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from hwgrpo.models.head import causal_lm
-from hwgrpo.rollout.local import adapted_linear as adapters
+from hwgrpo.models.lm_head import causal_lm
+from hwgrpo.rollout.local import adapted_linear
 from hwgrpo.rollout.local.adapted_linear import Projection, projection_of
 
 
@@ -92,7 +92,7 @@ def obstacle(model: Any, length: int) -> str | None:
         length: tokens of the longest sequence, prompt and response.
     """
     base = causal_lm(model)
-    if base is not model and _name(type(model.base_model)) != adapters.LORA_MODEL:
+    if base is not model and _name(type(model.base_model)) != adapted_linear.LORA_MODEL:
         return f"its adapters ({type(model).__name__}) are not LoRA"
     if architecture_of(base) is None:
         return _unknown(type(base))
@@ -106,8 +106,8 @@ def obstacle(model: Any, length: int) -> str | None:
             return f"a forward hook is registered on {name or 'the model'}"
         if "forward" in vars(module) and not fused_modules.is_fused(module):
             return f"the forward of {name or 'the model'} was replaced"
-        if adapters.is_adapted(module):
-            reason = adapters.obstacle(module)
+        if adapted_linear.is_adapted(module):
+            reason = adapted_linear.obstacle(module)
             if reason is not None:
                 return f"{name} {reason}"
             adapted += (f"{name}.",)

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.head import causal_lm
+from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.windows import described, shortened, windows_below
 
 TRIAL_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))

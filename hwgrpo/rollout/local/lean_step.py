@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hwgrpo.models.head import causal_lm
+from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local.adapted_linear import Projection, projection_of
 from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, block_of, norm_of
 from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, LeftPadded, ModelRows

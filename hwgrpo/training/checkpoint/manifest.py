@@ -18,8 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from hwgrpo.errors import CheckpointError
-from hwgrpo.training.checkpoint import checkpoint_files as files
-from hwgrpo.training.checkpoint import shard_files as checkpoint_tensors
+from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 
 SCHEMA = "hwgrpo.checkpoint/2"
 _DIGEST = re.compile(r"(?:[0-9a-f]{2})+:.+")
@@ -42,11 +41,11 @@ def read(folder: Path) -> Manifest:
     Raises:
         CheckpointError: it is missing, damaged or of another format; the message names the file.
     """
-    path = folder / files.MANIFEST
+    path = folder / checkpoint_files.MANIFEST
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(f"{folder}: not a checkpoint, it has no {files.MANIFEST}") from error
+        raise CheckpointError(f"{folder}: not a checkpoint, it has no {checkpoint_files.MANIFEST}") from error
     except OSError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     note = _check_checksum(folder, data)
@@ -60,16 +59,17 @@ def read(folder: Path) -> Manifest:
 
 def _check_checksum(folder: Path, data: bytes) -> str | None:
     """Compare a manifest's bytes with the checksum beside them; return a note where there is none."""
-    path = folder / files.CHECKSUM
+    path = folder / checkpoint_files.CHECKSUM
     try:
         expected = path.read_bytes()
     except FileNotFoundError:
         return f"there is no {path}, as in checkpoints of earlier versions: the manifest is used without a checksum"
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    if expected != files.checksum_line(data).encode():
+    if expected != checkpoint_files.checksum_line(data).encode():
         raise CheckpointError(
-            f"{folder / files.MANIFEST} is damaged, or its checksum in {files.CHECKSUM} is: they do not match"
+            f"{folder / checkpoint_files.MANIFEST} is damaged, or its checksum in {checkpoint_files.CHECKSUM} is: "
+            "they do not match"
         )
     return None
 
@@ -86,21 +86,21 @@ def _check(path: Path, content: Any) -> None:
         if name != Path(name).name or name == "..":
             raise CheckpointError(f"{path} is damaged: the file {name!r} leaves the folder")
     require = _Requirements(path, content)
-    require("step", checkpoint_tensors.is_count)
-    named = files.step_of(path.parent)
+    require("step", shard_files.is_count)
+    named = checkpoint_files.step_of(path.parent)
     if named not in (None, content["step"]):
         raise CheckpointError(f"{path} is of step {content['step']}, its folder is named for step {named}")
-    require("world_size", lambda value: checkpoint_tensors.is_count(value) and value > 0)
-    checkpoint_tensors.check_table(path, content["parameters"], content["files"])
-    lacking = (rank for rank in range(content["world_size"]) if files.rng_file(rank) not in content["files"])
+    require("world_size", lambda value: shard_files.is_count(value) and value > 0)
+    shard_files.check_table(path, content["parameters"], content["files"])
+    lacking = (rank for rank in range(content["world_size"]) if checkpoint_files.rng_file(rank) not in content["files"])
     rank = next(lacking, None)
     if rank is not None:
-        raise CheckpointError(f"{path} is damaged: it names no {files.rng_file(rank)}")
+        raise CheckpointError(f"{path} is damaged: it names no {checkpoint_files.rng_file(rank)}")
     _check_state(require, content["state"])
 
 
 def _check_state(require: _Requirements, state: Mapping[str, Any]) -> None:
-    count = checkpoint_tensors.is_count
+    count = shard_files.is_count
     require("state.sampler", lambda value: isinstance(value, dict))
     require("state.sampler.size", count)
     require("state.sampler.seed", lambda value: isinstance(value, int))
@@ -150,8 +150,4 @@ def _are_digests(value: Any) -> bool:
 
 
 def _is_fingerprint(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and checkpoint_tensors.is_count(value.get("rows"))
-        and isinstance(value.get("sha256"), str)
-    )
+    return isinstance(value, dict) and shard_files.is_count(value.get("rows")) and isinstance(value.get("sha256"), str)

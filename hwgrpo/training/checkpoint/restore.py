@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from hwgrpo.errors import CheckpointError
-from hwgrpo.training.checkpoint import checkpoint_files as files
+from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint import manifest as checkpoint_manifest
-from hwgrpo.training.checkpoint import shard_files as checkpoint_tensors
 from hwgrpo.training.strategies.param_shard import Piece, whole_pieces
 from hwgrpo.training.strategies.strategy import Strategy
 
@@ -48,15 +47,15 @@ def begin_after(root: Path, step: int) -> list[Path]:
         The folders that were set aside, under their new names.
     """
     aside = []
-    for later, folder in files.folders(root):
+    for later, folder in checkpoint_files.folders(root):
         if later > step:
             target = folder.with_name(f"{folder.name}.abandoned")
-            files.discard(target)
+            checkpoint_files.discard(target)
             folder.rename(target)
             aside.append(target)
     if root.is_dir():
         for partial in root.glob(".step-*.partial"):
-            files.discard(partial)
+            checkpoint_files.discard(partial)
     return aside
 
 
@@ -68,12 +67,12 @@ def newest(root: Path, strategy: Strategy | None = None) -> tuple[Checkpoint | N
         strategy: as in `verify`; every rank gets the same answer.
     """
     problems: list[str] = []
-    steps = [step for step, _ in files.folders(root)]
+    steps = [step for step, _ in checkpoint_files.folders(root)]
     if strategy is not None:
         steps = strategy.gather_objects(steps)[0]
     for step in reversed(steps):
         try:
-            return verify(files.folder_of(root, step), strategy), problems
+            return verify(checkpoint_files.folder_of(root, step), strategy), problems
         except CheckpointError as error:
             problems.append(str(error))
     return None, problems
@@ -81,7 +80,7 @@ def newest(root: Path, strategy: Strategy | None = None) -> tuple[Checkpoint | N
 
 def newest_step(root: Path) -> int | None:
     """Return the step of the newest checkpoint, whose files are not read: it had a name only once it was whole."""
-    return max((step for step, _ in files.folders(root)), default=None)
+    return max((step for step, _ in checkpoint_files.folders(root)), default=None)
 
 
 def verify(folder: Path, strategy: Strategy | None = None) -> Checkpoint:
@@ -118,20 +117,20 @@ def _first_problem(folder: Path, found: Sequence[tuple[str | None, str | None]])
             return problem
     for rank, (_, sha256) in enumerate(found):
         if sha256 != found[0][1]:
-            return f"{folder / files.MANIFEST}: rank {rank} reads another content than rank 0"
+            return f"{folder / checkpoint_files.MANIFEST}: rank {rank} reads another content than rank 0"
     return None
 
 
 def _check_file(path: Path, manifest: Mapping[str, Any]) -> None:
     try:
-        found = files.fingerprint(path)
+        found = checkpoint_files.fingerprint(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if found != manifest["files"][path.name]:
         raise CheckpointError(f"{path} is damaged: its size or checksum differs from the manifest")
-    checkpoint_tensors.check_file(path, manifest["parameters"])
+    shard_files.check_file(path, manifest["parameters"])
 
 
 def restore(checkpoint: Checkpoint, pieces: Sequence[Piece], shapes: Mapping[str, Sequence[int]]) -> None:
@@ -146,8 +145,8 @@ def restore(checkpoint: Checkpoint, pieces: Sequence[Piece], shapes: Mapping[str
         CheckpointError: the model has other trainable parameters than the one that was saved.
     """
     table = checkpoint.manifest["parameters"]
-    checkpoint_tensors.check_parameters(checkpoint.folder, table, shapes)
-    checkpoint_tensors.read(checkpoint.folder, table, pieces)
+    shard_files.check_parameters(checkpoint.folder, table, shapes)
+    shard_files.read(checkpoint.folder, table, pieces)
 
 
 def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
@@ -170,5 +169,5 @@ def load_rng(checkpoint: Checkpoint, rank: int) -> dict[str, torch.Tensor] | Non
     Raises:
         CheckpointError: its file cannot be read any more.
     """
-    name = files.rng_file(rank)
-    return files.read_tensors(checkpoint.folder / name) if name in checkpoint.manifest["files"] else None
+    name = checkpoint_files.rng_file(rank)
+    return checkpoint_files.read_tensors(checkpoint.folder / name) if name in checkpoint.manifest["files"] else None

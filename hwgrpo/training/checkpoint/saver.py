@@ -23,9 +23,7 @@ import torch
 from hwgrpo_backends.device import Device
 
 from hwgrpo.errors import RunError
-from hwgrpo.training.checkpoint import checkpoint_files as files
-from hwgrpo.training.checkpoint import rng_state as rng
-from hwgrpo.training.checkpoint import shard_files as checkpoint_tensors
+from hwgrpo.training.checkpoint import checkpoint_files, rng_state, shard_files
 from hwgrpo.training.checkpoint.manifest import SCHEMA
 from hwgrpo.training.checkpoint.writer import CheckpointWriter
 from hwgrpo.training.strategies.strategy import Strategy
@@ -94,7 +92,7 @@ class Saver:
         self._prepare(step)
         pieces = self._strategy.owned_pieces()
         rank = self._strategy.rank
-        own = {files.rng_file(rank): rng.capture(self._device)} | checkpoint_tensors.files_of(pieces, rank)
+        own = {checkpoint_files.rng_file(rank): rng_state.capture(self._device)} | shard_files.files_of(pieces, rank)
         background = self._asynchronous and not last
         if background:
             own = {name: {key: _copied(t) for key, t in tensors.items()} for name, tensors in own.items()}
@@ -107,7 +105,7 @@ class Saver:
             "torch": torch.__version__,
             "state": json.loads(json.dumps(self._state())),  # a copy: the run's own may change meanwhile
         }
-        table = checkpoint_tensors.table_of(pieces, rank)
+        table = shard_files.table_of(pieces, rank)
         self._save = CheckpointWriter(self._root, manifest, own, table, rank, keep=self._keep, timeout=self._timeout)
         if background:
             self._save.begin()
@@ -144,7 +142,7 @@ class Saver:
         self._save = None
         if errors:
             self._fail(save, errors)
-        self._tell(f"saved {files.folder_of(self._root, save.step)}")
+        self._tell(f"saved {checkpoint_files.folder_of(self._root, save.step)}")
 
     def __enter__(self) -> Saver:
         return self
@@ -159,10 +157,10 @@ class Saver:
         """Make an empty folder on rank 0."""
         problem = None
         if self._strategy.rank == 0:
-            partial = files.partial_of(self._root, step)
+            partial = checkpoint_files.partial_of(self._root, step)
             try:
                 self._root.mkdir(exist_ok=True)  # without its parents: a run's folder that was moved is not made anew
-                files.discard(partial)
+                checkpoint_files.discard(partial)
                 partial.mkdir()
             except OSError as error:
                 problem = str(error)
@@ -181,7 +179,7 @@ class Saver:
         save.give_up()
         if self._strategy.rank == 0:
             # a full disk gets its room back
-            shutil.rmtree(files.partial_of(self._root, save.step), ignore_errors=True)
+            shutil.rmtree(checkpoint_files.partial_of(self._root, save.step), ignore_errors=True)
         self._strategy.barrier()
         raise RunError(self._message(save.step, errors[0])) from save.error
 
@@ -189,7 +187,7 @@ class Saver:
         moved = self._moved()
         if moved is not None:
             return f"the checkpoint of step {step} could not be written: {moved}"
-        left = files.folders(self._root)
+        left = checkpoint_files.folders(self._root)
         return (
             f"the checkpoint of step {step} could not be written to {self._root}: {problem}; make room or restore "
             f"access there, then start again: the run goes on from {left[-1][1].name if left else 'the start'}"

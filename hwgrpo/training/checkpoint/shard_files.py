@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from hwgrpo.errors import CheckpointError
-from hwgrpo.training.checkpoint import checkpoint_files as files
+from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.strategies.param_shard import MOMENTS, Piece
 
 Table = dict[str, dict[str, Any]]
@@ -126,7 +126,7 @@ def check_file(path: Path, table: Table) -> None:
                 expected |= {f"{name}.{key}": [count] for key in MOMENTS}
     if not expected:
         return
-    with files.reading(path), safe_open(path, framework="pt") as file:
+    with checkpoint_files.reading(path), safe_open(path, framework="pt") as file:
         found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (it is no dict)
     for name in expected.keys() | found.keys():
         if found.get(name) != expected.get(name):
@@ -175,7 +175,7 @@ def read(folder: Path, table: Table, pieces: Sequence[Piece]) -> None:
         opened: dict[str, Any] = {}
 
         def values(file: str, key: str, first: int, last: int) -> torch.Tensor:
-            with files.reading(folder / file):
+            with checkpoint_files.reading(folder / file):
                 if file not in opened:
                     opened[file] = stack.enter_context(safe_open(folder / file, framework="pt"))
                 return opened[file].get_slice(key)[first:last]

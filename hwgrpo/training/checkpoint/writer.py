@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from hwgrpo.errors import RunError
-from hwgrpo.training.checkpoint import checkpoint_files as files
-from hwgrpo.training.checkpoint import shard_files as checkpoint_tensors
+from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint.shard_files import Table
 from hwgrpo.waits import LONG_WORK, STUCK_AFTER, Wait, join
 
@@ -50,7 +49,7 @@ class CheckpointWriter:
         self.written = threading.Event()
         """This rank has written its share, or failed to."""
         self._root = root
-        self._partial = files.partial_of(root, self.step)
+        self._partial = checkpoint_files.partial_of(root, self.step)
         self._manifest = manifest
         self._own = own
         self._table = table
@@ -75,9 +74,12 @@ class CheckpointWriter:
     def write(self) -> None:
         """Write this rank's files, then say so; what goes wrong is in `error`."""
         try:
-            written = {name: files.write_tensors(self._partial / name, tensors) for name, tensors in self._own.items()}
+            written = {
+                name: checkpoint_files.write_tensors(self._partial / name, tensors)
+                for name, tensors in self._own.items()
+            }
             share = {"files": written, "table": self._table}
-            files.write_text(self._partial / files.share_file(self._rank), json.dumps(share))
+            checkpoint_files.write_text(self._partial / checkpoint_files.share_file(self._rank), json.dumps(share))
         except Exception as error:
             self.error = error  # the main thread tells it
         finally:
@@ -111,7 +113,7 @@ class CheckpointWriter:
     def _give_name(self) -> None:
         """Wait for the shares of all ranks, join them into the manifest, rename, and drop the oldest checkpoints."""
         ranks = range(self._manifest["world_size"])
-        shares = [self._partial / files.share_file(rank) for rank in ranks]
+        shares = [self._partial / checkpoint_files.share_file(rank) for rank in ranks]
         try:
             wait = Wait(f"the other ranks' files of checkpoint {self.step}", self._timeout, first_report=LONG_WORK)
             while not all(share.exists() for share in shares):
@@ -121,17 +123,19 @@ class CheckpointWriter:
                 if self._given_up.wait(_LOOK_S):
                     return
             said = [json.loads(share.read_text(encoding="utf-8")) for share in shares]
-            parameters = checkpoint_tensors.merged([each["table"] for each in said])
+            parameters = shard_files.merged([each["table"] for each in said])
             named = {name: entry for each in said for name, entry in each["files"].items()}
             text = json.dumps({**self._manifest, "parameters": parameters, "files": named}, indent=1)
-            files.write_text(self._partial / files.MANIFEST, text)
-            files.write_text(self._partial / files.CHECKSUM, files.checksum_line(text.encode()))
+            checkpoint_files.write_text(self._partial / checkpoint_files.MANIFEST, text)
+            checkpoint_files.write_text(
+                self._partial / checkpoint_files.CHECKSUM, checkpoint_files.checksum_line(text.encode())
+            )
             for share in shares:
                 share.unlink()
-            files.sync_folder(self._partial)
-            os.replace(self._partial, files.folder_of(self._root, self.step))
-            files.sync_folder(self._root)
-            for step, _ in files.folders(self._root)[: -self._keep]:
-                files.remove(self._root, step)
+            checkpoint_files.sync_folder(self._partial)
+            os.replace(self._partial, checkpoint_files.folder_of(self._root, self.step))
+            checkpoint_files.sync_folder(self._root)
+            for step, _ in checkpoint_files.folders(self._root)[: -self._keep]:
+                checkpoint_files.remove(self._root, step)
         except Exception as error:
             self.error = error  # the main thread tells it

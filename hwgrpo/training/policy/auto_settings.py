@@ -16,7 +16,7 @@ from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.config.derived import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.attention import TAKES_MASKS, is_fused, reason_against
+from hwgrpo.models.attention_implementations import TAKES_MASKS, is_fused, reason_against
 from hwgrpo.models.loading import attention_obstacle, model_settings
 from hwgrpo.models.windows import described, windows_below
 from hwgrpo.training.policy.layouts import BRANCHED, Layout

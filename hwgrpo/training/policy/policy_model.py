@@ -11,9 +11,8 @@ import torch
 from hwgrpo_kernels import TokenLogprob, TokenLoss, linear_logprob, linear_token_loss
 from torch import nn
 
-from hwgrpo.models import shared_prefix_masks as branched_attention
-from hwgrpo.models import ulysses_attention as exchanged_attention
-from hwgrpo.models.head import HeadReading, backbone, causal_lm, read_head
+from hwgrpo.models import shared_prefix_masks, ulysses_attention
+from hwgrpo.models.lm_head import HeadReading, backbone, causal_lm, read_head
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.models.ulysses_attention import Exchange
 from hwgrpo.training.policy.micro_batch import MicroBatch
@@ -145,10 +144,10 @@ class PolicyModel(nn.Module):
             dtype = self.compute_dtype
             mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
         elif branches is not None:
-            branched_attention.use_in(self.base)
+            shared_prefix_masks.use_in(self.base)
             options["branches"] = branches
         if batch.shard is not None:
-            exchanged_attention.use_in(self.base)
+            ulysses_attention.use_in(self.base)
             exchanged = (None, 1) if batch.shard.tensor else (batch.shard.group, batch.shard.size)
             options["exchange"] = Exchange(*exchanged, mask)
         if branches is not None or batch.shard is not None:

@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.local import decode_graph as recorded
-from hwgrpo.rollout.local import shared_prefix_attention as shared_prompt
+from hwgrpo.rollout.local import decode_graph, shared_prefix_attention
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
@@ -42,7 +41,7 @@ def test_a_replayed_step_gives_the_logits_of_the_models_own_forward(family, prom
 
 
 def test_buffers_grow_between_recordings():
-    first = shared_prompt.FIRST_CAPACITY
+    first = shared_prefix_attention.FIRST_CAPACITY
     recorder = Recorder()
     schedule = ([0, 0, 2], (first - 1, [0, 2]), (first + 20, None))
     longest = 2 * first + 30
@@ -63,7 +62,7 @@ def test_memory_of_a_recording_is_given_back_before_the_next_is_made():
 
 
 def test_the_last_few_steps_are_not_worth_a_recording():
-    for steps, made in ((recorded.WORTH_RECORDING, 1), (recorded.WORTH_RECORDING - 1, 0)):
+    for steps, made in ((decode_graph.WORTH_RECORDING, 1), (decode_graph.WORTH_RECORDING - 1, 0)):
         recorder = Recorder()
         assert_equal(both_ways(model_of("Llama"), PROMPTS, ([0, 1], (3, None)), steps, recorded_rows(recorder)))
         assert len(recorder.made) == made
@@ -105,7 +104,7 @@ def test_few_rows_are_decoded_together_to_the_end():
     with torch.no_grad():
         rows.prefill()
     shares = []
-    for count in (recorded.FEW_ROWS + 1, recorded.FEW_ROWS):
+    for count in (decode_graph.FEW_ROWS + 1, decode_graph.FEW_ROWS):
         rows.spread(torch.zeros(count, dtype=torch.long).numpy())
         shares.append(rows.compact_below)
     assert shares == [0.5, 0.0]

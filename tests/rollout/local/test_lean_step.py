@@ -11,8 +11,7 @@ from rounding import assert_values_close
 from torch import nn
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.local import architectures, precision
-from hwgrpo.rollout.local import shared_prefix_attention as shared_prompt
+from hwgrpo.rollout.local import architectures, precision, shared_prefix_attention
 from hwgrpo.rollout.local.architectures import ARCHITECTURES, obstacle
 from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
@@ -39,8 +38,12 @@ def test_rows_may_be_uneven_dropped_and_left_without_a_prompt(prompts, attention
 
 
 def test_buffers_grow_and_keep_what_they_hold():
-    longest = 2 * shared_prompt.FIRST_CAPACITY + 3
-    schedule = ([0, 0, 2], (shared_prompt.FIRST_CAPACITY - 1, [0, 2]), (shared_prompt.FIRST_CAPACITY + 4, None))
+    longest = 2 * shared_prefix_attention.FIRST_CAPACITY + 3
+    schedule = (
+        [0, 0, 2],
+        (shared_prefix_attention.FIRST_CAPACITY - 1, [0, 2]),
+        (shared_prefix_attention.FIRST_CAPACITY + 4, None),
+    )
     assert_equal(both_ways(model_of("Llama"), PROMPTS, schedule, longest))
 
 

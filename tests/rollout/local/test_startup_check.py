@@ -14,11 +14,11 @@ from transformers import Qwen3Config
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.server import attachment as server_attachment
+from hwgrpo.rollout.server import attachment
 from hwgrpo.rollout.server.vllm import PLUGIN, VllmServer
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
-from hwgrpo.training import setup as build
+from hwgrpo.training import setup
 
 ENGINES = ("rollout.engine=vllm", "rollout.engine=vllm_server")
 
@@ -59,8 +59,8 @@ def no_model(monkeypatch):
     def refuse(*arguments) -> None:
         raise AssertionError("the model was loaded first")
 
-    monkeypatch.setattr(build, "put_together", refuse)
-    monkeypatch.setattr(server_attachment, "REFUSAL_TIMEOUT", 0.2)
+    monkeypatch.setattr(setup, "put_together", refuse)
+    monkeypatch.setattr(attachment, "REFUSAL_TIMEOUT", 0.2)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.local import token_sampling as sampling
+from hwgrpo.rollout.local import token_sampling
 from hwgrpo.rollout.local.token_sampling import draw, filter_logits, inverse_cdf, stream_keys, uniforms
 from hwgrpo.values import Sampling
 
@@ -94,11 +94,11 @@ def test_the_hash_of_a_position_is_pinned():
 @pytest.fixture(params=["in order", "in parallel", "in parallel, small blocks", "in parallel, deterministic"])
 def sums(request, monkeypatch):
     """Draw as on a device whose sums are in order, and in the ways of one whose sums are not."""
-    monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ("cpu",) if request.param == "in order" else ())
+    monkeypatch.setattr(token_sampling, "SUMS_IN_ORDER", ("cpu",) if request.param == "in order" else ())
     if "small" in request.param:
-        monkeypatch.setattr(sampling, "BLOCK", 2)
+        monkeypatch.setattr(token_sampling, "BLOCK", 2)
     if "deterministic" in request.param:
-        monkeypatch.setattr(sampling, "BLOCK", 8)
+        monkeypatch.setattr(token_sampling, "BLOCK", 8)
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         monkeypatch.setattr(torch.Tensor, "cumsum", None)  # CUDA's raises then
 
@@ -129,8 +129,8 @@ def test_zero_probability_tokens_at_the_start_and_in_the_middle_are_never_drawn(
 
 @pytest.mark.parametrize("block", [256, 1])
 def test_a_parallel_scan_whose_rounding_is_not_monotone_draws_no_token_of_zero_probability(block, monkeypatch):
-    monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ())
-    monkeypatch.setattr(sampling, "BLOCK", block)
+    monkeypatch.setattr(token_sampling, "SUMS_IN_ORDER", ())
+    monkeypatch.setattr(token_sampling, "BLOCK", block)
     real = torch.Tensor.cumsum
     # What an accelerator's cumsum may do, exaggerated: at token 1, of probability 0, the sum is above token 0's.
     scan = torch.tensor([0.0, 0.1, 0.0, 0.0, -0.01])
@@ -152,17 +152,17 @@ def test_blocks_of_any_number_find_the_token_that_one_sum_finds(vocabulary, dete
     probability[:, 0] += 1 / 64
     uniform = uniforms(stream_keys(3, ["p"], [0]), 0, 400)[0]
     expected = inverse_cdf(probability, uniform)
-    monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ())
+    monkeypatch.setattr(token_sampling, "SUMS_IN_ORDER", ())
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     assert torch.equal(inverse_cdf(probability, uniform), expected)
     assert vocabulary == 1 or len(expected.unique()) > min(vocabulary, 400) / 4
 
 
 def test_a_large_vocabulary_is_drawn_from_by_blocks_on_the_cpu_too(monkeypatch):
-    monkeypatch.setattr(sampling, "FEW_TOKENS", 500)
+    monkeypatch.setattr(token_sampling, "FEW_TOKENS", 500)
     calls = []
-    real = sampling._by_blocks
-    monkeypatch.setattr(sampling, "_by_blocks", lambda *words: calls.append(1) or real(*words))
+    real = token_sampling._by_blocks
+    monkeypatch.setattr(token_sampling, "_by_blocks", lambda *words: calls.append(1) or real(*words))
     for vocabulary, taken in ((500, 0), (501, 1)):
         inverse_cdf(torch.rand(3, vocabulary), torch.rand(3))
         assert len(calls) == taken
@@ -171,7 +171,7 @@ def test_a_large_vocabulary_is_drawn_from_by_blocks_on_the_cpu_too(monkeypatch):
 def test_draws_do_not_depend_on_how_sums_are_made(monkeypatch):
     logits, uniform = torch.randn(3000, 40) * 3, torch.rand(3000)
     searched = draw(logits, uniform, temperature=0.7)
-    monkeypatch.setattr(sampling, "SUMS_IN_ORDER", ())
+    monkeypatch.setattr(token_sampling, "SUMS_IN_ORDER", ())
     scanned = draw(logits, uniform, temperature=0.7)
     assert torch.equal(searched[0], scanned[0])
     assert torch.equal(searched[1], scanned[1])

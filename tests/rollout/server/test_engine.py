@@ -17,7 +17,7 @@ from served import SAMPLING, TOKENIZER, batch, parts_for
 from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.pause_gate import Gate, Stopped
-from hwgrpo.rollout.server import attachment as server_attachment
+from hwgrpo.rollout.server import attachment
 from hwgrpo.rollout.server import engine as server_engine
 from hwgrpo.rollout.server.dialect import command_line
 from hwgrpo.rollout.server.engine import ServerEngine
@@ -231,8 +231,8 @@ def test_a_server_that_stays_away_is_an_error_within_the_time_it_may_take(make, 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(server_attachment, "REFUSAL_TIMEOUT", 1.0)
-    monkeypatch.setattr(server_attachment, "PAUSE", 0.05)
+    monkeypatch.setattr(attachment, "REFUSAL_TIMEOUT", 1.0)
+    monkeypatch.setattr(attachment, "PAUSE", 0.05)
     monkeypatch.setattr(server_engine, "PAUSE", 0.05)
 
 

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.server import attachment as server_attachment
+from hwgrpo.rollout.server import attachment
 from hwgrpo.rollout.server.http_client import SHOWN, Client, Garbage, ServerProblem
 from hwgrpo.rollout.server.server_process import ServerProcess
 
@@ -66,7 +66,7 @@ def test_an_address_is_shown_without_its_password(address):
 def test_a_token_that_cannot_be_sent_is_an_error_that_does_not_show_it(monkeypatch, token):
     monkeypatch.setenv("A_TOKEN", token)
     with pytest.raises(ConfigError, match="A_TOKEN") as error:
-        server_attachment.token_in("A_TOKEN")
+        attachment.token_in("A_TOKEN")
     assert token.strip() not in str(error.value)
 
 

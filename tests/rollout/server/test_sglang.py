@@ -15,7 +15,7 @@ from tiny import settings
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.server import attachment as server_attachment
+from hwgrpo.rollout.server import attachment
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.values import Sampling
 
@@ -175,7 +175,7 @@ def test_it_gives_memory_back_where_it_was_started_so_and_gets_its_weights_anew(
 
 def test_a_wrong_key_is_refused_and_appears_in_no_message(make, monkeypatch):
     monkeypatch.setenv("THE_TOKEN", "wrong-token")
-    monkeypatch.setattr(server_attachment, "REFUSAL_TIMEOUT", 0.2)
+    monkeypatch.setattr(attachment, "REFUSAL_TIMEOUT", 0.2)
     with pytest.raises(ConfigError, match=r"refuses the token.*launch_server") as error:
         make()
     assert "wrong-token" not in str(error.value)

@@ -14,7 +14,7 @@ from hwgrpo_kernels.fused_modules import is_fused
 from rounding import GENTLE, LOGITS, drift
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.run import Run
+from hwgrpo.training.run_parts import Run
 from hwgrpo.training.setup import build_run
 
 WORDS = ("model.dtype=float32", "trainer.max_steps=3", *GENTLE)

@@ -15,7 +15,7 @@ from hwgrpo_kernels.npu_modules import MODULES, Applied, apply
 from rounding import GENTLE, STEP, assert_gradients_close, assert_metrics_close, drift
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from hwgrpo.training import model_setup as models
+from hwgrpo.training import model_setup
 
 OPS = {
     "rms_norm": "npu_rms_norm",
@@ -87,14 +87,14 @@ def test_a_step_of_training_runs_through_them_and_trains_what_the_cpu_trains(
     monkeypatch.setenv("HWGRPO_CACHE", os.environ.get("HWGRPO_CACHE", str(tmp_path / "cache")))
     runs.run(tmp_path / "cpu", *ONE_STEP, backend=CPU)
     taken: list[Applied] = []
-    plain = models.load_policy
+    plain = model_setup.load_policy
 
     def load_policy(*given: Any) -> Any:
         policy = plain(*given)
         taken.append(apply(policy.model))
         return policy
 
-    monkeypatch.setattr(models, "load_policy", load_policy)
+    monkeypatch.setattr(model_setup, "load_policy", load_policy)
     before = dict(virtual_ascend.calls)
     runs.run(tmp_path / "npu", *ONE_STEP, backend=NPU)
     [applied] = taken

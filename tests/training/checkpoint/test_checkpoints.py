@@ -17,10 +17,8 @@ from torch import nn
 
 from hwgrpo.errors import CheckpointError, RunError
 from hwgrpo.models.lora import apply_lora
-from hwgrpo.training.checkpoint import checkpoint_files
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint import checkpoint_files, restore, shard_files
 from hwgrpo.training.checkpoint import saver as checkpoint_saver
-from hwgrpo.training.checkpoint import shard_files as checkpoint_tensors
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.strategies.param_shard import Piece, whole_pieces
 
@@ -233,7 +231,7 @@ def test_a_file_that_cannot_be_written_ends_the_run_with_what_is_left_and_nothin
     with largest_file(4096), pytest.raises(RunError, match=r"step 2 .*File too large.* goes on from step-00000001"):
         save_and_wait(own, 2)
     assert names(tmp_path) == ["step-00000001"]
-    checkpoints.verify(tmp_path / "step-00000001")
+    restore.verify(tmp_path / "step-00000001")
     own.save(2, last=True)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
 
@@ -256,23 +254,23 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, strategy):
 def test_what_a_kill_left_of_a_checkpoint_is_not_mistaken_for_one(tmp_path: Path, strategy):
     saved(tmp_path, strategy, 1)
     os.rename(saved(tmp_path, strategy, 2), tmp_path / ".step-00000002.partial")
-    found, problems = checkpoints.newest(tmp_path)
+    found, problems = restore.newest(tmp_path)
     assert found is not None
     assert (found.step, problems) == (1, [])
     saver(tmp_path, strategy).save(2, last=True)
-    checkpoints.verify(tmp_path / "step-00000002")
+    restore.verify(tmp_path / "step-00000002")
     os.rename(tmp_path / "step-00000002", tmp_path / ".step-00000003.partial")
-    assert checkpoints.begin_after(tmp_path, 1) == []
+    assert restore.begin_after(tmp_path, 1) == []
     assert names(tmp_path) == ["step-00000001"]
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_the_name_of_a_parameter(tmp_path: Path, strategy):
-    checkpoint = checkpoints.verify(saved(tmp_path, strategy))
+    checkpoint = restore.verify(saved(tmp_path, strategy))
     lora = apply_lora(tiny_qwen3(), settings("model.lora.rank=2").model.lora)
     with pytest.raises(CheckpointError, match="parameters are in one and not in the other"):
-        checkpoints.restore_weights(checkpoint, lora)
+        restore.restore_weights(checkpoint, lora)
     with pytest.raises(CheckpointError, match=r"embed_tokens.*shape \(37, 32\).*\(40, 32\)"):
-        checkpoints.restore_weights(checkpoint, tiny_qwen3(vocab=40))
+        restore.restore_weights(checkpoint, tiny_qwen3(vocab=40))
 
 
 @pytest.mark.parametrize(
@@ -291,8 +289,8 @@ def test_any_damage_to_a_checkpoint_is_seen_and_named(tmp_path: Path, strategy, 
         content[len(content) // 2] ^= 0xFF
         path.write_bytes(content)
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
-        checkpoints.verify(folder)
-    assert checkpoints.newest(tmp_path)[0] is None
+        restore.verify(folder)
+    assert restore.newest(tmp_path)[0] is None
 
 
 def test_every_flipped_bit_of_a_manifest_and_of_its_checksum_is_refused_with_the_files_name(tmp_path: Path, strategy):
@@ -301,15 +299,15 @@ def test_every_flipped_bit_of_a_manifest_and_of_its_checksum_is_refused_with_the
         content = (folder / name).read_bytes()
         for bit in generator.sample(range(8 * len(content)), 100):
             with flipped(folder / name, bit), pytest.raises(CheckpointError, match=re.escape(f"{folder}/manifest.")):
-                checkpoints.verify(folder)
-    checkpoints.verify(folder)
+                restore.verify(folder)
+    restore.verify(folder)
 
 
 def test_a_checkpoint_without_a_checksum_of_its_manifest_is_used_with_a_note(tmp_path: Path, strategy):
     folder = saved(tmp_path, strategy)
-    assert checkpoints.verify(folder).note is None
+    assert restore.verify(folder).note is None
     (folder / "manifest.sha256").unlink()
-    note = checkpoints.verify(folder).note
+    note = restore.verify(folder).note
     assert note is not None
     assert str(folder / "manifest.sha256") in note
     assert same(loaded(folder), values(strategy))
@@ -320,7 +318,7 @@ def test_a_checksum_that_cannot_be_read_is_not_a_missing_one(tmp_path: Path, str
     (folder / "manifest.sha256").unlink()
     (folder / "manifest.sha256").mkdir()
     with pytest.raises(CheckpointError, match=r"manifest\.sha256 cannot be read"):
-        checkpoints.verify(folder)
+        restore.verify(folder)
 
 
 def test_settings_that_name_a_variable_which_is_not_set_here_are_not_damaged(tmp_path: Path, strategy):
@@ -329,32 +327,32 @@ def test_settings_that_name_a_variable_which_is_not_set_here_are_not_damaged(tmp
     manifest["state"]["config"] = "token: ${oc.env:HWGRPO_TEST_NOT_SET}"
     path.write_text(json.dumps(manifest))
     path.with_name("manifest.sha256").unlink()
-    checkpoints.verify(path.parent)
+    restore.verify(path.parent)
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path, strategy):
     saved(tmp_path, strategy, 5).rename(tmp_path / "step-00000007")
-    found, problems = checkpoints.newest(tmp_path)
+    found, problems = restore.newest(tmp_path)
     assert found is None
     assert "step-00000007/manifest.json is of step 5" in problems[0]
     (tmp_path / "step-00000007").rename(tmp_path / "best")
-    assert checkpoints.verify(tmp_path / "best").step == 5
+    assert restore.verify(tmp_path / "best").step == 5
 
 
 def test_a_file_that_goes_away_between_checking_and_reading_is_named(tmp_path: Path, strategy):
-    checkpoint = checkpoints.verify(saved(tmp_path, strategy))
+    checkpoint = restore.verify(saved(tmp_path, strategy))
     for name in ("weights-rank0.safetensors", "rng-rank0.safetensors"):
         (checkpoint.folder / name).write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"weights-rank0\.safetensors cannot be read"):
-        checkpoints.restore_weights(checkpoint, tiny_qwen3())
+        restore.restore_weights(checkpoint, tiny_qwen3())
     with pytest.raises(CheckpointError, match=r"rng-rank0\.safetensors cannot be read"):
-        checkpoints.load_rng(checkpoint, 0)
+        restore.load_rng(checkpoint, 0)
 
 
 def test_random_states_that_the_manifest_does_not_name_are_not_read(tmp_path: Path, strategy):
     folder = saved(tmp_path, strategy)
     shutil.copy(folder / "rng-rank0.safetensors", folder / "rng-rank1.safetensors")
-    assert checkpoints.load_rng(checkpoints.verify(folder), 1) is None
+    assert restore.load_rng(restore.verify(folder), 1) is None
 
 
 def first(manifest: dict) -> dict:
@@ -425,7 +423,7 @@ def test_a_manifest_that_is_wrong_is_refused_by_name(tmp_path: Path, strategy, c
     path.write_text(json.dumps(manifest))
     (path.parent / "manifest.sha256").unlink(missing_ok=True)  # as checkpoints of earlier versions are
     with pytest.raises(CheckpointError, match=said) as error:
-        checkpoints.verify(path.parent)
+        restore.verify(path.parent)
     assert str(path.parent) in str(error.value)
 
 
@@ -472,17 +470,17 @@ def test_any_cut_reads_what_any_other_has_written(tmp_path: Path, before: int, a
     tables = []
     for rank in reversed(range(before)):  # the table is in the order of elements, not of ranks
         own = cut(pieces, rank, before)
-        tables.append(checkpoint_tensors.table_of(own, rank))
-        for name, tensors in checkpoint_tensors.files_of(own, rank).items():
+        tables.append(shard_files.table_of(own, rank))
+        for name, tensors in shard_files.files_of(own, rank).items():
             checkpoint_files.write_tensors(tmp_path / name, tensors)
-    table = checkpoint_tensors.merged(tables)
+    table = shard_files.merged(tables)
     files = {path.name for path in tmp_path.iterdir()}
-    checkpoint_tensors.check_table(tmp_path, json.loads(json.dumps(table)), files)
+    shard_files.check_table(tmp_path, json.loads(json.dumps(table)), files)
     for name in files:
-        checkpoint_tensors.check_file(tmp_path / name, table)
-    checkpoint_tensors.check_parameters(tmp_path, table, checkpoints.trainable_shapes(fresh))
+        shard_files.check_file(tmp_path / name, table)
+    shard_files.check_parameters(tmp_path, table, restore.trainable_shapes(fresh))
     for rank in range(after):
-        checkpoint_tensors.read(tmp_path, table, cut(blank, rank, after))
+        shard_files.read(tmp_path, table, cut(blank, rank, after))
     assert {piece.name for piece in pieces} == {"scalar", "vector", "cube", "empty"}
     for old, new in zip(pieces, blank, strict=True):
         assert float(new.step) == (17 if old.name == "empty" else 1)

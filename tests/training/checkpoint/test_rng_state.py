@@ -11,7 +11,7 @@ from hwgrpo_backends import registry
 from hwgrpo_backends.device import Device
 from runs import metrics, run
 
-from hwgrpo.training.checkpoint import rng_state as rng
+from hwgrpo.training.checkpoint import rng_state
 
 CPU = registry.get("cpu")
 
@@ -56,20 +56,20 @@ def drawn():
 def test_the_same_family_gets_its_own_state_back(chip):
     device, generator = chip
     generator.state += 1
-    state = rng.capture(device)
+    state = rng_state.capture(device)
     before, wanted = generator.state.clone(), drawn()
     generator.state += 5
     drawn()
-    assert rng.restore(state, device, seed=9) is None
+    assert rng_state.restore(state, device, seed=9) is None
     assert torch.equal(generator.state, before)
     assert drawn() == wanted
 
 
 def test_another_familys_device_state_is_not_used_and_the_rest_is(chip):
     device, generator = chip
-    on_cpu = rng.capture(Device(CPU))
+    on_cpu = rng_state.capture(Device(CPU))
     wanted = drawn()
-    note = rng.restore(on_cpu, device, seed=9)
+    note = rng_state.restore(on_cpu, device, seed=9)
     assert "is of cpu, not of chip" in note
     assert "seed 9" in note
     assert generator.state.tolist() == [9] * 16
@@ -78,24 +78,24 @@ def test_another_familys_device_state_is_not_used_and_the_rest_is(chip):
 
 def test_a_checkpoint_of_an_accelerator_goes_on_on_the_cpu(chip):
     device, _ = chip
-    on_chip = rng.capture(device)
+    on_chip = rng_state.capture(device)
     wanted = drawn()
-    note = rng.restore(on_chip, Device(CPU), seed=9)
+    note = rng_state.restore(on_chip, Device(CPU), seed=9)
     assert "is of chip, not of cpu" in note
     assert drawn() == wanted, "on the CPU dropout draws from torch's generator, whose state is there"
 
 
 def test_a_state_without_a_family_is_taken_for_ones_own_unless_its_length_differs(chip):
     device, generator = chip
-    on_chip, on_cpu = rng.capture(device), rng.capture(Device(CPU))
+    on_chip, on_cpu = rng_state.capture(device), rng_state.capture(Device(CPU))
     before = generator.state.clone()
     del on_chip["family"], on_cpu["family"]
     generator.state += 3
-    assert rng.restore(on_chip, device, seed=9) is None
+    assert rng_state.restore(on_chip, device, seed=9) is None
     assert torch.equal(generator.state, before)
-    assert "another device family" in rng.restore(on_cpu, device, seed=9)
+    assert "another device family" in rng_state.restore(on_cpu, device, seed=9)
     assert generator.state.tolist() == [9] * 16
-    assert rng.restore(on_cpu, Device(CPU), seed=9) is None
+    assert rng_state.restore(on_cpu, Device(CPU), seed=9) is None
 
 
 def test_a_run_that_changes_its_family_says_so_and_goes_on(tmp_path, capsys):

@@ -11,10 +11,9 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.jsonlines import read_lines
-from hwgrpo.training import setup as build
-from hwgrpo.training.checkpoint import checkpoint_files
-from hwgrpo.training.checkpoint import restore as checkpoints
-from hwgrpo.training.feed import prefetched_batches as waiting
+from hwgrpo.training import setup
+from hwgrpo.training.checkpoint import checkpoint_files, restore
+from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.loop import train
 
 CORRECTED = "algorithm.correction.name=token_truncate"
@@ -34,7 +33,7 @@ class Broken(Exception):
 
 def cut(output: Path, *words: str, after: int) -> None:
     """Run until a step is saved, and end there as if by a crash."""
-    parts = build.build_run(runs.small(output, *words, "trainer.save_every=1"), BACKEND, 0, 1)
+    parts = setup.build_run(runs.small(output, *words, "trainer.save_every=1"), BACKEND, 0, 1)
     plain = parts.saver.save
 
     def save(step: int, **options) -> None:
@@ -66,9 +65,9 @@ def test_a_run_ahead_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path):
 
 def loaded(folder: Path, source, bound: int) -> tuple[list[int], list[str]]:
     """Return the steps whose batches a run of this source goes on with after step 3, and what is told of the others."""
-    checkpoint = checkpoints.verify(folder / "checkpoints/step-00000003")
+    checkpoint = restore.verify(folder / "checkpoints/step-00000003")
     source.restore(checkpoint.manifest["state"]["sampler"])
-    ahead, told = waiting.load(checkpoint, source, bound)
+    ahead, told = prefetched_batches.load(checkpoint, source, bound)
     if ahead:
         assert ahead[-1].state == source.state()
     return [4 + i for i in range(len(ahead))], told
@@ -79,7 +78,7 @@ def far_ahead(tmp_path_factory):
     """A run that ended after step 3, three steps sampled ahead, and a source of the same prompts."""
     output = tmp_path_factory.mktemp("far") / "run"
     words = ("rollout.max_staleness=3", CORRECTED, "trainer.validate_every=0")
-    parts = build.build_run(runs.small(output, *words, "trainer.save_every=3"), BACKEND, 0, 1)
+    parts = setup.build_run(runs.small(output, *words, "trainer.save_every=3"), BACKEND, 0, 1)
     supply, plain = parts.supply, parts.saver.save
 
     def save(step: int, **options) -> None:
@@ -107,14 +106,14 @@ def test_what_was_sampled_ahead_is_left_where_its_weights_are_older_than_the_bou
     """The three batches are written anew as if version 3 had sampled them: they are 0, 1 and 2 versions old."""
     output, source = far_ahead
     shutil.copytree(output / "checkpoints", tmp_path / "checkpoints")
-    checkpoint = checkpoints.verify(tmp_path / "checkpoints/step-00000003")
+    checkpoint = restore.verify(tmp_path / "checkpoints/step-00000003")
     source.restore(checkpoint.manifest["state"]["sampler"])
-    batches = [each.batch for each in waiting.load(checkpoint, source, 3)[0]]
+    batches = [each.batch for each in prefetched_batches.load(checkpoint, source, 3)[0]]
     young = [replace(b, completions=replace(b.completions, weight_version=3)) for b in batches]
-    for name, tensors in waiting.files_of(young, 0).items():
+    for name, tensors in prefetched_batches.files_of(young, 0).items():
         checkpoint_files.write_tensors(checkpoint.folder / name, tensors)
     source.restore(checkpoint.manifest["state"]["sampler"])
-    ahead, told = waiting.load(checkpoint, source, bound)
+    ahead, told = prefetched_batches.load(checkpoint, source, bound)
     assert [4 + i for i in range(len(ahead))] == steps
     again = f"what was sampled ahead is sampled again from step {4 + len(steps)} on: rollout.max_staleness={bound}"
     assert told == ([again] if len(steps) < 3 else [])
@@ -133,7 +132,7 @@ def test_what_was_sampled_ahead_is_left_where_the_prompts_are_others(far_ahead, 
     steps, told = loaded(output, source, bound=3)
     assert steps == []
     assert "from step 4 on: the prompts are others" in told[0]
-    assert source.state() == checkpoints.verify(output / "checkpoints/step-00000003").manifest["state"]["sampler"]
+    assert source.state() == restore.verify(output / "checkpoints/step-00000003").manifest["state"]["sampler"]
 
 
 def test_what_was_sampled_ahead_is_left_where_there_are_other_ranks(far_ahead):

@@ -11,7 +11,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
-from hwgrpo.training import setup as build
+from hwgrpo.training import setup
 from hwgrpo.training.feed.response_source import Ahead, Batch, InTurn, Waiting
 from hwgrpo.values import Completions, Sampling
 
@@ -35,13 +35,13 @@ def without(names: tuple[str, ...], lines: list[dict]) -> list[dict]:
 
 def test_one_step_ahead_is_what_the_same_order_gives_without_a_thread(tmp_path, monkeypatch):
     runs.run(tmp_path / "ahead", *AHEAD)
-    plain = build.build_supply
+    plain = setup.build_supply
 
     def lagging(config, source, engine, *_):
         found = plain(config, source, engine, *_)
         return Lagging(source, engine, found._sampling)
 
-    monkeypatch.setattr(build, "build_supply", lagging)
+    monkeypatch.setattr(setup, "build_supply", lagging)
     runs.run(tmp_path / "lagging", *AHEAD)
     ahead, turns = runs.metrics(tmp_path / "ahead"), runs.metrics(tmp_path / "lagging")
     assert without(("rollout/staleness",), ahead) == turns
@@ -250,7 +250,7 @@ def test_closing_ends_the_thread_and_who_waits_for_it():
 def test_new_weights_come_amid_responses_and_each_token_tells_its_version(tmp_path):
     """The same weights under a new number: tokens and log-probs are as without, only the versions differ."""
     words = ("rollout.max_staleness=1", "rollout.partial=true", "algorithm.correction.name=token_truncate")
-    run = build.build_run(runs.small(tmp_path / "run", *words), BACKEND, 0, 1)
+    run = setup.build_run(runs.small(tmp_path / "run", *words), BACKEND, 0, 1)
     engine, gate = run.engine, run.supply._gate
     assert isinstance(engine, LocalEngine)
     prompts = run.prompts.next()

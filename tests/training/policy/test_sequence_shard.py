@@ -20,8 +20,7 @@ from transformers import (
 )
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models import shared_prefix_masks as branched_attention
-from hwgrpo.models import ulysses_attention as exchanged_attention
+from hwgrpo.models import shared_prefix_masks, ulysses_attention
 from hwgrpo.models.ulysses_attention import Exchange
 from hwgrpo.models.ulysses_attention import exchanged_attention as attend_exchanged
 from hwgrpo.planning.dry_run import make_plan
@@ -170,11 +169,11 @@ def test_a_loss_that_compares_all_tokens_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_branches_stay_inside_of_the_exchange_whichever_comes_first():
     first, second = tiny_llama(), tiny_llama()
-    exchanged_attention.use_in(first)
-    branched_attention.use_in(first)
-    branched_attention.use_in(second)
-    exchanged_attention.use_in(second)
-    exchanged_attention.use_in(second)
+    ulysses_attention.use_in(first)
+    shared_prefix_masks.use_in(first)
+    shared_prefix_masks.use_in(second)
+    ulysses_attention.use_in(second)
+    ulysses_attention.use_in(second)
     assert first.config._attn_implementation == second.config._attn_implementation == "exchanged_sdpa_branched"
 
 
@@ -182,13 +181,13 @@ def test_attention_that_cannot_be_exchanged_is_refused():
     model = tiny_llama()
     model.set_attn_implementation("eager")
     with pytest.raises(ValueError, match="eager attention does not take masks as sdpa does"):
-        exchanged_attention.use_in(model)
+        ulysses_attention.use_in(model)
 
 
 def test_a_forward_without_exchange_is_the_models_own():
     model, ids = tiny_qwen3().eval(), torch.arange(1, 9)[None]
     expected = model(input_ids=ids).logits
-    exchanged_attention.use_in(model)
+    ulysses_attention.use_in(model)
     assert torch.equal(model(input_ids=ids).logits, expected)
 
 
@@ -237,7 +236,7 @@ def test_a_dry_run_refuses_what_the_run_would_and_says_what_is_shared(tmp_path: 
 
 def test_under_autocast_no_more_is_sent_than_attention_reads(monkeypatch: pytest.MonkeyPatch):
     sent: list[torch.dtype] = []
-    monkeypatch.setattr(exchanged_attention, "all_to_all", lambda tensor, *_: sent.append(tensor.dtype) or tensor)
+    monkeypatch.setattr(ulysses_attention, "all_to_all", lambda tensor, *_: sent.append(tensor.dtype) or tensor)
     query = torch.randn(1, 4, 3, 8)
 
     def attend(module: Any, query: torch.Tensor, *rest: Any, **options: Any) -> tuple[torch.Tensor, None]:

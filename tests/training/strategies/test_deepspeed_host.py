@@ -13,7 +13,7 @@ import torch
 from tiny import settings
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.strategies import deepspeed_host as deepspeed_needs
+from hwgrpo.training.strategies import deepspeed_host
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.deepspeed_host import check_needs, quietly, remove_dead_locks
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
@@ -27,7 +27,7 @@ NPU = cast(torch.device, SimpleNamespace(type="npu"))
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host with DeepSpeed of the right version, whose only folder of programs is the one returned, and empty."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(name=name))
-    monkeypatch.setattr(deepspeed_needs, "version", lambda name: deepspeed_needs.OLDEST)
+    monkeypatch.setattr(deepspeed_host, "version", lambda name: deepspeed_host.OLDEST)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
@@ -61,7 +61,7 @@ def test_without_the_package_it_says_which_extra_to_install(host: Path, monkeypa
 
 
 def test_an_old_package_is_refused_with_its_version(host: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(deepspeed_needs, "version", lambda name: "0.9.1")
+    monkeypatch.setattr(deepspeed_host, "version", lambda name: "0.9.1")
     assert "deepspeed 0.9.1 is older than 0.19.8" in refusal(ACCELERATOR)
 
 
@@ -179,11 +179,11 @@ def test_a_lock_that_a_killed_compilation_has_left_is_removed_and_one_in_use_is_
 
 
 def test_a_lock_that_another_host_may_have_made_is_left_until_it_is_old(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(deepspeed_needs, "_is_shared", lambda path: True)
+    monkeypatch.setattr(deepspeed_host, "_is_shared", lambda path: True)
     lock = tmp_path / "lock"
     lock.touch()
     assert remove_dead_locks(tmp_path) == []
-    old = lock.stat().st_mtime - deepspeed_needs.COMPILES_AT_MOST - 1
+    old = lock.stat().st_mtime - deepspeed_host.COMPILES_AT_MOST - 1
     os.utime(lock, (old, old))
     assert remove_dead_locks(tmp_path) == [lock]
 
@@ -191,6 +191,6 @@ def test_a_lock_that_another_host_may_have_made_is_left_until_it_is_old(tmp_path
 def test_the_file_system_of_a_folder_is_that_of_the_innermost_mount(tmp_path: Path, monkeypatch):
     mounts = f"a / ext4 rw 0 0\nb {tmp_path} nfs4 rw 0 0\nc {tmp_path}/own xfs rw 0 0\nd {tmp_path}/ow nfs rw 0 0\n"
     monkeypatch.setattr(Path, "read_text", lambda path, **how: mounts)
-    assert deepspeed_needs._is_shared(tmp_path / "lock")
-    assert not deepspeed_needs._is_shared(tmp_path / "own" / "lock")
-    assert not deepspeed_needs._is_shared(tmp_path.parent / "lock")
+    assert deepspeed_host._is_shared(tmp_path / "lock")
+    assert not deepspeed_host._is_shared(tmp_path / "own" / "lock")
+    assert not deepspeed_host._is_shared(tmp_path.parent / "lock")

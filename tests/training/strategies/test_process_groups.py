@@ -9,8 +9,8 @@ import torch.distributed as dist
 from tiny import settings
 
 from hwgrpo.catalog import STRATEGIES
-from hwgrpo.training import setup as build
-from hwgrpo.training.strategies import process_group as processes
+from hwgrpo.training import setup
+from hwgrpo.training.strategies import process_group
 
 HOURS = timedelta(seconds=7200)
 
@@ -26,10 +26,10 @@ def made(monkeypatch) -> list[tuple[str, object]]:
     monkeypatch.setattr(dist, "init_process_group", note("world", None))
     monkeypatch.setattr(dist, "new_group", note("cpu", None))
     monkeypatch.setattr(dist, "new_subgroups", note("sequence", (None, [])))
-    monkeypatch.setattr(processes, "rendezvous", note("store", iter([(dist.HashStore(), 0, 4)])))
+    monkeypatch.setattr(process_group, "rendezvous", note("store", iter([(dist.HashStore(), 0, 4)])))
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
-    for name in processes.RENDEZVOUS:
+    for name in process_group.RENDEZVOUS:
         monkeypatch.setenv(name, "4")
     return found
 
@@ -51,7 +51,7 @@ def test_a_run_gives_the_limit_to_its_strategy(monkeypatch, tmp_path):
         given.append(arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build.STRATEGIES, "load", lambda name: strategy)
+    monkeypatch.setattr(setup.STRATEGIES, "load", lambda name: strategy)
     with pytest.raises(KeyboardInterrupt):
         runs.run(tmp_path / "run", "trainer.process_group_timeout=77")
     assert given[0][1:] == ("gloo", 77.0)

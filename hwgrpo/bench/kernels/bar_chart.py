@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from hwgrpo.bench.kernels.compare import LETTERS, Row, described, shared_shapes, shortened, unlike
-from hwgrpo.bench.kernels.show import milliseconds
+from hwgrpo.bench.kernels.kernel_tables import milliseconds
 
 WIDTH, MARGIN = 960, 24
 BARS, LONGEST = 236, 420

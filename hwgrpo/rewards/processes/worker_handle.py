@@ -20,7 +20,7 @@ import hwgrpo
 from hwgrpo.rewards.failures import how_it_ended
 from hwgrpo.rewards.processes.descendants import descendants
 from hwgrpo.rewards.processes.messages import Reader, framed
-from hwgrpo.rewards.processes.worker import END_SECONDS, WHERE
+from hwgrpo.rewards.processes.reward_worker import END_SECONDS, WHERE
 from hwgrpo.rewards.randomness import Seed
 
 START_SECONDS = 300.0
@@ -30,7 +30,7 @@ LEAVE_SECONDS = 1.0
 STACK_SECONDS = 0.2
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[6]); "
-    "from hwgrpo.rewards.processes.worker import main; main(*map(int, sys.argv[2:6]))"
+    "from hwgrpo.rewards.processes.reward_worker import main; main(*map(int, sys.argv[2:6]))"
 )
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in ', re.MULTILINE)
 _PACKAGE = str(Path(hwgrpo.__file__).parent)

@@ -8,7 +8,7 @@ from dataclasses import astuple
 from rich.table import Table
 from rich.text import Text
 
-from hwgrpo.bench.result import LayoutBench, StepBench
+from hwgrpo.bench.step_result import LayoutBench, StepBench
 from hwgrpo.bench.terminal import fact_grid, machine_line, make_console, number_table, print_part
 from hwgrpo.bench.times import Times
 

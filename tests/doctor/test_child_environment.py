@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hwgrpo.doctor.child import ask, asking
+from hwgrpo.doctor.child_environment import ask, asking
 
 
 @pytest.fixture

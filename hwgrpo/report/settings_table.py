@@ -8,7 +8,7 @@ from typing import Any
 
 from hwgrpo.config import Config
 from hwgrpo.config.document import entries
-from hwgrpo.config.written import shown_settings
+from hwgrpo.config.written_config import shown_settings
 
 
 def setting_rows(config: Mapping[str, Any]) -> list[tuple[str, str, str | None, str]]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from hwgrpo.bench.result import Apart, BatchShape, LayoutBench, StepBench
-from hwgrpo.bench.show import show_step
+from hwgrpo.bench.step_result import Apart, BatchShape, LayoutBench, StepBench
+from hwgrpo.bench.step_tables import show_step
 from hwgrpo.bench.times import Times, total
 
 RED = "\033[1;31m"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.jsonlines import read_lines
-from hwgrpo.report.completions import compact, read_completions, steps_to_keep
+from hwgrpo.report.compact_completions import compact, read_completions, steps_to_keep
 
 
 def line(step, uid="0:1", **values):

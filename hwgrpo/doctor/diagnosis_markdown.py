@@ -7,8 +7,8 @@ import os
 import platform
 
 from hwgrpo.doctor import redact
-from hwgrpo.doctor.report import Report
-from hwgrpo.doctor.show import show
+from hwgrpo.doctor.diagnosis import Report
+from hwgrpo.doctor.diagnosis_text import show
 
 WIDTH = 110
 

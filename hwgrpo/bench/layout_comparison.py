@@ -10,7 +10,7 @@ import torch
 from hwgrpo_backends.device import Device
 from torch import nn
 
-from hwgrpo.bench.result import Apart, LayoutBench
+from hwgrpo.bench.step_result import Apart, LayoutBench
 from hwgrpo.bench.work import Tokens, counted_tokens
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config

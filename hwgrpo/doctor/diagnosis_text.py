@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from hwgrpo_backends.finding import Finding
 
 from hwgrpo import __version__
-from hwgrpo.columns import fold
-from hwgrpo.doctor.report import Report
+from hwgrpo.doctor.diagnosis import Report
+from hwgrpo.terminal_width import fold
 
 COLORS = {"ok": "32", "warn": "33", "FAIL": "1;31", "PASS": "32", "SKIP": "33", "dim": "2", "bold": "1", "": ""}
 WORDS = {"ok": "works", "unverified": "found", "unusable": "unusable"}

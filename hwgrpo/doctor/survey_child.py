@@ -39,7 +39,7 @@ def attention(name: str, arch: str | None) -> list[dict[str, Any]]:
     """Return the attention implementations the backend prefers, best first, and why one cannot be used."""
     from hwgrpo_backends import get
 
-    from hwgrpo.models.attention import reason_against
+    from hwgrpo.models.attention_implementations import reason_against
 
     backend = get(name)
     return [{"name": each, "reason": reason_against(each, backend, arch, None)} for each in backend.attention]

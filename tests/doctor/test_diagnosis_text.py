@@ -8,11 +8,11 @@ import pytest
 from hosts import BUILTIN, diagnosis
 from hwgrpo_backends.facts import TorchDevice
 
-from hwgrpo.columns import fold
 from hwgrpo.doctor import hardware
+from hwgrpo.doctor.device_check import Trial
+from hwgrpo.doctor.diagnosis_text import colored, show
 from hwgrpo.doctor.engines import rollout_engines
-from hwgrpo.doctor.run import Trial
-from hwgrpo.doctor.show import colored, show
+from hwgrpo.terminal_width import fold
 
 VERDICTS = [
     {"name": "torch", "state": "chosen", "reason": "the first of the preferred that can run", "origin": "built in"},

@@ -17,10 +17,10 @@ from hwgrpo_backends.finding import Finding
 from hwgrpo import __version__
 from hwgrpo.catalog import ENGINES
 from hwgrpo.doctor.checks import Subject, examine
+from hwgrpo.doctor.device_check import Trial, run_trials
 from hwgrpo.doctor.engines import Engine, rollout_engines
 from hwgrpo.doctor.hardware import proven_on
-from hwgrpo.doctor.host import HostFacts, gather_host
-from hwgrpo.doctor.run import Trial, run_trials
+from hwgrpo.doctor.host_facts import HostFacts, gather_host
 from hwgrpo.doctor.survey import Question, look_inside, looking_inside
 from hwgrpo.doctor.versions import Fit, fits, installed_versions
 

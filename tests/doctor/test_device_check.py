@@ -10,9 +10,9 @@ from hosts import BUILTIN
 from hwgrpo_backends.device import Device, Memory
 from hwgrpo_kernels import Key, default_registry
 
-from hwgrpo.doctor import run, run_child
-from hwgrpo.doctor.child import Answer
-from hwgrpo.doctor.run import Trial, run_trials
+from hwgrpo.doctor import device_check, device_check_child
+from hwgrpo.doctor.child_environment import Answer
+from hwgrpo.doctor.device_check import Trial, run_trials
 
 CPU = Device(BUILTIN["cpu"])
 
@@ -45,8 +45,8 @@ def test_what_cannot_be_tried_is_skipped_with_its_reason(trials):
 def outcome(work):
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_child, "say", lambda **fields: said.append(fields))
-        run_child.trial("it", work)
+        patch.setattr(device_check_child, "say", lambda **fields: said.append(fields))
+        device_check_child.trial("it", work)
     return said[-1]["state"], said[-1]["told"]
 
 
@@ -56,7 +56,7 @@ def compare(change):
     [right] = [each for each in default_registry.implementations("row_stats") if each.name == "torch"]
     wrong = replace(right, load=lambda: lambda **inputs: change(right.function()(**inputs)))
     key = Key("row_stats", "cpu", torch.float32, 1024)
-    return outcome(lambda: run_child.kernel(CPU, op, wrong, key, op.shapes[1]))
+    return outcome(lambda: device_check_child.kernel(CPU, op, wrong, key, op.shapes[1]))
 
 
 def test_a_kernel_that_is_off_fails_and_one_that_is_not_passes():
@@ -74,23 +74,23 @@ def test_a_gradient_that_is_off_fails():
     [right] = [each for each in default_registry.implementations("row_grad") if each.name == "torch"]
     wrong = replace(right, load=lambda: lambda **inputs: right.function()(**inputs).mul_(1.001))
     state, told = outcome(
-        lambda: run_child.kernel(CPU, op, wrong, Key("row_grad", "cpu", torch.float32, 1024), op.shapes[1])
+        lambda: device_check_child.kernel(CPU, op, wrong, Key("row_grad", "cpu", torch.float32, 1024), op.shapes[1])
     )
     assert (state, told.startswith("out is off by")) == ("FAIL", True)
 
 
 def test_a_device_that_multiplies_wrongly_fails(monkeypatch):
-    assert outcome(lambda: run_child.matmul(CPU))[0] == "PASS"
+    assert outcome(lambda: device_check_child.matmul(CPU))[0] == "PASS"
     to = torch.Tensor.to
     monkeypatch.setattr(
         torch.Tensor, "to", lambda self, *a, **k: to(self, *a, **k) * (1.1 if a[0] == CPU.torch_device else 1)
     )
-    assert outcome(lambda: run_child.matmul(CPU))[0] == "FAIL"
+    assert outcome(lambda: device_check_child.matmul(CPU))[0] == "FAIL"
 
 
 def test_a_device_without_bf16_skips_the_products():
     old = SimpleNamespace(name="V100", compute_dtypes=(torch.float16, torch.float32))
-    assert outcome(lambda: run_child.matmul(old)) == ("SKIP", "V100 does not compute in bf16")
+    assert outcome(lambda: device_check_child.matmul(old)) == ("SKIP", "V100 does not compute in bf16")
 
 
 class Metered:
@@ -120,14 +120,14 @@ class Metered:
     ],
 )
 def test_memory_that_is_let_go_of_must_be_free_again(free, state, told):
-    found = outcome(lambda: run_child.memory(Metered(free)))
+    found = outcome(lambda: device_check_child.memory(Metered(free)))
     assert found[0] == state
     assert told in found[1]
 
 
 def answers(monkeypatch, *given):
     left = iter(given)
-    monkeypatch.setattr(run.child, "ask", lambda script, questions, *_: [next(left) for _ in questions])
+    monkeypatch.setattr(device_check.child, "ask", lambda script, questions, *_: [next(left) for _ in questions])
 
 
 PASSED = {"what": "allocate", "state": "PASS", "told": ""}

@@ -11,7 +11,7 @@ from typing import Literal
 
 from hwgrpo_backends import Backend
 
-from hwgrpo.doctor import child
+from hwgrpo.doctor import child_environment
 
 SCRIPT = Path(__file__).with_name("run_child.py")
 LIMIT = 300.0
@@ -48,7 +48,7 @@ def run_trials(
 
 def _try_device(backend: Backend, index: int, limit: float, environ: Mapping[str, str]) -> list[Trial]:
     question = {"backend": backend.name, "index": index, "what": "device"}
-    (answer,) = child.ask(SCRIPT, [question], limit, environ)
+    (answer,) = child_environment.ask(SCRIPT, [question], limit, environ)
     return _read(answer, backend.name if backend.is_host else f"{backend.name}:{index}", "start")
 
 
@@ -58,12 +58,14 @@ def _try_ranks(backend: Backend, devices: int, limit: float, environ: Mapping[st
         return [Trial(name, "all-reduce", "SKIP", f"needs {RANKS} devices, this process sees {devices}")]
     with tempfile.TemporaryDirectory() as folder:
         common = {"backend": backend.name, "what": "ranks", "world": RANKS, "store": f"{folder}/store"}
-        answers = child.ask(SCRIPT, [{**common, "index": r, "rank": r} for r in range(RANKS)], limit, environ)
+        answers = child_environment.ask(
+            SCRIPT, [{**common, "index": r, "rank": r} for r in range(RANKS)], limit, environ
+        )
     trials = [trial for answer in answers for trial in _read(answer, name, "all-reduce")]
     return [next((trial for trial in trials if trial.state == "FAIL"), trials[0])]
 
 
-def _read(answer: child.Answer, device: str, first: str) -> list[Trial]:
+def _read(answer: child_environment.Answer, device: str, first: str) -> list[Trial]:
     """Return the trials of one child; the one it was in when it ended before its time has failed."""
     trials = [Trial(device, line["what"], line["state"], line["told"]) for line in answer.lines if "what" in line]
     begun = [line["begun"] for line in answer.lines if "begun" in line]

@@ -1,6 +1,6 @@
 """The machine beside its devices, gathered from made-up root folders and environments."""
 
-from hwgrpo.doctor.host import gather_host
+from hwgrpo.doctor.host_facts import gather_host
 
 
 def test_main_memory_is_read_and_absent_records_are_not_known(tmp_path):

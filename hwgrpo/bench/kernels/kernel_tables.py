@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hwgrpo.bench.kernels.result import CaseBench, KernelBench, ShapeBench, SideBench
+from hwgrpo.bench.kernels.kernel_result import CaseBench, KernelBench, ShapeBench, SideBench
 from hwgrpo.bench.terminal import fact_grid, machine_line, make_console, number_table, print_part
 
 MISSING = "-"

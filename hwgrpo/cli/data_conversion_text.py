@@ -12,7 +12,7 @@ from rich.text import Text
 
 from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_part
 from hwgrpo.data.convert import Converted, Dropped
-from hwgrpo.data.copies import SPLITS, Copy
+from hwgrpo.data.dataset_files import SPLITS, Copy
 from hwgrpo.data.published import Published
 
 NAMED = 10

@@ -9,7 +9,7 @@ from dataclasses import replace
 import hosts
 import pytest
 
-from hwgrpo.doctor import report
+from hwgrpo.doctor import diagnosis
 from hwgrpo.doctor.survey import Question
 
 
@@ -33,11 +33,11 @@ def diagnosed(monkeypatch, tmp_path):
             steps.append("tier 1")
             return after
 
-        monkeypatch.setattr(report, "gather_tier0", lambda root, environ, backends: before)
-        monkeypatch.setattr(report, "gather_tier1", tier1)
-        monkeypatch.setattr(report, "looking_inside", looking_inside)
-        monkeypatch.setattr(report, "look_inside", look_inside)
-        return steps, report.diagnose("auto", root=tmp_path, environ={})
+        monkeypatch.setattr(diagnosis, "gather_tier0", lambda root, environ, backends: before)
+        monkeypatch.setattr(diagnosis, "gather_tier1", tier1)
+        monkeypatch.setattr(diagnosis, "looking_inside", looking_inside)
+        monkeypatch.setattr(diagnosis, "look_inside", look_inside)
+        return steps, diagnosis.diagnose("auto", root=tmp_path, environ={})
 
     return diagnose
 
