@@ -37,6 +37,8 @@ KL_ESTIMATORS = Registry(
     },
 )
 """Functions `(logprob_N, ref_logprob_N) -> kl_N`; `k3` and `k3+` also take `input_clamp` and `output_clamp`."""
+CLAMPED_KL_ESTIMATORS = ("k3", "k3+")
+"""Estimators with an exponential, whose input and output are clamped."""
 AGGREGATIONS = Registry(
     "loss aggregation",
     {
@@ -80,7 +82,7 @@ TASKS = Registry(
 ENGINES = Registry(
     "rollout.engine",
     {
-        "local": "hwgrpo.rollout.makers:local",
+        "local": "hwgrpo.rollout.local.engine:local",
         "sglang_server": "hwgrpo.rollout.server.sglang:sglang_server",
         "vllm": "hwgrpo.rollout.vllm.engine:VllmEngine",
         "vllm_server": "hwgrpo.rollout.server.vllm:vllm_server",

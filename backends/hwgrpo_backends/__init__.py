@@ -23,9 +23,10 @@
 
 from hwgrpo_backends.backend import Backend, BackendError, EnvVar, Verdict
 from hwgrpo_backends.decide import Decision
-from hwgrpo_backends.facts import Facts, TorchDevice, TorchFacts, gather_tier0
+from hwgrpo_backends.facts import Facts, TorchDevice, TorchFacts
 from hwgrpo_backends.registry import get, load_all, names
 from hwgrpo_backends.selection import Choice, choose
+from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
 __all__ = [

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from hwgrpo_backends import registry
 from hwgrpo_backends.backend import Backend, BackendError
 from hwgrpo_backends.decide import AUTO, Decision, decide
-from hwgrpo_backends.facts import Facts, gather_tier0
+from hwgrpo_backends.facts import Facts
+from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.conformance_names import check_names
 from hwgrpo_backends.conformance_processes import check_collectives, check_comm, check_visible_devices
-from hwgrpo_backends.facts import Facts, gather_tier0
+from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.peaks import Chip
+from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
 

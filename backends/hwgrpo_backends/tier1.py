@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hwgrpo_backends.facts import Facts, TorchFacts, _known
+from hwgrpo_backends.facts import Facts, TorchFacts
+from hwgrpo_backends.tier0 import known_backends
 from hwgrpo_backends.torch_probe import MARKER
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def gather_tier1(
         backends: whose device types and plug-ins to ask for; every known one when left out.
         timeout: seconds that `import torch` may take (minutes happen on cold network file systems).
     """
-    backends = _known() if backends is None else tuple(backends)
+    backends = known_backends() if backends is None else tuple(backends)
     targets = sorted({(b.device_type, b.plugin or "") for b in backends if not b.is_host})
     key = (tuple(targets), tuple(sorted(environ.items())))
     if key not in _cache:

@@ -5,7 +5,7 @@
 | `advantages.py` | rewards -> one advantage per sequence |
 | `groups.py` | reward statistics over groups |
 | `surrogates.py` | the policy losses, per token |
-| `policy_loss.py` | `LossSpec`, `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn` |
+| `policy_loss.py` | `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn` |
 | `kl.py` | per-token estimators of KL(policy || reference) |
 | `aggregation.py` | per-token weights that turn a sum over rows into a globally normalised mean |
 | `correction.py` | weights for the gap between rollout engine and trainer, and the metrics that measure it |
@@ -13,6 +13,3 @@
 
 `hwgrpo.catalog` names what a config may choose.
 """
-
-KL_OUTPUT_CLAMP = 10.0
-"""Largest per-token value of the k3 estimators, as verl's `low_var_kl` has it."""

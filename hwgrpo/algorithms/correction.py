@@ -8,86 +8,66 @@ Step Evolves); the names are TRL's `vllm_importance_sampling_mode`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from hwgrpo.algorithms.scope import Scoped, scoped, sequence_sum
 from hwgrpo.catalog import CORRECTIONS
-from hwgrpo.errors import ConfigError
+from hwgrpo.config.schema import CorrectionConfig
 
 SAFE_LOG_RATIO = 20.0
 """Log-ratios are kept within plus or minus this before exp in importance weights and second moments, as verl does:
 e^20 is far beyond any sensible bound. The estimates of the KL are not clamped, there as here."""
 
 
-@dataclass(frozen=True)
-class CorrectionSpec:
-    """Which correction, and the bounds of its weights."""
-
-    name: str = "none"
-    """A name in `CORRECTIONS`."""
-    low: float | None = None
-    """Smallest weight: truncation raises to it, masking drops what is below. None: no lower bound."""
-    high: float | None = 2.0
-    """Largest weight: truncation lowers to it, masking drops what is above. None: no upper bound."""
-
-    def __post_init__(self) -> None:
-        CORRECTIONS.check(self.name, "correction")
-        for key, bound in (("low", self.low), ("high", self.high)):
-            if bound is not None and not bound > 0:
-                raise ConfigError(f"correction {key}={bound!r}: a bound on importance weights must be positive or null")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ConfigError(f"correction low={self.low!r} must be smaller than high={self.high!r}")
-        if self.name != "none" and self.low is None and self.high is None:
-            raise ConfigError(f"correction {self.name!r} needs a bound: set low, high or both")
-
-
 def correction_weights(
-    log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None = None
+    log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None = None
 ) -> torch.Tensor | None:
     """Return the importance weight of each row, detached.
 
     Args:
         log_ratio_N: [N] old_logprob - rollout_logprob.
-        spec: which correction and its bounds.
+        config: which correction and its bounds.
         cu_seqlens: [S + 1] row bounds of the sequences; needed by the sequence corrections.
 
     Returns:
         [N], or None when there is nothing to multiply by.
     """
-    correction: Scoped = CORRECTIONS.load(spec.name)
+    correction: Scoped = CORRECTIONS.load(config.name)
     with torch.no_grad():
-        return correction(log_ratio_N, spec, cu_seqlens)
+        return correction(log_ratio_N, config, cu_seqlens)
 
 
 @scoped("token")
-def none(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> None:
+def none(log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None) -> None:
     """No correction."""
 
 
 @scoped("token")
-def token_truncate(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+def token_truncate(
+    log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
     """Each token's own ratio, cut to the bounds."""
-    return _truncate(_ratio(log_ratio_N), spec)
+    return _truncate(_ratio(log_ratio_N), config)
 
 
 @scoped("token")
-def token_mask(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+def token_mask(log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """Each token's own ratio, 0 outside the bounds."""
-    return _mask(_ratio(log_ratio_N), spec)
+    return _mask(_ratio(log_ratio_N), config)
 
 
 @scoped("sequence")
-def sequence_truncate(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+def sequence_truncate(
+    log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None
+) -> torch.Tensor:
     """The ratio of the whole sequence, cut to the bounds."""
-    return _truncate(_sequence_ratio(log_ratio_N, cu_seqlens), spec)
+    return _truncate(_sequence_ratio(log_ratio_N, cu_seqlens), config)
 
 
 @scoped("sequence")
-def sequence_mask(log_ratio_N: torch.Tensor, spec: CorrectionSpec, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+def sequence_mask(log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
     """The ratio of the whole sequence, 0 outside the bounds."""
-    return _mask(_sequence_ratio(log_ratio_N, cu_seqlens), spec)
+    return _mask(_sequence_ratio(log_ratio_N, cu_seqlens), config)
 
 
 def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
@@ -100,12 +80,12 @@ def _sequence_ratio(log_ratio_N: torch.Tensor, cu_seqlens: torch.Tensor | None) 
     return _ratio(log_ratio_S)[sequence_N]
 
 
-def _truncate(weight_N: torch.Tensor, spec: CorrectionSpec) -> torch.Tensor:
-    return weight_N.clamp(spec.low, spec.high)
+def _truncate(weight_N: torch.Tensor, config: CorrectionConfig) -> torch.Tensor:
+    return weight_N.clamp(config.low, config.high)
 
 
-def _mask(weight_N: torch.Tensor, spec: CorrectionSpec) -> torch.Tensor:
-    return torch.where(weight_N == _truncate(weight_N, spec), weight_N, 0.0)
+def _mask(weight_N: torch.Tensor, config: CorrectionConfig) -> torch.Tensor:
+    return torch.where(weight_N == _truncate(weight_N, config), weight_N, 0.0)
 
 
 def mismatch_sums(

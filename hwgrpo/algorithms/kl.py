@@ -1,7 +1,7 @@
 """Per-token estimators of KL(policy || reference) from the log-probs of sampled tokens.
 
-Throughout, x = ref_logprob - logprob. k1, k2, k3 are Schulman's (Approximating KL Divergence, 2020). The defaults are
-verl's `kl_penalty`; `input_clamp=None, output_clamp=None` gives TRL's k3.
+Throughout, x = ref_logprob - logprob. k1, k2, k3 are Schulman's (Approximating KL Divergence, 2020). The settings'
+defaults are verl's `kl_penalty`; without clamps k3 is TRL's.
 """
 
 from __future__ import annotations
@@ -11,29 +11,21 @@ from collections.abc import Callable
 
 import torch
 
-from hwgrpo.algorithms import KL_OUTPUT_CLAMP
-from hwgrpo.catalog import KL_ESTIMATORS
+from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, KL_ESTIMATORS
+from hwgrpo.config.schema import KlConfig
 
 KLFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-_CLAMPED = ("k3", "k3+")
 
-
-def build_kl(
-    name: str, *, input_clamp: float | None = 20.0, output_clamp: float | None = KL_OUTPUT_CLAMP
-) -> KLFunction:
-    """Return the estimator `(logprob_N, ref_logprob_N) -> kl_N` behind a name.
-
-    Args:
-        name: a name in `KL_ESTIMATORS`.
-        input_clamp, output_clamp: as for `k3`. The other estimators have no exponential and are never clamped.
+def build_kl(config: KlConfig) -> KLFunction:
+    """Return the estimator `(logprob_N, ref_logprob_N) -> kl_N` that the settings name, with its clamps.
 
     Raises:
         ConfigError: the name is not registered.
     """
-    function = KL_ESTIMATORS.load(name)
-    if name in _CLAMPED:
-        return functools.partial(function, input_clamp=input_clamp, output_clamp=output_clamp)
+    function = KL_ESTIMATORS.load(config.estimator)
+    if config.estimator in CLAMPED_KL_ESTIMATORS:
+        return functools.partial(function, input_clamp=config.input_clamp, output_clamp=config.output_clamp)
     return function
 
 
@@ -56,8 +48,8 @@ def k3(
     logprob_N: torch.Tensor,
     ref_logprob_N: torch.Tensor,
     *,
-    input_clamp: float | None = 20.0,
-    output_clamp: float | None = KL_OUTPUT_CLAMP,
+    input_clamp: float | None,
+    output_clamp: float | None,
 ) -> torch.Tensor:
     """e^x - x - 1: never negative, low variance.
 
@@ -86,8 +78,8 @@ def k3_plus(
     logprob_N: torch.Tensor,
     ref_logprob_N: torch.Tensor,
     *,
-    input_clamp: float | None = 20.0,
-    output_clamp: float | None = KL_OUTPUT_CLAMP,
+    input_clamp: float | None,
+    output_clamp: float | None,
 ) -> torch.Tensor:
     """The value of k3 with the gradient of k2, which no clamp cuts off."""
     value_N = k3(logprob_N.detach(), ref_logprob_N, input_clamp=input_clamp, output_clamp=output_clamp)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hwgrpo.bench.terminal import fact_grid, make_console, number_table, print_part
-from hwgrpo.data.inspected import BadRow, FileReport, Inspection
+from hwgrpo.data.inspection import BadRow, FileReport, Inspection
 from hwgrpo.errors import escaped
 from hwgrpo.text import one_line, terminal_line
 

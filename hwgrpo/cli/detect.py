@@ -6,7 +6,8 @@ import sys
 
 from hwgrpo_backends import registry
 from hwgrpo_backends.decide import AUTO, Decision, decide
-from hwgrpo_backends.facts import Facts, gather_tier0
+from hwgrpo_backends.facts import Facts
+from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
 from hwgrpo.terminal_width import fold, terminal_columns

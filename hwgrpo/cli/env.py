@@ -12,7 +12,7 @@ from hwgrpo_backends import registry
 from hwgrpo_backends.backend import Backend, BackendError, Purpose
 from hwgrpo_backends.decide import AUTO, decide
 from hwgrpo_backends.environment import APPLIED_VARIABLE, apply
-from hwgrpo_backends.facts import gather_tier0
+from hwgrpo_backends.tier0 import gather_tier0
 
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.terminal_width import fold, terminal_columns

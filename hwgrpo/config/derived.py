@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hwgrpo.config.schema import Config
+from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS
+from hwgrpo.config.schema import Config, KlConfig
 from hwgrpo.values import Sampling
 
 
@@ -37,6 +38,11 @@ def planned_steps(config: Config, prompts: int) -> int:
     """
     t = config.trainer
     return t.max_steps or max(1, t.epochs * prompts // t.prompts_per_step)
+
+
+def largest_kl(kl: KlConfig) -> float | None:
+    """Return the largest KL to the reference that a token can show; None: there is no bound, or no reference."""
+    return kl.output_clamp if kl.coef and kl.estimator in CLAMPED_KL_ESTIMATORS else None
 
 
 def sampling_of(config: Config) -> Sampling:

@@ -31,6 +31,8 @@ _RUNNING_SERVER = on("rollout.server.url")
 _SCALED = none_of("algorithm.advantage.name", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
 _DIVIDED = (_SCALED, none_of("algorithm.advantage.std", "none"))
 _CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg")
+_KL_ON = on("algorithm.kl.coef", " above 0")
+_CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
 _CORRECTED = none_of("algorithm.correction.name", "none")
 _SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 
@@ -292,20 +294,32 @@ class LossConfig:
     """Policy loss."""
     clip_low: float = limited(0.2, at_least=0, at_most=1, used_by=[_CLIPPED])
     """Lower clip: the ratio is held above 1 - clip_low."""
-    clip_high: float = limited(0.2, at_least=0, used_by=[_CLIPPED])
-    """Upper clip: the ratio is held below 1 + clip_high."""
+    clip_high: float = limited(0.2, above=-1, used_by=[_CLIPPED])
+    """Upper clip: the ratio is held below 1 + clip_high; below 0 with cispo only (TRL's absolute cap c is c - 1)."""
     dual_clip: float | None = limited(
         3.0, above=1, used_by=[none_of("algorithm.loss.name", "gspo", "cispo", "sapo", "gpg")]
     )
     """With a negative advantage the loss is at most this times -advantage; null turns dual clip off."""
+    log_ratio_clamp: float | None = limited(20.0, above=0, used_by=[none_of("algorithm.loss.name", "gspo", "gpg")])
+    """The log-ratio is held within plus or minus this before exp, as in verl; null: it is not, as in TRL."""
+    tau_pos: float = limited(1.0, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
+    """Temperature of sapo's gate where the advantage is positive."""
+    tau_neg: float = limited(1.05, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
+    """Temperature of sapo's gate elsewhere."""
 
 
 @dataclass
 class KlConfig:
     coef: float = limited(0.0, at_least=0)
     """Weight of the KL term against the reference model in the loss; 0 loads no reference model."""
-    estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), used_by=[on("algorithm.kl.coef", " above 0")])
+    estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), used_by=[_KL_ON])
     """KL estimator (Schulman's k1, k2, k3; a `+` takes k2's gradient)."""
+    input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
+    """k3, k3+: the log-ratio to the reference is held within plus or minus this; null: it is not, as in TRL."""
+    output_clamp: float | None = limited(10.0, above=0, used_by=_CLAMPED_KL)
+    """k3, k3+: the estimate is held within plus or minus this; null: it is not, as in TRL."""
+    times_ratio: bool = setting(False, used_by=[_KL_ON])
+    """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""
 
 
 @dataclass

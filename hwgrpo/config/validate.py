@@ -296,6 +296,12 @@ def _check_contradictions(config: Config) -> None:
             raise ConfigError(f"trainer.output_dir={shown(t.output_dir)} {what}; name a folder")
     if not c.model.lora.target_modules:
         raise ConfigError("model.lora.target_modules is empty; name layers, or all-linear")
+    loss = c.algorithm.loss
+    if loss.clip_high < 0 and loss.name != "cispo":
+        raise ConfigError(
+            f"algorithm.loss.clip_high={loss.clip_high} with algorithm.loss.name={loss.name!r} holds ratios below 1, "
+            "also where nothing has changed: only cispo may; use at least 0"
+        )
     correction = c.algorithm.correction
     if correction.low is not None and correction.high is not None and correction.low >= correction.high:
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
-from hwgrpo.data.inspected import BadRow, FileReport, Inspection, Lengths, Overlap, Repeat
 from hwgrpo.data.prompts import TOKENIZE_BATCH, render
 from hwgrpo.data.published import published_with
-from hwgrpo.data.reward_check import judge_rows
+from hwgrpo.data.reward_check import Judged, judge_rows
 from hwgrpo.data.row_schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt
 from hwgrpo.data.sources import Rows, find_data, split_of
 from hwgrpo.errors import ConfigError, DataError, escaped
@@ -242,3 +241,75 @@ def _spread(indices: Sequence[int], most: int) -> list[int]:
     if not most or len(indices) <= most:
         return list(indices)
     return [indices[number * len(indices) // most] for number in range(most)]
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that the trainer would refuse, or that no response could be rewarded on."""
+
+    index: int
+    """From 0."""
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of the prompts of a file."""
+
+    min: int
+    median: int
+    p95: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A prompt that an earlier row has, too; white space aside."""
+
+    place: str
+    earlier: str
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What one file holds."""
+
+    name: str
+    rows: int
+    columns: Sequence[str]
+    prompts: Mapping[str, int]
+    """Kind of prompt -> rows."""
+    ground_truths: Mapping[str, int]
+    """Column of the answer -> rows."""
+    unanswered: int
+    """Rows without an answer."""
+    sources: Mapping[str, int]
+    """data_source -> rows."""
+    characters: Lengths | None
+    tokens: Lengths | None
+    overlong: int | None
+    """Prompts longer than `data.max_prompt_tokens`; None where tokens are not counted."""
+    repeats: Sequence[Repeat]
+    bad: Sequence[BadRow]
+    judged: Sequence[Judged]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Prompts that two files share."""
+
+    files: tuple[str, str]
+    prompts: int
+    places: tuple[str, str]
+    """Where the first of them is in each."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What several files hold."""
+
+    files: Sequence[FileReport]
+    overlaps: Sequence[Overlap]
+    max_prompt_tokens: int
+    score_rows: int

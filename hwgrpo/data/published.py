@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hwgrpo.data.answers import last_boxed, number_after_mark
+from hwgrpo.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,75 @@ class Published:
     def page(self) -> str:
         """Where people download it."""
         return f"https://huggingface.co/datasets/{self.hub}"
+
+
+def published_with(columns: tuple[str, ...]) -> str | None:
+    """Return the name of the published dataset that has these columns, or None."""
+    return next((name for name, each in PUBLISHED.items() if {each.question, each.solution} <= set(columns)), None)
+
+
+MARK = "####"
+NUMBER = re.compile(r"\s*(-?)\s*\$?\s*(-?(?:\d[\d,]*(?:\.\d+)?|\.\d+))")
+CONTINUES = re.compile(r"\w|[ \t]*[-+*/^:\u00d7]|\.\d")
+"""What follows a number that is only the beginning of the answer: `3/4`, `2^5`, `12:30`, `7th`, `1.2.3`."""
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
+
+
+def number_after_mark(solution: str) -> str:
+    """Return the number after the last `####`, without thousands' commas and `$`: `1080` of `#### $1,080`.
+
+    Raises:
+        DataError: there is no mark, or what follows is not one number.
+    """
+    _, mark, tail = solution.rpartition(MARK)
+    if not mark:
+        raise DataError(f"no {MARK}")
+    found = NUMBER.match(tail)
+    if found is None or CONTINUES.match(tail, found.end()):
+        raise DataError(f"no single number after {MARK}")
+    sign, digits = found.groups()
+    if sign and digits.startswith("-"):
+        raise DataError(f"no single number after {MARK}")
+    return sign + digits.replace(",", "")
+
+
+def last_boxed(solution: str) -> str:
+    """Return what is in the last `\\boxed{}` (or `\\fbox{}`), braces balanced; `\\boxed 7$` without braces counts, too.
+
+    Raises:
+        DataError: there is none, its braces do not close, or it is empty.
+    """
+    boxes = list(BOX.finditer(solution))
+    if not boxes:
+        raise DataError("no \\boxed{}")
+    start = boxes[-1].end()
+    if solution[start : start + 1] == "{":
+        content = _braced(solution, start)
+        if content is None:
+            raise DataError("the braces of the last \\boxed{} do not close")
+    else:
+        content = re.split(r"[$\n]", solution[start:], maxsplit=1)[0]
+    if not content.strip():
+        raise DataError("the last \\boxed{} is empty")
+    return content.strip()
+
+
+def _braced(text: str, start: int) -> str | None:
+    """Return what is between the brace at `start` and the one that closes it; `\\{` and `\\}` are no braces."""
+    depth = 0
+    position = start
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 1  # whatever follows a backslash is part of a command
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start + 1 : position]
+        position += 1
+    return None
 
 
 PUBLISHED = {
@@ -75,8 +145,3 @@ PUBLISHED = {
 def reward_of(data_source: str) -> str | None:
     """Return the built-in reward that scores rows of a published dataset, or None for any other."""
     return next((each.reward for each in PUBLISHED.values() if each.hub == data_source), None)
-
-
-def published_with(columns: tuple[str, ...]) -> str | None:
-    """Return the name of the published dataset that has these columns, or None."""
-    return next((name for name, each in PUBLISHED.items() if {each.question, each.solution} <= set(columns)), None)

@@ -18,10 +18,9 @@ from hwgrpo import __version__
 from hwgrpo.catalog import ENGINES
 from hwgrpo.doctor.checks import Subject, examine
 from hwgrpo.doctor.device_check import Trial, run_trials
-from hwgrpo.doctor.engines import Engine, rollout_engines
 from hwgrpo.doctor.hardware import proven_on
 from hwgrpo.doctor.host_facts import HostFacts, gather_host
-from hwgrpo.doctor.survey import Question, look_inside, looking_inside
+from hwgrpo.doctor.survey import Engine, Question, look_inside, looking_inside, rollout_engines
 from hwgrpo.doctor.versions import Fit, fits, installed_versions
 
 SCHEMA = "hwgrpo.doctor/1"

@@ -65,9 +65,14 @@ class Measured:
 
 
 class RunHistory:
-    """Running sums over the steps and validations of a run, in order."""
+    """Running sums over the steps and validations of a run, in order.
 
-    def __init__(self) -> None:
+    Args:
+        largest_kl: what a token's KL to the reference is clamped to; None: it is not.
+    """
+
+    def __init__(self, largest_kl: float | None = None) -> None:
+        self.largest_kl = largest_kl
         self.last_step = 0
         self.tokens = 0.0
         self.seconds: dict[str, float] = {}

@@ -54,25 +54,35 @@ class Observer:
         run_dir: folder of the run; made when missing.
         total_steps: steps of the whole run.
         is_main: whether this process is the one that logs.
+        largest_kl: what a token's KL to the reference is clamped to; None: it is not.
 
     Raises:
         ConfigError: a logger's name is not registered.
     """
 
-    def __init__(self, config: ObserveConfig, run_dir: Path, *, total_steps: int, is_main: bool) -> None:
+    def __init__(
+        self,
+        config: ObserveConfig,
+        run_dir: Path,
+        *,
+        total_steps: int,
+        is_main: bool,
+        largest_kl: float | None = None,
+    ) -> None:
         self._main = is_main
         if not is_main:
             return
         run_dir.mkdir(parents=True, exist_ok=True)
         self._run_dir = run_dir
         self._total_steps = total_steps
+        self._largest_kl = largest_kl
         self._loggers: dict[str, Logger] = {name: LOGGERS.load(name)(run_dir) for name in config.loggers}
         self._completions = CompletionsLog(run_dir, config.completions_per_step)
         self._completions_per_step = config.completions_per_step
         self._warnings = WarningsLog(run_dir)
         self._warns = config.warnings
         self._monitor: Monitor | None = None
-        self._history = RunHistory()
+        self._history = RunHistory(self._largest_kl)
         self._resumed_from = 0
         self._started = time.monotonic()
         self._progress: Progress = choose_progress(
@@ -99,7 +109,7 @@ class Observer:
         for log in (*self._loggers.values(), self._completions, self._warnings):
             log.cut_back(step if step > 0 else -1)
         self._resumed_from = step
-        self._history = RunHistory()
+        self._history = RunHistory(self._largest_kl)
         self._monitor = Monitor(saved_config(self._run_dir)) if self._warns else None
         rewards = self._replay() if "jsonl" in self._loggers else []
         self._show(lambda: self._progress.begin(step, rewards))

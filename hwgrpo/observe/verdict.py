@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hwgrpo.algorithms import KL_OUTPUT_CLAMP
 from hwgrpo.observe.history import Measured, RunHistory
 from hwgrpo.observe.shown_fields import KL, REWARD, TRUNCATED, percent
 
@@ -178,10 +177,9 @@ def _signs_of_collapse(history: RunHistory) -> list[str]:
     """Return what the last steps show of a policy that broke, whether or not warnings are on."""
     signs = []
     kl, truncated = history.ends[KL], history.ends[TRUNCATED]
-    if kl.last and (mean := statistics.fmean(kl.last)) >= NEAR_CLAMP * KL_OUTPUT_CLAMP:
-        signs.append(
-            f"KL to the reference is at its clamp ({mean:.3g} of {KL_OUTPUT_CLAMP:g}), its true value is larger"
-        )
+    clamp = history.largest_kl
+    if clamp and kl.last and (mean := statistics.fmean(kl.last)) >= NEAR_CLAMP * clamp:
+        signs.append(f"KL to the reference is at its clamp ({mean:.3g} of {clamp:g}), its true value is larger")
     if truncated.size and statistics.fmean(truncated.last) >= ALL_TRUNCATED:
         start = statistics.fmean(truncated.first)
         if start <= FEW_TRUNCATED:

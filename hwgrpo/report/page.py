@@ -8,18 +8,20 @@ import html
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.algorithms import KL_OUTPUT_CLAMP
+from hwgrpo.config import Config
+from hwgrpo.config.document import entries
+from hwgrpo.config.written_config import shown_settings
 from hwgrpo.errors import ConfigError
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.report.compact_completions import compact, read_completions
 from hwgrpo.report.run_data import RunRecord, read_run
-from hwgrpo.report.settings_table import setting_rows
 
 FILE = "report.html"
 MOST_COMPLETIONS = 20_000
@@ -108,7 +110,7 @@ def _run_data(record: RunRecord, completions: dict[str, Any]) -> dict[str, Any]:
         "problems": record.problems,
         "warnings": record.warnings,
         "verdict": asdict(record.verdict),
-        "kl_clamp": KL_OUTPUT_CLAMP,
+        "kl_clamp": record.largest_kl,
         "summary": record.summary,
         "metrics": {
             "steps": steps,
@@ -132,3 +134,38 @@ def _asset(name: str) -> str:
 def _hash(text: str) -> str:
     """Return the source expression by which a content security policy allows exactly this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def setting_rows(config: Mapping[str, Any]) -> list[tuple[str, str, str | None, str]]:
+    """Return (key, value, default, meaning) per setting in the order of the file.
+
+    Args:
+        config: the content of config.yaml.
+
+    Returns:
+        Values as YAML spells them, secrets hidden; the default is None where the schema has no such key (a run of
+        another version).
+    """
+    known = {entry.key: entry for entry in entries()}
+    rows = []
+    for key, value in _leaves(shown_settings(config, Config), ""):
+        entry = known.get(re.sub(r"\[\d+\]", "[]", key))
+        rows.append((key, _show(value), entry.default if entry else None, entry.doc if entry else ""))
+    return rows
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{key}[{i}]")
+    else:
+        yield key, value
+
+
+def _show(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

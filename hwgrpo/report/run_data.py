@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hwgrpo.config.derived import largest_kl
+from hwgrpo.config.schema import KlConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.observe import completions, summary, warnings
@@ -38,6 +40,8 @@ class RunRecord:
     verdict: Verdict
     warnings: list[dict[str, Any]]
     """{step, name, seen, meaning, remedies}, oldest first."""
+    largest_kl: float | None
+    """What a token's KL to the reference is clamped to; None: it is not."""
     problems: list[str] = field(default_factory=list)
     """What could not be read, in words."""
 
@@ -59,7 +63,7 @@ def read_run(folder: Path) -> RunRecord:
     kernels = _read(folder / "kernels.json", json.loads, problems)
     closing = _read(folder / summary.FILE, json.loads, problems)
     metrics = jsonl.read_metrics(folder)
-    history = RunHistory()
+    history = RunHistory(_largest_kl(config))
     for step, values in sorted(metrics.items()):
         history.add(step, values)
     if not metrics:
@@ -83,7 +87,16 @@ def read_run(folder: Path) -> RunRecord:
         )
     told = list(read_lines(folder / warnings.FILE))
     verdict = judge(history, [warning["name"] for warning in told])
-    return RunRecord(folder, config, environment, kernels, metrics, status, closing, verdict, told, problems)
+    return RunRecord(
+        folder, config, environment, kernels, metrics, status, closing, verdict, told, history.largest_kl, problems
+    )
+
+
+def _largest_kl(config: Mapping[str, Any]) -> float | None:
+    """Return the bound of a token's KL by the stored settings; those of another version may have other keys."""
+    stored = (config.get("algorithm") or {}).get("kl") or {}
+    known = {field.name for field in fields(KlConfig)}
+    return largest_kl(KlConfig(**{name: value for name, value in stored.items() if name in known}))
 
 
 def _check_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.rollout.local.token_sampling import stream_keys
+from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.stopping import StopWatch
 from hwgrpo.values import Completions, PromptBatch, Sampling
 

@@ -17,7 +17,6 @@ from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.sequence_group import SequenceGroup
 from hwgrpo.training.update.flops import EXPERTS, first_of
-from hwgrpo.training.update.policy_update import loss_spec
 
 ROPES_OF_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings that depend on how long a sequence is, which a rank with the first of its tokens cannot see."""
@@ -64,7 +63,7 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
         raise refused(size, f"rotary embeddings of the model depend on the sequence's length ({', '.join(ropes)})")
     if attention.loaded_as != "sdpa":
         raise refused(size, f"{attention.line}: only one that takes masks as sdpa does exchanges heads for tokens")
-    if build_loss(loss_spec(config)).scope == "batch":
+    if build_loss(config.algorithm).scope == "batch":
         raise refused(size, f"algorithm.loss.name={config.algorithm.loss.name!r} compares all tokens of a micro-batch")
 
 

@@ -19,7 +19,7 @@ from hwgrpo_backends.environment import profile
 import hwgrpo
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
-from hwgrpo.config.derived import longest_share, planned_steps, prompts_per_update, sampling_of
+from hwgrpo.config.derived import largest_kl, longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.load import to_yaml
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.prompts import template_note
@@ -156,7 +156,13 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     supply = build_supply(config, source, engine, gate, device, start, total_steps, ahead, drawn)
     undo.callback(supply.close)
 
-    observer = Observer(config.observe, output, total_steps=total_steps, is_main=strategy.rank == 0)
+    observer = Observer(
+        config.observe,
+        output,
+        total_steps=total_steps,
+        is_main=strategy.rank == 0,
+        largest_kl=largest_kl(config.algorithm.kl),
+    )
     undo.callback(observer.close)
     if strategy.rank == 0:
         for folder in checkpoints.begin_after(output / "checkpoints", start):

@@ -21,11 +21,10 @@ from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import HeadReading, causal_lm
-from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
+from hwgrpo.models.loading import check_vocabulary, load_model, model_settings, move_to
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router, check_router_loss
-from hwgrpo.models.to_device import move_to
 from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine

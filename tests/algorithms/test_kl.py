@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hwgrpo.algorithms.kl import build_kl
+from hwgrpo.config.schema import KlConfig
 from hwgrpo.errors import ConfigError
 
 PAIRS = [(-1.0, -1.5), (-1.0, -0.5), (-0.1, -30.0), (-3.0, -0.2), (-30.0, -0.1)]
@@ -11,7 +12,7 @@ PAIRS = [(-1.0, -1.5), (-1.0, -0.5), (-0.1, -30.0), (-3.0, -0.2), (-30.0, -0.1)]
 
 def value_and_gradient(name, logprob, ref_logprob, **clamps):
     lp = torch.tensor([logprob], dtype=torch.float64, requires_grad=True)
-    kl = build_kl(name, **clamps)(lp, torch.tensor([ref_logprob], dtype=torch.float64))
+    kl = build_kl(KlConfig(estimator=name, **clamps))(lp, torch.tensor([ref_logprob], dtype=torch.float64))
     (gradient,) = torch.autograd.grad(kl.sum(), lp)
     return kl.item(), gradient.item()
 
@@ -69,10 +70,10 @@ def test_k1_and_abs_have_slope_one():
 def test_a_straight_through_value_is_not_rounded_by_its_gradient_carrier():
     """In fp32, 447 added to and taken from 0.1 would leave three digits."""
     lp = torch.tensor([-30.0], requires_grad=True)
-    kl = build_kl("k1+")(lp, torch.tensor([-0.1]))
+    kl = build_kl(KlConfig(estimator="k1+"))(lp, torch.tensor([-0.1]))
     assert torch.equal(kl, lp.detach() - torch.tensor([-0.1]))
 
 
 def test_an_unknown_estimator_gets_a_suggestion():
     with pytest.raises(ConfigError, match=r"KL estimator='k33'.*k3"):
-        build_kl("k33")
+        build_kl(KlConfig(estimator="k33"))

@@ -7,9 +7,9 @@ import torch
 from hwgrpo_kernels import linear_token_loss
 from rounding import STEP, assert_values_close
 
-from hwgrpo.algorithms.correction import CorrectionSpec
-from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.catalog import POLICY_LOSSES
+from hwgrpo.config.schema import AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
 
 CU = torch.tensor([0, 4, 4, 11, 12, 23])
 N, H, V = 23, 8, 31
@@ -29,7 +29,11 @@ def test_streaming_a_loss_gives_the_gradients_of_whole_logits(policy, correction
         "ref_logprob": now + 0.4 * torch.randn(N, generator=g),
     }
     rows["rollout_logprob"] = rows["old_logprob"] + 0.2 * torch.randn(N, generator=g)
-    loss_fn = build_loss(LossSpec(policy, kl_coef=0.1, entropy_coef=0.05, correction=CorrectionSpec(correction)))
+    loss_fn = build_loss(
+        AlgorithmConfig(
+            loss=LossConfig(policy), kl=KlConfig(coef=0.1), entropy_coef=0.05, correction=CorrectionConfig(correction)
+        )
+    )
 
     h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
     out = linear_token_loss(h, w, targets, loss_fn, rows=rows, scope=loss_fn.scope, cu_seqlens=CU, chunk_rows=5)

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from hwgrpo_backends.facts import gather_tier0
+from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from hwgrpo_backends import registry, tier1
-from hwgrpo_backends.facts import Facts, TorchFacts, gather_tier0
+from hwgrpo_backends.facts import Facts, TorchFacts
+from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
 BACKENDS = tuple(registry.get(name) for name in registry.BUILTIN)

@@ -19,7 +19,8 @@ from hosts import diagnosis, rocm
 from hwgrpo_backends import registry, tier1, torch_probe
 from hwgrpo_backends.decide import decide
 from hwgrpo_backends.device import Device, Memory
-from hwgrpo_backends.facts import Facts, gather_tier0
+from hwgrpo_backends.facts import Facts
+from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.vendor_findings import vendor_findings
 from hwgrpo_kernels import Key, default_registry, head, resolve, triton_support
 from hwgrpo_kernels.tiles import table_key

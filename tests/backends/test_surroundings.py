@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from hwgrpo_backends import nvidia_driver, registry, surroundings
-from hwgrpo_backends.facts import gather_tier0
+from hwgrpo_backends.tier0 import gather_tier0
 
 BACKENDS = tuple(registry.get(name) for name in registry.BUILTIN)
 

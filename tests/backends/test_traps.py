@@ -18,7 +18,8 @@ from fake_hosts import FakeHost
 from hosts import BUILTIN
 from hwgrpo_backends import tier1
 from hwgrpo_backends.decide import decide
-from hwgrpo_backends.facts import Facts, gather_tier0
+from hwgrpo_backends.facts import Facts
+from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
 
 RUN = """

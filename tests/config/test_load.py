@@ -64,6 +64,16 @@ def test_a_reward_may_be_just_a_name_and_its_fields_can_be_overridden_by_index()
         ("optim.betas=[0.9]", ["optim.betas", "two numbers"]),
         ("algorithm.loss.name=ppo_clp", ["algorithm.loss.name='ppo_clp'", "Did you mean 'ppo_clip'?"]),
         ("algorithm.kl.estimator=k4", ["k3"]),
+        ("algorithm.kl.output_clamp=-1", ["algorithm.kl.output_clamp=-1.0", "above 0"]),
+        ("algorithm.kl.coef=-0.1", ["algorithm.kl.coef=-0.1", "at least 0"]),
+        ("algorithm.loss.clip_low=1.5", ["algorithm.loss.clip_low=1.5", "0 <= x <= 1"]),
+        ("algorithm.loss.clip_high=-1", ["algorithm.loss.clip_high=-1.0", "above -1"]),
+        ("algorithm.loss.dual_clip=1", ["algorithm.loss.dual_clip=1.0", "above 1"]),
+        ("algorithm.loss.log_ratio_clamp=0", ["algorithm.loss.log_ratio_clamp=0.0", "above 0"]),
+        ("algorithm.loss.tau_neg=0", ["algorithm.loss.tau_neg=0.0", "above 0"]),
+        ("algorithm.correction.low=0", ["algorithm.correction.low=0.0", "above 0"]),
+        ("algorithm.correction.high=.nan", ["algorithm.correction.high=nan", "above 0"]),
+        ("algorithm.entropy_coef=.inf", ["algorithm.entropy_coef=inf", "at most"]),
         ("backend.name=cdua", ["backend.name='cdua'", "Did you mean 'cuda'?"]),  # hw: the word under test
         ("observe.loggers=[jsonl,tensorbord]", ["Did you mean 'tensorboard'?"]),
         ("reward.functions=[exact_mach]", ["Did you mean 'exact_match'?"]),
@@ -102,6 +112,11 @@ def test_a_wrong_setting_is_refused_with_key_value_and_remedy(word: str, parts: 
             ["algorithm.correction.name=token_mask", "algorithm.correction.low=3", "algorithm.correction.high=2"],
             ["correction.low=3.0", "below"],
         ),
+        (
+            ["algorithm.correction.name=token_truncate", "algorithm.correction.high=null"],
+            ["algorithm.correction.name='token_truncate'", "needs a bound"],
+        ),
+        (["algorithm.loss.clip_high=-0.1"], ["clip_high=-0.1", "loss.name='ppo_clip'", "at least 0"]),
         (["algorithm.aggregation.norm_length=5"], ["norm_length=5", "no effect"]),
         (["reward.functions.0.weight=0"], ["weight is 0"]),
     ],
@@ -110,6 +125,22 @@ def test_contradicting_settings_are_refused(words: list[str], parts: list[str]):
     message = refusal(*words)
     for part in parts:
         assert part in message
+
+
+def test_every_number_of_the_loss_can_be_set():
+    algorithm = load(
+        "algorithm.loss.name=cispo",
+        "algorithm.loss.clip_high=-0.8",
+        "algorithm.loss.log_ratio_clamp=null",
+        "algorithm.kl.coef=0.1",
+        "algorithm.kl.input_clamp=null",
+        "algorithm.kl.output_clamp=5",
+        "algorithm.kl.times_ratio=true",
+    ).algorithm
+    assert (algorithm.loss.clip_high, algorithm.loss.log_ratio_clamp) == (-0.8, None)
+    assert (algorithm.kl.input_clamp, algorithm.kl.output_clamp, algorithm.kl.times_ratio) == (None, 5.0, True)
+    loss = load("algorithm.loss.name=sapo", "algorithm.loss.tau_pos=2", "algorithm.loss.tau_neg=3").algorithm.loss
+    assert (loss.tau_pos, loss.tau_neg) == (2.0, 3.0)
 
 
 def test_a_group_of_one_is_legal_when_the_raw_reward_is_asked_for():

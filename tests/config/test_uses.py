@@ -27,6 +27,17 @@ CASES = [
     ("algorithm.advantage.eps=1e-4", ["algorithm.advantage.std=none"], "advantage.std=group or batch", []),
     ("algorithm.advantage.std_correction=0", ["algorithm.advantage.name=opo"], "advantage.name='opo'", []),
     ("algorithm.correction.high=3", [], "algorithm.correction.name='none'", ["algorithm.correction.name=token_mask"]),
+    ("algorithm.loss.log_ratio_clamp=5", ["algorithm.loss.name=gspo"], "set algorithm.loss.name=cispo or ppo_cl", []),
+    ("algorithm.loss.tau_pos=2", [], "set algorithm.loss.name=sapo", ["algorithm.loss.name=sapo"]),
+    ("algorithm.loss.tau_neg=2", [], "set algorithm.loss.name=sapo", ["algorithm.loss.name=sapo"]),
+    (
+        "algorithm.kl.output_clamp=null",
+        ["algorithm.kl.coef=0.1", "algorithm.kl.estimator=k2"],
+        "set algorithm.kl.estimator=k3 or k3+",
+        ["algorithm.kl.coef=0.1"],
+    ),
+    ("algorithm.kl.input_clamp=5", [], "set algorithm.kl.coef above 0", ["algorithm.kl.coef=0.1"]),
+    ("algorithm.kl.times_ratio=true", [], "set algorithm.kl.coef above 0", ["algorithm.kl.coef=0.1"]),
     ("algorithm.kl.estimator=k1", [], "set algorithm.kl.coef above 0", ["algorithm.kl.coef=0.1"]),
     (
         "algorithm.aggregation.norm_length=9",

@@ -8,8 +8,7 @@ from published_rows import GSM8K, MATH, write_jsonl
 from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.convert import convert, files_of, write
 from hwgrpo.data.dataset_files import open_copy
-from hwgrpo.data.inspected import Lengths, Overlap, Repeat
-from hwgrpo.data.inspection import Settings, inspect_files
+from hwgrpo.data.inspection import Lengths, Overlap, Repeat, Settings, inspect_files
 from hwgrpo.data.published import PUBLISHED
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rewards.functions import adapt

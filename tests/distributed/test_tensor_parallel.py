@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from sequence_cases import CASES, TENSOR, cut_policy, kept_bytes, run_all, run_case
 from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
 
-from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.config.schema import AlgorithmConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.layout_check import states_alone
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
@@ -137,7 +138,7 @@ def passed(policy: PolicyModel, group: SequenceGroup) -> dict[str, torch.Tensor]
     every = range(len(batch))
     rows = PADDED.rows(batch, every, 1000, policy.hidden_size)
     micro = lay_out(batch, rows, token_signals(batch, every, torch.ones(len(batch)), rollout=False), PADDED, group.size)
-    policy(share_out(micro, group, whole_sequences=False), build_loss(LossSpec())).loss.backward()
+    policy(share_out(micro, group, whole_sequences=False), build_loss(AlgorithmConfig())).loss.backward()
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
 
 

@@ -11,7 +11,7 @@ from hwgrpo_backends.facts import TorchDevice
 from hwgrpo.doctor import hardware
 from hwgrpo.doctor.device_check import Trial
 from hwgrpo.doctor.diagnosis_text import colored, show
-from hwgrpo.doctor.engines import rollout_engines
+from hwgrpo.doctor.survey import rollout_engines
 from hwgrpo.terminal_width import fold
 
 VERDICTS = [

@@ -10,8 +10,7 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 from torch import nn
 
-from hwgrpo.models.loading import load_tokenizer
-from hwgrpo.models.to_device import move_to
+from hwgrpo.models.loading import load_tokenizer, move_to
 from hwgrpo.training.shared_setup import load_policy
 
 HOST = torch.device("cpu")

@@ -135,7 +135,7 @@ def test_the_latest_warning_of_each_kind_is_listed_once():
 
 
 def test_a_run_that_did_harm_is_no_green_success_on_the_terminal():
-    history = RunHistory()
+    history = RunHistory(largest_kl=10.0)
     history.add(0, {GREEDY: 0.59})
     for step in range(1, 11):
         history.add(step, {"reward": 0.5, "kl": 10.0 if step > 5 else 0.1})

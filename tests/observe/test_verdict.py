@@ -2,16 +2,17 @@
 
 import pytest
 
-from hwgrpo.algorithms import KL_OUTPUT_CLAMP
 from hwgrpo.observe.history import RunHistory
 from hwgrpo.observe.verdict import Verdict, judge
 
 CLIMB = [0.1, 0.12, 0.11, 0.2, 0.3, 0.5, 0.6, 0.62, 0.61, 0.63]
 
+KL_CLAMP = 10.0
+
 
 def history_of(rewards=(), before=None, after=None, **series) -> RunHistory:
     """Return a history: rewards per step, a validation before and one after, further metrics as lists per step."""
-    history = RunHistory()
+    history = RunHistory(largest_kl=KL_CLAMP)
     if before is not None:
         history.add(0, before)
     for step, reward in enumerate(rewards, start=1):
@@ -107,23 +108,23 @@ def test_a_destroyed_run_is_said_to_have_collapsed_with_its_signs():
         *[0.0] * 10,
         before=validation(0.59),
         after=validation(0.0),
-        kl=[0.1] * 5 + [0.99 * KL_OUTPUT_CLAMP] * 5,
+        kl=[0.1] * 5 + [0.99 * KL_CLAMP] * 5,
         **{"response_length/clip_ratio": [0.05] * 5 + [1.0] * 5},
     )
     assert (verdict.word, verdict.mood) == ("collapsed", "bad")
     assert verdict.headline == "The run collapsed: validation reward (quiz mean@4) fell from 0.590 to 0.000"
-    assert f"KL to the reference is at its clamp ({0.99 * KL_OUTPUT_CLAMP:.3g} of {KL_OUTPUT_CLAMP:g})" in verdict.about
+    assert f"KL to the reference is at its clamp ({0.99 * KL_CLAMP:.3g} of {KL_CLAMP:g})" in verdict.about
     assert "100% of the responses were truncated (5% at the start)" in verdict.about
 
 
 def test_signs_of_collapse_are_enough_where_the_reward_stands_still():
-    verdict = of(*[0.0] * 10, kl=[0.1] * 5 + [KL_OUTPUT_CLAMP] * 5)
+    verdict = of(*[0.0] * 10, kl=[0.1] * 5 + [KL_CLAMP] * 5)
     assert (verdict.word, verdict.mood) == ("collapsed", "bad")
     assert verdict.headline == "The run collapsed: no clear change in training reward: 0.000 to 0.000"
 
 
 def test_a_rise_with_a_sign_of_collapse_is_no_clean_success():
-    verdict = of(*CLIMB, kl=[0.1] * 5 + [KL_OUTPUT_CLAMP] * 5)
+    verdict = of(*CLIMB, kl=[0.1] * 5 + [KL_CLAMP] * 5)
     assert (verdict.word, verdict.mood) == ("rose", "warn")
     assert "clamp" in verdict.about
 

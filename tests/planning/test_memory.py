@@ -9,8 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.planning.activations import activation_bytes
-from hwgrpo.planning.memory import KEPT_FREE, LIBRARIES, Work, cache_bytes, estimate, micro_batches
+from hwgrpo.planning.memory import KEPT_FREE, LIBRARIES, Work, activation_bytes, cache_bytes, estimate, micro_batches
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.training.strategies.optimizer import build_optimizer
 

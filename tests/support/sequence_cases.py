@@ -30,9 +30,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.cli.process_exit import ended_as_rank
+from hwgrpo.config.schema import AlgorithmConfig
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tensor_parallel import TensorParallel
@@ -250,7 +251,7 @@ def kept_bytes(size: int, rank: int = 0, *, tensor: bool = False) -> int:
         kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
         return tensor
 
-    loss_fn = build_loss(LossSpec())
+    loss_fn = build_loss(AlgorithmConfig())
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         policy(share_out(micro, group, whole_sequences=False), loss_fn)
     return sum(kept.values())

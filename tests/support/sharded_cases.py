@@ -14,7 +14,8 @@ from rounding import BF16_FLIP, STEP, assert_updates_close
 from safetensors.torch import load_file, save_file
 from tiny import ragged_batch, tiny_qwen3
 
-from hwgrpo.algorithms.policy_loss import LossSpec, build_loss
+from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.config.schema import AlgorithmConfig, KlConfig
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.micro_batch import MicroBatch, lay_out
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
@@ -93,7 +94,7 @@ def objective_of(case: Case, call: Callable[..., Any], micro: MicroBatch) -> tor
     """Return what is trained on: a clipped loss with a KL term and an entropy bonus, or a sum of log-probs."""
     if case.objective == "logprob":
         return 0.01 * call(micro).logprob.sum()
-    return call(micro, build_loss(LossSpec(kl_coef=0.05, entropy_coef=0.01))).loss
+    return call(micro, build_loss(AlgorithmConfig(kl=KlConfig(coef=0.05), entropy_coef=0.01))).loss
 
 
 def score(call: Callable[[MicroBatch], Any], indices: list[int], name: str) -> Values:

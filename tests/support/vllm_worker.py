@@ -21,8 +21,8 @@ from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.local.engine import local
 from hwgrpo.rollout.local.token_sampling import filter_logits
-from hwgrpo.rollout.makers import local
 from hwgrpo.rollout.weights import ModuleWeights
 from hwgrpo.training.shared_setup import load_policy, prepare_process
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling

@@ -43,7 +43,7 @@ const MOST_REWARD_FUNCTIONS = 9; // more are among all metrics
 
 /** From where on the KL is at its clamp, in words; empty where it never is. */
 function clampNote(values, steps, clamp) {
-  const first = (values ?? []).findIndex((value) => value !== null && value >= 0.9 * clamp);
+  const first = (values ?? []).findIndex((value) => clamp !== null && value !== null && value >= 0.9 * clamp);
   return first < 0 ? "" : `, at its clamp of ${formatNumber(clamp)} from step ${steps[first]}`;
 }
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from hwgrpo.errors import RunError
+from hwgrpo.rollout.counter_rng import uniforms
 from hwgrpo.rollout.local.decode_rows import Rows
-from hwgrpo.rollout.local.token_sampling import draw, uniforms
+from hwgrpo.rollout.local.token_sampling import draw
 from hwgrpo.rollout.stopping import StopWatch
 from hwgrpo.values import Sampling
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, groupby
+from pathlib import Path
 
 import numpy as np
 import torch
 from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hwgrpo.rollout.counter_rng import stream_keys
+from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.architectures import obstacle, own_forward
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, proven_cache
 from hwgrpo.rollout.local.decoding import Decoded, decode
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import proven
-from hwgrpo.rollout.local.precision import slow_dtype
-from hwgrpo.rollout.local.token_sampling import stream_keys
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.requests import check_batch
 from hwgrpo.rollout.stopping import StopWatch, end_token_ids
@@ -29,6 +31,11 @@ from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
 LOOK_EVERY = 8
 """Steps between looks at what an accelerator has drawn, each of which it would wait for."""
+CPUINFO = Path("/proc/cpuinfo")
+"""Linux' list of the processor's features."""
+
+BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""x86's two, and Arm's."""
 
 
 class LocalEngine:
@@ -295,3 +302,36 @@ def _refresh(source: torch.nn.Module, target: torch.nn.Module) -> None:
     for current, stale in pairs:
         if current is not stale:
             stale.copy_(current)
+
+
+def slow_dtype(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say that sampling in a dtype would be slower than in fp32, or return None.
+
+    Where the processor's features cannot be read nothing is said.
+    """
+    if device.type != "cpu" or dtype != torch.bfloat16 or not CPUINFO.exists():
+        return None
+    if BF16_FEATURES & set(re.findall(r"\w+", CPUINFO.read_text())):
+        return None
+    return (
+        "sampling in bfloat16 on a processor without bfloat16 instructions (AMX, AVX512-BF16) is several times slower "
+        "than in float32; set rollout.dtype=float32"
+    )
+
+
+def local(parts: EngineParts) -> LocalEngine:
+    """Return the engine that samples with the training model itself, or with a copy in this process."""
+    rollout = parts.config.rollout
+    apart = parts.apart
+    longest = parts.config.data.max_prompt_tokens + rollout.max_response_tokens
+    return LocalEngine(
+        parts.model if apart is None else apart.replica,
+        parts.tokenizer,
+        device=parts.device.torch_device,
+        compute_dtype=parts.compute_dtype,
+        max_sequences=rollout.max_sequences,
+        recorder=parts.device.recorder if rollout.graphs else None,
+        weights=None if apart is None else apart.trainable,
+        gate=parts.gate,
+        longest=longest,
+    )

@@ -1,20 +1,8 @@
-"""Drawing a token: counter-based uniforms, the filters on logits, the inverse of the distribution function.
-
-The uniform of a token is a hash of (seed, prompt uid, sample index, position). What is drawn therefore depends neither
-on which other prompts are in the batch, nor on which rows have finished, nor on the number of ranks, and there is no
-generator state to save or restore.
-"""
+"""Drawing a token: the filters on logits, and the inverse of the distribution function at a uniform."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-
-import numpy as np
 import torch
-
-UNIFORM_BITS = 23
-"""Bits of a uniform: (k + 1/2) / 2^23 is exact in fp32 and lies strictly between 0 and 1."""
 
 SUMS_IN_ORDER = ("cpu",)
 """Types of device on which a cumulative sum adds one term after the other."""
@@ -24,52 +12,6 @@ BLOCK = 256
 
 FEW_TOKENS = 4096
 """Vocabulary up to which a CPU draws by one cumulative sum: it adds one term after the other, blocks many at once."""
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mix(counter: np.ndarray) -> np.ndarray:
-    """Return splitmix64's output for each uint64 state (Steele, Lea, Flood 2014, "Fast splittable PRNGs", fig. 17)."""
-    z = counter
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def stream_keys(seed: int, uids: Sequence[str], samples: Sequence[int]) -> np.ndarray:
-    """Return one 64-bit key per sequence, from which the uniforms of its positions are derived.
-
-    Args:
-        seed: the run's seed, any non-negative integer.
-        uids: S prompt uids.
-        samples: S sample indices within the group.
-
-    Returns:
-        [S] uint64.
-    """
-    digests = {
-        uid: int.from_bytes(hashlib.blake2b(f"{seed}\0{uid}".encode(), digest_size=8).digest(), "little")
-        for uid in set(uids)
-    }
-    prompt = np.array([digests[uid] for uid in uids], dtype=np.uint64)
-    # Adding the sample to the prompt's key would let sample 1 of one position meet sample 0 of the next: mix first.
-    return _mix(prompt + (np.asarray(samples, dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
-
-
-def uniforms(keys: np.ndarray, start: int, count: int) -> torch.Tensor:
-    """Return the uniforms of positions start .. start + count - 1 of each sequence.
-
-    Args:
-        keys: [S] uint64 of `stream_keys`.
-        start: first response position.
-        count: number of positions.
-
-    Returns:
-        [S, count] fp32 on the CPU, each in (0, 1).
-    """
-    positions = np.arange(start + 1, start + count + 1, dtype=np.uint64) * _GOLDEN
-    bits = _mix(keys[:, None] + positions[None, :]) >> np.uint64(64 - UNIFORM_BITS)
-    return torch.from_numpy((bits.astype(np.float32) + np.float32(0.5)) / np.float32(2**UNIFORM_BITS))
 
 
 def filter_logits(logits_SV: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:

@@ -9,13 +9,44 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import torch
 
 from hwgrpo.models.shared_prefix_masks import Branches
+from hwgrpo.models.ulysses_attention import all_to_all
 from hwgrpo.training.policy.layouts import Layout, Rows
-from hwgrpo.training.policy.sequence_shard import SequenceShard
 from hwgrpo.values import TrainBatch
+
+
+@dataclass(frozen=True)
+class SequenceShard:
+    """How a rank's [B * L / S] hidden states, its columns of all rows, become those that its own losses read."""
+
+    group: Any
+    """The process group."""
+    size: int
+    """S, its ranks."""
+    tensor: bool
+    """Layers are cut over them, and gather the tokens of all by themselves."""
+    total: int
+    """Response tokens of the micro-batch, over all ranks of the group."""
+    rows: torch.Tensor
+    """[M] int64: which hidden states go to other ranks or stay, in the order of receivers."""
+    send: tuple[int, ...]
+    """How many go to each rank; M in all."""
+    receive: tuple[int, ...]
+    """How many come from each rank; N in all."""
+    order: torch.Tensor
+    """[N] int64: where the hidden state of each of this rank's response tokens is among those that came."""
+
+    def to(self, device: torch.device) -> SequenceShard:
+        """Return the same on `device`."""
+        return replace(self, rows=self.rows.to(device), order=self.order.to(device))
+
+    def own(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return [N, H], what predicts this rank's response tokens, of all ranks' [B * L / S, H]."""
+        return all_to_all(hidden[self.rows], self.send, self.receive, self.group)[self.order]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 
 from hwgrpo.algorithms.aggregation import count, token_weights
-from hwgrpo.algorithms.correction import CorrectionSpec
-from hwgrpo.algorithms.policy_loss import LossSpec, PolicyLoss, build_loss
+from hwgrpo.algorithms.policy_loss import PolicyLoss, build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.errors import RunError
@@ -31,21 +30,6 @@ from hwgrpo.training.update.train_batch import split_updates, token_signals
 from hwgrpo.values import TrainBatch
 
 T = TypeVar("T")
-
-
-def loss_spec(config: Config) -> LossSpec:
-    """Return the loss that the `algorithm` section asks for."""
-    a = config.algorithm
-    return LossSpec(
-        policy=a.loss.name,
-        clip_low=a.loss.clip_low,
-        clip_high=a.loss.clip_high,
-        dual_clip=a.loss.dual_clip,
-        kl_coef=a.kl.coef,
-        kl_estimator=a.kl.estimator,
-        entropy_coef=a.entropy_coef,
-        correction=CorrectionSpec(a.correction.name, a.correction.low, a.correction.high),
-    )
 
 
 @dataclass
@@ -74,7 +58,7 @@ class PolicyUpdate:
 
     def __post_init__(self) -> None:
         self._work = training_work(self.policy)
-        self.loss_fn: PolicyLoss = build_loss(loss_spec(self.config))
+        self.loss_fn: PolicyLoss = build_loss(self.config.algorithm)
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -219,7 +203,7 @@ class PolicyUpdate:
         )
         # Strategies average gradients over ranks; the factor turns that average into a sum.
         weights = weights * self.strategy.world_size
-        signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.spec.correction.name != "none")
+        signals = token_signals(batch, sequences, weights, rollout=self.config.algorithm.correction.name != "none")
         trained = self.trained(batch, sequences)
         given = pool(self.strategy.sequence_group, batch, trained, signals)
         found = None if logprobs is None else torch.zeros(len(given.batch.tokens))

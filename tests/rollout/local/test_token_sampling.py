@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.rollout.counter_rng import stream_keys, uniforms
 from hwgrpo.rollout.local import token_sampling
-from hwgrpo.rollout.local.token_sampling import draw, filter_logits, inverse_cdf, stream_keys, uniforms
+from hwgrpo.rollout.local.token_sampling import draw, filter_logits, inverse_cdf
 from hwgrpo.values import Sampling
 
 
