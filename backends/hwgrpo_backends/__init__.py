@@ -1,24 +1,28 @@
 """What a device family is, which one this host has, and why. Importing it imports no torch.
 
-| module | holds |
-|---|---|
-| `backend` | `Backend`: a device family as data plus three functions; `EnvVar`, `Verdict`, `BackendError` |
-| `cpu`, `cuda`, `rocm`, `npu` | the built-in families, one file each |
-| `registry` | the known backends, those of other distributions included |
-| `facts`, `tier1` | what is known of a host: without torch, and from a child process that imports torch |
-| `child` | processes that answer in lines of JSON: what imports torch does so there |
-| `distributions`, `entry_points` | what is installed, what it offers, and which of it cannot be read |
-| `surroundings` | the container, WSL or scheduler's job a process runs inside of |
-| `decide` | `decide(facts, requested)`: the choice, a pure function |
-| `selection` | `choose(requested)`: gather, decide, or refuse |
-| `finding`, `vendor_findings` | what each family is checked for beyond that, for a diagnosis |
-| `peaks` | FLOP/s and bandwidth that chips reach at most, with sources |
-| `nvidia_driver` | which driver a CUDA build of torch needs |
-| `environment` | the variables a backend wants for training and for rollout |
-| `graphs`, `markers` | device graphs; ranges for vendors' profilers (they import torch) |
-| `device` | `Device`: the runtime calls of a trainer (imports torch) |
-| `testing` | `check_backend`: what a new backend must satisfy |
-| `conformance_*` | its parts: names, the device, child processes and what the ranks among them run |
+backend.py            `Backend`: a device family as data plus three functions; `EnvVar`, `Verdict`, `BackendError`
+cpu.py, cuda.py, rocm.py, npu.py   the built-in families
+registry.py           the known backends, those of other distributions included
+facts.py              what is known of a host, as values
+tier0.py              facts without torch
+tier1.py              facts of a child process that imports torch, which runs torch_probe.py
+child.py              processes that answer in lines of JSON: what imports torch does so there
+distributions.py      what is installed
+entry_points.py       what distributions offer, and which of it cannot be read
+surroundings.py       the container, WSL or scheduler's job a process runs inside of
+probing.py            what the probes of accelerator families share
+decide.py             `decide(facts, requested)`: the choice, a pure function
+selection.py          `choose(requested)`: gather, decide, or refuse
+finding.py            one line of a diagnosis
+vendor_findings.py    what each family is checked for in a diagnosis
+peaks.py              FLOP/s and bandwidth that chips reach at most, with sources
+nvidia_driver.py      which driver a CUDA build of torch needs
+environment.py        the variables a backend wants for training and for rollout
+device.py             `Device`: the runtime calls of a trainer (imports torch)
+graphs.py             device graphs (imports torch)
+markers.py            ranges for vendors' profilers (imports torch)
+testing.py            `check_backend`: what a new backend must satisfy
+conformance_names.py, conformance_device.py, conformance_processes.py, conformance_rank.py   its parts
 """
 
 from hwgrpo_backends.backend import Backend, BackendError, EnvVar, Verdict

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hwgrpo.errors import ConfigError, choice_error
 
 if TYPE_CHECKING:
-    from hwgrpo_kernels.survey import OpSurvey
+    from hwgrpo_kernels.overview import OpSurvey
 
 HELP = "say which implementation of each kernel runs here or ran in a run, and why not the others"
 SCHEMA = "hwgrpo.kernels.survey/1"
@@ -57,7 +57,7 @@ def _of_host(args: argparse.Namespace) -> int:
 
     import hwgrpo_kernels
     import torch
-    from hwgrpo_kernels.survey import survey
+    from hwgrpo_kernels.overview import survey
 
     # The dtype of another host's device cannot be asked for; bf16 is what accelerators train in.
     mine = backend.is_host or args.device is None

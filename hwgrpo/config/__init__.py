@@ -1,4 +1,19 @@
-"""Settings: the schema, loading (recipe + overrides), checking, documentation."""
+"""Settings: the schema, loading (recipe + overrides), checking, documentation.
+
+schema.py          the settings as dataclasses: type, default, limits, and a docstring for each
+fields.py          how a field states its limits and its uses
+load.py            recipe + overrides -> `Config`
+typed.py           YAML values -> the schema's types, strictly
+yaml_text.py       YAML with the line of every mistake
+validate.py        what the types cannot say: limits, files, settings that contradict each other
+rollout_rules.py   the same for rollout settings
+uses.py            settings without effect
+derived.py         values that follow from several settings
+deepspeed_json.py  DeepSpeed's configuration, made from ours
+written_config.py  settings as they are stored: secrets as interpolation and digest
+document.py        the schema as documentation
+peers.py           names of verl and TRL, and what they are called here
+"""
 
 from hwgrpo.config.load import load_config
 from hwgrpo.config.schema import Config

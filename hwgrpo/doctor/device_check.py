@@ -13,7 +13,7 @@ from hwgrpo_backends import Backend
 
 from hwgrpo.doctor import child_environment
 
-SCRIPT = Path(__file__).with_name("run_child.py")
+SCRIPT = Path(__file__).with_name("device_check_child.py")
 LIMIT = 300.0
 """Seconds per device: kernels are compiled when they first run."""
 RANKS = 2

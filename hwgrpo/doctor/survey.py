@@ -11,7 +11,7 @@ from hwgrpo_backends import Backend
 
 from hwgrpo.doctor import child_environment
 
-SCRIPT = Path(__file__).with_name("inside.py")
+SCRIPT = Path(__file__).with_name("survey_child.py")
 LIMIT = 120.0
 """Seconds; importing torch takes minutes on cold network file systems."""
 

@@ -25,7 +25,7 @@ def kernels(name: str, devices: bool) -> dict[str, Any]:
     import hwgrpo_kernels
     import torch
     from hwgrpo_backends import get
-    from hwgrpo_kernels.survey import survey
+    from hwgrpo_kernels.overview import survey
 
     backend = get(name)
     dtype = backend.compute_dtypes(0)[0] if devices or backend.is_host else torch.bfloat16

@@ -1,8 +1,7 @@
 """The run report: one HTML page that holds all of a run and needs nothing but a browser.
 
-read         what a run's folder says, also of a run that goes on or was killed
-completions  completions.jsonl as compact columns, thinned out to a limit
-settings     the configuration beside its defaults
-page         the page: data and assets put together, nothing a model wrote taken for markup
-assets/      the page's HTML, CSS and JavaScript, joined into one file when the page is written
+run_data.py              what a run's folder says, also of a run that goes on or was killed
+compact_completions.py   completions.jsonl as compact columns, thinned out to a limit
+page.py                  the page: data, settings and assets put together
+assets/                  the page's HTML, CSS and JavaScript, joined into one file when the page is written
 """

@@ -1,7 +1,19 @@
 """Rollout engines: what turns prompts into sampled responses, behind one protocol.
 
-An engine is a callable that takes `parts.EngineParts` and returns an `engine.Engine`; a package adds one by
-`ENGINES.register(name)`.
+An engine is a callable that takes `engine_parts.EngineParts` and returns an `engine.Engine`, under a name of
+`hwgrpo.catalog.ENGINES`.
+
+engine.py         the protocol
+engine_parts.py   what an engine is made from
+local/            the training model samples
+vllm/             vLLM in the training process
+server/           vLLM and SGLang as servers
+vllm_plugin/, sglang_plugin/   what runs inside those servers
+requests.py       what engines outside this project's own code are asked for
+stopping.py       when a response ends
+counter_rng.py    random numbers by seed, prompt, sample and position
+weights.py        how an engine gets the policy's weights, whatever shards them
+pause_gate.py     a thread that generates and one that exchanges weights, one at a time
 """
 
 from __future__ import annotations

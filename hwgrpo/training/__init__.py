@@ -1,1 +1,22 @@
-"""The loop, the policy model, batch layouts, strategies, checkpoints."""
+"""The training loop, its set-up, and the floors below it.
+
+loop.py              prompts -> generate -> rewards -> advantages -> update -> new weights -> observe
+setup.py             the parts of a run, from its settings
+shared_setup.py      the parts that training and evaluation share
+run_parts.py         the parts, as the loop finds them
+model_setup.py       the models of a run, on their devices
+module_fusion.py     fused modules of a run
+startup_checks.py    what is checked before a model is loaded
+sequence_checks.py   whether ranks may share a model's sequences
+run_folder.py        the folder of a run
+resume.py            going on from a checkpoint
+interrupt.py         Ctrl-C, SIGTERM, SIGHUP
+out_of_memory.py     what to say when memory is full
+evaluate.py          measuring a policy on held-out prompts
+finish.py            the final model and the summary
+feed/                prompts and responses of each step
+update/              the optimizer updates
+checkpoint/          saving and restoring
+strategies/          one policy on one or many processes
+policy/              the module that strategies wrap, and its micro-batches
+"""

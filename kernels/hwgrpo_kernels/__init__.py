@@ -8,7 +8,10 @@
     definitions.py      the truth of each op in plain torch
     library.py          torch.ops.hwgrpo.*: custom ops, fake kernels, gradients
     registry.py         which implementation runs: resolve, configure, choices, explain
-    survey.py           the same for people: what each implementation would do, and why
+    overview.py         the same for people: what each implementation would do, and why
+    op.py               what an op and an implementation are; entry_points.py finds those of other distributions
+    argument_checks.py  errors that name argument, value and remedy; guards.py where the streaming loss may not run
+    loss_calls.py       a loss function called on ranges of rows
     testing.py          check_kernel: what a new implementation must satisfy
     streaming.py        the driver; head.py its GEMMs, chunks.py its row counts, logit_map.py its scaling
     reference.py        a second head, whose logits are streamed beside for the KL over the whole vocabulary

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_target_range
+from .argument_checks import check_target_range
 from .chunks import chunk_rows_for, even_chunks, longest
 from .guards import without_autocast
 from .head import Head, HeadGradients, logits_buffers

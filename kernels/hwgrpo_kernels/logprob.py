@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import checks, inplace, library, vocab_logprob
+from . import argument_checks, inplace, library, vocab_logprob
 from .guards import compute_dtype_of, refuse_compiled_region
 from .logit_map import logit_map
 from .vocab_agreement import told_to_all_ranks
@@ -46,9 +46,9 @@ def token_logprob(
         ValueError: an argument has a wrong shape, dtype, device or range, or logits cannot hold their gradient.
         RuntimeError: called with inplace_backward inside a compiled region.
     """
-    checks.check_logits(logits)
-    checks.check_targets(targets, logits, "targets", "logits")
-    checks.check_map(temperature, None, 1.0, logits.shape[0], logits)
+    argument_checks.check_logits(logits)
+    argument_checks.check_targets(targets, logits, "targets", "logits")
+    argument_checks.check_map(temperature, None, 1.0, logits.shape[0], logits)
     mapping = logit_map(temperature, None, 1.0)
     if inplace_backward and torch.is_grad_enabled():
         return TokenLogprob(*inplace.token_logprob(logits, targets.long(), mapping, with_entropy))
@@ -101,13 +101,13 @@ def linear_logprob(
     if vocab_group is not None:
         refuse_compiled_region("linear_logprob with a vocab_group")
     with told_to_all_ranks(vocab_group):
-        names = checks.HeadNames()
-        checks.check_head(hidden, weight, bias, names)
-        checks.check_targets(targets, hidden, names.targets, names.hidden)
-        checks.check_map(temperature, softcap, logit_scale, hidden.shape[0], hidden)
-        chunk_rows = checks.check_chunk_rows(chunk_rows)
+        names = argument_checks.HeadNames()
+        argument_checks.check_head(hidden, weight, bias, names)
+        argument_checks.check_targets(targets, hidden, names.targets, names.hidden)
+        argument_checks.check_map(temperature, softcap, logit_scale, hidden.shape[0], hidden)
+        chunk_rows = argument_checks.check_chunk_rows(chunk_rows)
         compute_dtype = compute_dtype_of(hidden)
-        checks.check_logits_dtype(logits_dtype, compute_dtype)
+        argument_checks.check_logits_dtype(logits_dtype, compute_dtype)
     mapping = logit_map(temperature, softcap, logit_scale)
     rows = hidden.to(compute_dtype), weight, targets.long(), bias
     if vocab_group is None:

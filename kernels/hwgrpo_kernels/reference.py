@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import checks
+from . import argument_checks
 from .head import Head
 from .streaming import Beside
 
@@ -35,7 +35,7 @@ def check_reference(reference: object, hidden_NH: Tensor, weight_VH: Tensor) -> 
     if not isinstance(reference, ReferenceHead):
         raise ValueError(f"reference must be a ReferenceHead(hidden_NH, weight_VH), got {type(reference).__name__}")
     try:
-        checks.check_head(*reference, checks.HeadNames("hidden_NH", "weight_VH", "bias_V"))
+        argument_checks.check_head(*reference, argument_checks.HeadNames("hidden_NH", "weight_VH", "bias_V"))
     except ValueError as error:
         raise ValueError(f"reference: {error}") from None
     rows, vocab = reference.hidden_NH.shape[0], reference.weight_VH.shape[0]

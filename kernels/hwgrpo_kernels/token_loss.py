@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import checks
+from . import argument_checks
 from .chunks import chunk_rows_for, even_chunks, sequence_chunks
 from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compiled_region, without_autocast
 from .head import Head, HeadGradients, logits_buffers
@@ -98,15 +98,15 @@ def linear_token_loss(
     """
     refuse_compiled_region("linear_token_loss")
     with told_to_all_ranks(vocab_group):
-        names = checks.HeadNames("hidden_NH", "weight_VH", targets="targets_N")
-        checks.check_head(hidden_NH, weight_VH, bias, names)
-        checks.check_targets(targets_N, hidden_NH, names.targets, names.hidden)
+        names = argument_checks.HeadNames("hidden_NH", "weight_VH", targets="targets_N")
+        argument_checks.check_head(hidden_NH, weight_VH, bias, names)
+        argument_checks.check_targets(targets_N, hidden_NH, names.targets, names.hidden)
         device_type, n = hidden_NH.device.type, hidden_NH.shape[0]
-        checks.check_map(temperature, softcap, logit_scale, n, hidden_NH)
-        chunk_rows = checks.check_chunk_rows(chunk_rows)
+        argument_checks.check_map(temperature, softcap, logit_scale, n, hidden_NH)
+        chunk_rows = argument_checks.check_chunk_rows(chunk_rows)
         reference = check_reference(reference, hidden_NH, weight_VH)
         compute_dtype = compute_dtype_of(hidden_NH)
-        logits_dtype = checks.check_logits_dtype(logits_dtype, compute_dtype)
+        logits_dtype = argument_checks.check_logits_dtype(logits_dtype, compute_dtype)
         bounds = _check_rows_arguments(hidden_NH, loss_fn, rows, row_mask, cu_seqlens, scope)
         with_reference = reference is not None
         kernels = row_kernels(device_type, logits_dtype, weight_VH.shape[0], beside=with_reference)
@@ -137,7 +137,7 @@ def linear_token_loss(
         }
         same_values = {"targets_N": targets, "row_mask": targets.new_empty(0) if live is None else live}
         vocab = agree(vocab_group, weight_VH, hidden_NH, same, same_values)
-        checks.check_target_range(targets, vocab.total)
+        argument_checks.check_target_range(targets, vocab.total)
         stream = Stream(head, operand, targets, mapping, vocab.kernels(kernels), second)
         call = LossCalls(loss_fn, rows, bounds, hidden.device, with_reference)
         buffers = logits_buffers(compute_dtype, logits_dtype, device_type) + with_reference
@@ -254,17 +254,17 @@ def _check_rows_arguments(
             raise ValueError(f"rows[{name!r}] must be a tensor of N={n} rows, got {shape_of(each)}")
         if each.requires_grad:
             raise ValueError(f"rows[{name!r}] requires grad, but no gradient is made for it; detach it")
-        checks.check_device(f"rows[{name!r}]", each, "hidden_NH", hidden_NH)
+        argument_checks.check_device(f"rows[{name!r}]", each, "hidden_NH", hidden_NH)
     if row_mask is not None:
-        checks.check_tensor("row_mask", row_mask)
+        argument_checks.check_tensor("row_mask", row_mask)
         if row_mask.dtype != torch.bool or row_mask.shape != (n,):
             raise ValueError(f"row_mask must be bool [N]=[{n}], got {row_mask.dtype} {shape_of(row_mask)}")
-        checks.check_device("row_mask", row_mask, "hidden_NH", hidden_NH)
+        argument_checks.check_device("row_mask", row_mask, "hidden_NH", hidden_NH)
     if cu_seqlens is None:
         if scope == "sequence":
             raise ValueError("scope='sequence' needs cu_seqlens, the [S+1] row offsets of the sequences")
         return None
-    checks.check_tensor("cu_seqlens", cu_seqlens)
+    argument_checks.check_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
         raise ValueError(f"cu_seqlens must be integer [S+1], got {cu_seqlens.dtype} {shape_of(cu_seqlens)}")
     bounds = cu_seqlens.tolist()

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .checks import check_target_range
+from .argument_checks import check_target_range
 from .chunks import chunk_rows_for, longest
 from .guards import without_autocast
 from .head import HeadGradients, logits_buffers

@@ -114,10 +114,10 @@ def test_collectives_that_do_nothing_are_found(this_host, monkeypatch: pytest.Mo
 
 def test_names_are_not_looked_up_where_their_package_cannot_be_imported(this_host, monkeypatch: pytest.MonkeyPatch):
     npu = dataclasses.replace(registry.get("npu"), rollout=("locl",), kernels=("torhc", "torch"))
-    monkeypatch.setitem(sys.modules, "hwgrpo.rollout", None)
+    monkeypatch.setitem(sys.modules, "hwgrpo.catalog", None)
     with pytest.raises(AssertionError, match="kernels has 'torhc'"):
         check_backend(npu, this_host)
     monkeypatch.setitem(sys.modules, "hwgrpo_kernels.registry", None)
     names = check_backend(npu, this_host)[1]
     assert names.startswith("names: modules, attention; kernels not checked, import of hwgrpo_kernels.registry ")
-    assert "; rollout not checked, import of hwgrpo.rollout " in names
+    assert "; rollout not checked, import of hwgrpo.catalog " in names

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import functools, os, sys
 from hwgrpo.cli.main import main
-from hwgrpo.doctor import report
-report.diagnose = functools.partial(report.diagnose, root=os.environ.get("FAKE_ROOT", "/"))
+from hwgrpo.doctor import diagnosis
+diagnosis.diagnose = functools.partial(diagnosis.diagnose, root=os.environ.get("FAKE_ROOT", "/"))
 code = main(["doctor", *sys.argv[1:]])
 assert not {"torch", "transformers"} & sys.modules.keys(), "imported in the parent"
 raise SystemExit(code)
@@ -28,7 +28,7 @@ MEETING = """
 import sys, time
 from pathlib import Path
 me = Path(sys.argv[0]).stem
-other = {"torch_probe": "inside", "inside": "torch_probe"}[me]
+other = {"torch_probe": "survey_child", "survey_child": "torch_probe"}[me]
 Path(__file__).with_name(me).touch()
 for _ in range(600):
     if Path(__file__).with_name(other).exists():

@@ -127,7 +127,9 @@ def test_memory_that_is_let_go_of_must_be_free_again(free, state, told):
 
 def answers(monkeypatch, *given):
     left = iter(given)
-    monkeypatch.setattr(device_check.child, "ask", lambda script, questions, *_: [next(left) for _ in questions])
+    monkeypatch.setattr(
+        device_check.child_environment, "ask", lambda script, questions, *_: [next(left) for _ in questions]
+    )
 
 
 PASSED = {"what": "allocate", "state": "PASS", "told": ""}

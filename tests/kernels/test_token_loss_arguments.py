@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hwgrpo_kernels import checks, linear_logprob, linear_token_loss, token_logprob
+from hwgrpo_kernels import argument_checks, linear_logprob, linear_token_loss, token_logprob
 
 from tests.kernels.token_loss_cases import ppo, problem
 
@@ -99,13 +99,13 @@ def test_bad_result_of_the_loss_function_is_named(result, message):
 def test_values_on_a_device_are_looked_at_in_debug_mode_alone(monkeypatch):
     device = "cuda"  # hw: whatever is not the CPU
     monkeypatch.delenv("HWGRPO_DEBUG", raising=False)
-    assert checks.looks_at_values("cpu")
-    assert not checks.looks_at_values(device)
+    assert argument_checks.looks_at_values("cpu")
+    assert not argument_checks.looks_at_values(device)
     monkeypatch.setenv("HWGRPO_DEBUG", "0")
-    assert not checks.looks_at_values(device)
+    assert not argument_checks.looks_at_values(device)
     monkeypatch.setenv("HWGRPO_DEBUG", "1")
-    assert checks.looks_at_values(device)
-    assert not checks.looks_at_values("meta")
+    assert argument_checks.looks_at_values(device)
+    assert not argument_checks.looks_at_values("meta")
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -17,7 +17,7 @@ import pytest
 import torch
 from hwgrpo_backends.device import Device
 from hwgrpo_kernels import Shape
-from hwgrpo_kernels.survey import survey
+from hwgrpo_kernels.overview import survey
 
 from hwgrpo.bench.kernels.cases import CASES, Case
 from hwgrpo.bench.kernels.kernel_result import SideBench

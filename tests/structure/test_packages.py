@@ -92,6 +92,10 @@ def test_the_import_contracts_hold():
         ("kernels/hwgrpo_kernels", "hwgrpo.registry"),
         ("backends/hwgrpo_backends", "hwgrpo_kernels"),
         ("kernels/hwgrpo_kernels", "hwgrpo_backends"),
+        ("hwgrpo/config", "hwgrpo.training.loop"),
+        ("hwgrpo/rewards", "hwgrpo.algorithms.kl"),
+        ("hwgrpo/training/policy", "hwgrpo.training.strategies.ddp"),
+        ("hwgrpo/training/update", "hwgrpo.training.feed.prompt_source"),
     ],
 )
 def test_an_import_against_the_arrows_breaks_a_contract(copied, module, planted):
@@ -99,3 +103,11 @@ def test_an_import_against_the_arrows_breaks_a_contract(copied, module, planted)
     kept, output = import_contracts(copied)
     assert not kept
     assert f"{Path(module).name}.planted -> {planted}" in output
+
+
+def test_an_import_circle_breaks_a_contract(copied):
+    with (copied / "hwgrpo/rollout/requests.py").open("a") as file:
+        file.write("\nimport hwgrpo.rollout.local.engine\n")
+    kept, output = import_contracts(copied)
+    assert not kept
+    assert "No cycles are allowed in hwgrpo.rollout" in output

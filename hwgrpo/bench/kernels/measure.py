@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hwgrpo_backends.device import Device
 from hwgrpo_kernels import Shape
-from hwgrpo_kernels.survey import survey
+from hwgrpo_kernels.overview import survey
 
 from hwgrpo.bench.kernels.cases import Case, fault
 from hwgrpo.bench.kernels.ceiling import CeilingMeter, gemm_rows

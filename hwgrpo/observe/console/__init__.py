@@ -1,6 +1,6 @@
 """What a terminal shows of a run.
 
-choose    the live panel, a line per step, or nothing
-progress  the protocol of all three; a line per step
-panel     the live panel
+view.py       the live panel, a line per step, or nothing
+progress.py   the protocol of all three; a line per step
+panel.py      the live panel
 """

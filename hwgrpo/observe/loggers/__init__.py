@@ -1,9 +1,7 @@
 """Loggers: where the metrics of each step go, by the names of `observe.loggers`.
 
-jsonl             metrics.jsonl, and reading it back
-tensorboard       TensorBoard events
-wandb             Weights & Biases
-trackio           trackio
-swanlab           SwanLab
-tracking_service  what the last three share
+jsonl.py              metrics.jsonl, and reading it back
+tensorboard.py        TensorBoard events
+wandb.py, trackio.py, swanlab.py   services of these names
+tracking_service.py   what these three share
 """

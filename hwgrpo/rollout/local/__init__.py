@@ -1,14 +1,13 @@
 """The local engine: the training model samples.
 
-engine                   generate, with the training weights or a copy in the compute dtype
-decoding                 the loop: one prefill per prompt, a token per step, finished rows dropped
-decode_rows              rows that are decoded together
-token_sampling           filters on logits and counter-based draws
-lean_step                a decode step with as few operations as the architecture allows
-architectures            which models have it
-lean_step_check          the startup check against the model's own forward
-shared_prefix_attention  attention of new tokens over a prompt that several rows share
-adapted_linear           linear layers with low-rank adapters
-decode_graph             the lean step as a device graph
-precision                where bf16 is a gain
+engine.py                    generate, with the training weights or a copy in the compute dtype
+decoding.py                  the loop: one prefill per prompt, a token per step, finished rows dropped
+decode_rows.py               rows that are decoded together
+token_sampling.py            filters on logits, and drawing a token
+lean_step.py                 a decode step with as few operations as the architecture allows
+architectures.py             which models have it
+lean_step_check.py           the startup check against the model's own forward
+shared_prefix_attention.py   attention of new tokens over a prompt that several rows share
+adapted_linear.py            linear layers with low-rank adapters
+decode_graph.py              the lean step as a device graph
 """

@@ -1,5 +1,5 @@
 """vLLM in the training process.
 
-engine         one engine per rank, on the rank's own device
-vllm_settings  from the run's settings to vLLM's, for an engine here and for a server
+engine.py          one engine per rank, on the rank's own device
+vllm_settings.py   from the run's settings to vLLM's, for an engine here and for a server
 """

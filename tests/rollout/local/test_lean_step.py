@@ -11,7 +11,7 @@ from rounding import assert_values_close
 from torch import nn
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.local import architectures, precision, shared_prefix_attention
+from hwgrpo.rollout.local import architectures, engine, shared_prefix_attention
 from hwgrpo.rollout.local.architectures import ARCHITECTURES, obstacle
 from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
@@ -184,7 +184,7 @@ def test_metrics_count_response_tokens_and_the_share_of_rows_that_were_alive():
     ("features", "slow"), [("avx2 avx512f", True), ("avx512_bf16", False), ("amx_bf16", False), ("sve bf16", False)]
 )
 def test_bfloat16_without_instructions_for_it_is_told(features, slow, tmp_path, monkeypatch):
-    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(engine, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {features}\n")
     notes = engine_of(model_of("Llama"), compute_dtype=torch.bfloat16).notes
     assert [("rollout.dtype=float32" in note) for note in notes] == [True] * slow
@@ -192,8 +192,8 @@ def test_bfloat16_without_instructions_for_it_is_told(features, slow, tmp_path, 
 
 
 def test_nothing_is_said_of_bfloat16_where_the_features_cannot_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(precision, "CPUINFO", tmp_path / "missing")
-    assert precision.slow_dtype(CPU, torch.bfloat16) is None
+    monkeypatch.setattr(engine, "CPUINFO", tmp_path / "missing")
+    assert engine.slow_dtype(CPU, torch.bfloat16) is None
 
 
 def look_every(steps: int, monkeypatch) -> None:

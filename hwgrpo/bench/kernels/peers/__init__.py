@@ -1,10 +1,10 @@
 """Other projects' kernels, where they are installed: one file each, all called through `Peer`.
 
-peer               what an adapter offers
-trl                TRL's chunked head
-liger              Liger-Kernel's scaled cross-entropy, its Triton cross-entropy and its fused GRPO loss
-cut_cross_entropy  Apple's cut-cross-entropy
-verl               verl's linear_cross_entropy
+peer.py                what an adapter offers
+trl.py                 TRL's chunked head
+liger.py               Liger-Kernel's scaled cross-entropy, its Triton cross-entropy and its fused GRPO loss
+cut_cross_entropy.py   Apple's cut-cross-entropy
+verl.py                verl's linear_cross_entropy
 """
 
 from hwgrpo.bench.kernels.peers import cut_cross_entropy, liger, trl, verl

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hwgrpo_kernels import Implementation
-from hwgrpo_kernels.survey import survey
+from hwgrpo_kernels.overview import survey
 from registries import make
 
 ELSEWHERE = frozenset({"meta"})
