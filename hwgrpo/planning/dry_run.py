@@ -28,6 +28,7 @@ from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
 from hwgrpo.planning.reward_probe import try_rewards
 from hwgrpo.planning.sharding import Sharding, sharding_of
+from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.local.architectures import foreseen, own_forward
 from hwgrpo.rollout.server.weight_transfer import sent_copies
 from hwgrpo.terminal_width import format_bytes
@@ -158,7 +159,7 @@ def planned_work(
         micro_batch_tokens=micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta")),
         shares_prompt=layout.shares_prompt,
         branched=layout.attention == "branched",
-        samples=config.rollout.engine == "local",
+        samples=engine_kind(config).samples_with_policy,
         sent_copies=sent_copies(config, config.rollout.engine),
     )
 
@@ -249,7 +250,7 @@ def _output_lines(
 def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | None) -> list[str]:
     """Return what falls back, and why, as far as the model's configuration shows it."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    reason = foreseen(settings, longest) if config.rollout.engine == "local" else None
+    reason = foreseen(settings, longest) if engine_kind(config).samples_with_policy else None
     lines = (layout_note, own_forward(reason) if reason else None)
     return [line for line in lines if line]
 

@@ -28,11 +28,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class EngineParts:
-    """All that the maker of an engine may need; it takes what it does.
-
-    An entry of `ENGINES` is called with this alone and returns an `Engine` that holds the policy's weights as they are
-    now. It is made on every rank, at the same time.
-    """
+    """All that the maker of an engine may need, on one rank; see `EngineKind.make`."""
 
     config: Config
     """Checked settings of the run."""

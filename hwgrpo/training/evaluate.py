@@ -17,8 +17,8 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_tokenizer, model_settings
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rollout import check_engine, check_running_server
 from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.engine_kind import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.module_fusion import fuse

@@ -16,7 +16,6 @@ import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
-from hwgrpo.catalog import ENGINES
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
@@ -28,6 +27,7 @@ from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import Apart, EngineParts
 from hwgrpo.rollout.local.engine import replica_of
 from hwgrpo.rollout.pause_gate import Gate
@@ -184,7 +184,7 @@ def build_engine(
         run_id=run_id,
         gate=gate,
     )
-    return ENGINES.load(config.rollout.engine)(parts)
+    return engine_kind(config).make(parts)
 
 
 def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:
@@ -206,7 +206,7 @@ def needs_replica(config: Config, shards: bool) -> bool:
         config: the run's settings.
         shards: the strategy cuts the policy's weights over ranks.
     """
-    return config.rollout.engine == "local" and (shards or config.rollout.max_staleness > 0)
+    return engine_kind(config).samples_with_policy and (shards or config.rollout.max_staleness > 0)
 
 
 def _rollout_dtype(config: Config, policy: PolicyModel) -> torch.dtype:

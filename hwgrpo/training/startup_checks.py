@@ -25,7 +25,7 @@ from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rollout import check_engine, check_running_server
+from hwgrpo.rollout.engine_kind import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.module_fusion import choose_modules
 from hwgrpo.training.policy.auto_settings import (

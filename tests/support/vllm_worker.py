@@ -200,7 +200,7 @@ def adapters(kind: str, output: str) -> list[dict[str, Any]]:
     """Compare after updates of an adapter alone."""
     parts = parts_of(kind, output, "model.lora.rank=4")
     parts = replace(parts, weights=ModuleWeights(parts.model))
-    engine = ENGINES.load(kind)(parts)
+    engine = ENGINES.load(kind).make(parts)
     try:
         return updates(parts, engine)
     finally:
@@ -214,7 +214,7 @@ def main(kind: str, result: str) -> None:
         torch.manual_seed(1)
         random.seed(1)
         before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
-        engine = ENGINES.load(kind)(parts)
+        engine = ENGINES.load(kind).make(parts)
         after = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
         batch = prompts(parts.tokenizer, *TEXTS)
         found: dict[str, Any] = {

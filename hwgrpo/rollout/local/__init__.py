@@ -11,3 +11,7 @@ shared_prefix_attention.py   attention of new tokens over a prompt that several 
 adapted_linear.py            linear layers with low-rank adapters
 decode_graph.py              the lean step as a device graph
 """
+
+from hwgrpo.rollout.engine_kind import EngineKind
+
+LOCAL = EngineKind(maker="hwgrpo.rollout.local.engine:local_engine", samples_with_policy=True)

@@ -319,7 +319,7 @@ def slow_dtype(device: torch.device, dtype: torch.dtype) -> str | None:
     )
 
 
-def local(parts: EngineParts) -> LocalEngine:
+def local_engine(parts: EngineParts) -> LocalEngine:
     """Return the engine that samples with the training model itself, or with a copy in this process."""
     rollout = parts.config.rollout
     apart = parts.apart

@@ -11,3 +11,38 @@ weight_transfer.py   how weights get there: a folder or a process group
 weights_folder.py    safetensors files per version
 weights_group.py     the trainer's side of the process group
 """
+
+from hwgrpo.config.schema import Config
+from hwgrpo.errors import ConfigError
+from hwgrpo.rollout.engine_kind import EngineKind
+
+
+def _refuse_sglang(config: Config) -> None:
+    lora = config.model.lora
+    if lora.rank or lora.adapter:
+        raise ConfigError(
+            f"rollout.engine='sglang_server' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
+            "it gets full models only; use rollout.engine=vllm_server, vllm or local"
+        )
+    if config.rollout.server.transfer == "group":
+        raise ConfigError(
+            "rollout.server.transfer='group' with rollout.engine='sglang_server': its weights go through a folder; "
+            "leave it out"
+        )
+
+
+VLLM_SERVER = EngineKind(
+    maker="hwgrpo.rollout.server.vllm:vllm_server",
+    check_host="hwgrpo.rollout.server.attachment:check_vllm_server",
+    check_server="hwgrpo.rollout.server.vllm:check_running",
+    runs_vllm=True,
+    receives_in_group=True,
+    remark="part of hwgrpo; vLLM is in the server's environment",
+)
+SGLANG_SERVER = EngineKind(
+    maker="hwgrpo.rollout.server.sglang:sglang_server",
+    refuse=_refuse_sglang,
+    check_host="hwgrpo.rollout.server.attachment:check_sglang_server",
+    check_server="hwgrpo.rollout.server.sglang:check_running",
+    remark="part of hwgrpo; it has never met a real SGLang server",
+)

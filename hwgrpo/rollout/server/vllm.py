@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hwgrpo.config.schema import Config
 from hwgrpo.rollout import vllm_plugin
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.requests import Answer
+from hwgrpo.rollout.server.attachment import check_running_server
 from hwgrpo.rollout.server.dialect import MODEL, Offer, Question, command_line, inherited_environment
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.http_client import Client, Garbage
@@ -40,6 +42,15 @@ ENVIRONMENT = {
 def vllm_server(parts: EngineParts) -> ServerEngine:
     """Return the engine that samples by a vLLM server."""
     return ServerEngine(parts, VllmServer())
+
+
+def check_running(config: Config) -> None:
+    """Check that the server at `rollout.server.url` is there, is of this kind and takes the token.
+
+    Raises:
+        ConfigError: it is not, or does not.
+    """
+    check_running_server(config, VllmServer())
 
 
 class VllmServer:

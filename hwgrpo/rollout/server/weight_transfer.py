@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hwgrpo.catalog import ENGINES
 from hwgrpo.config.schema import Config
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.rollout.server.http_client import Client, ServerProblem
@@ -36,8 +37,9 @@ def sent_copies(config: Config, engine: str) -> int:
         engine: a name of `rollout.engine`.
     """
     server = config.rollout.server
-    in_files = engine == "sglang_server" or server.transfer == "folder"  # which offers no group
-    if engine not in ("vllm_server", "sglang_server") or uses_lora(config.model.lora) or server.weights_dir is not None:
+    kind = ENGINES.load(engine)
+    in_files = not kind.receives_in_group or server.transfer == "folder"
+    if not kind.on_server or uses_lora(config.model.lora) or server.weights_dir is not None:
         return 0
     return 2 if in_files else 1
 

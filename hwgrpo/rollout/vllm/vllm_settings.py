@@ -13,6 +13,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.loading import locate
 from hwgrpo.permissions import follow_umask
+from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.scratch import remove_stale
@@ -88,8 +89,8 @@ def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
         ConfigError: it does not.
     """
     text = settings.get_text_config()
-    engine, url = config.rollout.engine, config.rollout.server.url
-    starts_vllm = engine == "vllm" or (engine == "vllm_server" and url is None)
+    engine = config.rollout.engine
+    starts_vllm = engine_kind(config).runs_vllm and config.rollout.server.url is None
     if not (on_host and starts_vllm) or getattr(text, "kv_lora_rank", None):  # latent attention has no such heads
         return
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -93,7 +93,7 @@ def engine(kind: str, server: FakeServer, tmp_path_factory) -> Iterator[ServerEn
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("THE_TOKEN", TOKEN)
         words = (f"rollout.engine={kind}", "rollout.server.retries=0")
-        engine = ENGINES.load(kind)(parts_for(server.url, tmp_path_factory.mktemp(kind), *words))
+        engine = ENGINES.load(kind).make(parts_for(server.url, tmp_path_factory.mktemp(kind), *words))
     yield engine
     engine.close()
 

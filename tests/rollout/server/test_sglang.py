@@ -37,7 +37,7 @@ def make(server, tmp_path):
 
     def make(*overrides: str, url: str | None = server.url) -> ServerEngine:
         parts = parts_for(url, tmp_path, "rollout.engine=sglang_server", *overrides)
-        engines.append(ENGINES.load("sglang_server")(parts))
+        engines.append(ENGINES.load("sglang_server").make(parts))
         return engines[-1]
 
     yield make

@@ -1,0 +1,79 @@
+"""What is known of a rollout engine before it is made. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hwgrpo.catalog import ENGINES
+from hwgrpo.config.schema import Config
+from hwgrpo.registry import imported
+
+if TYPE_CHECKING:
+    from hwgrpo.rollout.engine import Engine
+    from hwgrpo.rollout.engine_parts import EngineParts
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineKind:
+    """A rollout engine: what it supports, what it refuses and why, and how it is made.
+
+    An entry of `hwgrpo.catalog.ENGINES`. What is named as `module:function` is imported when it is called.
+    """
+
+    maker: str
+    """`module:callable` that returns an `Engine` made from `EngineParts`."""
+    refuse: Callable[[Config], None] | None = None
+    """Raises ConfigError for settings that it does not support."""
+    check_host: str | None = None
+    """`module:function` of the settings that raises ConfigError where this machine lacks what it needs."""
+    check_server: str | None = None
+    """`module:function` of the settings that raises ConfigError where the server at `rollout.server.url` is not of this
+    kind or refuses the token. None: it is not on a server."""
+    samples_with_policy: bool = False
+    """It samples with the policy's own weights, or a copy of them in this process; others are sent the weights."""
+    runs_vllm: bool = False
+    """vLLM computes the attention."""
+    receives_in_group: bool = False
+    """Weights can go to its servers through a process group; else through a folder."""
+    packages: tuple[str, ...] = ()
+    """Distributions of which this environment needs one."""
+    remark: str = "part of hwgrpo"
+    """What `hwgrpo doctor` says of it where nothing is missing."""
+
+    def make(self, parts: EngineParts) -> Engine:
+        """Return an engine that holds the policy's weights as they are now; called on every rank at the same time."""
+        return imported(self.maker)(parts)
+
+    @property
+    def on_server(self) -> bool:
+        """Whether it is on a server, which may be in another environment."""
+        return self.check_server is not None
+
+
+def engine_kind(config: Config) -> EngineKind:
+    """Return the kind of engine that the settings name."""
+    return ENGINES.load(config.rollout.engine)
+
+
+def check_engine(config: Config) -> None:
+    """Check that this machine has what the rollout engine needs.
+
+    Raises:
+        ConfigError: it lacks something; the message says what to install or set.
+    """
+    kind = engine_kind(config)
+    if kind.check_host is not None:
+        imported(kind.check_host)(config)
+
+
+def check_running_server(config: Config) -> None:
+    """Check that a server answers at `rollout.server.url`, where that is set, and takes the token.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    kind = engine_kind(config)
+    if kind.check_server is not None and config.rollout.server.url is not None:
+        imported(kind.check_server)(config)
