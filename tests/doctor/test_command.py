@@ -81,7 +81,7 @@ def test_this_machine_is_told_about_in_a_document_with_its_kernels(sound):
     assert {op["op"]: op["chosen"] for op in document["kernels"]["ops"]}["row_stats"] == "torch"
     assert [each["name"] for each in document["attention"]] == ["sdpa", "eager"]
     assert document["rollout"][0] == {"name": "local", "usable": True, "reason": "part of hwgrpo"}
-    assert [each["name"] for each in document["rollout"][1:]] == ["vllm_server", "sglang_server"]
+    assert [each["name"] for each in document["rollout"][1:]] == ["sglang_server", "vllm_server"]
     assert document["run"] is None
 
 
