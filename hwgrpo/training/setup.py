@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import largest_kl, longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.load import to_yaml
+from hwgrpo.config.schema import DataConfig
 from hwgrpo.config.written_config import digests, written_of
-from hwgrpo.data.prompts import template_note
+from hwgrpo.data.prompts import PromptDataset, template_note
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
@@ -32,20 +34,20 @@ from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
-from hwgrpo.training.checkpoint import restore as checkpoints
+from hwgrpo.training.checkpoint.restore import Checkpoint, begin_after
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Ahead, InTurn, Supply, Waiting
-from hwgrpo.training.model_setup import put_together
+from hwgrpo.training.model_setup import Models, put_together
 from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
-from hwgrpo.training.run_folder import claim_on_rank_0
+from hwgrpo.training.run_folder import Claim, claim_on_rank_0
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.shared_setup import build_engine, prepare_process
-from hwgrpo.training.startup_checks import check_start, lacking, open_data, require_running_server
+from hwgrpo.training.startup_checks import Data, check_start, lacking, open_data, require_running_server
 from hwgrpo.training.strategies.strategy import Strategy, together
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.token_budget import TokenBudget
@@ -87,110 +89,204 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         allow_finished: as for `build_run`.
         written: the settings as they are recorded, with paths as the user wrote them.
     """
-    t = config.trainer
-    locate(
-        config.model.path
-    )  # makes a built-in model; once a process group exists, transformers writes on rank 0 alone
-    for reason in lacking(config, device):
-        raise ConfigError(reason)
-    make_strategy = STRATEGIES.load(choose_strategy(config))
-    strategy: Strategy = make_strategy(device.torch_device, device.comm_backend, t.process_group_timeout)
-    strategy.prepare(config)
-    output = Path(t.output_dir)
-    # Before anything in it is looked at: a run that still holds the folder saves checkpoints meanwhile.
-    lock = claim_on_rank_0(output, strategy)
-    if lock is not None:
-        undo.callback(lock.close)
-    _raise_if_finished(written, strategy, allow_finished)
-    checkpoint, notes = find_checkpoint(written, output, strategy)
-    if lock is not None and checkpoint is not None:
-        lock.keep()
-
+    strategy = _start_strategy(config, device)
+    folder = _claim_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
+    start, notes = folder.start, folder.notes
     data = open_data(config, load_tokenizer(config.model), strategy.rank)
-    tokenizer, training_data, validation_data, rewards = data.tokenizer, data.training, data.validation, data.rewards
-    undo.callback(rewards.close)
-    notes += compare_data(checkpoint, train=training_data, validation=validation_data)
+    undo.callback(data.rewards.close)
+    notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
     chosen = check_start(config, device.backend, model_settings(config.model), device=device, data=data)
-    attention, layout = chosen.attention, chosen.layout
     require_running_server(config, strategy)
     notes += filter(None, (dtype_note(config, device),))
-    start = checkpoint.step if checkpoint else 0
-    planned = planned_steps(config, len(training_data))
+    planned = planned_steps(config, len(data.training))
     if start >= planned:
-        notes.append(f"{output} has all its {start} steps; what is missing at its end (model, summary) is made now")
+        notes.append(
+            f"{folder.path} has all its {start} steps; what is missing at its end (model, summary) is made now"
+        )
     total_steps = max(start, planned)
 
-    models = put_together(config, device, strategy, tokenizer, attention, layout)
-    policy, fused, reference = models.policy, models.fused, models.reference
-    notes += filter(None, (fused.attention.line, fused.line, chosen.layout_note, models.obstacle))
-    source = PromptSource(
-        training_data,
-        PromptSampler(len(training_data), t.seed, config.data.shuffle),
-        t.prompts_per_step,
-        prompts_per_update(config),
-        strategy.rank,
-        strategy.world_size,
-    )
-    update = PolicyUpdate(
-        config=config,
-        strategy=strategy,
-        policy=policy,
-        device=device.torch_device,
-        layout=models.layout,
-        budget=token_budget(config, device, output),
-        total_updates=total_steps * (t.prompts_per_step // prompts_per_update(config)) * t.epochs_per_batch,
-    )
-    if checkpoint is not None:
-        notes += restore(checkpoint, update, source, strategy, device)
+    models = put_together(config, device, strategy, data.tokenizer, chosen.attention, chosen.layout)
+    notes += filter(None, (models.fused.attention.line, models.fused.line, chosen.layout_note, models.obstacle))
+    source = _prompt_source(config, data.training, strategy)
+    update = _policy_update(config, device, strategy, models, folder.path, total_steps)
+    if folder.checkpoint is not None:
+        notes += restore(folder.checkpoint, update, source, strategy, device)
     else:
         seed_rank(device, config, strategy.rank)
     gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)
-    weights = ShardedWeights(policy.model, strategy.whole) if strategy.shards else None
-    run_id = lock.run_id if lock is not None else None
-    engine = build_engine(config, policy, tokenizer, device, models.apart, gate, weights, run_id)
-    engine.update_weights(start)
+    engine = _engine(config, device, strategy, models, data, folder, gate)
     drawn, ahead = source.state(), []
-    if checkpoint is not None and config.rollout.max_staleness:
-        ahead, told = prefetched_batches.load(checkpoint, source, config.rollout.max_staleness)
+    if folder.checkpoint is not None and config.rollout.max_staleness:
+        ahead, told = prefetched_batches.load(folder.checkpoint, source, config.rollout.max_staleness)
         notes += told
     supply = build_supply(config, source, engine, gate, device, start, total_steps, ahead, drawn)
     undo.callback(supply.close)
 
-    observer = Observer(
+    observer = _observer(config, folder, strategy, total_steps)
+    undo.callback(observer.close)
+    if strategy.rank == 0:
+        for later in begin_after(folder.path / "checkpoints", start):
+            notes.append(f"later than step {start}, set aside: {later}")
+        if start < total_steps or start == 0:
+            _describe(folder.path, written, device, total_steps, models.fused, strategy)
+    observer.resume_from(start)
+    notes += (*engine.notes, *_notes_on_data(config.data, data), _summary_of_start(device, models, data, start))
+    for note in notes:
+        observer.note(note)
+
+    peak = device.peak(models.policy.compute_dtype)
+    return Run(
+        config=config,
+        device=device,
+        strategy=strategy,
+        prompts=source,
+        supply=supply,
+        engine=engine,
+        sampling=sampling_of(config),
+        rewards=data.rewards,
+        update=update,
+        reference=models.reference,
+        validation=data.validation,
+        observer=observer,
+        watch=Stopwatch(device.synchronize, trace=device.trace),
+        saver=_saver(config, written, device, strategy, folder, data, update, supply, observer),
+        record_kernels=lambda: _record_kernels(folder.path, strategy.rank),
+        memory=lambda: _memory_metrics(device),
+        peak=peak.flops if peak else None,
+        tokenizer=data.tokenizer,
+        lock=folder.lock,
+        start_step=start,
+        total_steps=total_steps,
+    )
+
+
+def _start_strategy(config: Config, device: Device) -> Strategy:
+    """Check what this machine lacks for the run, and join the processes that train together."""
+    # Makes a built-in model: once a process group exists, transformers writes on rank 0 alone.
+    locate(config.model.path)
+    for reason in lacking(config, device):
+        raise ConfigError(reason)
+    make_strategy = STRATEGIES.load(choose_strategy(config))
+    strategy: Strategy = make_strategy(device.torch_device, device.comm_backend, config.trainer.process_group_timeout)
+    strategy.prepare(config)
+    return strategy
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A run's folder, held by this run."""
+
+    path: Path
+    lock: Claim | None
+    """None on ranks other than the main one."""
+    checkpoint: Checkpoint | None
+    """What the run goes on from."""
+    notes: list[str]
+
+    @property
+    def start(self) -> int:
+        """Steps done already."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+def _claim_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> _Folder:
+    """Claim the run's folder, then choose the checkpoint to go on from.
+
+    In this order: a run that still holds the folder saves checkpoints meanwhile.
+
+    Raises:
+        RunFinished: nothing is left to do.
+    """
+    lock = claim_on_rank_0(path, strategy)
+    if lock is not None:
+        undo.callback(lock.close)
+    _raise_if_finished(written, strategy, allow_finished)
+    checkpoint, notes = find_checkpoint(written, path, strategy)
+    if lock is not None and checkpoint is not None:
+        lock.keep()
+    return _Folder(path, lock, checkpoint, list(notes))
+
+
+def _prompt_source(config: Config, training: PromptDataset, strategy: Strategy) -> PromptSource:
+    t = config.trainer
+    sampler = PromptSampler(len(training), t.seed, config.data.shuffle)
+    per_update = prompts_per_update(config)
+    return PromptSource(training, sampler, t.prompts_per_step, per_update, strategy.rank, strategy.world_size)
+
+
+def _policy_update(
+    config: Config, device: Device, strategy: Strategy, models: Models, output: Path, total_steps: int
+) -> PolicyUpdate:
+    updates_per_step = config.trainer.prompts_per_step // prompts_per_update(config) * config.trainer.epochs_per_batch
+    return PolicyUpdate(
+        config=config,
+        strategy=strategy,
+        policy=models.policy,
+        device=device.torch_device,
+        layout=models.layout,
+        budget=token_budget(config, device, output),
+        total_updates=total_steps * updates_per_step,
+    )
+
+
+def _engine(
+    config: Config, device: Device, strategy: Strategy, models: Models, data: Data, folder: _Folder, gate: Gate
+) -> Engine:
+    """Make the rollout engine, which has the weights of the first step then."""
+    weights = ShardedWeights(models.policy.model, strategy.whole) if strategy.shards else None
+    run_id = folder.lock.run_id if folder.lock is not None else None
+    engine = build_engine(config, models.policy, data.tokenizer, device, models.apart, gate, weights, run_id)
+    engine.update_weights(folder.start)
+    return engine
+
+
+def _observer(config: Config, folder: _Folder, strategy: Strategy, total_steps: int) -> Observer:
+    return Observer(
         config.observe,
-        output,
+        folder.path,
         total_steps=total_steps,
         is_main=strategy.rank == 0,
         largest_kl=largest_kl(config.algorithm.kl),
     )
-    undo.callback(observer.close)
-    if strategy.rank == 0:
-        for folder in checkpoints.begin_after(output / "checkpoints", start):
-            notes.append(f"later than step {start}, set aside: {folder}")
-        if start < total_steps or start == 0:
-            _describe(output, written, device, total_steps, fused, strategy)
-    observer.resume_from(start)
-    for note in (*notes, *engine.notes):
-        observer.note(note)
-    for name, data in (("training", training_data), ("validation", validation_data)):
-        note = template_note(name, data)
+
+
+def _notes_on_data(config: DataConfig, data: Data) -> Iterator[str]:
+    """Yield what a user should know about the prompts."""
+    for name, prompts in (("training", data.training), ("validation", data.validation)):
+        note = template_note(name, prompts)
         if note:
-            observer.note(note)
-        if data is not None and (data.filtered or data.truncated):
-            observer.note(
-                f"{name} prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens}: "
-                f"{data.filtered} dropped, {data.truncated} cut, {len(data)} kept"
+            yield note
+        if prompts is not None and (prompts.filtered or prompts.truncated):
+            yield (
+                f"{name} prompts longer than data.max_prompt_tokens={config.max_prompt_tokens}: "
+                f"{prompts.filtered} dropped, {prompts.truncated} cut, {len(prompts)} kept"
             )
-    observer.note(
-        f"{device.name} ({device.backend.name}, {str(policy.compute_dtype).removeprefix('torch.')}), "
+
+
+def _summary_of_start(device: Device, models: Models, data: Data, start: int) -> str:
+    """Return where the run trains, what, on how many prompts, and from which step on."""
+    return (
+        f"{device.name} ({device.backend.name}, {str(models.policy.compute_dtype).removeprefix('torch.')}), "
         f"{models.trainable:,} trainable parameters, "
-        f"{len(training_data):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
+        f"{len(data.training):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
     )
 
-    peak = device.peak(policy.compute_dtype)
-    datasets = {"train": training_data, "validation": validation_data}
+
+def _saver(
+    config: Config,
+    written: Config,
+    device: Device,
+    strategy: Strategy,
+    folder: _Folder,
+    data: Data,
+    update: PolicyUpdate,
+    supply: Supply,
+    observer: Observer,
+) -> Saver:
+    """Return what writes checkpoints, with all that a resumed run is restored and compared with."""
     secrets = strategy.gather_objects(digests(written_of(config)))[0]  # salts are drawn, and all ranks save the same
-    fingerprints = {name: data.fingerprint for name, data in datasets.items() if data is not None}
+    datasets = {"train": data.training, "validation": data.validation}
+    fingerprints = {name: prompts.fingerprint for name, prompts in datasets.items() if prompts is not None}
 
     def state() -> dict[str, Any]:
         return {
@@ -202,41 +298,17 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
             "data": fingerprints,
         }
 
-    saver = Saver(
-        output / "checkpoints",
+    return Saver(
+        folder.path / "checkpoints",
         strategy,
         device,
-        keep=t.keep_checkpoints,
-        asynchronous=t.save_async,
+        keep=config.trainer.keep_checkpoints,
+        asynchronous=config.trainer.save_async,
         state=state,
         extra_files=lambda: prefetched_batches.files_of(supply.waiting(), strategy.rank),
         tell=observer.note,
-        moved=lambda: lock.moved() if lock is not None else None,
-        timeout=t.process_group_timeout,
-    )
-
-    return Run(
-        config=config,
-        device=device,
-        strategy=strategy,
-        prompts=source,
-        supply=supply,
-        engine=engine,
-        sampling=sampling_of(config),
-        rewards=rewards,
-        update=update,
-        reference=reference,
-        validation=validation_data,
-        observer=observer,
-        watch=Stopwatch(device.synchronize, trace=device.trace),
-        saver=saver,
-        record_kernels=lambda: _record_kernels(output, strategy.rank),
-        memory=lambda: _memory_metrics(device),
-        peak=peak.flops if peak else None,
-        tokenizer=tokenizer,
-        lock=lock,
-        start_step=start,
-        total_steps=total_steps,
+        moved=lambda: folder.lock.moved() if folder.lock is not None else None,
+        timeout=config.trainer.process_group_timeout,
     )
 
 

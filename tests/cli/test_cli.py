@@ -59,7 +59,7 @@ def test_config_prints_the_settings_asked_for(hwgrpo):
             ["config", "nonsense"],
             ["no setting 'nonsense'", "The sections are: model, data, rollout, reward,"],
         ),
-        (["config", "algorithm.kl.nonsense"], ["algorithm.kl has: coef, estimator."]),
+        (["config", "algorithm.kl.nonsense"], ["algorithm.kl has: coef, estimator,"]),
         (["config", "optim.larningrate"], ["optim has: lr, betas,"]),
         (["config", "rollout.temprature"], ["Did you mean rollout.temperature?"]),
         (["eval", "tiny_sort", "--k", "99"], ["--k '99'", "--n 8"]),
