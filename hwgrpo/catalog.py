@@ -13,7 +13,7 @@ ADVANTAGES = Registry(
         "grpo_passk": "hwgrpo.algorithms.advantages:grpo_passk",
     },
 )
-"""Functions `(rewards_S, group_S, valid_S, options, lengths_S=None) -> advantages_S`."""
+"""Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`."""
 POLICY_LOSSES = Registry(
     "policy loss",
     {
@@ -24,7 +24,7 @@ POLICY_LOSSES = Registry(
         "gpg": "hwgrpo.algorithms.surrogates:gpg",
     },
 )
-"""`Scoped` functions `(surrogate_input, spec) -> (pg_loss_N, {metric: per-row})`."""
+"""`Scoped` functions `(surrogate_input, config) -> (pg_loss_N, {metric: per-row})`."""
 KL_ESTIMATORS = Registry(
     "KL estimator",
     {
@@ -60,7 +60,7 @@ CORRECTIONS = Registry(
         "sequence_mask": "hwgrpo.algorithms.correction:sequence_mask",
     },
 )
-"""`Scoped` functions `(log_ratio_N, spec, cu_seqlens) -> weight_N`, or None for no correction."""
+"""`Scoped` functions `(log_ratio_N, config, cu_seqlens) -> weight_N`, or None for no correction."""
 REWARDS = Registry(
     "reward",
     {

@@ -1,6 +1,6 @@
 """Advantage estimators over groups: from one reward per sequence to one advantage per sequence.
 
-Every estimator has the signature `(rewards_S, group_S, valid_S, options, lengths_S=None) -> advantages_S`. Groups may
+Every estimator has the signature `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`. Groups may
 be ragged and in any order. Invalid sequences get advantage 0 and take no part in any statistic. A group whose valid
 rewards are all equal gets exactly 0, decided by max == min: a standard deviation of equal numbers is often not 0 in
 floating point, and dividing that noise by it makes a gradient out of nothing. Statistics are fp64.
@@ -11,47 +11,19 @@ those of all ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from hwgrpo.algorithms.groups import SINGLETON_POLICIES, Groups
+from hwgrpo.algorithms.groups import Groups
 from hwgrpo.catalog import ADVANTAGES
-from hwgrpo.errors import ConfigError, choice_error
-
-STD_LEVELS = ("group", "none", "batch")
-
-
-@dataclass(frozen=True)
-class AdvantageOptions:
-    """Conventions in which implementations of the same estimator differ."""
-
-    eps: float = 1e-6
-    """Added to the standard deviation: verl 1e-6, TRL 1e-4, AReaL 1e-5, OpenRLHF 1e-9."""
-    std: str = "group"
-    """Divide by the standard deviation of the group, of the batch, or not at all (Dr.GRPO: `none`)."""
-    std_correction: int = 1
-    """1: unbiased (n - 1 below), as all peers; 0: population."""
-    singleton: str = "zero"
-    """A group with one valid sequence: advantage 0; `raw`: verl's, the reward as it is, no baseline; or an error."""
-
-    def __post_init__(self) -> None:
-        for key, allowed in (("std", STD_LEVELS), ("singleton", SINGLETON_POLICIES)):
-            if getattr(self, key) not in allowed:
-                raise choice_error(f"advantage {key}", getattr(self, key), allowed)
-        if not 0 <= self.eps < float("inf"):
-            raise ConfigError(f"advantage eps={self.eps!r}: it must be finite and not negative, usually 1e-6")
-        if self.std_correction not in (0, 1):
-            raise ConfigError(f"advantage std_correction={self.std_correction!r}: choose 1 (unbiased) or 0")
+from hwgrpo.config.schema import AdvantageConfig
+from hwgrpo.errors import ConfigError
 
 
 def group_advantages(
     rewards_S: torch.Tensor,
     group_S: torch.Tensor,
     valid_S: torch.Tensor,
-    *,
-    estimator: str = "grpo",
-    options: AdvantageOptions | None = None,
+    config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the advantage of each sequence.
@@ -60,8 +32,7 @@ def group_advantages(
         rewards_S: [S] fp64; meaningless where not valid.
         group_S: [S] int64: which prompt each sequence answers.
         valid_S: [S] bool.
-        estimator: a name in `ADVANTAGES`.
-        options: conventions; None: the defaults.
+        config: the section `algorithm.advantage` of checked settings.
         lengths_S: [S] tokens per sequence, for `opo` and `reinforce_plus_plus_baseline`.
 
     Returns:
@@ -71,7 +42,7 @@ def group_advantages(
         ConfigError: an unknown estimator, or lengths are missing where it needs them.
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
-    return ADVANTAGES.load(estimator)(rewards_S, group_S, valid_S, options or AdvantageOptions(), lengths_S)
+    return ADVANTAGES.load(config.name)(rewards_S, group_S, valid_S, config, lengths_S)
 
 
 def zero_signal_groups(rewards_S: torch.Tensor, group_S: torch.Tensor, valid_S: torch.Tensor) -> tuple[int, int]:
@@ -93,26 +64,26 @@ def grpo(
     rewards_S: torch.Tensor,
     group_S: torch.Tensor,
     valid_S: torch.Tensor,
-    options: AdvantageOptions,
+    config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(r - mean) / (std + eps), or r - mean for `std="none"`.
 
     Sources: DeepSeekMath (Shao et al. 2024, section 4.1.2); without std: Dr.GRPO (Liu et al. 2025).
     """
-    groups = Groups(rewards_S, group_S, valid_S, options.singleton)
-    return groups.silence(groups.from_mean_S() / _scale(groups, options))
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
+    return groups.silence(groups.from_mean_S() / _scale(groups, config))
 
 
 def rloo(
     rewards_S: torch.Tensor,
     group_S: torch.Tensor,
     valid_S: torch.Tensor,
-    options: AdvantageOptions,
+    config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The reward minus the mean of the others: (r - mean) n/(n - 1). Source: Ahmadian et al. 2024."""
-    groups = Groups(rewards_S, group_S, valid_S, options.singleton)
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     size_S = groups.size_G[groups.index_S]
     factor_S = torch.where(size_S > 1, size_S / (size_S - 1), 1.0)
     return groups.silence(groups.from_mean_S() * factor_S)
@@ -122,11 +93,11 @@ def opo(
     rewards_S: torch.Tensor,
     group_S: torch.Tensor,
     valid_S: torch.Tensor,
-    options: AdvantageOptions,
+    config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The reward minus the length-weighted mean of the group. Source: OPO (Hao et al. 2025)."""
-    groups = Groups(rewards_S, group_S, valid_S, options.singleton)
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     length_S = _valid_lengths("opo", groups, lengths_S)
     # A group of empty responses has no weights: its baseline is then 0, and its rewards reach no token anyway.
     baseline_G = groups.sum_G(length_S * groups.reward_S) / groups.sum_G(length_S).clamp(min=1)
@@ -137,14 +108,14 @@ def gpg(
     rewards_S: torch.Tensor,
     group_S: torch.Tensor,
     valid_S: torch.Tensor,
-    options: AdvantageOptions,
+    config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """alpha (r - mean), alpha = sequences / sequences with a reward other than 0, over the batch.
 
     Source: GPG (Chu et al. 2025), with verl's f_norm = 1.
     """
-    groups = Groups(rewards_S, group_S, valid_S, options.singleton)
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     alpha = valid_S.sum() / groups.reward_S.count_nonzero().clamp(min=1)
     return groups.silence(alpha * groups.from_mean_S())
 
@@ -153,7 +124,7 @@ def grpo_passk(
     rewards_S: torch.Tensor,
     group_S: torch.Tensor,
     valid_S: torch.Tensor,
-    options: AdvantageOptions,
+    config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Only the best of a group learns: by its lead over the second best, scaled as in `grpo`.
@@ -163,20 +134,20 @@ def grpo_passk(
     Raises:
         ConfigError: a group of one under `singleton="raw"`: it has no second best.
     """
-    groups = Groups(rewards_S, group_S, valid_S, options.singleton)
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     if bool(groups.raw_G.any()):
         raise ConfigError("advantage singleton='raw' and a group of one: grpo_passk needs a second best; use 'zero'")
     best_S = valid_S & (groups.reward_S == groups.max_G[groups.index_S])
     alone_S = best_S & (groups.sum_G(best_S.double()) == 1)[groups.index_S]
     second_S = groups.extreme_G("amax", valid_S & ~best_S)[groups.index_S]
-    return groups.silence(torch.where(alone_S, groups.reward_S - second_S, 0.0) / _scale(groups, options))
+    return groups.silence(torch.where(alone_S, groups.reward_S - second_S, 0.0) / _scale(groups, config))
 
 
 def reinforce_plus_plus_baseline(
     rewards_S: torch.Tensor,
     group_S: torch.Tensor,
     valid_S: torch.Tensor,
-    options: AdvantageOptions,
+    config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """v = r - group mean, whitened over all tokens of the batch: (v - mean) / sqrt(var + 1e-8), var unbiased.
@@ -184,7 +155,7 @@ def reinforce_plus_plus_baseline(
     In verl a group of equal rewards ends at minus the batch mean over the deviation; here it stays at exactly 0. It
     still counts in that mean and deviation. Source: REINFORCE++ (Hu et al. 2025).
     """
-    groups = Groups(rewards_S, group_S, valid_S, options.singleton)
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     length_S = _valid_lengths("reinforce_plus_plus_baseline", groups, lengths_S)
     tokens = length_S.sum()
     value_S = groups.from_mean_S()
@@ -193,13 +164,13 @@ def reinforce_plus_plus_baseline(
     return groups.silence(centred_S * torch.rsqrt(variance + 1e-8))
 
 
-def _scale(groups: Groups, options: AdvantageOptions) -> torch.Tensor | float:
-    """Return what `options` divides deviations by: [S], or a scalar."""
-    if options.std == "none":
+def _scale(groups: Groups, config: AdvantageConfig) -> torch.Tensor | float:
+    """Return what `std` divides deviations by: [S], or a scalar."""
+    if config.std == "none":
         return 1.0
-    if options.std == "batch":
-        return groups.batch_std(options.std_correction) + options.eps
-    return groups.std_G(options.std_correction)[groups.index_S] + options.eps
+    if config.std == "batch":
+        return groups.batch_std(config.std_correction) + config.eps
+    return groups.std_G(config.std_correction)[groups.index_S] + config.eps
 
 
 def _valid_lengths(estimator: str, groups: Groups, lengths_S: torch.Tensor | None) -> torch.Tensor:

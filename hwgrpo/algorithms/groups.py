@@ -8,8 +8,6 @@ import torch
 
 from hwgrpo.errors import DataError
 
-SINGLETON_POLICIES = ("zero", "raw", "error")
-
 
 class Groups:
     """Rewards of S sequences in G groups.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from hwgrpo.algorithms.advantages import AdvantageOptions, group_advantages
+from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.config import Config
 from hwgrpo.training.policy.micro_batch import TokenSignals
 from hwgrpo.training.strategies.strategy import Strategy
@@ -21,7 +21,6 @@ def advantages_over_ranks(
 
     Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it.
     """
-    a = config.algorithm.advantage
     group = completions.prompt_index
     ranks = strategy.gather_objects((rewards.total, group, rewards.valid, completions.lengths))
     offset, groups = 0, []
@@ -32,9 +31,8 @@ def advantages_over_ranks(
         torch.cat([total for total, *_ in ranks]),
         torch.cat(groups),
         torch.cat([valid for _, _, valid, _ in ranks]),
-        estimator=a.name,
-        options=AdvantageOptions(eps=a.eps, std=a.std, std_correction=a.std_correction, singleton=a.singleton),
-        lengths_S=torch.cat([lengths for *_, lengths in ranks]),
+        config.algorithm.advantage,
+        torch.cat([lengths for *_, lengths in ranks]),
     )
     return advantages.split([len(index) for _, index, _, _ in ranks])[strategy.rank]
 
