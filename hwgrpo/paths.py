@@ -124,15 +124,25 @@ def with_absolute_paths(config: Any) -> Any:
         setattr(section, name, _absolute(getattr(section, name)))
     if "/" in (server.python or ""):  # a bare name is looked up in PATH
         server.python = _absolute(server.python)
-    for function in config.reward.functions:
-        function.name = with_absolute_file(function.name)
+    algorithm = config.algorithm
+    for section, name in (
+        *((function, "name") for function in config.reward.functions),
+        (algorithm.advantage, "name"),
+        (algorithm.loss, "name"),
+        (algorithm.kl, "estimator"),
+        (algorithm.correction, "name"),
+    ):
+        setattr(section, name, with_absolute_file(getattr(section, name)))
+    config.observe.loggers = [with_absolute_file(logger) for logger in config.observe.loggers]
     return config
 
 
-def with_absolute_file(reward: str) -> str:
-    """Return a reward's name with the absolute path of its file, where it has one."""
-    file, colon, function = reward.rpartition(":")
-    return f"{_absolute(file)}:{function}" if colon else str(_absolute(reward))
+def with_absolute_file(name: str) -> str:
+    """Return a function's name with the absolute path of its file, where it has one."""
+    if ".py" not in name:
+        return name
+    file, colon, function = name.rpartition(":")
+    return f"{_absolute(file)}:{function}" if colon else str(_absolute(name))
 
 
 def _absolute(path: str | None) -> str | None:

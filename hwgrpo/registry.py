@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hwgrpo.errors import choice_error
+from hwgrpo.user_code import load_function, names_a_file
 
 
 def imported(target: str) -> Any:
@@ -38,11 +39,13 @@ class Registry:
             raise choice_error(key, name, self._entries)
 
     def load(self, name: str) -> Any:
-        """Return the object behind `name`, importing its module on first use.
+        """Return the object behind a registered name or `path/to/file.py:function`, importing it on first use.
 
         Raises:
-            ConfigError: `name` is not registered.
+            ConfigError: the name is not registered, or the file has no such function.
         """
+        if names_a_file(name):
+            return load_function(name, self.kind)
         self.check(name, self.kind)
         target = self._entries[name]
         if isinstance(target, str):

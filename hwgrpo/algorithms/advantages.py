@@ -17,6 +17,7 @@ from hwgrpo.algorithms.groups import Groups
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError
+from hwgrpo.user_code import with_arguments
 
 
 def group_advantages(
@@ -42,7 +43,8 @@ def group_advantages(
         ConfigError: an unknown estimator, or lengths are missing where it needs them.
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
-    return ADVANTAGES.load(config.name)(rewards_S, group_S, valid_S, config, lengths_S)
+    estimator = with_arguments(ADVANTAGES.load(config.name), config.kwargs, 5, "algorithm.advantage.kwargs")
+    return estimator(rewards_S, group_S, valid_S, config, lengths_S)
 
 
 def zero_signal_groups(rewards_S: torch.Tensor, group_S: torch.Tensor, valid_S: torch.Tensor) -> tuple[int, int]:

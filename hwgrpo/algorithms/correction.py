@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from hwgrpo.algorithms.scope import Scoped, scoped, sequence_sum
+from hwgrpo.algorithms.scope import Scoped, load_scoped, scoped, sequence_sum
 from hwgrpo.catalog import CORRECTIONS
 from hwgrpo.config.schema import CorrectionConfig
 
@@ -32,9 +32,14 @@ def correction_weights(
     Returns:
         [N], or None when there is nothing to multiply by.
     """
-    correction: Scoped = CORRECTIONS.load(config.name)
+    correction = load_correction(config)
     with torch.no_grad():
         return correction(log_ratio_N, config, cu_seqlens)
+
+
+def load_correction(config: CorrectionConfig) -> Scoped[..., torch.Tensor | None]:
+    """Return the correction `(log_ratio_N, config, cu_seqlens) -> weight_N` that the settings name."""
+    return load_scoped(CORRECTIONS, config.name, config.kwargs, 3, "algorithm.correction")
 
 
 @scoped("token")

@@ -13,6 +13,7 @@ import torch
 
 from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, KL_ESTIMATORS
 from hwgrpo.config.schema import KlConfig
+from hwgrpo.user_code import with_arguments
 
 KLFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -21,12 +22,12 @@ def build_kl(config: KlConfig) -> KLFunction:
     """Return the estimator `(logprob_N, ref_logprob_N) -> kl_N` that the settings name, with its clamps.
 
     Raises:
-        ConfigError: the name is not registered.
+        ConfigError: there is no such estimator, or it takes other arguments.
     """
     function = KL_ESTIMATORS.load(config.estimator)
     if config.estimator in CLAMPED_KL_ESTIMATORS:
         return functools.partial(function, input_clamp=config.input_clamp, output_clamp=config.output_clamp)
-    return function
+    return with_arguments(function, config.kwargs, 2, "algorithm.kl.kwargs")
 
 
 def k1(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import torch
 
-from hwgrpo.algorithms.correction import correction_weights
+from hwgrpo.algorithms.correction import load_correction
 from hwgrpo.algorithms.kl import build_kl
-from hwgrpo.algorithms.scope import Scope, Scoped, widest
+from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
 from hwgrpo.algorithms.surrogates import SurrogateInput
-from hwgrpo.catalog import CORRECTIONS, POLICY_LOSSES
+from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig
 
 
@@ -42,10 +42,11 @@ class PolicyLoss:
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
         self.algorithm = algorithm
-        self._surrogate: Scoped = POLICY_LOSSES.load(algorithm.loss.name)
+        loss = algorithm.loss
+        self._surrogate: Scoped = load_scoped(POLICY_LOSSES, loss.name, loss.kwargs, 2, "algorithm.loss")
         self._kl = build_kl(algorithm.kl)
-        correction: Scoped = CORRECTIONS.load(algorithm.correction.name)
-        self.scope: Scope = widest(self._surrogate.scope, correction.scope)
+        self._correction = load_correction(algorithm.correction)
+        self.scope: Scope = widest(self._surrogate.scope, self._correction.scope)
 
     def __call__(
         self, stats: TokenStats, rows: Mapping[str, torch.Tensor]
@@ -64,8 +65,9 @@ class PolicyLoss:
 
         correction = rows.get("correction")
         if correction is None and correction_config.name != "none":
-            log_gap = old_logprob - rows["rollout_logprob"]
-            correction = correction_weights(log_gap, correction_config, stats.cu_seqlens)
+            with torch.no_grad():
+                log_gap = old_logprob - rows["rollout_logprob"]
+                correction = self._correction(log_gap, correction_config, stats.cu_seqlens)
         if correction is not None:
             loss = loss * correction
         metrics["pg_loss"] = loss.detach()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.registry import Registry
+from hwgrpo.user_code import with_arguments
 
 Scope = Literal["token", "sequence", "batch"]
 _ORDER: tuple[Scope, ...] = ("token", "sequence", "batch")
@@ -32,6 +36,30 @@ class Scoped(Generic[P, R]):
 def scoped(scope: Scope) -> Callable[[Callable[P, R]], Scoped[P, R]]:
     """Return a decorator that declares the scope of a function of rows."""
     return lambda function: Scoped(function, scope)
+
+
+def load_scoped(
+    registry: Registry, name: str, arguments: Mapping[str, Any], positional: int, key: str
+) -> Scoped[..., Any]:
+    """Return the function of rows that a setting names, with its keyword arguments.
+
+    Args:
+        registry: of what there is.
+        name: registered, or `path/to/file.py:function`.
+        arguments: keyword arguments for a function of the user's own.
+        positional: how many arguments it is called with beside them.
+        key: the setting's section, for messages ("algorithm.loss").
+
+    Raises:
+        ConfigError: there is no such function, it does not declare its scope, or takes other arguments.
+    """
+    found = registry.load(name)
+    if not isinstance(found, Scoped):
+        raise ConfigError(
+            f'{key}.name={name!r}: the function does not say which rows it must see at once; put @scoped("token") '
+            "above it (from hwgrpo.algorithms.scope; token, sequence or batch)"
+        )
+    return Scoped(with_arguments(found.function, arguments, positional, f"{key}.kwargs"), found.scope)
 
 
 def widest(*scopes: Scope) -> Scope:

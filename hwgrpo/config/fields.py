@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hwgrpo.user_code import FORM, names_a_file
+
 Choices = Iterable[str] | Callable[[], Iterable[str]]
 
 LARGEST_INTEGER = 2**31 - 1
@@ -23,6 +25,8 @@ class Limits:
     above: float | None = None
     below: float | None = None
     choices: Choices | None = None
+    files: bool = False
+    """A function of the user's own may stand there too, as `path/to/file.py:function`."""
 
     def names(self) -> tuple[str, ...] | None:
         """Return the allowed words, or None when the field is not a choice."""
@@ -38,7 +42,7 @@ class Limits:
         """
         names = self.names()
         if names is not None:
-            return "one of: " + ", ".join(names)
+            return "one of: " + ", ".join(names) + (f", or {FORM}" if self.files else "")
         if value is not None and self.at_most is None and self.below is None:
             largest = LARGEST_INTEGER if isinstance(value, int) else LARGEST_NUMBER
             if abs(value) > largest:
@@ -143,9 +147,21 @@ def limited(
     return _field(default, limits=limits, used_by=used_by)
 
 
-def choice(default: Any, choices: Choices, *, used_by: Sequence[AnyOf] = ()) -> Any:
-    """Return a dataclass field for a name out of `choices` (names, or a function that returns them)."""
-    return _field(default, limits=Limits(choices=choices), used_by=used_by)
+def choice(default: Any, choices: Choices, *, files: bool = False, used_by: Sequence[AnyOf] = ()) -> Any:
+    """Return a dataclass field for a name out of `choices` (names, or a function that returns them).
+
+    Args:
+        default: its default.
+        choices: what it may be.
+        files: a function of the user's own may stand there too, as `path/to/file.py:function`.
+        used_by: conditions under which it has an effect; all must be fulfilled.
+    """
+    return _field(default, limits=Limits(choices=choices, files=files), used_by=used_by)
+
+
+def own_function(key: str) -> AnyOf:
+    """Return the condition that a setting names a function in a file."""
+    return (Use(key, (), f"={FORM}", names_a_file),)
 
 
 def _field(default: Any, **metadata: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from hwgrpo import catalog
-from hwgrpo.config.fields import Use, choice, holds, limited, none_of, off, on, one_of, setting
+from hwgrpo.config.fields import Use, choice, holds, limited, none_of, off, on, one_of, own_function, setting
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
 LONGEST_TIMEOUT = 1e7
@@ -276,8 +276,8 @@ class RewardConfig:
 
 @dataclass
 class AdvantageConfig:
-    name: str = choice("grpo", lambda: catalog.ADVANTAGES.names())
-    """Advantage estimator."""
+    name: str = choice("grpo", lambda: catalog.ADVANTAGES.names(), files=True)
+    """Advantage estimator: a registered one, or `path/to/file.py:function` (see docs/extend.md)."""
     eps: float = limited(1e-6, at_least=0, used_by=_DIVIDED)
     """Added to the standard deviation (verl 1e-6, TRL 1e-4, OpenRLHF 1e-9)."""
     std: str = choice("group", ("group", "batch", "none"), used_by=[_SCALED])
@@ -286,12 +286,14 @@ class AdvantageConfig:
     """1: unbiased standard deviation (n - 1), as verl and TRL; 0: biased."""
     singleton: str = choice("zero", ("zero", "raw", "error"))
     """Advantage of a group with one valid sample: zero, its raw reward (verl), or an error (TRL)."""
+    kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.advantage.name")])
+    """Further keyword arguments for a function of your own."""
 
 
 @dataclass
 class LossConfig:
-    name: str = choice("ppo_clip", lambda: catalog.POLICY_LOSSES.names())
-    """Policy loss."""
+    name: str = choice("ppo_clip", lambda: catalog.POLICY_LOSSES.names(), files=True)
+    """Policy loss: a registered one, or `path/to/file.py:function` (see docs/extend.md)."""
     clip_low: float = limited(0.2, at_least=0, at_most=1, used_by=[_CLIPPED])
     """Lower clip: the ratio is held above 1 - clip_low."""
     clip_high: float = limited(0.2, above=-1, used_by=[_CLIPPED])
@@ -306,20 +308,24 @@ class LossConfig:
     """Temperature of sapo's gate where the advantage is positive."""
     tau_neg: float = limited(1.05, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
     """Temperature of sapo's gate elsewhere."""
+    kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.loss.name")])
+    """Further keyword arguments for a function of your own."""
 
 
 @dataclass
 class KlConfig:
     coef: float = limited(0.0, at_least=0)
     """Weight of the KL term against the reference model in the loss; 0 loads no reference model."""
-    estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), used_by=[_KL_ON])
-    """KL estimator (Schulman's k1, k2, k3; a `+` takes k2's gradient)."""
+    estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), files=True, used_by=[_KL_ON])
+    """KL estimator (Schulman's k1, k2, k3; a `+` takes k2's gradient), or `path/to/file.py:function`."""
     input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
     """k3, k3+: the log-ratio to the reference is held within plus or minus this; null: it is not, as in TRL."""
     output_clamp: float | None = limited(10.0, above=0, used_by=_CLAMPED_KL)
     """k3, k3+: the estimate is held within plus or minus this; null: it is not, as in TRL."""
     times_ratio: bool = setting(False, used_by=[_KL_ON])
     """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""
+    kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])
+    """Further keyword arguments for a function of your own."""
 
 
 @dataclass
@@ -334,12 +340,15 @@ class AggregationConfig:
 
 @dataclass
 class CorrectionConfig:
-    name: str = choice("none", lambda: catalog.CORRECTIONS.names())
-    """Importance weights for the gap between the rollout engine's and the trainer's log-probs."""
+    name: str = choice("none", lambda: catalog.CORRECTIONS.names(), files=True)
+    """Importance weights for the gap between the rollout engine's and the trainer's log-probs: a registered correction,
+    or `path/to/file.py:function`."""
     low: float | None = limited(None, above=0, used_by=[_CORRECTED])
     """Smallest weight: truncation raises to it, masking drops what is below; null: no lower bound."""
     high: float | None = limited(2.0, above=0, used_by=[_CORRECTED])
     """Largest weight: truncation lowers to it, masking drops what is above; null: no upper bound."""
+    kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.correction.name")])
+    """Further keyword arguments for a function of your own."""
 
 
 @dataclass

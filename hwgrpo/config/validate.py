@@ -18,6 +18,7 @@ from hwgrpo.config.schema import Config
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
 from hwgrpo.paths import check_path, did_you_mean, find_model
+from hwgrpo.user_code import FORM, names_a_file
 
 
 def check_config(
@@ -109,8 +110,22 @@ def _check_value(value: Any, key: str, limits: Limits) -> None:
     if names is None:
         if not limits.accepts(value):
             raise ConfigError(f"{key}={shown(value)} is out of range; allowed: {limits.describe(value)}")
+    elif limits.files and names_a_file(value):
+        check_file_of(value, key)
     elif value not in names:
-        raise unknown_choice(key, value, names)
+        raise unknown_choice(key, value, [*names, FORM] if limits.files else names)
+
+
+def check_file_of(name: str, key: str) -> None:
+    """Check that the file is there which `path/to/file.py:function` names.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    file = Path(name.rpartition(":")[0] or name).expanduser()
+    if not file.is_file():
+        hint = did_you_mean(file, lambda other: other.suffix == ".py")
+        raise ConfigError(f"{key}={name!r}: there is no file {file} (looked in {os.getcwd()}).{hint}")
 
 
 def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
@@ -132,13 +147,15 @@ def _check_sources(config: Config) -> None:
 
 def _check_names(config: Config, unread: Sequence[str]) -> None:
     for name in () if "observe" in unread else config.observe.loggers:
+        if names_a_file(name):
+            check_file_of(name, "observe.loggers")
+            continue
         if name not in LOGGERS:
-            raise unknown_choice("observe.loggers", name, LOGGERS.names())
+            raise unknown_choice("observe.loggers", name, [*LOGGERS.names(), FORM])
         check_logger_installed(name)
     for i, function in enumerate(config.reward.functions):
         if ".py" not in function.name and function.name not in REWARDS:
-            names = [*REWARDS.names(), "path/to/file.py:function"]
-            raise unknown_choice(f"reward.functions.{i}.name", function.name, names)
+            raise unknown_choice(f"reward.functions.{i}.name", function.name, [*REWARDS.names(), FORM])
     _check_fused_modules(list(config.model.fused_modules))
     betas = config.optim.betas
     if len(betas) != 2:
@@ -215,12 +232,8 @@ def _check_files(config: Config) -> None:
         if name is not None and not name.startswith("builtin://"):
             find_model(name, key)
     for i, function in enumerate(config.reward.functions):
-        file = Path(function.name.rpartition(":")[0] or function.name).expanduser()
-        if ".py" in function.name and not file.is_file():
-            hint = did_you_mean(file, lambda other: other.suffix == ".py")
-            raise ConfigError(
-                f"reward.functions.{i}.name={function.name!r}: there is no file {file} (looked in {os.getcwd()}).{hint}"
-            )
+        if ".py" in function.name:
+            check_file_of(function.name, f"reward.functions.{i}.name")
     adapter = config.model.lora.adapter
     if adapter and not Path(adapter).expanduser().is_dir():
         hint = did_you_mean(Path(adapter).expanduser(), Path.is_dir)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.failures import is_own
+from hwgrpo.user_code import is_own
 
 
 def wait_for(value: Any) -> Any:

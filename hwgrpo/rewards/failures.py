@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import dis
 import signal
-import traceback
-from pathlib import Path
 
-import hwgrpo
-from hwgrpo.errors import error_text, escaped
-
-_NOT_THEIRS = (str(Path(hwgrpo.__file__).parent), str(Path(asyncio.__file__).parent), "<frozen importlib")
-"""Folders of the code that calls reward functions."""
-LINE = 200
-"""Characters of a line of code that a message shows."""
+from hwgrpo.user_code import described
 
 
 class Raised(Exception):
@@ -39,29 +29,6 @@ class ProcessDied(Exception):
     """A call ended the process that it ran in."""
 
 
-def is_own(error: BaseException) -> bool:
-    """Tell whether a function itself raised an error; neither Ctrl-C nor a cancelled asyncio task did.
-
-    Python raises KeyboardInterrupt for Ctrl-C at whatever instruction a program is, but never at a `raise` statement.
-    """
-    if isinstance(error, Exception):
-        return True
-    if not isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-        return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_NOT_THEIRS):
-        return False
-    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-
-
-def described(error: BaseException) -> str:
-    """Return an exception's class, what it says, and the line of the function's file that it came from."""
-    text = error_text(error)
-    return f"{type(error).__name__}{f': {text}' if text else ''}{place_of(error)}"
-
-
 def told(error: BaseException) -> str:
     """Say what a call did, in words that follow its name."""
     if isinstance(error, Overran | ProcessDied):
@@ -69,16 +36,6 @@ def told(error: BaseException) -> str:
     if isinstance(error, Raised):
         return f"raised {error.kind}{f': {error.text}' if error.text else ''}{error.place}"
     return f"raised {described(error)}"
-
-
-def place_of(error: BaseException) -> str:
-    """Return the line of the function's own file that an exception came from, in words; "" where there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    entered = next((frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)), None)
-    if entered is None:
-        return ""
-    last = [frame for frame in frames if frame.filename == entered.filename][-1]
-    return f" at {last.filename}:{last.lineno}" + (f", `{escaped(last.line, LINE)}`" if last.line else "")
 
 
 def how_it_ended(code: int | None) -> str:

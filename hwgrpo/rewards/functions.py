@@ -22,8 +22,9 @@ from typing import Any
 
 from hwgrpo.errors import ConfigError, choice_error, error_text, nearest
 from hwgrpo.rewards.async_functions import wait_for, wait_for_all
-from hwgrpo.rewards.failures import Raised, is_own, place_of
+from hwgrpo.rewards.failures import Raised
 from hwgrpo.rewards.randomness import TOGETHER, Seed, seeded
+from hwgrpo.user_code import is_own, place_of
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")

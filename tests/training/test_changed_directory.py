@@ -43,7 +43,7 @@ def test_a_reward_that_changes_the_directory_breaks_no_path(when, project, tmp_p
     def command(*words):
         """Run a command as a process of its own would: in this folder, with no reward's file loaded."""
         monkeypatch.chdir(tmp_path)
-        for name in [name for name in sys.modules if name.startswith("hwgrpo_reward_")]:
+        for name in [name for name in sys.modules if name.startswith("hwgrpo_user_")]:
             monkeypatch.delitem(sys.modules, name)
         assert main(list(words)) == 0, capsys.readouterr()
 

@@ -22,12 +22,12 @@ from typing import Any, NoReturn
 
 from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.rewards.async_functions import wait_for
-from hwgrpo.rewards.failures import is_own, place_of
 from hwgrpo.rewards.functions import RewardFunction, adapt
 from hwgrpo.rewards.processes.descendants import adopt_orphans, end_descendants, reap
 from hwgrpo.rewards.processes.messages import HEADER, as_json, framed, pack_all, pack_one
 from hwgrpo.rewards.randomness import TOGETHER, seeded
 from hwgrpo.rewards.reward_loading import load_function
+from hwgrpo.user_code import is_own, place_of
 
 END_SECONDS = 5.0
 """What the end of all processes may take; longer only takes one that waits for a disk."""
