@@ -87,6 +87,7 @@ ENGINES = Registry(
         "vllm": "hwgrpo.rollout.vllm:VLLM",
         "vllm_server": "hwgrpo.rollout.server:VLLM_SERVER",
     },
+    group="hwgrpo.engines",
 )
 """`EngineKind`s."""
 LAYOUTS = Registry(
@@ -106,6 +107,7 @@ STRATEGIES = Registry(
         "fsdp2": "hwgrpo.training.strategies.fsdp2:Fsdp2",
         "deepspeed": "hwgrpo.training.strategies.deepspeed:Deepspeed",
     },
+    group="hwgrpo.strategies",
 )
 LOGGERS = Registry(
     "observe.loggers",
@@ -116,6 +118,7 @@ LOGGERS = Registry(
         "trackio": "hwgrpo.observe.loggers.trackio:TrackioLogger",
         "swanlab": "hwgrpo.observe.loggers.swanlab:SwanLabLogger",
     },
+    group="hwgrpo.loggers",
 )
 
 SERVICES = ("wandb", "trackio", "swanlab")

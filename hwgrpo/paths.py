@@ -133,6 +133,7 @@ def with_absolute_paths(config: Any) -> Any:
         (algorithm.correction, "name"),
     ):
         setattr(section, name, with_absolute_file(getattr(section, name)))
+    config.plugins = [with_absolute_file(plugin) for plugin in config.plugins]
     config.observe.loggers = [with_absolute_file(logger) for logger in config.observe.loggers]
     return config
 

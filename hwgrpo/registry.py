@@ -1,11 +1,16 @@
 """A table of named choices whose code is imported only when one is taken, so that checking a word imports nothing."""
 
+import functools
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hwgrpo.errors import choice_error
-from hwgrpo.user_code import load_function, names_a_file
+from hwgrpo_backends import entry_points
+from hwgrpo_backends.entry_points import EntryPoint
+
+from hwgrpo.errors import ConfigError, choice_error
+from hwgrpo.user_code import described, load_function, names_a_file
 
 
 def imported(target: str) -> Any:
@@ -20,11 +25,20 @@ class Registry:
     Args:
         kind: what the names stand for, in the words of an error message ("policy loss").
         entries: name -> "package.module:attribute".
+        group: entry-point group in which installed packages offer more; a name of ours stays ours.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, str], group: str | None = None) -> None:
         self.kind = kind
-        self._entries: dict[str, Any] = dict(entries)
+        self._own: dict[str, Any] = dict(entries)
+        self._group = group
+
+    @functools.cached_property
+    def _entries(self) -> dict[str, Any]:
+        if self._group is None:
+            return self._own
+        offered = entry_points.find(sys.path, (self._group,)).entries
+        return {entry.name: entry for entry in offered} | self._own
 
     def names(self) -> tuple[str, ...]:
         """Return the registered names, sorted."""
@@ -50,7 +64,18 @@ class Registry:
         target = self._entries[name]
         if isinstance(target, str):
             target = self._entries[name] = imported(target)
+        elif isinstance(target, EntryPoint):
+            target = self._entries[name] = self._offered(target)
         return target
+
+    def _offered(self, entry: EntryPoint) -> Any:
+        try:
+            return entry.load()
+        except Exception as error:
+            raise ConfigError(
+                f"{self.kind}={entry.name!r}: the package {entry.owner} offers it as {entry.value!r}, which cannot be "
+                f"imported: {described(error)}"
+            ) from error
 
     def register(self, name: str) -> Callable[[Any], Any]:
         """Return a decorator that adds an object under `name`; a name taken already is an error."""

@@ -6,11 +6,12 @@ import asyncio
 import dis
 import functools
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,8 @@ _OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), "<froze
 LINE = 200
 """Characters of a line of code that a message shows."""
 FORM = "path/to/file.py:function"
+
+_plugins: list[str] = []
 
 
 def split_name(name: str, default: str | None = None) -> tuple[str | None, str]:
@@ -104,6 +107,39 @@ def import_file(path: Path, setting: str) -> ModuleType:
             raise
         raise ConfigError(f"{setting}: running the file failed: {described(error)}") from error
     return module
+
+
+def import_plugins(names: Sequence[str]) -> None:
+    """Import the Python files and modules of the setting `plugins`, which register components of their own.
+
+    Raises:
+        ConfigError: one is not there, or running it failed.
+    """
+    for i, name in enumerate(names):
+        setting = f"plugins.{i}={name!r}"
+        if name.endswith(".py"):
+            path = Path(name).expanduser().resolve()
+            if not path.is_file():
+                raise ConfigError(f"{setting}: no file {path}; relative paths start at the working directory")
+            import_file(path, setting)
+            name = str(path)
+        else:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # a module that exits must not pass for the end of the run
+                if not is_own(error):
+                    raise
+                raise ConfigError(
+                    f"{setting}: importing the module failed: {described(error)}; name a module that this environment "
+                    "has, or a .py file"
+                ) from error
+        if name not in _plugins:
+            _plugins.append(name)
+
+
+def imported_plugins() -> tuple[str, ...]:
+    """Return the plugins of this process, for processes that it starts."""
+    return tuple(_plugins)
 
 
 def with_arguments(

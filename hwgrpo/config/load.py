@@ -40,6 +40,7 @@ from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.paths import check_path
 from hwgrpo.text import HIDDEN, is_secret
+from hwgrpo.user_code import import_plugins
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
@@ -114,6 +115,7 @@ def load_config(
     for place, text in texts(dataclasses.asdict(config)):
         if text == HIDDEN:
             raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
+    import_plugins(config.plugins)
     notes = check_config(
         config, data_may_be_missing=data_may_be_missing, imported={*imported, *used_before}, unread=unread
     )

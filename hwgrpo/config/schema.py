@@ -521,3 +521,6 @@ class Config:
     backend: BackendConfig = field(default_factory=BackendConfig)
     kernels: KernelsConfig = field(default_factory=KernelsConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
+    plugins: list[str] = field(default_factory=list)
+    """Python files, or modules of this environment, that are imported before the settings are checked: what they
+    register (see docs/extend.md) can be named in them."""

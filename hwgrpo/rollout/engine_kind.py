@@ -22,8 +22,8 @@ class EngineKind:
     An entry of `hwgrpo.catalog.ENGINES`. What is named as `module:function` is imported when it is called.
     """
 
-    maker: str
-    """`module:callable` that returns an `Engine` made from `EngineParts`."""
+    maker: str | Callable[[EngineParts], Engine]
+    """Returns an `Engine` made from `EngineParts`; a callable, or `module:callable`."""
     refuse: Callable[[Config], None] | None = None
     """Raises ConfigError for settings that it does not support."""
     check_host: str | None = None
@@ -44,7 +44,8 @@ class EngineKind:
 
     def make(self, parts: EngineParts) -> Engine:
         """Return an engine that holds the policy's weights as they are now; called on every rank at the same time."""
-        return imported(self.maker)(parts)
+        maker = imported(self.maker) if isinstance(self.maker, str) else self.maker
+        return maker(parts)
 
     @property
     def on_server(self) -> bool:

@@ -9,6 +9,7 @@ module_fusion.py     fused modules of a run
 startup_checks.py    what is checked before a model is loaded
 sequence_checks.py   whether ranks may share a model's sequences
 run_folder.py        the folder of a run
+code_files.py        Python files of the user's that a run calls
 resume.py            going on from a checkpoint
 interrupt.py         Ctrl-C, SIGTERM, SIGHUP
 out_of_memory.py     what to say when memory is full

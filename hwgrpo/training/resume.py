@@ -25,6 +25,7 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
 from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.checkpoint import rng_state
+from hwgrpo.training.code_files import checksums
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.strategy import Strategy, together
@@ -66,6 +67,9 @@ def find_checkpoint(
     checkpoint, notes = _choose_checkpoint(config, output, strategy)
     if checkpoint is not None:
         notes += _compare_settings(checkpoint, config)
+        notes += [
+            f"warning: {each}; the run goes on with what is there now" for each in _changed_code(checkpoint, config)
+        ]
     return checkpoint, notes
 
 
@@ -109,6 +113,15 @@ def _changed_data(checkpoint: checkpoints.Checkpoint, **datasets: PromptDataset 
         f"{_shown(dataset.fingerprint)} now"
         for name, dataset in datasets.items()
         if dataset is not None and saved.get(name) and saved[name] != dataset.fingerprint
+    ]
+
+
+def _changed_code(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
+    saved, now = checkpoint.manifest["state"].get("code", {}), checksums(config)
+    return [
+        f"the file of {key} is not what it was at the checkpoint: sha256 {saved[key][:12]} then, {now[key][:12]} now"
+        for key in sorted(saved.keys() & now.keys())
+        if saved[key] != now[key] and not key.startswith("observe.")
     ]
 
 
@@ -158,7 +171,7 @@ def already_finished(
     planned = t.max_steps if training is None else planned_steps(config, len(training))
     if checkpoint.step < planned:
         return None
-    changed += _changed_data(checkpoint, train=training)
+    changed += _changed_code(checkpoint, config) + _changed_data(checkpoint, train=training)
     if changed and not allow_changes:
         raise ConfigError(
             f"{output} holds a finished run of other settings, and nothing would be trained: {', '.join(changed)}; to "

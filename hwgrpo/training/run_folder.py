@@ -27,11 +27,11 @@ START_FILES = (
     "metrics.jsonl",
     "completions.jsonl",
     "warnings.jsonl",
-    "tensorboard",
+    *("tensorboard", "code"),
     *("wandb", "wandb.json", "trackio.json", "swanlog", "swanlab.json"),
 )
 """What a run may have written before its first step is done."""
-FOLDERS = ("checkpoints", "final", "final-adapter", "tensorboard")
+FOLDERS = ("checkpoints", "final", "final-adapter", "tensorboard", "code")
 FILES = (*(name for name in START_FILES if "." in name), "kernels.json", "summary.json", "micro_batch.json")
 """What a run writes; a file in the place of a folder would only be seen when it is written, after hours."""
 

@@ -36,6 +36,7 @@ from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
 from hwgrpo.training.checkpoint.restore import Checkpoint, begin_after
 from hwgrpo.training.checkpoint.saver import Saver
+from hwgrpo.training.code_files import checksums, keep_copies
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Ahead, InTurn, Supply, Waiting
@@ -284,7 +285,8 @@ def _saver(
     observer: Observer,
 ) -> Saver:
     """Return what writes checkpoints, with all that a resumed run is restored and compared with."""
-    secrets = strategy.gather_objects(digests(written_of(config)))[0]  # salts are drawn, and all ranks save the same
+    # Salts are drawn, and files may differ between hosts: all ranks save what rank 0 has.
+    secrets, code = strategy.gather_objects((digests(written_of(config)), checksums(config)))[0]
     datasets = {"train": data.training, "validation": data.validation}
     fingerprints = {name: prompts.fingerprint for name, prompts in datasets.items() if prompts is not None}
 
@@ -296,6 +298,7 @@ def _saver(
             "config": to_yaml(written),
             "secrets": secrets,
             "data": fingerprints,
+            "code": code,
         }
 
     return Saver(
@@ -359,6 +362,7 @@ def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
 
 def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy) -> None:
     """Write what the run is: its settings, and the machine, versions and variables it runs on."""
+    keep_copies(config, output)
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
         "hwgrpo": hwgrpo.__version__,

@@ -17,9 +17,7 @@ MOST_LINES = 30
 
 def written(block: str) -> dict[str, str]:
     """Return the files that a block writes."""
-    return {
-        name: text for name, text in re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", block, re.DOTALL | re.MULTILINE)
-    }
+    return dict(re.findall(r"^cat > (\S+) <<'END'\n(.*?)^END$", block, re.DOTALL | re.MULTILINE))
 
 
 def commands(block: str) -> list[list[str]]:

@@ -14,6 +14,7 @@ from hwgrpo.rewards.processes.messages import merge_extras, unpack_all, unpack_o
 from hwgrpo.rewards.processes.worker_pool import Pool
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import load_function, split_name
+from hwgrpo.user_code import imported_plugins
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 
@@ -110,7 +111,7 @@ def open_reward(
     if entry.timeout is None and entry.workers == 0:
         return adapt(name, load_function(entry.name, f"{key}.name")[1], kwargs, context, key)
     setup = {"reward": entry.name, "name": name, "kwargs": dict(kwargs), "context": dict(context), "key": key}
-    setup["folder"] = folder or os.getcwd()
+    setup["folder"], setup["plugins"] = folder or os.getcwd(), imported_plugins()
     return ProcessReward(setup, max(1, entry.workers), entry.timeout)
 
 

@@ -27,7 +27,7 @@ from hwgrpo.rewards.processes.descendants import adopt_orphans, end_descendants,
 from hwgrpo.rewards.processes.messages import HEADER, as_json, framed, pack_all, pack_one
 from hwgrpo.rewards.randomness import TOGETHER, seeded
 from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.user_code import is_own, place_of
+from hwgrpo.user_code import import_plugins, is_own, place_of
 
 END_SECONDS = 5.0
 """What the end of all processes may take; longer only takes one that waits for a disk."""
@@ -57,6 +57,7 @@ def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
     if setup is None:
         return
     try:
+        import_plugins(setup["plugins"])
         _, call = load_function(setup["reward"], f"{setup['key']}.name")
         function = adapt(setup["name"], call, setup["kwargs"], setup["context"], setup["key"])
         if function.form == "batch":

@@ -113,6 +113,10 @@ def _check_state(require: _Requirements, state: Mapping[str, Any]) -> None:
         require("state.skipped_in_a_row", count)
     if "secrets" in state:
         require("state.secrets", _are_digests)
+    if "code" in state:
+        require("state.code", lambda value: isinstance(value, dict))
+        for name in state["code"]:
+            require(f"state.code.{name}", lambda value: isinstance(value, str))
     if "data" in state:
         require("state.data", lambda value: isinstance(value, dict))
         for name in state["data"]:

@@ -1,0 +1,47 @@
+"""Python files of the user's that a run calls: copied into its folder, and compared by checksum when it is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from hwgrpo.config import Config
+from hwgrpo.user_code import split_name
+
+FOLDER = "code"
+"""Folder of a run with the copies, each named for its checksum."""
+
+
+def code_files(config: Config) -> dict[str, Path]:
+    """Return setting -> file, for the settings that name a function in a file."""
+    algorithm = config.algorithm
+    names = {
+        **{f"reward.functions.{i}.name": function.name for i, function in enumerate(config.reward.functions)},
+        "algorithm.advantage.name": algorithm.advantage.name,
+        "algorithm.loss.name": algorithm.loss.name,
+        "algorithm.kl.estimator": algorithm.kl.estimator,
+        "algorithm.correction.name": algorithm.correction.name,
+        **{f"observe.loggers.{i}": name for i, name in enumerate(config.observe.loggers)},
+    }
+    names |= {f"plugins.{i}": name for i, name in enumerate(config.plugins)}
+    names |= {f"plugins.{i}": name for i, name in enumerate(config.plugins)}
+    files = {key: split_name(name)[0] for key, name in names.items()}
+    return {key: Path(file).expanduser() for key, file in files.items() if file is not None}
+
+
+def checksums(config: Config) -> dict[str, str]:
+    """Return setting -> SHA-256 of its file; files that are gone are left out."""
+    return {key: _checksum(file) for key, file in code_files(config).items() if file.is_file()}
+
+
+def keep_copies(config: Config, run_dir: Path) -> None:
+    """Copy the files into a run's folder; those of an earlier start stay beside them."""
+    for file in set(code_files(config).values()):
+        folder = run_dir / FOLDER
+        folder.mkdir(exist_ok=True)
+        shutil.copyfile(file, folder / f"{_checksum(file)[:12]}-{file.name}")
+
+
+def _checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
