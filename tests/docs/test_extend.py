@@ -38,5 +38,8 @@ def test_a_block_runs_and_is_short(block: str, tmp_path: Path, monkeypatch: pyte
     assert {each["step"] for each in steps} >= {1, 2}
     if "loggers.py" in written(block):
         assert [line.split(",")[0] for line in Path("runs/logger/reward.csv").read_text().splitlines()] == ["1", "2"]
+    if "counting.py" in written(block):
+        first, second = (each["rollout/sampled"] for each in steps if "rollout/sampled" in each)
+        assert second - first == 64 * 8
     if "mine.py" in written(block):
         assert any("fade" in name for each in steps for name in each)
