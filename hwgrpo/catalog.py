@@ -102,13 +102,14 @@ LAYOUTS = Registry(
 STRATEGIES = Registry(
     "trainer.strategy",
     {
-        "single": "hwgrpo.training.strategies.single:Single",
-        "ddp": "hwgrpo.training.strategies.ddp:Ddp",
-        "fsdp2": "hwgrpo.training.strategies.fsdp2:Fsdp2",
-        "deepspeed": "hwgrpo.training.strategies.deepspeed:Deepspeed",
+        "single": "hwgrpo.training.strategies.strategy_kind:SINGLE",
+        "ddp": "hwgrpo.training.strategies.strategy_kind:DDP",
+        "fsdp2": "hwgrpo.training.strategies.strategy_kind:FSDP2",
+        "deepspeed": "hwgrpo.training.strategies.strategy_kind:DEEPSPEED",
     },
     group="hwgrpo.strategies",
 )
+"""`StrategyKind`s."""
 LOGGERS = Registry(
     "observe.loggers",
     {

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.catalog import LOGGERS, REWARDS, SERVICES
+from hwgrpo.catalog import LOGGERS, REWARDS, SERVICES, STRATEGIES
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.peers import value_here
@@ -53,7 +53,8 @@ def check_config(
         raise ConfigError(missing[0])
     _check_contradictions(config)
     check_rollout(config)
-    _check_deepspeed(config)
+    if config.trainer.strategy != "auto" and (refuse := STRATEGIES.load(config.trainer.strategy).refuse):
+        refuse(config)
     return notes
 
 
@@ -64,9 +65,9 @@ def check_world_size(config: Config, world_size: int) -> None:
         ConfigError: the strategy or the batch sizes do not fit `world_size`.
     """
     t = config.trainer
-    if t.strategy == "single" and world_size > 1:
+    if t.strategy != "auto" and STRATEGIES.load(t.strategy).one_process and world_size > 1:
         raise ConfigError(
-            f"trainer.strategy='single' with {world_size} ranks would train {world_size} separate models; "
+            f"trainer.strategy={t.strategy!r} with {world_size} ranks would train {world_size} separate models; "
             "use trainer.strategy=ddp (or auto)"
         )
     size = ranks_per_sequence(config)
@@ -280,14 +281,15 @@ def _check_contradictions(config: Config) -> None:
             f"{f', over {sharing_setting(c)}' if shared else ''}); "
             f"use at least {longest}"
         )
-    if t.strategy == "single" and t.sequence_parallel_size > 1:
+    strategy = None if t.strategy == "auto" else STRATEGIES.load(t.strategy)
+    if strategy is not None and strategy.one_process and t.sequence_parallel_size > 1:
         raise ConfigError(
-            f"trainer.sequence_parallel_size={t.sequence_parallel_size} with trainer.strategy='single': sequences are "
-            "shared by several processes; use trainer.strategy=ddp, fsdp2 or deepspeed, or leave it out"
+            f"trainer.sequence_parallel_size={t.sequence_parallel_size} with trainer.strategy={t.strategy!r}: "
+            "sequences are shared by several processes; use trainer.strategy=ddp, fsdp2 or deepspeed, or leave it out"
         )
     if t.tensor_parallel_size > 1:
         tensor = f"trainer.tensor_parallel_size={t.tensor_parallel_size}"
-        if t.strategy != "fsdp2":
+        if strategy is None or not strategy.shards_layers:
             raise ConfigError(
                 f"{tensor} with trainer.strategy={t.strategy!r}: layers are cut over ranks by trainer.strategy=fsdp2 "
                 "alone; use that, or trainer.sequence_parallel_size, which every strategy of several processes takes"
@@ -335,10 +337,3 @@ def _check_contradictions(config: Config) -> None:
             f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "
             "back; add jsonl to observe.loggers"
         )
-
-
-def _check_deepspeed(config: Config) -> None:
-    from hwgrpo.config.deepspeed_json import deepspeed_config
-
-    if config.trainer.strategy == "deepspeed":
-        deepspeed_config(config)

@@ -4,8 +4,7 @@ dry_run.py            the plan of a run on this machine, and what it would be re
 reward_probe.py       the reward functions tried on one row
 scale_plan.py         a run on devices that need not be here: memory and time per chip
 memory.py             bytes that a device and its host hold
-sharding.py           how each strategy shards state
+planned_sharding.py   how the strategy of a run, or one that is asked for, shards state
 model_shape.py        sizes of a model, from its configuration
-parameter_shapes.py   its parameters, by the unit that is gathered
 step_time.py          seconds of a step, from a chip's rates
 """

@@ -26,8 +26,8 @@ from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
+from hwgrpo.planning.planned_sharding import config_sharding
 from hwgrpo.planning.reward_probe import try_rewards
-from hwgrpo.planning.sharding import Sharding, sharding_of
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.local.architectures import foreseen, own_forward
 from hwgrpo.rollout.server.weight_transfer import sent_copies
@@ -161,29 +161,6 @@ def planned_work(
         branched=layout.attention == "branched",
         samples=engine_kind(config).samples_with_policy,
         sent_copies=sent_copies(config, config.rollout.engine),
-    )
-
-
-def config_sharding(config: Config, world_size: int) -> Sharding:
-    """Return how the strategy of a configuration cuts a run over its devices."""
-    name = config.trainer.strategy
-    if name == "auto":
-        name = "ddp" if world_size > 1 else "single"
-    fsdp2, deepspeed = config.trainer.fsdp2, config.trainer.deepspeed
-    if name == "deepspeed":
-        return sharding_of(
-            name,
-            world_size,
-            stage=deepspeed.stage,
-            offload_optimizer=deepspeed.offload_optimizer,
-            offload_parameters=deepspeed.offload_parameters,
-        )
-    return sharding_of(
-        name,
-        world_size,
-        reshard_after_forward=fsdp2.reshard_after_forward,
-        offload_parameters=fsdp2.offload,
-        tensor=config.trainer.tensor_parallel_size,
     )
 
 

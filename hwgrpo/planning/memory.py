@@ -21,8 +21,8 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.planning.parameter_shapes import ParameterUnit
-from hwgrpo.planning.sharding import Sharding
+from hwgrpo.training.strategies.parameter_shapes import ParameterUnit
+from hwgrpo.training.strategies.sharding import Sharding
 
 WHOLE = Sharding()
 SMALL = 32 * 2**20

@@ -21,7 +21,7 @@ from hwgrpo.models.loading import model_settings
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora
 from hwgrpo.models.tensor_parallel import tensor_dims
 from hwgrpo.paths import find_model
-from hwgrpo.planning.parameter_shapes import ParameterShape, ParameterUnit, count_elements
+from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
 from hwgrpo.training.update.flops import EXPERTS, EXPERTS_MET, first_of
 
 HEAD_NORMS = frozenset({"q_norm", "k_norm"})

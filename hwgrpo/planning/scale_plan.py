@@ -10,21 +10,21 @@ from typing import Any
 from hwgrpo_backends import Backend
 from hwgrpo_backends.peaks import Chip
 
-from hwgrpo import catalog
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.errors import ConfigError
-from hwgrpo.planning.dry_run import config_sharding, planned_work
+from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
-from hwgrpo.planning.sharding import STRATEGIES, Sharding, planned_sharding
+from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding, strategy_variants
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.rollout.server.weight_transfer import sent_copies
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.startup_checks import assumed_choices
+from hwgrpo.training.strategies.sharding import Sharding
 
 USABLE = 0.9
 """Share of a chip's memory that a run may fill; the rest is the driver's, the libraries' and the allocator's."""
@@ -40,7 +40,7 @@ class Cluster:
     """In all."""
     nodes: int = 1
     strategy: str | None = None
-    """A word of `sharding.STRATEGIES`; None: the configuration's."""
+    """A name of `strategy_variants`; None: the configuration's strategy."""
     apart: bool = False
     """Devices of their own sample, by another engine."""
     samplers: int = 0
@@ -227,7 +227,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
     """
     check_world_size(config, cluster.devices)
     tensor = config.trainer.tensor_parallel_size
-    if tensor > 1 and cluster.strategy is not None and not _cuts_layers(cluster.strategy):
+    if tensor > 1 and cluster.strategy is not None and not strategy_variants()[cluster.strategy].shards_layers:
         raise ConfigError(
             f"--strategy={cluster.strategy!r} with trainer.tensor_parallel_size={tensor}: layers are cut over ranks by "
             "fsdp2 alone; use --strategy fsdp2 or fsdp2+offload, or trainer.sequence_parallel_size"
@@ -285,15 +285,12 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
 
 def _offered(config: Config, devices: int) -> list[str]:
     """Return what the trainer has for a configuration and a number of devices, from the simplest on."""
-    there = catalog.STRATEGIES.names()
-    names = [name for name in STRATEGIES if ("deepspeed" if name.startswith("zero") else name.split("+")[0]) in there]
-    if config.trainer.tensor_parallel_size > 1:
-        names = [name for name in names if _cuts_layers(name)]
-    return [name for name in names if (name == "single") == (devices == 1)]
-
-
-def _cuts_layers(strategy: str) -> bool:
-    return strategy.startswith("fsdp2")
+    shards_layers = config.trainer.tensor_parallel_size > 1
+    return [
+        name
+        for name, kind in strategy_variants().items()
+        if kind.one_process == (devices == 1) and (kind.shards_layers or not shards_layers)
+    ]
 
 
 def _strategy(config: Config, devices: int) -> str:

@@ -22,7 +22,7 @@ from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.planning.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.planning.sharding import Sharding
+from hwgrpo.training.strategies.sharding import Sharding
 from hwgrpo.training.update.flops import BACKWARD, FORWARD, WEIGHT, TrainingWork, model_work
 
 

@@ -50,6 +50,7 @@ from hwgrpo.training.run_parts import Run
 from hwgrpo.training.shared_setup import build_engine, prepare_process
 from hwgrpo.training.startup_checks import Data, check_start, lacking, open_data, require_running_server
 from hwgrpo.training.strategies.strategy import Strategy, together
+from hwgrpo.training.strategies.strategy_kind import StrategyKind
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.token_budget import TokenBudget
 
@@ -167,8 +168,8 @@ def _start_strategy(config: Config, device: Device) -> Strategy:
     locate(config.model.path)
     for reason in lacking(config, device):
         raise ConfigError(reason)
-    make_strategy = STRATEGIES.load(choose_strategy(config))
-    strategy: Strategy = make_strategy(device.torch_device, device.comm_backend, config.trainer.process_group_timeout)
+    kind: StrategyKind = STRATEGIES.load(choose_strategy(config))
+    strategy = kind.make(device.torch_device, device.comm_backend, config.trainer.process_group_timeout)
     strategy.prepare(config)
     return strategy
 

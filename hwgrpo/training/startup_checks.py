@@ -40,6 +40,7 @@ from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shared_setup import build_rewards, check_length, choose_kernels, without_weights
 from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.strategies.strategy_kind import StrategyKind
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ def check_start(
 
 def lacking(config: Config, device: Device) -> list[str]:
     """Return what this machine lacks to run these settings: packages, programs, variables, processes."""
-    strategy = STRATEGIES.load(choose_strategy(config))
+    strategy: StrategyKind = STRATEGIES.load(choose_strategy(config))
     checks = (
-        lambda: getattr(strategy, "check", lambda *_: None)(config, device.torch_device),
+        lambda: strategy.check_host(config, device.torch_device),
         lambda: check_engine(config),
     )
     found = []

@@ -11,7 +11,7 @@ from tiny import settings, tiny_llama
 
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import model_shape
-from hwgrpo.planning.sharding import planned_sharding, sharding_of
+from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding
 from hwgrpo.planning.step_time import Rates, step_seconds
 
 RANKS = 2
@@ -57,7 +57,8 @@ def test_ranks_send_what_a_plan_says(way: str, counted: dict[str, list[tuple[int
 def planned(way: str, micro_batches: int) -> float:
     """Return the bytes of an update, each response a micro-batch, as counted: a ring sends 1 / RANKS less of them."""
     config = settings(f"rollout.n={micro_batches}", "algorithm.advantage.singleton=raw")
-    sharding = sharding_of("fsdp2", RANKS, reshard_after_forward=False) if way == KEPT else planned_sharding(way, RANKS)
+    kept = settings("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false")
+    sharding = config_sharding(kept, RANKS) if way == KEPT else planned_sharding(way, RANKS)
     work = Work(dtype=torch.float32, device_type="cpu", prompts=1, prompt_tokens=16, micro_batch_tokens=16)
     seconds = step_seconds(
         config,

@@ -17,7 +17,7 @@ from hwgrpo.models.lm_head import HeadReading
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.planning.memory import Work, estimate
 from hwgrpo.planning.model_shape import model_shape
-from hwgrpo.planning.sharding import sharding_of
+from hwgrpo.planning.planned_sharding import planned_sharding
 from hwgrpo.planning.step_time import Rates, step_seconds
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup
@@ -119,7 +119,7 @@ def stored(model: PreTrainedConfig, devices: int, words: tuple[str, ...] = (), t
 def planned(model: PreTrainedConfig, devices: int, words: tuple[str, ...] = (), tensor: int = 1) -> Stored:
     config = settings("rollout.n=1", "algorithm.advantage.singleton=raw", *words)
     shape = model_shape(config.model, model)
-    sharding = sharding_of("fsdp2", devices, tensor=tensor)
+    sharding = planned_sharding("fsdp2", devices, tensor)
     memory = estimate(config, shape, WORK, sharding)
     chip = SimpleNamespace(flops={}, bandwidth=None)
     seconds = step_seconds(config, shape, None, WORK, sharding, chip, Rates(link=1.0), devices=devices, samplers=0)[
@@ -158,18 +158,18 @@ def test_layers_that_are_cut_first_are_sharded_over_the_groups_with_norms_and_bi
 def test_zero3_shards_flat_and_shrinks_with_every_device(model):
     shape = model_shape(settings().model, model)
     for devices in (2, 512):
-        memory = estimate(settings(), shape, WORK, sharding_of("deepspeed", devices, stage=3))
+        memory = estimate(settings(), shape, WORK, planned_sharding("zero3", devices))
         flat = sum(-(-p.numel() // devices) for p in AutoModelForCausalLM.from_config(model).parameters())
         assert memory.always["parameters (fp32)"] == 4 * flat
 
 
 def test_a_plan_says_from_how_many_devices_on_experts_do_not_shrink():
     units = model_shape(settings().model, EXPERTS).units
-    note = sharding_of("fsdp2", 16).padding_note(units)
+    note = planned_sharding("fsdp2", 16).padding_note(units)
     assert note is not None
     assert "the 4 rows of mlp.experts.gate_up_proj; no less state beyond 4 devices" in note
     share = planned(EXPERTS, 16).parameters * 16 / stored(EXPERTS, 1).parameters
     assert note.startswith(f"{share:.1f} times an even share: fully_shard")
-    assert sharding_of("fsdp2", 2).padding_note(units) is None
-    assert sharding_of("deepspeed", 16, stage=3).padding_note(units) is None
-    assert sharding_of("ddp", 16).padding_note(units) is None
+    assert planned_sharding("fsdp2", 2).padding_note(units) is None
+    assert planned_sharding("zero3", 16).padding_note(units) is None
+    assert planned_sharding("ddp", 16).padding_note(units) is None

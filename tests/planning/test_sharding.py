@@ -8,12 +8,13 @@ from hwgrpo_backends import registry
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import ConfigError
-from hwgrpo.planning.dry_run import config_sharding, planned_work
+from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.memory import SENT, Memory, Work, estimate, micro_batches
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.planning.parameter_shapes import ParameterShape, ParameterUnit
-from hwgrpo.planning.sharding import STRATEGIES, Sharding, planned_sharding, sharding_of
+from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding, strategy_variants
 from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit
+from hwgrpo.training.strategies.sharding import Sharding
 
 SHAPE = ModelShape(
     architecture="Shape",
@@ -90,7 +91,8 @@ def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathere
 
 def test_a_configuration_of_deepspeed_is_planned_in_its_stage():
     words = ("trainer.strategy=deepspeed", "trainer.deepspeed.stage=3", "trainer.deepspeed.offload_parameters=true")
-    assert config_sharding(planned(*words), 4) == sharding_of("deepspeed", 4, stage=3, offload_parameters=True)
+    assert config_sharding(planned(*words), 4) == planned_sharding("zero3+offload", 4)
+    assert config_sharding(planned(*words[:2]), 4) == planned_sharding("zero3", 4)
     assert config_sharding(planned(words[0]), 4) == planned_sharding("zero2", 4)
 
 
@@ -99,7 +101,7 @@ def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():
     assert held("fsdp2", 8).update["weights gathered"] == 2 * gathered
     assert held("zero3", 8).update["weights gathered"] == 2 * gathered
     assert held("fsdp2", 8, dtype=torch.float32).update["weights gathered"] == 4 * gathered
-    whole = sharding_of("fsdp2", 8, reshard_after_forward=False)
+    whole = config_sharding(planned("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false"), 8)
     assert estimate(planned(), SHAPE, WORK, whole).update["weights gathered"] == 2 * SHAPE.parameters
     for strategy in ("ddp", "zero1", "zero2"):
         assert "weights gathered" not in held(strategy, 8).update
@@ -215,7 +217,7 @@ def test_the_host_of_rank_0_has_room_for_the_weights_that_it_sent(words, copies)
 def test_an_unknown_strategy_is_refused_with_the_nearest_one():
     with pytest.raises(ConfigError, match=r"--strategy='fsdp'.*Did you mean 'fsdp2'"):
         planned_sharding("fsdp", 8)
-    assert all(planned_sharding(name, 2) for name in STRATEGIES)
+    assert all(planned_sharding(name, 2) for name in strategy_variants())
 
 
 def test_adamw_needs_values_between_on_accelerators_only():

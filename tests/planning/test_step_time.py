@@ -9,9 +9,9 @@ from tiny import settings, tiny_qwen3
 
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import ModelShape, model_shape
-from hwgrpo.planning.parameter_shapes import ParameterShape, ParameterUnit
-from hwgrpo.planning.sharding import STRATEGIES, planned_sharding
+from hwgrpo.planning.planned_sharding import planned_sharding, strategy_variants
 from hwgrpo.planning.step_time import Rates, step_seconds
+from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit
 
 MICRO_BATCHES = 6
 WORDS = (f"rollout.n={MICRO_BATCHES}", "trainer.prompts_per_step=8")
@@ -53,7 +53,7 @@ def sent(strategy: str, devices: int, *more: str, shape: ModelShape | None = Non
 
 
 def test_every_way_to_cut_a_run_has_its_figure():
-    assert set(PARTS) == set(STRATEGIES)
+    assert set(PARTS) == set(strategy_variants())
 
 
 @pytest.mark.parametrize("strategy", PARTS)

@@ -76,7 +76,7 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
     config = settings("trainer.threads=1", *words)
     rank = int(os.environ["LOCAL_RANK"])
     device = prepare_process(config, backend, rank, int(os.environ["LOCAL_WORLD_SIZE"]))
-    strategy: Strategy = STRATEGIES.load(config.trainer.strategy)(device.torch_device, device.comm_backend)
+    strategy: Strategy = STRATEGIES.load(config.trainer.strategy).make(device.torch_device, device.comm_backend)
     strategy.prepare(config)
     attention = attention_of(config, device)
     layout = choose_layout(config, model_settings(config.model), attention.loaded_as)

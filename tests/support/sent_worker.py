@@ -60,7 +60,7 @@ def measured(name: str, words: list[str]) -> list[tuple[int, float]]:
     """Return micro-batches and bytes of the second and the third update: DeepSpeed makes itself ready in the first."""
     global sent
     found = []
-    strategy = STRATEGIES.load(name)(torch.device("cpu"), "gloo")
+    strategy = STRATEGIES.load(name).make(torch.device("cpu"), "gloo")
     config = settings("algorithm.kl.coef=0.05", "model.dtype=float32", *words)
     policy = PolicyModel(tiny_llama(), compute_dtype=torch.float32, options=HeadOptions())
     strategy.prepare(config)

@@ -217,7 +217,7 @@ def run_all(out: Path, ways: Sequence[tuple[str, int]], titles: Sequence[str]) -
     for name, size in ways:
         for title in titles:
             registered, *words = STRATEGY[name]
-            strategy = STRATEGIES.load(registered)(torch.device("cpu"), "gloo")
+            strategy = STRATEGIES.load(registered).make(torch.device("cpu"), "gloo")
             values = run_case(strategy, CASES[title], size, words, tensor=name == TENSOR)
             if strategy.rank == 0:
                 save_file({k: v.contiguous() for k, v in values.items()}, out / f"{name} {size} {title}")

@@ -155,7 +155,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     for way, (name, *more) in ways.items():
         for case in CASES:
-            strategy = STRATEGIES.load(name)(torch.device("cpu"), "gloo")
+            strategy = STRATEGIES.load(name).make(torch.device("cpu"), "gloo")
             values = run_update(strategy, case, more)
             if strategy.rank == 0:
                 (out / way).mkdir(exist_ok=True)

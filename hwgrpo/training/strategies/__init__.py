@@ -1,6 +1,9 @@
 """How one policy is trained by one or many processes. The trainer speaks to `Strategy` alone.
 
 strategy.py                what a strategy does for the trainer
+strategy_kind.py           what is known of one before it is made; those that come with hwgrpo
+sharding.py                into how many parts state is sharded
+parameter_shapes.py        a model's parameters, by the unit that is gathered
 single.py, ddp.py          every rank has the full policy; replicated.py is what they share
 fsdp2.py                   parameters, gradients and optimizer states sharded (fully_shard)
 tensor_parallel_shard.py   its parameters where layers are sharded over a group of ranks too

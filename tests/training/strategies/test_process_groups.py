@@ -1,5 +1,6 @@
 """How long ranks wait for each other."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -38,7 +39,7 @@ def made(monkeypatch) -> list[tuple[str, object]]:
 def test_every_group_of_the_ranks_has_the_limit_of_the_settings(made, monkeypatch, restart, groups):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    strategy = STRATEGIES.load("ddp")(torch.device("cpu"), "of a device", 7200.0)
+    strategy = STRATEGIES.load("ddp").make(torch.device("cpu"), "of a device", 7200.0)
     strategy.prepare(settings("trainer.sequence_parallel_size=2", "trainer.strategy=ddp"))
     names = [*groups, "cpu", "sequence", "sequence"]
     assert made == [(name, HOURS) for name in names]
@@ -51,7 +52,8 @@ def test_a_run_gives_the_limit_to_its_strategy(monkeypatch, tmp_path):
         given.append(arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(setup.STRATEGIES, "load", lambda name: strategy)
+    single = STRATEGIES.load("single")
+    monkeypatch.setattr(setup.STRATEGIES, "load", lambda name: replace(single, maker=strategy))
     with pytest.raises(KeyboardInterrupt):
         runs.run(tmp_path / "run", "trainer.process_group_timeout=77")
     assert given[0][1:] == ("gloo", 77.0)

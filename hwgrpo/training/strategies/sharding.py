@@ -1,4 +1,4 @@
-"""How a strategy cuts a run's state over the devices, as far as memory and time depend on it."""
+"""Into how many parts a strategy shards a run's state, as far as memory and time depend on it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hwgrpo.errors import choice_error
-from hwgrpo.planning.parameter_shapes import ParameterUnit, count_elements, shard_elements
+from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements, shard_elements
 
-STRATEGIES = ("single", "ddp", "fsdp2", "fsdp2+offload", "zero1", "zero2", "zero3", "zero3+offload")
-"""What can be planned with, from the simplest on; zeroN is DeepSpeed's stage N."""
 NOTED_PADDING = 0.1
 """Share of the parameters from which on a plan says that padding is stored."""
 
@@ -85,73 +82,3 @@ class Sharding:
     def whole(self) -> bool:
         """Whether a device has all parameters, so that a local engine can sample from them."""
         return self.parameters == 1
-
-
-def sharding_of(
-    strategy: str,
-    devices: int,
-    *,
-    stage: int = 2,
-    reshard_after_forward: bool = True,
-    offload_optimizer: bool = False,
-    offload_parameters: bool = False,
-    tensor: int = 1,
-) -> Sharding:
-    """Return how a strategy cuts a run over its devices.
-
-    Args:
-        strategy: `trainer.strategy`, but for auto: single, ddp, fsdp2 or deepspeed.
-        devices: ranks of the run.
-        stage: ZeRO's, for deepspeed.
-        reshard_after_forward: for fsdp2; without, all weights stay gathered from a forward to its backward.
-        offload_optimizer, offload_parameters: what lies in the host's memory; for fsdp2 the second means both.
-        tensor: `trainer.tensor_parallel_size`; fsdp2 alone has it.
-    """
-    if strategy in ("single", "ddp"):
-        # DDP's gradients are views of its buckets, which it keeps
-        return Sharding(keeps_gradients=strategy == "ddp", ranks=devices)
-    if strategy == "fsdp2":
-        return Sharding(
-            parameters=devices,
-            gradients=devices,
-            moments=devices,
-            units=2 if reshard_after_forward else "all",  # the layer at work and the one that is fetched meanwhile
-            offloads_moments=offload_parameters,
-            offloads_parameters=offload_parameters,
-            by_rows=True,
-            tensor=tensor,
-            ranks=devices,
-        )
-    assert strategy == "deepspeed", strategy
-    return Sharding(
-        parameters=devices if stage >= 3 else 1,
-        gradients=devices if stage >= 2 else 1,
-        moments=devices,
-        masters=devices,
-        narrow=stage >= 3,
-        units=2 if stage >= 3 else None,
-        keeps_gradients=True,
-        offloads_moments=offload_optimizer or offload_parameters,
-        offloads_parameters=offload_parameters,
-        ranks=devices,
-    )
-
-
-def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
-    """Return what a word of `STRATEGIES` means; `tensor` as for `sharding_of`.
-
-    Raises:
-        ConfigError: it is not one of them.
-    """
-    if name not in STRATEGIES:
-        raise choice_error("--strategy", name, STRATEGIES)
-    word, _, offload = name.partition("+")
-    if word.startswith("zero"):
-        return sharding_of(
-            "deepspeed",
-            devices,
-            stage=int(word.removeprefix("zero")),
-            offload_optimizer=bool(offload),
-            offload_parameters=bool(offload),
-        )
-    return sharding_of(word, devices, offload_parameters=bool(offload), tensor=tensor)

@@ -1,0 +1,124 @@
+"""What is known of a strategy before it is made, and the strategies that come with hwgrpo. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hwgrpo.config.deepspeed_json import deepspeed_config
+from hwgrpo.config.schema import Config, TrainerConfig
+from hwgrpo.registry import imported
+from hwgrpo.training.strategies.sharding import Sharding
+
+if TYPE_CHECKING:
+    import torch
+
+    from hwgrpo.training.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyKind:
+    """A strategy: how it shards state, what it refuses and why, and how it is made.
+
+    An entry of `hwgrpo.catalog.STRATEGIES`.
+    """
+
+    maker: str | Callable[..., Strategy]
+    """Returns a `Strategy` of (torch device, communication backend, timeout in seconds); or `module:callable`."""
+    sharding: Callable[[TrainerConfig, int], Sharding]
+    """How it shards the state of a run with these settings over so many devices."""
+    one_process: bool = False
+    """It trains in one process; others in several."""
+    shards_layers: bool = False
+    """It takes `trainer.tensor_parallel_size`."""
+    refuse: Callable[[Config], Any] | None = None
+    """Raises ConfigError for settings that it does not support."""
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Names for `hwgrpo plan --strategy` -> settings below `trainer`, from the simplest on."""
+
+    def make(self, device: torch.device, comm_backend: str, *timeout: float) -> Strategy:
+        """Join the processes of a run, and return the strategy by which they train."""
+        return self._maker()(device, comm_backend, *timeout)
+
+    def check_host(self, config: Config, device: torch.device) -> None:
+        """Check that this machine has what the strategy needs, where its maker has a method `check` for that.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        check = getattr(self._maker(), "check", None)
+        if check is not None:
+            check(config, device)
+
+    def _maker(self) -> Callable[..., Strategy]:
+        return imported(self.maker) if isinstance(self.maker, str) else self.maker
+
+
+def _replicated(_: TrainerConfig, devices: int) -> Sharding:
+    return Sharding(ranks=devices)
+
+
+def _ddp(_: TrainerConfig, devices: int) -> Sharding:
+    return Sharding(keeps_gradients=True, ranks=devices)  # gradients are views of buckets, which DDP keeps
+
+
+def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
+    fsdp2 = trainer.fsdp2
+    return Sharding(
+        parameters=devices,
+        gradients=devices,
+        moments=devices,
+        units=2 if fsdp2.reshard_after_forward else "all",  # the layer at work and the one that is fetched meanwhile
+        offloads_moments=fsdp2.offload,
+        offloads_parameters=fsdp2.offload,
+        by_rows=True,
+        tensor=trainer.tensor_parallel_size,
+        ranks=devices,
+    )
+
+
+def _deepspeed(trainer: TrainerConfig, devices: int) -> Sharding:
+    deepspeed = trainer.deepspeed
+    return Sharding(
+        parameters=devices if deepspeed.stage >= 3 else 1,
+        gradients=devices if deepspeed.stage >= 2 else 1,
+        moments=devices,
+        masters=devices,
+        narrow=deepspeed.stage >= 3,
+        units=2 if deepspeed.stage >= 3 else None,
+        keeps_gradients=True,
+        offloads_moments=deepspeed.offload_optimizer or deepspeed.offload_parameters,
+        offloads_parameters=deepspeed.offload_parameters,
+        ranks=devices,
+    )
+
+
+SINGLE = StrategyKind(
+    maker="hwgrpo.training.strategies.single:Single",
+    sharding=_replicated,
+    one_process=True,
+    variants={"single": {}},
+)
+DDP = StrategyKind(maker="hwgrpo.training.strategies.ddp:Ddp", sharding=_ddp, variants={"ddp": {}})
+FSDP2 = StrategyKind(
+    maker="hwgrpo.training.strategies.fsdp2:Fsdp2",
+    sharding=_fsdp2,
+    shards_layers=True,
+    variants={"fsdp2": {}, "fsdp2+offload": {"fsdp2.offload": True}},
+)
+DEEPSPEED = StrategyKind(
+    maker="hwgrpo.training.strategies.deepspeed:Deepspeed",
+    sharding=_deepspeed,
+    refuse=deepspeed_config,
+    variants={
+        "zero1": {"deepspeed.stage": 1},
+        "zero2": {"deepspeed.stage": 2},
+        "zero3": {"deepspeed.stage": 3},
+        "zero3+offload": {
+            "deepspeed.stage": 3,
+            "deepspeed.offload_optimizer": True,
+            "deepspeed.offload_parameters": True,
+        },
+    },
+)
