@@ -90,6 +90,14 @@ ENGINES = Registry(
     group="hwgrpo.engines",
 )
 """`EngineKind`s."""
+RESPONSE_SOURCES = Registry(
+    "rollout.source",
+    {
+        "on_demand": "hwgrpo.training.feed.response_source:on_demand",
+        "prefetch": "hwgrpo.training.feed.response_source:prefetch",
+    },
+)
+"""Functions `(SourceParts) -> ResponseSource`."""
 LAYOUTS = Registry(
     "model.layout",
     {

@@ -131,6 +131,7 @@ def with_absolute_paths(config: Any) -> Any:
         (algorithm.loss, "name"),
         (algorithm.kl, "estimator"),
         (algorithm.correction, "name"),
+        (config.rollout, "source"),
     ):
         setattr(section, name, with_absolute_file(getattr(section, name)))
     config.plugins = [with_absolute_file(plugin) for plugin in config.plugins]

@@ -17,6 +17,11 @@ def check_rollout(config: Config) -> None:
     refuse = ENGINES.load(r.engine).refuse
     if refuse is not None:
         refuse(config)
+    if (r.source, bool(r.max_staleness)) in (("on_demand", True), ("prefetch", False)):
+        raise ConfigError(
+            f"rollout.source={r.source!r} with rollout.max_staleness={r.max_staleness}: responses are prefetched "
+            "with a max_staleness of 1 or more, and never with 0; leave rollout.source out"
+        )
     longest = config.data.max_prompt_tokens + r.max_response_tokens
     if r.max_model_len is not None and r.max_model_len < longest:
         raise ConfigError(

@@ -185,6 +185,9 @@ class RolloutConfig:
     """What generates: `local` is the training model itself, `vllm` is vLLM in the training process, `vllm_server` is
     `vllm serve` as a process of its own, which may live in another environment, `sglang_server` is SGLang in the same
     way, which has not met a real server yet."""
+    source: str = choice("auto", lambda: ("auto", *catalog.RESPONSE_SOURCES.names()), files=True)
+    """Where a step's responses come from: `on_demand` generates them when they are asked for, `prefetch` while earlier
+    steps are trained, or `path/to/file.py:function` of `SourceParts`. auto: prefetch with a `max_staleness` above 0."""
     n: int = limited(8, at_least=1)
     """Samples per prompt: the group size."""
     max_response_tokens: int = limited(512, at_least=1)

@@ -22,6 +22,7 @@ def code_files(config: Config) -> dict[str, Path]:
         "algorithm.loss.name": algorithm.loss.name,
         "algorithm.kl.estimator": algorithm.kl.estimator,
         "algorithm.correction.name": algorithm.correction.name,
+        "rollout.source": config.rollout.source,
         **{f"observe.loggers.{i}": name for i, name in enumerate(config.observe.loggers)},
     }
     names |= {f"plugins.{i}": name for i, name in enumerate(config.plugins)}

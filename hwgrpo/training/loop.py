@@ -58,7 +58,7 @@ def train_step(run: Run, step: int) -> None:
     config, watch = run.config, run.watch
     with watch("step"):
         with watch("gen"):
-            given = together(run.strategy, lambda: run.supply.next(step))
+            given = together(run.strategy, lambda: run.responses.next(step))
         prompts, completions = given.prompts, given.completions
         with watch("reward"):
             rewards = together(run.strategy, lambda: run.rewards.score(prompts, completions, step))
@@ -74,7 +74,7 @@ def train_step(run: Run, step: int) -> None:
         with watch("update_actor"):
             updated = run.update(batch)
         with watch("sync"):
-            run.supply.update_weights(step)
+            run.responses.update_weights(step)
     values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
@@ -92,7 +92,7 @@ def validate_now(run: Run, step: int) -> None:
     """Measure the policy on the validation prompts, when there are any."""
     if run.validation is None:
         return
-    with run.watch("testing"), run.supply.alone():
+    with run.watch("testing"), run.responses.alone():
         values = validate(
             run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy, step
         )

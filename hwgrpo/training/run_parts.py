@@ -17,7 +17,7 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
-from hwgrpo.training.feed.response_source import Supply
+from hwgrpo.training.feed.response_source import ResponseSource
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.run_folder import Claim
 from hwgrpo.training.strategies.strategy import Strategy
@@ -33,7 +33,7 @@ class Run:
     device: Device
     strategy: Strategy
     prompts: PromptSource
-    supply: Supply
+    responses: ResponseSource
     """Draws from `prompts` and calls `engine`; both are its own while it runs ahead."""
     engine: Engine
     sampling: Sampling
@@ -67,4 +67,4 @@ class Run:
         All of it, whatever fails; see `close_all` for which error is raised.
         """
         locks = [] if self.lock is None else [self.lock.close]
-        close_all(self.supply.close, self.observer.close, self.engine.close, self.rewards.close, *locks)
+        close_all(self.responses.close, self.observer.close, self.engine.close, self.rewards.close, *locks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.code_files import checksums, keep_copies
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
-from hwgrpo.training.feed.response_source import Ahead, InTurn, Supply, Waiting
+from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
 from hwgrpo.training.model_setup import Models, put_together
 from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.out_of_memory import LOADING, explained
@@ -121,8 +121,20 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     if folder.checkpoint is not None and config.rollout.max_staleness:
         ahead, told = prefetched_batches.load(folder.checkpoint, source, config.rollout.max_staleness)
         notes += told
-    supply = build_supply(config, source, engine, gate, device, start, total_steps, ahead, drawn)
-    undo.callback(supply.close)
+    responses = make_source(
+        SourceParts(
+            config=config,
+            prompts=source,
+            engine=engine,
+            gate=gate,
+            device=device,
+            start=start,
+            total_steps=total_steps,
+            prefetched=ahead,
+            state=drawn,
+        )
+    )
+    undo.callback(responses.close)
 
     observer = _observer(config, folder, strategy, total_steps)
     undo.callback(observer.close)
@@ -142,7 +154,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         device=device,
         strategy=strategy,
         prompts=source,
-        supply=supply,
+        responses=responses,
         engine=engine,
         sampling=sampling_of(config),
         rewards=data.rewards,
@@ -151,7 +163,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         validation=data.validation,
         observer=observer,
         watch=Stopwatch(device.synchronize, trace=device.trace),
-        saver=_saver(config, written, device, strategy, folder, data, update, supply, observer),
+        saver=_saver(config, written, device, strategy, folder, data, update, responses, observer),
         record_kernels=lambda: _record_kernels(folder.path, strategy.rank),
         memory=lambda: _memory_metrics(device),
         peak=peak.flops if peak else None,
@@ -282,7 +294,7 @@ def _saver(
     folder: _Folder,
     data: Data,
     update: PolicyUpdate,
-    supply: Supply,
+    responses: ResponseSource,
     observer: Observer,
 ) -> Saver:
     """Return what writes checkpoints, with all that a resumed run is restored and compared with."""
@@ -293,7 +305,7 @@ def _saver(
 
     def state() -> dict[str, Any]:
         return {
-            "sampler": supply.state(),
+            "sampler": responses.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
             "config": to_yaml(written),
@@ -309,7 +321,7 @@ def _saver(
         keep=config.trainer.keep_checkpoints,
         asynchronous=config.trainer.save_async,
         state=state,
-        extra_files=lambda: prefetched_batches.files_of(supply.waiting(), strategy.rank),
+        extra_files=lambda: prefetched_batches.files_of(responses.waiting(), strategy.rank),
         tell=observer.note,
         moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,
@@ -323,36 +335,6 @@ def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) 
     if said is not None:
         strategy.close()
         raise RunFinished(said)
-
-
-def build_supply(
-    config: Config,
-    source: PromptSource,
-    engine: Engine,
-    gate: Gate,
-    device: Device,
-    start: int,
-    total_steps: int,
-    ahead: Sequence[Waiting] = (),
-    drawn: dict[str, Any] | None = None,
-) -> Supply:
-    """Return where the steps after `start` get their responses from; see `Ahead` for `ahead` and `drawn`."""
-    sampling, bound = sampling_of(config), config.rollout.max_staleness
-    if not bound:
-        return InTurn(source, engine, sampling)
-    return Ahead(
-        source,
-        engine,
-        sampling,
-        gate,
-        device,
-        max_staleness=bound,
-        first_step=start + 1,
-        last_step=total_steps,
-        waiting=ahead,
-        state=drawn,
-        timeout=config.trainer.process_group_timeout,
-    )
 
 
 def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:

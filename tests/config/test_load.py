@@ -120,6 +120,7 @@ def test_a_wrong_setting_is_refused_with_key_value_and_remedy(word: str, parts: 
             ["algorithm.correction.name=token_truncate", "algorithm.correction.high=null"],
             ["algorithm.correction.name='token_truncate'", "needs a bound"],
         ),
+        (["rollout.source=prefetch"], ["rollout.source='prefetch'", "max_staleness=0", "leave rollout.source out"]),
         (["algorithm.loss.clip_high=-0.1"], ["clip_high=-0.1", "loss.name='ppo_clip'", "at least 0"]),
         (["algorithm.aggregation.norm_length=5"], ["norm_length=5", "no effect"]),
         (["reward.functions.0.weight=0"], ["weight is 0"]),

@@ -39,10 +39,10 @@ def test_a_full_disk_ends_a_run_with_one_message_and_all_of_it_closed(tmp_path: 
     def run() -> None:
         fill_disk_before(2, output)
         closed: list[str] = []
-        for part in ("supply", "engine", "rewards", "lock"):
+        for part in ("responses", "engine", "rewards", "lock"):
             note_closing(part, closed)
         code = main(["train", str(recipe), *words])
-        assert closed == ["supply", "engine", "rewards", "lock"], closed
+        assert closed == ["responses", "engine", "rewards", "lock"], closed
         os._exit(code)
 
     def note_closing(part: str, closed: list[str]) -> None:

@@ -16,7 +16,7 @@ import torch
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.feed.prompt_source import PromptSource
-from hwgrpo.training.feed.response_source import Batch, Waiting
+from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch
 from hwgrpo.values import Completions, PromptBatch
 
 _TENSORS = ("prompt_index", "tokens", "offsets", "logprobs", "finished", "versions")
@@ -44,7 +44,7 @@ def files_of(batches: Sequence[Batch], rank: int) -> dict[str, dict[str, torch.T
     return {_file(rank): tensors} if tensors else {}
 
 
-def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tuple[list[Waiting], list[str]]:
+def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tuple[list[PrefetchedBatch], list[str]]:
     """Return the batches of a checkpoint that this rank can go on with, and what to tell of those that it cannot.
 
     What cannot be used is sampled again.
@@ -60,7 +60,7 @@ def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tu
     step, ranks = checkpoint.step, checkpoint.manifest["world_size"]
     if ranks != source.world_size:
         return [], [f"what {ranks} ranks had sampled ahead is sampled again: now there are {source.world_size}"]
-    waiting: list[Waiting] = []
+    waiting: list[PrefetchedBatch] = []
     for completions, words in _read(checkpoint.folder / name):
         age = step + len(waiting) - completions.weight_version
         before = source.state()
@@ -69,7 +69,7 @@ def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tu
             source.restore(before)
             why = f"rollout.max_staleness={max_staleness}" if age > max_staleness else "the prompts are others"
             return waiting, [f"what was sampled ahead is sampled again from step {step + len(waiting) + 1} on: {why}"]
-        waiting.append(Waiting(Batch(prompts, completions, words["metrics"]), source.state()))
+        waiting.append(PrefetchedBatch(Batch(prompts, completions, words["metrics"]), source.state()))
     return waiting, []
 
 

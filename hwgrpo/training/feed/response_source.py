@@ -16,6 +16,9 @@ from typing import Any, Protocol
 
 from hwgrpo_backends.device import Device
 
+from hwgrpo.catalog import RESPONSE_SOURCES
+from hwgrpo.config import Config
+from hwgrpo.config.derived import sampling_of
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
@@ -35,7 +38,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PrefetchedBatch:
     """A batch that is done and was not handed out."""
 
     batch: Batch
@@ -43,7 +46,7 @@ class Waiting:
     """The position in the data after it."""
 
 
-class Supply(Protocol):
+class ResponseSource(Protocol):
     """Hands out the batches of one step after the other."""
 
     def next(self, step: int) -> Batch:
@@ -71,8 +74,62 @@ class Supply(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class SourceParts:
+    """All that the maker of a response source may need."""
+
+    config: Config
+    """Checked settings of the run."""
+    prompts: PromptSource
+    engine: Engine
+    """Has the weights of the first step."""
+    gate: Gate
+    """Where an engine that generates in a thread of its own makes way for new weights."""
+    device: Device
+    start: int = 0
+    """Steps done already."""
+    total_steps: int
+    prefetched: Sequence[PrefetchedBatch] = ()
+    """Batches of the first steps that a checkpoint held; `prompts` stands after them."""
+    state: dict[str, Any] | None = None
+    """The position in the data before them; None where there are none."""
+
+
+def on_demand(parts: SourceParts) -> OnDemand:
+    """Return the source that generates a step's responses when they are asked for."""
+    return OnDemand(parts.prompts, parts.engine, sampling_of(parts.config))
+
+
+def prefetch(parts: SourceParts) -> Prefetcher:
+    """Return the source that generates while earlier steps are trained."""
+    return Prefetcher(
+        parts.prompts,
+        parts.engine,
+        sampling_of(parts.config),
+        parts.gate,
+        parts.device,
+        max_staleness=parts.config.rollout.max_staleness,
+        first_step=parts.start + 1,
+        last_step=parts.total_steps,
+        waiting=parts.prefetched,
+        state=parts.state,
+        timeout=parts.config.trainer.process_group_timeout,
+    )
+
+
+def choose_source(config: Config) -> str:
+    """Return the name of the response source: `auto` prefetches where responses may be stale."""
+    wanted = config.rollout.source
+    return wanted if wanted != "auto" else "prefetch" if config.rollout.max_staleness else "on_demand"
+
+
+def make_source(parts: SourceParts) -> ResponseSource:
+    """Return where the steps after `parts.start` get their responses from."""
+    return RESPONSE_SOURCES.load(choose_source(parts.config))(parts)
+
+
 @dataclass
-class InTurn:
+class OnDemand:
     """Generates a step's responses when they are asked for, with the newest weights."""
 
     source: PromptSource
@@ -100,7 +157,7 @@ class InTurn:
         pass
 
 
-class Ahead:
+class Prefetcher:
     """Generates in a thread of its own, at most `max_staleness` versions behind the policy.
 
     With a bound of 1 (one-step-off policy) the order of things is fixed: while a step is trained, the responses of the
@@ -135,7 +192,7 @@ class Ahead:
         max_staleness: int,
         first_step: int,
         last_step: int,
-        waiting: Sequence[Waiting] = (),
+        waiting: Sequence[PrefetchedBatch] = (),
         state: dict[str, Any] | None = None,
         timeout: float = STUCK_AFTER,
     ) -> None:
@@ -228,7 +285,7 @@ class Ahead:
                     batch = self._generate(prompts)
                 with self._changed:
                     if self._error is None:
-                        self._done.append(Waiting(batch, state))
+                        self._done.append(PrefetchedBatch(batch, state))
                         self._changed.notify_all()
         except BaseException as error:  # the thread that asks for the batch raises it
             with self._changed:

@@ -79,12 +79,12 @@ def far_ahead(tmp_path_factory):
     output = tmp_path_factory.mktemp("far") / "run"
     words = ("rollout.max_staleness=3", CORRECTED, "trainer.validate_every=0")
     parts = setup.build_run(runs.small(output, *words, "trainer.save_every=3"), BACKEND, 0, 1)
-    supply, plain = parts.supply, parts.saver.save
+    responses, plain = parts.responses, parts.saver.save
 
     def save(step: int, **options) -> None:
         if step == 3:
             for _ in range(1000):
-                if len(supply.waiting()) == 3:
+                if len(responses.waiting()) == 3:
                     break
                 threading.Event().wait(0.01)
         plain(step, **options)

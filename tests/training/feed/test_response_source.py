@@ -8,17 +8,18 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 
+from hwgrpo.config.derived import sampling_of
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.training import setup
-from hwgrpo.training.feed.response_source import Ahead, Batch, InTurn, Waiting
+from hwgrpo.training.feed.response_source import Batch, OnDemand, PrefetchedBatch, Prefetcher
 from hwgrpo.values import Completions, Sampling
 
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "trainer.validate_every=2")
 
 
-class Lagging(InTurn):
+class Lagging(OnDemand):
     """One-step-off policy with nothing beside anything: the next step's responses before this step is trained."""
 
     next_one = None
@@ -35,13 +36,11 @@ def without(names: tuple[str, ...], lines: list[dict]) -> list[dict]:
 
 def test_one_step_ahead_is_what_the_same_order_gives_without_a_thread(tmp_path, monkeypatch):
     runs.run(tmp_path / "ahead", *AHEAD)
-    plain = setup.build_supply
 
-    def lagging(config, source, engine, *_):
-        found = plain(config, source, engine, *_)
-        return Lagging(source, engine, found._sampling)
+    def lagging(parts):
+        return Lagging(parts.prompts, parts.engine, sampling_of(parts.config))
 
-    monkeypatch.setattr(setup, "build_supply", lagging)
+    monkeypatch.setattr(setup, "make_source", lagging)
     runs.run(tmp_path / "lagging", *AHEAD)
     ahead, turns = runs.metrics(tmp_path / "ahead"), runs.metrics(tmp_path / "lagging")
     assert without(("rollout/staleness",), ahead) == turns
@@ -58,16 +57,16 @@ def test_batches_that_wait_are_handed_out_first_and_the_position_in_the_data_is_
         prompts = source.next()
         nothing = torch.zeros(0, dtype=torch.int64)
         completions = Completions(nothing, nothing, nothing, nothing.float(), nothing.bool(), (), 0)
-        batches.append(Waiting(Batch(prompts, completions, {}), source.state()))
-    supply = ahead(2, source=source, waiting=batches, state=before)
-    supply._engine.may.release(100)
-    assert [batch.prompts for batch in supply.waiting()] == [1, 2]
-    assert supply.state() == {"position": 0}
+        batches.append(PrefetchedBatch(Batch(prompts, completions, {}), source.state()))
+    responses = ahead(2, source=source, waiting=batches, state=before)
+    responses._engine.may.release(100)
+    assert [batch.prompts for batch in responses.waiting()] == [1, 2]
+    assert responses.state() == {"position": 0}
     for step in (1, 2, 3):
-        assert supply.next(step).prompts == step
-        assert supply.state() == {"position": step}
-        supply.update_weights(step)
-    supply.close()
+        assert responses.next(step).prompts == step
+        assert responses.state() == {"position": step}
+        responses.update_weights(step)
+    responses.close()
 
 
 class Source:
@@ -107,11 +106,11 @@ class Engine:
         self.version = version
 
 
-def ahead(bound: int, last_step: int = 9, source=None, **waiting) -> Ahead:
+def ahead(bound: int, last_step: int = 9, source=None, **waiting) -> Prefetcher:
     engine = Engine()
     sampling = Sampling(n=1, max_response_tokens=1)
     gate, device = Gate(), Device(BACKEND)
-    return Ahead(
+    return Prefetcher(
         source or Source(),
         engine,
         sampling,
@@ -124,9 +123,9 @@ def ahead(bound: int, last_step: int = 9, source=None, **waiting) -> Ahead:
     )
 
 
-def settle(supply: Ahead, generated: int) -> None:
+def settle(responses: Prefetcher, generated: int) -> None:
     """Wait until that many batches are generated, then see that no other one is begun."""
-    engine = supply._engine
+    engine = responses._engine
     for _ in range(1000):
         if len(engine.generated) >= generated:
             break
@@ -137,51 +136,51 @@ def settle(supply: Ahead, generated: int) -> None:
 
 @pytest.mark.parametrize("bound", [1, 2, 3])
 def test_no_batch_is_begun_before_there_are_weights_that_will_be_new_enough(bound):
-    supply = ahead(bound)
-    supply._engine.may.release(100)
-    assert supply.next(1).completions.weight_version == 0
-    settle(supply, 1 + bound)  # steps 1 to 1 + bound may be of version 0
+    responses = ahead(bound)
+    responses._engine.may.release(100)
+    assert responses.next(1).completions.weight_version == 0
+    settle(responses, 1 + bound)  # steps 1 to 1 + bound may be of version 0
     for step in range(1, 5):
-        supply.update_weights(step)
-        settle(supply, min(1 + bound + step, 9))
-        batch = supply.next(step + 1)
+        responses.update_weights(step)
+        settle(responses, min(1 + bound + step, 9))
+        batch = responses.next(step + 1)
         assert batch.prompts == step + 1
         assert batch.metrics["rollout/staleness_max"] == step - batch.completions.weight_version <= bound
-    assert all(prompt - 1 - version <= bound for prompt, version in supply._engine.generated)
-    assert max(prompt - 1 - version for prompt, version in supply._engine.generated) == bound, "the bound is used"
-    supply.close()
+    assert all(prompt - 1 - version <= bound for prompt, version in responses._engine.generated)
+    assert max(prompt - 1 - version for prompt, version in responses._engine.generated) == bound, "the bound is used"
+    responses.close()
 
 
 def test_a_batch_of_weights_that_are_too_old_is_generated_again_with_the_policys():
-    supply = ahead(1)
-    supply._engine.may.release(100)
-    supply.next(1)
-    settle(supply, 2)
-    supply.update_weights(1)
-    supply._engine.version = -3  # what came back after a fault
-    settle(supply, 3)
-    supply.next(2)
-    supply.update_weights(2)
-    batch = supply.next(3)
+    responses = ahead(1)
+    responses._engine.may.release(100)
+    responses.next(1)
+    settle(responses, 2)
+    responses.update_weights(1)
+    responses._engine.version = -3  # what came back after a fault
+    settle(responses, 3)
+    responses.next(2)
+    responses.update_weights(2)
+    batch = responses.next(3)
     assert batch.completions.weight_version == 2
-    assert [prompt for prompt, _ in supply._engine.generated].count(3) == 2
-    supply.close()
+    assert [prompt for prompt, _ in responses._engine.generated].count(3) == 2
+    responses.close()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_engine_that_takes_no_new_weights_ends_the_run(ranks):
     """One of several ranks cannot bring weights alone."""
-    supply = ahead(1)
-    supply._source.world_size = ranks
-    supply._engine.may.release(100)
-    supply._engine.update_weights = lambda version: None
+    responses = ahead(1)
+    responses._source.world_size = ranks
+    responses._engine.may.release(100)
+    responses._engine.update_weights = lambda version: None
     for step in (1, 2):
-        supply.next(step)
-        settle(supply, step + 1)
-        supply.update_weights(step)
+        responses.next(step)
+        settle(responses, step + 1)
+        responses.update_weights(step)
     with pytest.raises(RunError, match=r"step 3 were sampled with weights 0, but the policy has weights 2"):
-        supply.next(3)
-    supply.close()
+        responses.next(3)
+    responses.close()
 
 
 def test_new_weights_wait_for_the_batch_that_is_being_sampled():
@@ -190,37 +189,37 @@ def test_new_weights_wait_for_the_batch_that_is_being_sampled():
             threading.Event().wait(0.3 * (self.position == 1))
             return super().next()
 
-    supply = ahead(1, source=Slow())
-    supply._engine.may.release(1)
-    supply.next(1)  # returns when step 2 is begun, which may not go on yet
-    brought = threading.Thread(target=supply.update_weights, args=(1,))
+    responses = ahead(1, source=Slow())
+    responses._engine.may.release(1)
+    responses.next(1)  # returns when step 2 is begun, which may not go on yet
+    brought = threading.Thread(target=responses.update_weights, args=(1,))
     brought.start()
     brought.join(0.2)
     assert brought.is_alive()
-    assert supply._engine.version == 0
-    supply._engine.may.release(100)
+    assert responses._engine.version == 0
+    responses._engine.may.release(100)
     brought.join(60)
-    assert supply._engine.generated[:2] == [(1, 0), (2, 0)]
-    supply.close()
+    assert responses._engine.generated[:2] == [(1, 0), (2, 0)]
+    responses.close()
 
 
 def test_the_position_in_the_data_is_that_of_what_was_handed_out():
-    supply = ahead(3)
-    supply._engine.may.release(100)
-    assert supply.state() == {"position": 0}
-    supply.next(1)
-    settle(supply, 4)
-    assert supply.state() == {"position": 1}
-    supply.close()
+    responses = ahead(3)
+    responses._engine.may.release(100)
+    assert responses.state() == {"position": 0}
+    responses.next(1)
+    settle(responses, 4)
+    assert responses.state() == {"position": 1}
+    responses.close()
 
 
 def test_nothing_is_generated_beyond_the_last_step():
-    supply = ahead(3, last_step=2)
-    supply._engine.may.release(100)
-    supply.next(1)
-    supply.next(2)
-    settle(supply, 2)
-    supply.close()
+    responses = ahead(3, last_step=2)
+    responses._engine.may.release(100)
+    responses.next(1)
+    responses.next(2)
+    settle(responses, 2)
+    responses.close()
 
 
 def test_a_failure_of_the_thread_is_raised_where_its_batch_is_asked_for():
@@ -228,30 +227,30 @@ def test_a_failure_of_the_thread_is_raised_where_its_batch_is_asked_for():
         def next(self):
             return -super().next() if self.position else super().next()
 
-    supply = ahead(1, source=Broken())
-    supply._engine.may.release(100)
-    assert supply.next(1).prompts == 1
+    responses = ahead(1, source=Broken())
+    responses._engine.may.release(100)
+    assert responses.next(1).prompts == 1
     with pytest.raises(RunError, match="cannot answer"):
-        supply.next(2)
-    supply.close()
+        responses.next(2)
+    responses.close()
 
 
 def test_closing_ends_the_thread_and_who_waits_for_it():
-    supply = ahead(1)
-    supply._engine.may.release(1)
-    supply.next(1)
-    supply._engine.may.release(100)
-    supply.close()
-    assert not supply._thread.is_alive()
+    responses = ahead(1)
+    responses._engine.may.release(1)
+    responses.next(1)
+    responses._engine.may.release(100)
+    responses.close()
+    assert not responses._thread.is_alive()
     with pytest.raises(Stopped):
-        supply.next(2)
+        responses.next(2)
 
 
 def test_new_weights_come_amid_responses_and_each_token_tells_its_version(tmp_path):
     """The same weights under a new number: tokens and log-probs are as without, only the versions differ."""
     words = ("rollout.max_staleness=1", "rollout.partial=true", "algorithm.correction.name=token_truncate")
     run = setup.build_run(runs.small(tmp_path / "run", *words), BACKEND, 0, 1)
-    engine, gate = run.engine, run.supply._gate
+    engine, gate = run.engine, run.responses._gate
     assert isinstance(engine, LocalEngine)
     prompts = run.prompts.next()
     expected = engine.generate(prompts, run.sampling)
@@ -297,9 +296,9 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, words, told):
 
 
 def test_an_engine_that_hangs_ends_the_run_after_the_time_limit():
-    supply = ahead(1, timeout=0.2)
+    responses = ahead(1, timeout=0.2)
     with pytest.raises(RunError, match=r"waited 0.2 s for the responses of step 1: .*trainer.process_group_timeout"):
-        supply.next(1)
+        responses.next(1)
     with pytest.raises(RunError, match=r"for the rollout thread to end"):
-        supply.close()
-    supply._engine.may.release()
+        responses.close()
+    responses._engine.may.release()
