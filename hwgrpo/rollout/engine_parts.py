@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +16,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Apart:
-    """A whole copy of a model whose own weights are in shards, or in use while responses are sampled."""
-
-    replica: Any
-    """The copy, in the dtype of rollouts."""
-    trainable: Callable[[], Iterator[tuple[str, torch.Tensor]]]
-    """Yields the policy's trainable weights whole, by their names in the model; every rank runs through it."""
-
-
-@dataclass(frozen=True)
 class EngineParts:
     """All that the maker of an engine may need, on one rank; see `EngineKind.make`."""
 
@@ -35,13 +24,14 @@ class EngineParts:
     model: Any
     """The policy: a transformers causal LM, or one wrapped by peft."""
     weights: PolicyWeights
-    """How to get them whole."""
+    """How to get them unsharded."""
     tokenizer: Any
     device: Device
     compute_dtype: torch.dtype
     """Dtype of the weights that sample."""
-    apart: Apart | None = None
-    """Where the policy's own weights cannot be sampled with; None: they can."""
+    replica: Any = None
+    """A full copy of the model in the dtype of rollouts, where the policy's own weights are sharded, or in use while
+    responses are sampled; None: the engine may sample with those."""
     run_id: str | None = None
     """Id of the run on rank 0, the same when it is resumed; None where nothing will be resumed."""
     gate: Gate | None = None

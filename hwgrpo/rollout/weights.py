@@ -31,7 +31,7 @@ class AdapterWeights:
 class PolicyWeights(Protocol):
     """The policy's current weights for an engine that has its own copy.
 
-    Both methods are collective: every rank calls them in the same order and runs `whole` through to its end, also a
+    All methods are collective: every rank calls them in the same order and runs iterators through to their end, also a
     rank that has no use for the tensors. A tensor may be the policy's own, or live only until the next one is asked
     for: whoever keeps it copies it.
     """
@@ -42,6 +42,10 @@ class PolicyWeights(Protocol):
         Names carry no wrapper's prefix. Tied weights come once, buffers that checkpoints hold are among them, adapters
         are not.
         """
+        ...
+
+    def trainable(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the trainable parameters, whole, under their names in the model."""
         ...
 
     def adapter(self) -> AdapterWeights | None:
@@ -65,6 +69,10 @@ class ModuleWeights:
         base = causal_lm(self._model)
         state: Any = remove_tied_weights_from_state_dict(_without_adapters(base), base)
         yield from revert_weight_conversion(base, state).items()
+
+    def trainable(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the trainable parameters under their names in the model."""
+        yield from ((name, p.detach()) for name, p in self._model.named_parameters() if p.requires_grad)
 
     @torch.no_grad()
     def adapter(self) -> AdapterWeights | None:
@@ -110,12 +118,16 @@ class ShardedWeights:
         together |= {clean[name]: buffer for name, buffer in base.named_buffers() if name in saved}
         yield from revert_weight_conversion(base, together).items()
 
+    def trainable(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the trainable parameters under their names in the model."""
+        yield from self._whole(True)
+
     @torch.no_grad()
     def adapter(self) -> AdapterWeights | None:
         """Return the adapter that is trained, or None."""
         if not isinstance(self._model, PeftModel):
             return None
-        trained = {name: weight.clone() for name, weight in self._whole(True)}
+        trained = {name: weight.clone() for name, weight in self.trainable()}
         tensors = get_peft_model_state_dict(
             self._model, trained, adapter_name=TRAINED_ADAPTER, save_embedding_layers=False
         )

@@ -15,7 +15,6 @@ from hwgrpo.models.layers import layers_in_turn
 from hwgrpo.models.lm_head import HeadReading, causal_lm
 from hwgrpo.models.meta_device import beside_parameters, set_beside_parameters
 from hwgrpo.models.windows import shortened
-from hwgrpo.rollout.engine_parts import Apart
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, fuse, fuse_alike
 from hwgrpo.training.policy.auto_settings import AttentionChoice, windows_in_reach
 from hwgrpo.training.policy.layout_check import proven_layout, states_alone
@@ -35,7 +34,7 @@ class Models:
     policy: PolicyModel
     """Wrapped by the strategy."""
     reference: Reference | None
-    apart: Apart | None
+    replica: Any
     """What the local engine samples with, where that is not the policy itself."""
     trainable: int
     """Parameters that are trained, over all ranks."""
@@ -74,15 +73,15 @@ def put_together(
         check_ranks_agree(tried.fused, strategy)
     reference = build_reference(policy, config, hollow=weights is not None)
     trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    apart = None
+    replica = None
     if needs_replica(config, strategy.shards):
-        apart = Apart(make_replica(config, policy, weights), lambda: strategy.whole(trainable_only=True))
+        replica = make_replica(config, policy, weights)
     strategy.wrap(policy, config, weights)
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
     with shortened(policy.base, windows_in_reach(config, policy.base.config)):
         prove_sequence_parallel(policy, tried.layout, strategy.sequence_group, tried.states, device.torch_device)
-    return Models(policy, reference, apart, trainable, tried.fused, tried.layout, tried.obstacle)
+    return Models(policy, reference, replica, trainable, tried.fused, tried.layout, tried.obstacle)
 
 
 @dataclass(frozen=True)

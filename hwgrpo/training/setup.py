@@ -249,7 +249,7 @@ def _engine(
     """Make the rollout engine, which has the weights of the first step then."""
     weights = ShardedWeights(models.policy.model, strategy.whole) if strategy.shards else None
     run_id = folder.lock.run_id if folder.lock is not None else None
-    engine = build_engine(config, models.policy, data.tokenizer, device, models.apart, gate, weights, run_id)
+    engine = build_engine(config, models.policy, data.tokenizer, device, models.replica, gate, weights, run_id)
     engine.update_weights(folder.start)
     return engine
 

@@ -28,7 +28,7 @@ from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
-from hwgrpo.rollout.engine_parts import Apart, EngineParts
+from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.engine import replica_of
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
@@ -156,7 +156,7 @@ def build_engine(
     policy: PolicyModel,
     tokenizer: Any,
     device: Device,
-    apart: Apart | None = None,
+    replica: Any = None,
     gate: Gate | None = None,
     weights: PolicyWeights | None = None,
     run_id: str | None = None,
@@ -168,7 +168,7 @@ def build_engine(
         policy: whose responses are sampled.
         tokenizer: decodes them.
         device: where the policy is.
-        apart: what the local engine samples with where the policy's weights are in shards, or in use meanwhile.
+        replica: what the local engine samples with where the policy's weights are sharded, or in use meanwhile.
         gate: where an engine that generates in a thread of its own makes way for new weights.
         weights: how other engines get the policy's; None: they are whole on this rank.
         run_id: of the run on rank 0, by which a server knows it when it is resumed.
@@ -180,7 +180,7 @@ def build_engine(
         tokenizer=tokenizer,
         device=device,
         compute_dtype=_rollout_dtype(config, policy),
-        apart=apart,
+        replica=replica,
         run_id=run_id,
         gate=gate,
     )

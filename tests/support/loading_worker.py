@@ -103,8 +103,8 @@ def faults(config: Config, models: Models, strategy: Strategy, device: torch.dev
     found = {name: weight.cpu().clone() for name, weight in strategy.whole()}
     model = models.policy.model
     parts = [("policy", found)]
-    if models.apart is not None:
-        parts.append(("replica", {name: p.detach().cpu() for name, p in models.apart.replica.named_parameters()}))
+    if models.replica is not None:
+        parts.append(("replica", {name: p.detach().cpu() for name, p in models.replica.named_parameters()}))
     if models.reference is not None and models.reference.policy is not models.policy:
         named = models.reference.policy.model.named_parameters()
         parts.append(("reference", {name: joined(p, strategy) for name, p in named}))
@@ -120,7 +120,7 @@ def faults(config: Config, models: Models, strategy: Strategy, device: torch.dev
         everywhere = strategy.gather_objects([float(weight.double().sum()) for weight in drawn])
         if everywhere[0] != everywhere[-1] or (drawn and not any(everywhere[0])):
             wrong.append(f"{what}: ranks differ in their new adapters, or they are empty")
-    modules = [("policy", model)] + ([("replica", models.apart.replica)] if models.apart is not None else [])
+    modules = [("policy", model)] + ([("replica", models.replica)] if models.replica is not None else [])
     for what, each in modules:
         beside, own = beside_parameters(expected), beside_parameters(each)
         wrong += [f"{what}: {place}" for place in beside if not torch.equal(own[place], beside[place])]

@@ -322,16 +322,15 @@ def slow_dtype(device: torch.device, dtype: torch.dtype) -> str | None:
 def local_engine(parts: EngineParts) -> LocalEngine:
     """Return the engine that samples with the training model itself, or with a copy in this process."""
     rollout = parts.config.rollout
-    apart = parts.apart
     longest = parts.config.data.max_prompt_tokens + rollout.max_response_tokens
     return LocalEngine(
-        parts.model if apart is None else apart.replica,
+        parts.model if parts.replica is None else parts.replica,
         parts.tokenizer,
         device=parts.device.torch_device,
         compute_dtype=parts.compute_dtype,
         max_sequences=rollout.max_sequences,
         recorder=parts.device.recorder if rollout.graphs else None,
-        weights=None if apart is None else apart.trainable,
+        weights=None if parts.replica is None else parts.weights.trainable,
         gate=parts.gate,
         longest=longest,
     )
