@@ -41,8 +41,8 @@ def planned_steps(config: Config, prompts: int) -> int:
 
 
 def largest_kl(kl: KlConfig) -> float | None:
-    """Return the largest KL to the reference that a token can show; None: there is no bound, or no reference."""
-    return kl.output_clamp if kl.coef and kl.estimator in CLAMPED_KL_ESTIMATORS else None
+    """Return the largest KL to the reference that a token can show; None: there is no bound."""
+    return kl.output_clamp if kl.estimator in CLAMPED_KL_ESTIMATORS else None
 
 
 def sampling_of(config: Config) -> Sampling:

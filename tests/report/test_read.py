@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.report.run_data import read_run
@@ -114,3 +115,19 @@ def test_what_is_no_run_is_refused_with_its_path_and_a_remedy(tmp_path: Path, ma
         read_run(tmp_path)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl is a file"):
         read_run(folder / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("kl", "largest"),
+    [
+        ({}, 10.0),
+        ({"output_clamp": 5.0}, 5.0),
+        ({"output_clamp": None}, None),
+        ({"estimator": "k2"}, None),
+        ({"new": 1}, 10.0),
+    ],
+)
+def test_the_clamp_of_the_kl_is_that_of_the_run(make_run, kl, largest):
+    folder = make_run(STEPS)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"algorithm": {"kl": kl}}))
+    assert read_run(folder).largest_kl == largest
