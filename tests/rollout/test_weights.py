@@ -169,3 +169,13 @@ def test_of_an_adapter_that_is_trained_further_the_frozen_copy_is_left_out(kept,
 def test_a_model_without_adapters_has_none():
     assert ModuleWeights(tiny_qwen3()).adapter() is None
     assert one_at_a_time(tiny_qwen3()).adapter() is None
+
+
+@KEPT
+def test_the_trainable_parameters_come_under_their_names_in_the_model(kept):
+    model = adapted(tiny_qwen3(), target_modules=["q_proj"])
+    expected = {
+        name: parameter.detach().clone() for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    assert_same({name: tensor.clone() for name, tensor in kept(model).trainable()}, expected)
+    assert expected

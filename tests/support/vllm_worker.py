@@ -21,7 +21,7 @@ from hwgrpo.config import load_config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.local.engine import local
+from hwgrpo.rollout.local.engine import local_engine
 from hwgrpo.rollout.local.token_sampling import filter_logits
 from hwgrpo.rollout.weights import ModuleWeights
 from hwgrpo.training.shared_setup import load_policy, prepare_process
@@ -101,7 +101,7 @@ def change(model: torch.nn.Module, seed: int) -> None:
 def updates(parts: EngineParts, engine: Any) -> list[dict[str, Any]]:
     """Change the policy again and again; compare with the local engine after every update."""
     found = []
-    mine, batch = local(parts), prompts(parts.tokenizer, *TEXTS)
+    mine, batch = local_engine(parts), prompts(parts.tokenizer, *TEXTS)
     before = None
     for version in range(1, UPDATES + 1):
         change(parts.model, version)
@@ -120,7 +120,7 @@ def forgotten(parts: EngineParts, engine: Any, version: int) -> dict[str, Any]:
     change(parts.model, 99)
     engine.update_weights(version)
     batch = prompts(parts.tokenizer, *TEXTS)
-    row = apart(engine.generate(batch, GREEDY), local(parts).generate(batch, GREEDY))
+    row = apart(engine.generate(batch, GREEDY), local_engine(parts).generate(batch, GREEDY))
     parts.weights.forgets = False  # pyright: ignore[reportAttributeAccessIssue]
     engine.update_weights(version + 1)
     return row
@@ -129,7 +129,7 @@ def forgotten(parts: EngineParts, engine: Any, version: int) -> dict[str, Any]:
 def stops(parts: EngineParts, engine: Any) -> list[dict[str, Any]]:
     """Compare how responses end and read."""
     batch = prompts(parts.tokenizer, *TEXTS)
-    mine, found = local(parts), []
+    mine, found = local_engine(parts), []
     free = mine.generate(batch, GREEDY)
     texts = [text for text in free.texts if len(text) > 3]
     ids = [int(token) for token in free.tokens.unique()[:2]]
@@ -192,7 +192,7 @@ def failures(parts: EngineParts, engine: Any, version: int) -> dict[str, str]:
         told["nan"] = str(error)
     parts.model.model.norm.weight.data.copy_(saved)
     engine.update_weights(version + 1)
-    told["after"] = json.dumps(apart(engine.generate(batch, GREEDY), local(parts).generate(batch, GREEDY)))
+    told["after"] = json.dumps(apart(engine.generate(batch, GREEDY), local_engine(parts).generate(batch, GREEDY)))
     return told
 
 
@@ -220,7 +220,7 @@ def main(kind: str, result: str) -> None:
         found: dict[str, Any] = {
             "undisturbed": torch.equal(before[0], after[0]) and before[1:] == after[1:],
             "notes": list(engine.notes),
-            "at the start": apart(engine.generate(batch, GREEDY), local(parts).generate(batch, GREEDY)),
+            "at the start": apart(engine.generate(batch, GREEDY), local_engine(parts).generate(batch, GREEDY)),
             "updates": updates(parts, engine),
             "forgotten": forgotten(parts, engine, UPDATES + 1),
             "stops": stops(parts, engine),
@@ -234,7 +234,7 @@ def main(kind: str, result: str) -> None:
         engine.sleep()
         found["asleep"] = engine.health()
         engine.wake()
-        found["awake"] = apart(engine.generate(batch, GREEDY), local(parts).generate(batch, GREEDY))
+        found["awake"] = apart(engine.generate(batch, GREEDY), local_engine(parts).generate(batch, GREEDY))
         engine.close()
         found["closed"] = engine.health()
         found["adapters"] = adapters(kind, output)
