@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -61,27 +62,40 @@ SETTINGS = {
     "sort": Setting("builtin://tiny?task=sort&hidden=64&layers=2", "task://sort", EXACT, 32, 8, 6, 5e-4),
     "8m": Setting("builtin://tiny?task=copy&hidden=320&layers=7&steps=1", "random", DIGITS, 16, 8, 32, 1e-4),
 }
+SMOKE = Setting("builtin://tiny?task=copy&hidden=32&layers=1&steps=1", "random", DIGITS, 2, 4, 4, 1e-4)
+Sample = dict[str, Any]
+"""A batch of responses to compare: prompts, tokens, rewards, loss, and a file with the loss's gradients."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Check that both sides compute the same, then time them in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", default=sys.executable, help="interpreter of an environment with TRL")
-    parser.add_argument("--setting", choices=SETTINGS, action="append", help="default: all")
+    parser.add_argument("--setting", choices=tuple(SETTINGS), action="append", help="default: all")
     parser.add_argument("--steps", type=int, default=60, help="steps timed per side, after 5 to warm up")
     parser.add_argument("--block", type=int, default=5, help="steps per turn")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", help="write the results as JSON to this file")
+    parser.add_argument("--smoke", action="store_true", help="one tiny step; our side alone where TRL is not installed")
     parser.add_argument("--side", choices=("hwgrpo", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.side:
         return _side(args)
+    has_trl = _has_trl(args.trl_python)
+    if not has_trl:
+        missing = f"{args.trl_python} has no TRL: {args.trl_python} -m pip install trl, or name another by --trl-python"
+        if not args.smoke:
+            raise SystemExit(missing)
+        print(f"hwgrpo alone, compared with its definition in plain transformers: {missing}")
+    if args.smoke:
+        args.steps, args.block = 1, 1
+    settings = {"smoke": SMOKE} if args.smoke else {name: SETTINGS[name] for name in args.setting or SETTINGS}
     results = []
-    for name in args.setting or list(SETTINGS):
+    for name, setting in settings.items():
         with tempfile.TemporaryDirectory() as folder:
-            results.append(_compare(name, args, Path(folder)))
+            results.append(_compare(name, setting, has_trl, args, Path(folder)))
     from hwgrpo.bench.machine import processor
 
     text = {"date": datetime.date.today().isoformat(), "cpu": processor(), "threads": args.threads, "results": results}
@@ -91,24 +105,29 @@ def main() -> int:
     return 0
 
 
-def _compare(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    _prepare(SETTINGS[name], folder)
-    (folder / "setting.json").write_text(json.dumps(asdict(SETTINGS[name])))
-    theirs = _Side("trl", args, folder)
-    ours = _Side("hwgrpo", args, folder)
-    agreement = ours.ask(theirs.ask("sample"))
+def _has_trl(python: str) -> bool:
+    question = "import importlib.util as u; raise SystemExit(u.find_spec('trl') is None)"
+    return subprocess.run([python, "-c", question]).returncode == 0
+
+
+def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    _prepare(setting, folder)
+    (folder / "setting.json").write_text(json.dumps(asdict(setting)))
+    running = [_Side(side, args, folder) for side in ("trl", "hwgrpo")[not has_trl :]]
+    ours = running[-1]
+    agreement = ours.ask(running[0].ask("sample") if has_trl else _plain_sample(setting, folder))
     if max(agreement["loss"], agreement["gradient"]) > TOLERANCE:
         raise SystemExit(f"{name}: the first step differs: {agreement}")
-    turns: dict[str, list[dict[str, Any]]] = {"trl": [], "hwgrpo": []}
+    turns: dict[str, list[dict[str, Any]]] = {side.name: [] for side in running}
     for turn in range(-1, args.steps // args.block):
-        for side in (theirs, ours):
+        for side in running:
             taken = side.ask(f"steps {args.block}")["steps"]
             if turn >= 0:  # the first turn warms up
                 turns[side.name] += taken
             side.rewards += [step["reward"] for step in taken]
             side.clock += [step["wall"] for step in taken]
     sides = {}
-    for side in (theirs, ours):
+    for side in running:
         steps = turns[side.name]
         sides[side.name] = {
             **{key: median(step[key] for step in steps) for key in ("wall", "cpu", "generate")},
@@ -187,6 +206,46 @@ def _prepare(setting: Setting, folder: Path) -> None:
     (folder / "rewards.py").write_text(setting.reward)
 
 
+def _plain_sample(setting: Setting, folder: Path) -> Sample:
+    """Return random responses with the loss and gradient that plain transformers computes for them, one by one."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder / "model")
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()[: setting.prompts]]
+    prompts = [row["prompt"] for row in rows for _ in range(setting.n)]
+    prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    responses = torch.randint(len(tokenizer), (len(prompts), setting.response_tokens))
+    rewards = torch.rand(setting.prompts, setting.n)
+    advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    loss = torch.zeros(())
+    for ids, response, advantage in zip(prompt_ids, responses, advantages.flatten(), strict=True):
+        sequence = torch.cat([torch.tensor(ids), response])
+        logprobs = model(sequence[None]).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        ratio = (logprobs - logprobs.detach()).gather(-1, response[:, None]).exp()
+        loss = loss - (advantage * ratio).sum() / responses.numel()
+    loss.backward()
+    file = folder / "gradients.safetensors"
+    _save_gradients(model, file)
+    return {
+        "prompt": prompts,
+        "prompt_ids": prompt_ids,
+        "completion_ids": responses.tolist(),
+        "rewards": rewards.flatten().tolist(),
+        "loss": loss.item(),
+        "gradients": str(file),
+    }
+
+
+def _save_gradients(model: Any, file: Path) -> None:
+    from safetensors.torch import save_file
+
+    # tied weights are one tensor, and have one gradient
+    save_file({name: p.grad.clone() for name, p in model.named_parameters()}, file)
+
+
 def _side(args: argparse.Namespace) -> int:
     """Answer questions on standard output until standard input ends; whatever else prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
@@ -202,7 +261,7 @@ def _side(args: argparse.Namespace) -> int:
     return 0
 
 
-def _questions() -> Any:
+def _questions() -> Iterator[Any]:
     for line in sys.stdin:
         yield json.loads(line)
 
@@ -254,8 +313,8 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None
         spent["generate"] += time.perf_counter() - began
         return done
 
-    def watched(*words: Any) -> Any:
-        rewards = score(*words)
+    def watched(*words: Any, **named: Any) -> Any:
+        rewards = score(*words, **named)
         spent["reward"] = float(rewards.total.mean())
         return rewards
 
@@ -288,7 +347,7 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None
             assert named.keys() == theirs.keys(), named.keys() ^ theirs.keys()
             assert sum(float(g.norm()) for g in theirs.values()) > 0, "a batch without gradient compares nothing"
             gaps = [float((named[k] - g).norm() / g.norm().clamp_min(1e-12)) for k, g in theirs.items()]
-            run.update.optimizer.zero_grad(set_to_none=True)
+            run.strategy.discard_gradients()
             answer({"loss": abs(loss - word["loss"]) / max(abs(word["loss"]), 1e-2), "gradient": max(gaps)})
         else:
             steps = []
@@ -305,9 +364,8 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None
 def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
     import torch
     import transformers
-    import trl
+    import trl  # pyright: ignore[reportMissingImports]  (only this side's environment has it)
     from datasets import load_dataset
-    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
     torch.set_num_threads(args.threads)
@@ -396,11 +454,10 @@ def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
         inputs = trainer._generate_and_score_completions(batch)
         loss = trainer._compute_loss(model, inputs)
         loss.backward()
-        # tied weights are one tensor, and have one gradient
-        save_file({name: p.grad.clone() for name, p in model.named_parameters()}, folder / "gradients.safetensors")
+        _save_gradients(model, folder / "gradients.safetensors")
         model.zero_grad(set_to_none=True)
         taken = {key: seen[key] for key in ("prompt", "prompt_ids", "completion_ids", "rewards")}
-        return taken | {"loss": float(loss), "gradients": str(folder / "gradients.safetensors")}
+        return taken | {"loss": loss.item(), "gradients": str(folder / "gradients.safetensors")}
 
     answer({"versions": answer_versions, "parameters": sum(p.numel() for p in model.parameters())})
     trainer.train()
@@ -415,13 +472,15 @@ def _table(results: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
-        for side in ("trl", "hwgrpo"):
+        for side in [side for side in ("trl", "hwgrpo") if side in result]:
             r = result[side]
             rest = r["wall"] - r["generate"]
             target = f"{r['steps_to_target']}, {r['seconds_to_target']:.1f}" if r["steps_to_target"] else "not reached"
             times = " | ".join(f"{1e3 * value:.1f}" for value in (r["wall"], r["cpu"], r["generate"], rest))
             name = f"{result['setting']}, {result['parameters']:,}"
             rows.append(f"| {name} | {side} | {times} | {r['peak_mib']:.0f} | {target} |")
+        if "trl" not in result:
+            continue
         theirs, ours = result["trl"], result["hwgrpo"]
         ratios = [f"{theirs[key] / ours[key]:.2f}x" for key in ("wall", "cpu", "generate")]
         rest = (theirs["wall"] - theirs["generate"]) / (ours["wall"] - ours["generate"])

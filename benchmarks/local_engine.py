@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,20 +37,24 @@ SIZES: dict[str, dict[str, int]] = {
     "1m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024},
     "36m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 8192},
 }
+SMOKE_SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 128}
 PROMPTS, SAMPLES = 16, 8
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Check that both sides decode the same, then time them in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, action="append", help="default: all")
+    parser.add_argument("--size", choices=tuple(SIZES), action="append", help="default: all")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append", help="default: float32")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--response-tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", help="write the results as JSON to this file")
-    args = parser.parse_args()
+    parser.add_argument("--smoke", action="store_true", help="one round of a tiny model")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.size, args.prompt_tokens, args.response_tokens, args.repeat = ["smoke"], 4, 4, 1
     torch.set_num_threads(args.threads)
     transformers.utils.logging.set_verbosity_error()
     results = [measure(size, dtype, args) for size in args.size or SIZES for dtype in args.dtype or ("float32",)]
@@ -114,9 +119,10 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
 def model_of(size: str, dtype: torch.dtype, args: argparse.Namespace) -> Any:
     """Return a random Qwen3 that never ends a response."""
     torch.manual_seed(0)
-    shape = SIZES[size]
+    shape = SMOKE_SHAPE if args.smoke else SIZES[size]
+    sizes: dict[str, Any] = shape
     config = transformers.Qwen3Config(
-        **shape,
+        **sizes,
         intermediate_size=4 * shape["hidden_size"],
         num_key_value_heads=shape["num_attention_heads"] // 2,
         head_dim=shape["hidden_size"] // shape["num_attention_heads"],

@@ -17,9 +17,11 @@ import argparse
 import datetime
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,10 @@ SIZES: dict[str, dict[str, int | bool]] = {
     "285m": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16,
              "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 65536, "tie_word_embeddings": False},
 }  # fmt: skip
+SMOKE = "smoke"
+SMOKE_SHAPE: dict[str, int | bool] = {
+    **SIZES["36m"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 128,
+}  # fmt: skip
 PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS, STEPS = 4, 4, 32, 64, 2
 WITHIN = 0.10
 STAGES = ("gen", "update_actor")
@@ -45,22 +51,24 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 """Variables of each run. The second makes glibc give every larger block back when it is freed: what tensors hold."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure the sizes asked for; return 1 where a plan is off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, action="append", help="default: all")
+    parser.add_argument("--size", choices=tuple(SIZES), action="append", help="default: all")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the runs, as for `hwgrpo train`")
-    args = parser.parse_args()
+    parser.add_argument("--smoke", action="store_true", help="a tiny model with malloc as it is, held to no plan")
+    args = parser.parse_args(argv)
     if args.child:
         print(json.dumps(measured(Path(args.child), args.overrides)))
         return 0
-    results = [measure(size, args.overrides) for size in args.size or SIZES]
+    results = [measure(size, args.overrides) for size in ([SMOKE] if args.smoke else args.size or SIZES)]
     print(table(results))
     if args.output:
         Path(args.output).write_text(json.dumps({**machine(), "results": results}, indent=1) + "\n")
-    return int(any(abs(off) > WITHIN for result in results for off in result["off"].values()))
+    apart = any(abs(off) > WITHIN for result in results for off in result["off"].values())
+    return int(apart and not args.smoke)
 
 
 def measure(size: str, overrides: list[str]) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def measure(size: str, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hwgrpo-memory-") as folder:
         make(size, folder)
         runs = {}
-        for allocator, variables in ALLOCATORS.items():
+        for allocator, variables in list(ALLOCATORS.items())[: 1 if size == SMOKE else None]:
             done = subprocess.run(
                 [sys.executable, str(Path(__file__).resolve()), "--child", f"{folder}", *overrides],
                 stdout=subprocess.PIPE,
@@ -83,8 +91,24 @@ def measure(size: str, overrides: list[str]) -> dict[str, Any]:
 
 def make(size: str, folder: str) -> None:
     """Write a model with random weights, prompts and a reward function into a folder."""
-    words = ["-c", f"import sys; sys.path[:0] = {PACKAGES!r}\n{MAKE}", folder, json.dumps(SIZES[size])]
-    subprocess.run([sys.executable, *words], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from hwgrpo.models.tiny import character_tokenizer
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    shape: dict[str, Any] = SMOKE_SHAPE if size == SMOKE else SIZES[size]
+    model = Qwen3ForCausalLM(Qwen3Config(**shape, max_position_embeddings=4096))
+    model.save_pretrained(f"{folder}/model")
+    character_tokenizer("").save_pretrained(f"{folder}/model")
+    # Most tokens are no text: rewards by text would be equal and nothing would be trained, so they are random.
+    Path(folder, "reward.py").write_text(
+        "import random\ndraw = random.Random(0)\n\ndef score(solution_str, ground_truth):\n    return draw.random()\n"
+    )
+    draw = random.Random(0)
+    rows = [{"prompt": "".join(draw.choices("abcdefgh", k=PROMPT_TOKENS)), "answer": "a"} for _ in range(64)]
+    Path(folder, "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def compared(config: Any, runs: dict[str, Any]) -> dict[str, Any]:
@@ -95,43 +119,20 @@ def compared(config: Any, runs: dict[str, Any]) -> dict[str, Any]:
     from hwgrpo.planning.scale_plan import planned_memory
 
     memory, shape = planned_memory(config, registry.get("cpu"))
-    tensors = memory.peak - memory.update.get(KEPT_FREE, 0)
+    planned = {
+        "malloc as it is": memory.peak,
+        "freed at once": memory.peak - memory.update.get(KEPT_FREE, 0),
+    }
     peaks = {allocator: max(run["measured"].values()) for allocator, run in runs.items()}
     return {
         "parameters": shape.parameters,
         "state_bytes": 16 * shape.parameters,
         "runs": runs,
         "planned": {"always": memory.always, "rollout": memory.rollout, "update": memory.update},
-        "planned_peak": {"malloc as it is": memory.peak, "freed at once": tensors},
+        "planned_peak": {allocator: planned[allocator] for allocator in peaks},
         "peak": peaks,
-        "off": {"malloc as it is": memory.peak / peaks["malloc as it is"] - 1,
-                "freed at once": tensors / peaks["freed at once"] - 1},
-    }  # fmt: skip
-
-
-MAKE = """
-import json, random
-from pathlib import Path
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from hwgrpo.models.tiny import character_tokenizer
-folder = Path(sys.argv[1])
-torch.manual_seed(0)
-torch.set_num_threads(1)
-model = Qwen3ForCausalLM(Qwen3Config(**json.loads(sys.argv[2]), max_position_embeddings=4096))
-model.save_pretrained(folder / "model")
-character_tokenizer("").save_pretrained(folder / "model")
-# Most tokens are no text, so that rewards by text would be equal and nothing would be trained: they are drawn instead.
-(folder / "reward.py").write_text(
-    "import random\\ndraw = random.Random(0)\\n\\n"
-    "def score(solution_str, ground_truth):\\n    return draw.random()\\n"
-)
-draw = random.Random(0)
-"""
-MAKE += f"""
-rows = [{{"prompt": "".join(draw.choices("abcdefgh", k={PROMPT_TOKENS})), "answer": "a"}} for _ in range(64)]
-(folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
-"""
+        "off": {allocator: planned[allocator] / peak - 1 for allocator, peak in peaks.items()},
+    }
 
 
 def settings(folder: Path, overrides: list[str]) -> Any:
@@ -238,7 +239,7 @@ def machine() -> dict[str, Any]:
         "threads": 1,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "allocator": " ".join(os.confstr("CS_GNU_LIBC_VERSION").split()) if hasattr(os, "confstr") else "",
+        "allocator": os.confstr("CS_GNU_LIBC_VERSION") or "",
     }
 
 

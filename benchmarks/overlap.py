@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,25 @@ CORRECTED = ("algorithm.correction.name=token_truncate",)
 WARM = 2
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=memory.SIZES, default="36m")
+    parser.add_argument("--size", choices=tuple(memory.SIZES), default="36m")
     parser.add_argument("--repeat", type=int, default=3, help="rounds")
     parser.add_argument("--steps", type=int, default=8, help="of a process, two of them not counted")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all runs")
-    args = parser.parse_args()
-    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    parser.add_argument("--smoke", action="store_true", help="one round of the way one step off, with a tiny model")
+    args = parser.parse_args(argv)
+    ways = WAYS
+    if args.smoke:
+        args.size, args.repeat, args.steps = memory.SMOKE, 1, WARM + 1
+        ways = {way: WAYS[way] for way in ("one step off",)}
+    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="hwgrpo-overlap-") as folder:
         memory.make(args.size, folder)
         for number in range(args.repeat):
-            for way, words in WAYS.items():
+            for way, words in ways.items():
                 output = Path(folder, f"{way} {number}".replace(" ", "-"))
                 rounds[way].append(measured(Path(folder), output, args.steps, [*words, *args.overrides]))
     print(table(rounds))
@@ -78,15 +84,15 @@ def measured(folder: Path, output: Path, steps: int, words: list[str]) -> dict[s
 
 
 def table(rounds: dict[str, list[dict[str, float]]]) -> str:
-    """Return medians as text, each beside the first way's of the same round."""
+    """Return medians as Markdown, each beside the first way's of the same round."""
     first = next(iter(rounds.values()))
-    lines = [f"{'':20}{'tokens/s':>10}{'of first':>10}{'step s':>9}{'waits for rollout':>19}"]
+    lines = ["| way | tokens/s | of the first | step s | waits for rollout |", "|---|---|---|---|---|"]
     for way, each in rounds.items():
         ratio = statistics.median(
             a["tokens_per_second"] / b["tokens_per_second"] for a, b in zip(each, first, strict=True)
         )
         speed, step, gen = (statistics.median(one[key] for one in each) for key in ("tokens_per_second", "step", "gen"))
-        lines.append(f"{way:20}{speed:10.0f}{ratio:10.2f}{step:9.2f}{gen / step:19.0%}")
+        lines.append(f"| {way} | {speed:.0f} | {ratio:.2f} | {step:.2f} | {gen / step:.0%} |")
     return "\n".join(lines)
 
 

@@ -16,27 +16,34 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from transformers import Qwen3Config, Qwen3ForCausalLM
+REPO = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPO), str(REPO / "backends"), str(REPO / "kernels")]
 
-from hwgrpo.catalog import STRATEGIES
-from hwgrpo.cli.process_exit import ended_as_rank
-from hwgrpo.config import load_config
-from hwgrpo.training.policy.layouts import PADDED
-from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.strategies.strategy import Strategy
-from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.values import TrainBatch
+import torch  # noqa: E402  (the paths come first)
+import torch.distributed as dist  # noqa: E402
+from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+
+from hwgrpo.catalog import STRATEGIES  # noqa: E402
+from hwgrpo.cli.process_exit import ended_as_rank  # noqa: E402
+from hwgrpo.config import load_config  # noqa: E402
+from hwgrpo.training.policy.layouts import PADDED  # noqa: E402
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel  # noqa: E402
+from hwgrpo.training.strategies.strategy import Strategy  # noqa: E402
+from hwgrpo.training.update.policy_update import PolicyUpdate  # noqa: E402
+from hwgrpo.values import TrainBatch  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 10, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192, "tie_word_embeddings": True,
 }  # fmt: skip
+SMOKE_SHAPE = SHAPE | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 64}
 PROMPT_TOKENS, SAMPLES = 32, 4
 WAYS = {
     "ddp": ["trainer.strategy=ddp"],
@@ -49,19 +56,28 @@ WAYS = {
 """What is timed: `gathered` keeps weights from a forward to its backward; the last two are of groups of two ranks."""
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ways", nargs="+", choices=WAYS)
+    parser.add_argument("ways", nargs="*", metavar="way", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--repeat", type=int, default=7, help="rounds that are counted")
     parser.add_argument("--prompts", type=int, default=8, help="per rank, of 4 samples each")
     parser.add_argument("--response-tokens", type=int, default=96)
     parser.add_argument("--output", help="write the results as JSON to this file")
-    args = parser.parse_args()
+    parser.add_argument("--smoke", action="store_true", help="ddp alone with a tiny model, one round")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.ways, args.repeat, args.prompts, args.response_tokens = args.ways or ["ddp"], 1, 1, 8
+    if not args.ways or not set(args.ways) <= set(WAYS):
+        parser.error(f"ways {args.ways}: give one or more of {', '.join(WAYS)}")
+    if "RANK" not in os.environ:
+        parser.error("start it by torchrun: torchrun --nproc-per-node 2 benchmarks/strategies.py WAYS")
+    if any(way.startswith("zero-") for way in args.ways) and find_spec("deepspeed") is None:
+        raise SystemExit("zero-1 to zero-3 need DeepSpeed: pip install -e '.[deepspeed]', or leave them out")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    updates = {way: updater(way, args.prompts) for way in args.ways}
-    batch = sequences(args.prompts, args.response_tokens)
+    updates = {way: updater(way, args) for way in args.ways}
+    batch = sequences(args)
     check_losses(updates, batch)
     times: dict[str, dict[str, list[float]]] = {way: {"update": [], "weights": []} for way in updates}
     for number in range(args.repeat + 1):
@@ -82,14 +98,19 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def updater(way: str, prompts: int) -> PolicyUpdate:
+def shape_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the model's sizes."""
+    return SMOKE_SHAPE if args.smoke else SHAPE
+
+
+def updater(way: str, args: argparse.Namespace) -> PolicyUpdate:
     """Return the policy under a strategy."""
     words = [*WAYS[way], "model.path=builtin://tiny?task=sort", "data.train=task://sort"]
     words += ["reward.functions=[exact_match]", "optim.lr=1e-6", "data.max_prompt_tokens=64"]
-    words += [f"trainer.prompts_per_step={prompts * dist.get_world_size()}"]
+    words += [f"trainer.prompts_per_step={args.prompts * dist.get_world_size()}"]
     config = load_config(None, [*words, "trainer.tokens_per_micro_batch=1024", "rollout.max_response_tokens=128"])
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, max_position_embeddings=256))
+    model = Qwen3ForCausalLM(Qwen3Config(**shape_of(args), max_position_embeddings=256))
     policy = PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
     strategy: Strategy = STRATEGIES.load(config.trainer.strategy)(torch.device("cpu"), "gloo")
     strategy.prepare(config)
@@ -97,13 +118,14 @@ def updater(way: str, prompts: int) -> PolicyUpdate:
     return PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1000)
 
 
-def sequences(prompts: int, response_tokens: int) -> TrainBatch:
+def sequences(args: argparse.Namespace) -> TrainBatch:
     """Return this rank's sequences, all of one length, of random tokens and advantages."""
     generator = torch.Generator().manual_seed(dist.get_rank())
+    prompts, response_tokens = args.prompts, args.response_tokens
     count = prompts * SAMPLES
 
     def tokens(size: int) -> torch.Tensor:
-        return torch.randint(SHAPE["vocab_size"], (size,), generator=generator)
+        return torch.randint(shape_of(args)["vocab_size"], (size,), generator=generator)
 
     return TrainBatch(
         prompt_tokens=tokens(prompts * PROMPT_TOKENS),
@@ -138,12 +160,12 @@ def timed(strategy: Strategy, work: Any) -> float:
 
 
 def table(times: dict[str, dict[str, list[float]]]) -> str:
-    """Return medians as text, each beside the first strategy's."""
+    """Return medians as Markdown, each beside the first strategy's."""
     first = statistics.median(next(iter(times.values()))["update"])
-    lines = [f"{'':10}{'update s':>10}{'of first':>10}{'weights s':>11}{'of update':>11}"]
+    lines = ["| strategy | update s | of the first | weights s | of an update |", "|---|---|---|---|---|"]
     for way, each in times.items():
         update, weights = (statistics.median(each[name]) for name in ("update", "weights"))
-        lines.append(f"{way:10}{update:10.3f}{update / first:10.2f}{weights:11.4f}{weights / update:11.1%}")
+        lines.append(f"| {way} | {update:.3f} | {update / first:.2f} | {weights:.4f} | {weights / update:.1%} |")
     return "\n".join(lines)
 
 
@@ -154,7 +176,7 @@ def record(args: argparse.Namespace, times: Any) -> dict[str, Any]:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "torch": torch.__version__,
         "ranks": dist.get_world_size(),
-        "shape": SHAPE,
+        "shape": shape_of(args),
         "prompts per rank": args.prompts,
         "samples": SAMPLES,
         "response tokens": args.response_tokens,
