@@ -26,6 +26,7 @@ sys.path[:0] = [str(REPO / folder) for folder in (".", "backends", "kernels", "t
 
 import torch  # noqa: E402  (the paths come first)
 import transformers  # noqa: E402
+from ancestry import short_head  # noqa: E402
 from families import FAMILIES, Differences, measure  # noqa: E402
 
 from hwgrpo.bench.machine import processor  # noqa: E402
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             found[name] = measure(name, Path(folder))
     conditions = {
+        "commit": short_head(),
         "date": datetime.date.today().isoformat(),
         "machine": f"{processor()}, {platform.machine()}",
         "threads": torch.get_num_threads(),
@@ -80,7 +82,7 @@ def _page(found: dict[str, Differences], conditions: dict[str, Any]) -> str:
         "# Model families against plain transformers",
         "",
         f"{conditions['date']}; {conditions['machine']}, one thread, fp32; torch {conditions['torch']}, transformers "
-        f"{conditions['transformers']}, Python {conditions['python']}.",
+        f"{conditions['transformers']}, Python {conditions['python']}; commit {conditions['commit']}.",
         "",
         "Command: `python benchmarks/families.py --output benchmarks/results/families`. Tiny random models (two",
         "layers, hidden 32), weights of norms and biases random too, windows shorter than the sequences. Largest",

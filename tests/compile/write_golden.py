@@ -11,6 +11,7 @@ from typing import Any
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+    from ancestry import short_head
     from triton_settings import fresh_triton
 
     with fresh_triton():
@@ -26,7 +27,7 @@ def main() -> None:
             }
             for chip in CHIPS
         }
-    known = {"triton": triton.__version__, "figures": figures}
+    known = {"triton": triton.__version__, "commit": short_head(), "figures": figures}
     GOLDEN.write_text(_as_json(known), encoding="utf-8")
     TABLE.write_text(table_of(known), encoding="utf-8")
 

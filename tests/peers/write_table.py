@@ -10,9 +10,10 @@ from pathlib import Path
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+    from ancestry import short_head
     from peers_figures import TABLE, measured, page_of
 
-    TABLE.write_text(page_of(measured(), datetime.date.today().isoformat()), encoding="utf-8")
+    TABLE.write_text(page_of(measured(), datetime.date.today().isoformat(), short_head()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,3 +31,12 @@ def ancestry(repository: Path, commit: str) -> Ancestry:
     if git("rev-parse", "--is-shallow-repository").stdout.strip() == "true":
         return Ancestry("unknown", f"{repository} is a shallow clone: its history does not reach back to {commit}")
     return Ancestry("stranger", f"{commit} is no ancestor of {head.stdout.strip()}")
+
+
+def short_head() -> str:
+    """Return the commit that this file's checkout is at, or `unknown` where git cannot say."""
+    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+    except OSError:
+        return "unknown"

@@ -16,7 +16,7 @@ writes, and are read narrowly in their last block alone. With a reference, `row_
 that read reference logits beside; with narrow_out, the gradient of fp32 logits is written in bf16. The tests in
 `tests/compile` hold the kernels to this: no register in memory (but for the bytes they name), shared memory within the
 chip's limit, 16 bytes per access where rows are aligned, nothing atomic. `python tests/compile/write_golden.py` writes
-this page.
+this page; it did so last on commit {commit}.
 
 Registers are per thread. Scalar spills (AMD) are a wavefront's own registers kept in lanes of vector registers, not in
 memory. Shared memory is bytes per program. Loads and stores are the accesses in the loops: bits each x how many.
@@ -37,7 +37,7 @@ def table_of(known: dict[str, Any]) -> str:
     """Return the page for what golden.json holds."""
     figures = known["figures"]
     plain = next(iter(figures["sm_90"]))
-    lines = [_HEAD.format(triton=known["triton"])]
+    lines = [_HEAD.format(triton=known["triton"], commit=known["commit"])]
     lines += [f"## {plain}, on every chip", "", *_table("chip", ((chip, figures[chip][plain]) for chip in figures))]
     lines += ["", "## The most over all cases of a chip", "", *_extremes(figures)]
     for chip in ("sm_90", "gfx942"):

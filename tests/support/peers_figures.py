@@ -17,7 +17,7 @@ PACKAGES = ("liger-kernel", "cut-cross-entropy", "verl")
 _HEAD = """\
 # Our kernels and others' against fp64, in Triton's CPU interpreter
 
-Measured on {date} with {versions}.
+Measured on {date} on commit {commit} with {versions}.
 Triton {triton}, torch {torch}, Python {python}.
 
 One process on a CPU, in which Triton's interpreter runs every kernel from its own source, with bf16 repaired
@@ -61,10 +61,11 @@ def measured() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def page_of(found: dict[str, Any], date: str) -> str:
-    """Return the page for what was measured on a date."""
+def page_of(found: dict[str, Any], date: str, commit: str) -> str:
+    """Return the page for what was measured on a date with a commit."""
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in sorted(found["versions"]))
-    head = _HEAD.format(date=date, versions=versions, **found["about"], **dict(zip("NHV", found["shape"])))
+    shape = dict(zip("NHV", found["shape"]))
+    head = _HEAD.format(date=date, commit=commit, versions=versions, **found["about"], **shape)
     lines = [head]
     for dtype, title in (("fp32", "fp32 operands"), ("bf16", "bf16 operands")):
         lines += [f"## {title}", "", *_table(found["figures"][dtype]), ""]

@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# Run the scripts of benchmarks/ one after another and write their tables into the pages of benchmarks/results/.
+#   bash scripts/benchmarks.sh                    all of them: hours, on a machine that does nothing else
+#   bash scripts/benchmarks.sh curves families    these runs
+#   bash scripts/benchmarks.sh --smoke [RUN...]   tiny sizes, minutes; results go to a temporary folder, which it names
+#   bash scripts/benchmarks.sh --list             the runs, the page of each and its command
+# In a page only what stands between <!-- RUN --> and <!-- end of RUN --> is replaced; families.py writes its page in
+# full, and startup has none. Read the sentences around a new table again: their figures are not replaced. A run that
+# fails leaves its table as it was and ends none of the others. Exits with 1 if one failed.
+#   PYTHON=...        the interpreter (default .venv/bin/python)
+#   TRL_PYTHON=...    an interpreter that has TRL (default PYTHON)
+#   VLLM_PYTHON=...   an interpreter that has vLLM (default PYTHON); the smoke form leaves curves_vllm out without it
+set -uo pipefail
+
+# A run, its page, and its command.
+runs="\
+against_trl_small against_trl.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting add --setting sort --steps 200 --output benchmarks/results/against_trl_small.json
+against_trl_8m against_trl.md python benchmarks/against_trl.py --trl-python TRL_PYTHON --setting 8m --steps 4 --block 2 --output benchmarks/results/against_trl_8m.json
+curves curves.md python benchmarks/curves.py --output benchmarks/results/curves.csv
+curves_vllm curves.md python benchmarks/curves.py --steps 20 --server-python VLLM_PYTHON --output benchmarks/results/curves_vllm.csv
+families - python benchmarks/families.py --output benchmarks/results/families
+local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
+local_engine local_engine.md python benchmarks/local_engine.py
+memory memory_cpu.md python benchmarks/memory.py --output benchmarks/results/memory_cpu.json
+overlap overlap_cpu.md python benchmarks/overlap.py --repeat 2 --steps 5 --output benchmarks/results/overlap_cpu.json
+startup - python benchmarks/startup.py --runs 20
+strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 zero-1 zero-2 sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json
+strategies_gathered strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 gathered --repeat 4 --output benchmarks/results/strategies_gathered_cpu.json"
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$repo" || exit 1
+
+names() { while read -r name _; do echo "$name"; done <<<"$runs"; }
+
+smoke=()
+wanted=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --list) echo "$runs"; exit 0 ;;
+        -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --smoke) smoke=(--smoke) ;;
+        *)
+            if ! grep -qxF -- "$1" <<<"$(names)"; then
+                echo "scripts/benchmarks.sh: there is no run '$1'; the runs are: $(names | paste -sd ' ' -)" >&2
+                exit 2
+            fi
+            wanted+=("$1")
+            ;;
+    esac
+    shift
+done
+[ ${#wanted[@]} -gt 0 ] || mapfile -t wanted < <(names)
+
+python=${PYTHON:-$repo/.venv/bin/python}
+export PYTHONPATH="$repo:$repo/backends:$repo/kernels"
+results=$repo/benchmarks/results
+if [ ${#smoke[@]} -gt 0 ]; then
+    results=$(mktemp -d)
+    cp benchmarks/results/*.md "$results"
+fi
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+trap 'exit 130' INT # otherwise Ctrl-C would only end the current run
+
+# Puts the table that was printed, with its command, commit and machine, in place of a page's: replace PAGE RUN COMMAND
+replace() {
+    "$python" - "$@" "$output" <<'END'
+import datetime
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import version
+from pathlib import Path
+
+from hwgrpo.bench.machine import processor
+
+page, name, command, output = sys.argv[1:]
+
+
+def git(*words):
+    return subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
+
+
+commit = git("rev-parse", "--short", "HEAD") or "unknown"
+if git("status", "--porcelain", "--", ".", ":!benchmarks/results"):
+    commit += " with changes"
+conditions = f"commit {commit}, {datetime.date.today()}, {processor()}, {os.cpu_count()} cores, "
+conditions += ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
+table = [line for line in Path(output).read_text().splitlines() if line.startswith("|")]
+if not table:
+    sys.exit(f"{name} printed no table")
+how = textwrap.fill(f"`{command}`, {conditions}:", 125, break_on_hyphens=False, break_long_words=False)
+block = "\n".join([f"<!-- {name} -->", how, "", *table, f"<!-- end of {name} -->"])
+text = Path(page).read_text()
+text, count = re.subn(rf"<!-- {name} -->.*<!-- end of {name} -->", lambda _: block, text, flags=re.DOTALL)
+if count != 1:
+    sys.exit(f"{page} has {count} places for {name}, not one")
+Path(page).write_text(text)
+END
+}
+
+status=0
+summary=()
+for run in "${wanted[@]}"; do
+    read -r _ page command <<<"$(grep "^$run " <<<"$runs")"
+    if [ "$run" = curves_vllm ] && [ ${#smoke[@]} -gt 0 ] && [ -z "${VLLM_PYTHON:-}" ]; then
+        summary+=("$run: left out: VLLM_PYTHON is not set")
+        continue
+    fi
+    words=()
+    for word in $command; do
+        case $word in
+            python) words+=("$python") ;;
+            torchrun) words+=("$python" -m torch.distributed.run --standalone) ;;
+            TRL_PYTHON) words+=("${TRL_PYTHON:-$python}") ;;
+            VLLM_PYTHON) words+=("${VLLM_PYTHON:-$python}") ;;
+            benchmarks/results/*) words+=("$results/${word##*/}") ;;
+            *) words+=("$word") ;;
+        esac
+    done
+    echo
+    echo "== $run =="
+    began=$SECONDS
+    outcome=finished
+    if ! "${words[@]}" "${smoke[@]}" </dev/null | tee "$output"; then
+        outcome=failed
+    elif [ "$page" != - ] && ! replace "$results/$page" "$run" "$command${smoke[*]/#/ }"; then
+        outcome=failed
+    fi
+    [ $outcome = finished ] || status=1
+    summary+=("$run: $outcome, $((SECONDS - began)) s")
+done
+
+echo
+printf '%s\n' "${summary[@]}" "results: $results"
+exit $status
