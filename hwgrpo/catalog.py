@@ -129,6 +129,8 @@ LOGGERS = Registry(
     },
     group="hwgrpo.loggers",
 )
+METRICS = Registry("observe.metrics", {})
+"""Functions `(prompts, completions, rewards, advantages_S) -> {name: values_S}`."""
 
 SERVICES = ("wandb", "trackio", "swanlab")
 """Loggers that need a package, and an extra of ours, of the same name."""

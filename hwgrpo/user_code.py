@@ -166,6 +166,12 @@ def with_arguments(
     return functools.partial(function, **arguments) if arguments else function
 
 
+def arguments_of(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a file's function's own arguments from `kwargs`, which holds function name -> arguments."""
+    file, function = split_name(name)
+    return {} if file is None else kwargs.get(function) or {}
+
+
 def is_own(error: BaseException) -> bool:
     """Tell whether a function itself raised an error; neither Ctrl-C nor a cancelled asyncio task did.
 

@@ -496,6 +496,12 @@ class ObserveConfig:
     loggers: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])
     """Where metrics go; `jsonl` writes metrics.jsonl and is needed for exact resume of logs. `wandb`, `trackio` and
     `swanlab` send them to that service too, each an optional package: pip install "hwgrpo[wandb]"."""
+    metrics: list[str] = field(default_factory=list)
+    """Metrics of your own, `path/to/file.py:function` each. `function(prompts, completions, rewards, advantages)`
+    returns name -> one value per response; `name/mean`, `name/max` and `name/min` over all ranks are logged."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the functions that `metrics` and `loggers` name in files:
+    `observe.kwargs.my_function.threshold=0.5`."""
     project: str | None = setting(None, used_by=[_SERVICE])
     """Project under which wandb, trackio and swanlab file the run; null: hwgrpo."""
     run_name: str | None = setting(None, used_by=[_SERVICE])

@@ -9,16 +9,16 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.catalog import LOGGERS, REWARDS, SERVICES, STRATEGIES
+from hwgrpo.catalog import LOGGERS, METRICS, REWARDS, SERVICES, STRATEGIES
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.peers import value_here
 from hwgrpo.config.rollout_rules import check_rollout
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Config, ObserveConfig
 from hwgrpo.config.uses import check_used
 from hwgrpo.errors import ConfigError, DataError, choice_error, nearest, quoted, shown
 from hwgrpo.paths import check_path, did_you_mean, find_model
-from hwgrpo.user_code import FORM, names_a_file
+from hwgrpo.user_code import FORM, names_a_file, split_name
 
 
 def check_config(
@@ -147,13 +147,8 @@ def _check_sources(config: Config) -> None:
 
 
 def _check_names(config: Config, unread: Sequence[str]) -> None:
-    for name in () if "observe" in unread else config.observe.loggers:
-        if names_a_file(name):
-            check_file_of(name, "observe.loggers")
-            continue
-        if name not in LOGGERS:
-            raise unknown_choice("observe.loggers", name, [*LOGGERS.names(), FORM])
-        check_logger_installed(name)
+    if "observe" not in unread:
+        _check_observe(config.observe)
     for i, function in enumerate(config.reward.functions):
         if ".py" not in function.name and function.name not in REWARDS:
             raise unknown_choice(f"reward.functions.{i}.name", function.name, [*REWARDS.names(), FORM])
@@ -161,6 +156,26 @@ def _check_names(config: Config, unread: Sequence[str]) -> None:
     betas = config.optim.betas
     if len(betas) != 2:
         raise ConfigError(f"optim.betas={betas} must be two numbers, each 0 <= x < 1, e.g. [0.9, 0.999]")
+
+
+def _check_observe(observe: ObserveConfig) -> None:
+    for registry, names in ((LOGGERS, observe.loggers), (METRICS, observe.metrics)):
+        for name in names:
+            if names_a_file(name):
+                check_file_of(name, registry.kind)
+            elif name not in registry:
+                raise unknown_choice(registry.kind, name, [*registry.names(), FORM])
+            else:
+                check_logger_installed(name)
+    functions = [split_name(name)[1] for name in (*observe.loggers, *observe.metrics) if names_a_file(name)]
+    for function, arguments in observe.kwargs.items():
+        if function not in functions:
+            raise choice_error("observe.kwargs", function, functions)
+        if not isinstance(arguments, dict):
+            raise ConfigError(
+                f"observe.kwargs.{function}={shown(arguments)} must be keyword arguments, "
+                f"e.g. observe.kwargs.{function}.x=1"
+            )
 
 
 def check_logger_installed(name: str) -> None:

@@ -4,6 +4,7 @@ observer.py       the one object that the training loop talks to
 timing.py         seconds per stage of a step
 loggers/          where metrics go
 console/          what a terminal shows
+custom_metrics.py   metrics of the user's own
 completions.py    completions.jsonl, and the one sample that is shown
 shown_fields.py   the numbers that a person is shown: where each is found, how it is written
 history.py        what the summary remembers of a run

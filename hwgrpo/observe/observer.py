@@ -22,6 +22,7 @@ from hwgrpo.observe.saved_config import saved_config
 from hwgrpo.observe.shown_fields import REWARD
 from hwgrpo.observe.summary import build_summary, save_summary
 from hwgrpo.observe.warnings import Monitor, WarningsLog
+from hwgrpo.user_code import arguments_of, with_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,10 @@ class Observer:
         self._run_dir = run_dir
         self._total_steps = total_steps
         self._largest_kl = largest_kl
-        self._loggers: dict[str, Logger] = {name: LOGGERS.load(name)(run_dir) for name in config.loggers}
+        self._loggers: dict[str, Logger] = {
+            name: with_arguments(LOGGERS.load(name), arguments_of(name, config.kwargs), 1, "observe.kwargs")(run_dir)
+            for name in config.loggers
+        }
         self._completions = CompletionsLog(run_dir, config.completions_per_step)
         self._completions_per_step = config.completions_per_step
         self._warnings = WarningsLog(run_dir)

@@ -24,9 +24,9 @@ def code_files(config: Config) -> dict[str, Path]:
         "algorithm.correction.name": algorithm.correction.name,
         "rollout.source": config.rollout.source,
         **{f"observe.loggers.{i}": name for i, name in enumerate(config.observe.loggers)},
+        **{f"observe.metrics.{i}": name for i, name in enumerate(config.observe.metrics)},
+        **{f"plugins.{i}": name for i, name in enumerate(config.plugins)},
     }
-    names |= {f"plugins.{i}": name for i, name in enumerate(config.plugins)}
-    names |= {f"plugins.{i}": name for i, name in enumerate(config.plugins)}
     files = {key: split_name(name)[0] for key, name in names.items()}
     return {key: Path(file).expanduser() for key, file in files.items() if file is not None}
 

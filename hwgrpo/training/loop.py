@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from hwgrpo.observe.completions import pick_sample
+from hwgrpo.observe.custom_metrics import over_ranks
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.out_of_memory import explained
@@ -76,6 +77,9 @@ def train_step(run: Run, step: int) -> None:
         with watch("sync"):
             run.responses.update_weights(step)
     values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
+    if run.metrics:
+        measured = together(run.strategy, lambda: run.metrics.measure(prompts, completions, rewards, advantages))
+        values |= over_ranks(run.strategy.gather_objects(measured), values | updated)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
     flops = run.strategy.sum([run.update.flops])[0]

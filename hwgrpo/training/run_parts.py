@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hwgrpo.closing import close_all
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
+from hwgrpo.observe.custom_metrics import CustomMetrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.rewards.combine import RewardPipeline
@@ -42,6 +43,7 @@ class Run:
     reference: Reference | None
     validation: PromptDataset | None
     observer: Observer
+    metrics: CustomMetrics
     watch: Stopwatch
     saver: Saver
     """Writes checkpoints of finished steps."""

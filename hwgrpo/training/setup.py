@@ -28,6 +28,7 @@ from hwgrpo.data.prompts import PromptDataset, template_note
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer, locate, model_settings
+from hwgrpo.observe.custom_metrics import CustomMetrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
@@ -94,6 +95,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     strategy = _start_strategy(config, device)
     folder = _claim_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
     start, notes = folder.start, folder.notes
+    metrics = CustomMetrics(config.observe)
     data = open_data(config, load_tokenizer(config.model), strategy.rank)
     undo.callback(data.rewards.close)
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
@@ -162,6 +164,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         reference=models.reference,
         validation=data.validation,
         observer=observer,
+        metrics=metrics,
         watch=Stopwatch(device.synchronize, trace=device.trace),
         saver=_saver(config, written, device, strategy, folder, data, update, responses, observer),
         record_kernels=lambda: _record_kernels(folder.path, strategy.rank),
