@@ -112,7 +112,7 @@ def updater(way: str, args: argparse.Namespace) -> PolicyUpdate:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**shape_of(args), max_position_embeddings=256))
     policy = PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
-    strategy: Strategy = STRATEGIES.load(config.trainer.strategy)(torch.device("cpu"), "gloo")
+    strategy: Strategy = STRATEGIES.load(config.trainer.strategy).make(torch.device("cpu"), "gloo")
     strategy.prepare(config)
     strategy.wrap(policy, config)
     return PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1000)

@@ -53,9 +53,15 @@ def check_config(
         raise ConfigError(missing[0])
     _check_contradictions(config)
     check_rollout(config)
-    if config.trainer.strategy != "auto" and (refuse := STRATEGIES.load(config.trainer.strategy).refuse):
-        refuse(config)
+    strategy = _strategy_kind(config)
+    if strategy is not None and strategy.refuse is not None:
+        strategy.refuse(config)
     return notes
+
+
+def _strategy_kind(config: Config) -> Any:
+    """Return the `StrategyKind`; None for `auto`, and for one of a plugin that is missing where the section is not read."""
+    return STRATEGIES.load(config.trainer.strategy) if config.trainer.strategy in STRATEGIES else None
 
 
 def check_world_size(config: Config, world_size: int) -> None:
@@ -65,7 +71,8 @@ def check_world_size(config: Config, world_size: int) -> None:
         ConfigError: the strategy or the batch sizes do not fit `world_size`.
     """
     t = config.trainer
-    if t.strategy != "auto" and STRATEGIES.load(t.strategy).one_process and world_size > 1:
+    strategy = _strategy_kind(config)
+    if strategy is not None and strategy.one_process and world_size > 1:
         raise ConfigError(
             f"trainer.strategy={t.strategy!r} with {world_size} ranks would train {world_size} separate models; "
             "use trainer.strategy=ddp (or auto)"
@@ -296,7 +303,7 @@ def _check_contradictions(config: Config) -> None:
             f"{f', over {sharing_setting(c)}' if shared else ''}); "
             f"use at least {longest}"
         )
-    strategy = None if t.strategy == "auto" else STRATEGIES.load(t.strategy)
+    strategy = _strategy_kind(c)
     if strategy is not None and strategy.one_process and t.sequence_parallel_size > 1:
         raise ConfigError(
             f"trainer.sequence_parallel_size={t.sequence_parallel_size} with trainer.strategy={t.strategy!r}: "

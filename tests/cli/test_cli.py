@@ -35,6 +35,7 @@ def test_print_config_is_yaml_with_every_section_and_the_override(hwgrpo):
     assert shown["rollout"]["n"] == 16
     assert set(shown) == {
         "model", "data", "rollout", "reward", "algorithm", "optim", "trainer", "backend", "kernels", "observe",
+        "plugins",
     }  # fmt: skip
 
 
