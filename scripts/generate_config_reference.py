@@ -1,0 +1,49 @@
+"""Write docs/config.md, the reference of all settings, from the schema.
+
+`python scripts/generate_config_reference.py` writes it; a test compares the page with the schema.
+"""
+
+from itertools import groupby
+from pathlib import Path
+
+from hwgrpo.config.document import Entry, entries
+
+PAGE = Path(__file__).parents[1] / "docs" / "config.md"
+INTRODUCTION = """\
+# Config reference
+
+Every setting, generated from `hwgrpo/config/schema.py`. Do not edit this page: run
+`python scripts/generate_config_reference.py`. `hwgrpo config` prints the same in a terminal, `hwgrpo config optim.lr` one
+setting, `hwgrpo train RECIPE --print-config` the settings of a run.
+
+A recipe (YAML) states what differs from the defaults; `key=value` on the command line wins over the recipe. `functions[]`
+stands for each entry of a list. A setting that nothing uses is an error: the column "used with" names what would use it.
+[settings.md](settings.md) helps to choose.
+"""
+TOP_LEVEL = "plugins"
+"""Heading of the settings that are in no section."""
+
+
+def reference() -> str:
+    """Return the page."""
+    sections = groupby(entries(), key=lambda entry: entry.key.partition(".")[0] if "." in entry.key else TOP_LEVEL)
+    return "\n".join([INTRODUCTION, *(f"## {name}\n\n{_table(list(group))}" for name, group in sections)])
+
+
+def _table(settings: list[Entry]) -> str:
+    rows = [(f"`{s.key}`", f"`{s.default}`", _type(s), s.doc, f"`{s.used_by}`" if s.used_by else "") for s in settings]
+    header = ("setting", "default", "type", "meaning", "used with")
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join(f"| {' | '.join(_escaped(cell) for cell in line)} |\n" for line in lines)
+
+
+def _type(setting: Entry) -> str:
+    return f"`{setting.type}`" + (f"; {setting.allowed}" if setting.allowed else "")
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", r"\|").replace(" *", r" \*")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="utf-8")
