@@ -6,11 +6,11 @@ ADVANTAGES = Registry(
     "advantage estimator",
     {
         "grpo": "hwgrpo.algorithms.advantages:grpo",
-        "rloo": "hwgrpo.algorithms.advantages:rloo",
-        "reinforce_plus_plus_baseline": "hwgrpo.algorithms.advantages:reinforce_plus_plus_baseline",
-        "opo": "hwgrpo.algorithms.advantages:opo",
-        "gpg": "hwgrpo.algorithms.advantages:gpg",
-        "grpo_passk": "hwgrpo.algorithms.advantages:grpo_passk",
+        "rloo": "hwgrpo.algorithms.advantage_variants:rloo",
+        "reinforce_plus_plus_baseline": "hwgrpo.algorithms.advantage_variants:reinforce_plus_plus_baseline",
+        "opo": "hwgrpo.algorithms.advantage_variants:opo",
+        "gpg": "hwgrpo.algorithms.advantage_variants:gpg",
+        "grpo_passk": "hwgrpo.algorithms.advantage_variants:grpo_passk",
     },
 )
 """Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`."""
@@ -18,10 +18,10 @@ POLICY_LOSSES = Registry(
     "policy loss",
     {
         "ppo_clip": "hwgrpo.algorithms.surrogates:ppo_clip",
-        "gspo": "hwgrpo.algorithms.surrogates:gspo",
-        "cispo": "hwgrpo.algorithms.surrogates:cispo",
-        "sapo": "hwgrpo.algorithms.surrogates:sapo",
-        "gpg": "hwgrpo.algorithms.surrogates:gpg",
+        "gspo": "hwgrpo.algorithms.surrogate_variants:gspo",
+        "cispo": "hwgrpo.algorithms.surrogate_variants:cispo",
+        "sapo": "hwgrpo.algorithms.surrogate_variants:sapo",
+        "gpg": "hwgrpo.algorithms.surrogate_variants:gpg",
     },
 )
 """`Scoped` functions `(surrogate_input, config) -> (pg_loss_N, {metric: per-row})`."""

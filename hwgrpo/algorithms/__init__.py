@@ -1,11 +1,13 @@
-"""What GRPO computes, as pure functions.
+"""The math of GRPO as pure functions.
 
-advantages.py    rewards -> one advantage per sequence
-groups.py        reward statistics over groups
-policy_loss.py   `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`
-surrogates.py    the policy losses, per token
-kl.py            per-token estimators of KL(policy || reference)
-aggregation.py   per-token weights that turn a sum over rows into a globally normalised mean
-correction.py    weights for the gap between rollout engine and trainer, and the metrics that measure it
-scope.py         how far a loss looks (token, sequence, batch), sums over ragged sequences
+advantages.py           rewards -> one advantage per sequence: `grpo`
+advantage_variants.py   RLOO, OPO, GPG, pass@k, REINFORCE++-baseline
+groups.py               reward statistics over groups
+policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`
+surrogates.py           PPO clip per token
+surrogate_variants.py   GSPO, CISPO, SAPO, GPG
+kl.py                   per-token estimators of KL(policy || reference)
+aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
+correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch
+scope.py                scope of a loss (token, sequence, batch), sums over ragged sequences
 """

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import DataError
 
 
@@ -95,7 +96,15 @@ class Groups:
         deviation_S = torch.where(self.valid_S, self.reward_S - self.reward_S.sum() / count.clamp(min=1), 0.0)
         return (deviation_S.square().sum() / (count - correction).clamp(min=1)).sqrt()
 
-    def silence(self, advantages_S: torch.Tensor) -> torch.Tensor:
+    def scale(self, config: AdvantageConfig) -> torch.Tensor | float:
+        """Return the divisor of deviations that `config.std` selects: [S], or a scalar."""
+        if config.std == "none":
+            return 1.0
+        if config.std == "batch":
+            return self.batch_std(config.std_correction) + config.eps
+        return self.std_G(config.std_correction)[self.index_S] + config.eps
+
+    def zero_without_signal(self, advantages_S: torch.Tensor) -> torch.Tensor:
         """Return the advantages as fp32, exactly 0 where a group has no signal or a sequence is not valid."""
-        speaks_S = self.valid_S & (self.signal_G | self.raw_G)[self.index_S]
-        return torch.where(speaks_S, advantages_S, 0.0).float()
+        has_signal_S = self.valid_S & (self.signal_G | self.raw_G)[self.index_S]
+        return torch.where(has_signal_S, advantages_S, 0.0).float()

@@ -42,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already; name a folder that is not, or remove it")
 
-    from hwgrpo.models.loading import load_tokenizer, save_model, source_folder
+    from hwgrpo.models.loading import load_tokenizer
     from hwgrpo.models.lora import uses_lora
+    from hwgrpo.models.saving import save_model, source_folder
     from hwgrpo.training.checkpoint.restore import restore_weights
     from hwgrpo.training.shared_setup import load_trainable
 

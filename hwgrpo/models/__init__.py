@@ -1,16 +1,18 @@
-"""What is done to a transformers model, and tokenizers.
+"""Loading transformers models and tokenizers, and changes to a loaded model.
 
-loading.py                     from settings to model and tokenizer on their device; the final model's folder
+loading.py                     model and tokenizer from a folder, the hub, or `builtin://`
+saving.py                      a trained model's folder in Hugging Face format
+to_device.py                   moving a model to a device, tied parameters kept tied
 attention_implementations.py   which attention implementations can run here, and why the others cannot
 lm_head.py                     from hidden states to logits: factor, soft-cap, padded vocabulary
-shared_prefix_masks.py         attention in rows that hold a prompt once and several responses
-ulysses_attention.py           attention of ranks that share sequences: heads are exchanged for tokens, and back
+shared_prefix_masks.py         attention over rows with one prompt and several responses to it
+ulysses_attention.py           sequence parallelism: all-to-all between sequence and attention heads
 tensor_parallel.py             decoder layers sharded over ranks, by transformers' plan
-lora.py                        low-rank adapters, new or trained further
-router.py                      the load-balancing loss of mixtures of experts
-layers.py                      decoder layers; a model whose layers come to a device one at a time
-windows.py                     sliding windows; a model with them shortened, so that a few tokens outgrow them
-meta_device.py                 models without weights, for ranks that get theirs from another
+lora.py                        LoRA adapters: new ones, or existing ones to train further
+router.py                      load-balancing loss of mixture-of-experts models
+layers.py                      decoder layers; running a model on a device one layer at a time
+windows.py                     sliding windows; a model with shortened windows for checks
+meta_device.py                 models without weights, for ranks that receive them from another
 builtin.py                     `builtin://` addresses and their cache
-tiny.py                        the built-in model, its character tokenizer, its warm start
+tiny.py                        the built-in model, its character tokenizer and warm start
 """

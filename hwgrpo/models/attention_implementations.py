@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
     from hwgrpo_backends import Backend
+    from transformers import PreTrainedConfig
 
 TAKES_MASKS = ("sdpa", "eager")
 """Implementations that take any mask, and run everywhere."""
@@ -49,6 +50,23 @@ def reason_against(
         return reason
     bits = dtype.itemsize * 8
     return None if bits == 16 else f"it computes in 16 bits only, not in {dtype}"
+
+
+def reason_model_cannot_use(attention: str, model_config: PreTrainedConfig) -> str | None:
+    """Return why an attention implementation computes something else than the model defines, or None.
+
+    Args:
+        attention: the implementation, by transformers' name.
+        model_config: the transformers configuration of the model.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # takes a second
+
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
+    if attention == "sdpa" and architecture is not None and not architecture._supports_sdpa:
+        return f"{architecture.__name__} has attention that sdpa cannot compute"
+    if attention == "sdpa" and getattr(model_config.get_text_config(), "attn_logit_softcapping", None):
+        return "the model soft-caps attention scores (attn_logit_softcapping), which sdpa leaves out"
+    return None
 
 
 def _fused_modules() -> Any:

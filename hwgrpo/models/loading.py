@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
-from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -22,28 +17,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import CONFIG_NAME, cached_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
-from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.models.meta_device import META
 from hwgrpo.paths import did_you_mean, find_model
-from hwgrpo.permissions import follow_umask
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import ModelConfig
-
-
-BESIDE_WEIGHTS = (
-    "generation_config.json",
-    "*processor_config.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
-    "**/*.py",
-)
-"""Files of a model's folder that a processor, a sampler or the model's own code is loaded from."""
 
 
 def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTokenizerBase:
@@ -100,21 +81,6 @@ def model_settings(config: ModelConfig) -> PreTrainedConfig:
         raise _unreadable("model.path", source, "a model", error) from error
     _check_is_causal_lm(config, settings)
     return settings
-
-
-def attention_obstacle(settings: PreTrainedConfig, attention: str) -> str | None:
-    """Say why an attention implementation would not compute what a model defines, or return None.
-
-    Args:
-        settings: the model's configuration.
-        attention: the implementation as transformers names it.
-    """
-    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(settings), None)
-    if attention == "sdpa" and architecture is not None and not architecture._supports_sdpa:
-        return f"{architecture.__name__} has attention that sdpa cannot compute"
-    if attention == "sdpa" and getattr(settings.get_text_config(), "attn_logit_softcapping", None):
-        return "the model soft-caps attention scores (attn_logit_softcapping), which sdpa leaves out"
-    return None
 
 
 def load_model(config: ModelConfig, *, attention: str, hollow: bool = False) -> PreTrainedModel:
@@ -181,65 +147,6 @@ def check_embeddings(embeddings: int | None, tokenizer: PreTrainedTokenizerBase)
         )
 
 
-def save_model(
-    model: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: str | Path,
-    merge: bool,
-    max_shard_size: str | None = None,
-    source: Path | None = None,
-) -> None:
-    """Write a model and its tokenizer in Hugging Face format.
-
-    Args:
-        model: what was trained; it is left as it is.
-        tokenizer: written beside it.
-        folder: made where it is missing.
-        merge: with adapters: write the whole model, the trained adapter merged in, instead of the adapter alone.
-        max_shard_size: of one file of a whole model, as transformers writes it ("5GB"); None: its default.
-        source: folder of the model that was trained; a full model gets its processor's files and code from there.
-    """
-    sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-    if isinstance(model, PeftModel) and merge:
-        # Merging in place and taking it out again would round the trained weights.
-        copy.deepcopy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder, **sizes)
-    elif isinstance(model, PeftModel):
-        model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
-    else:
-        model.save_pretrained(folder, **sizes)
-    tokenizer.save_pretrained(folder)
-    if source is not None and (merge or not isinstance(model, PeftModel)):
-        _copy_missing(source, Path(folder))
-    follow_umask(Path(folder))
-
-
-def source_folder(config: ModelConfig) -> Path | None:
-    """Return the folder of `model.path`, for a hub name its copy in the hub's cache; None where there is none now."""
-    try:
-        place = locate(config.path)
-    except ConfigError:  # gone since the run began, which is no reason to lose what it trained
-        return None
-    found = cached_file(
-        place,
-        CONFIG_NAME,
-        revision=config.revision,
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if found is None else Path(found).parent
-
-
-def _copy_missing(source: Path, folder: Path) -> None:
-    """Copy what loaders need beside weights, configuration and tokenizer; what was saved stays as it is."""
-    for pattern in BESIDE_WEIGHTS:
-        for file in sorted(source.glob(pattern)):
-            target = folder / file.relative_to(source)
-            if not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target)
-
-
 def locate(path: str, key: str = "model.path") -> str:
     """Return a local folder that holds a model or tokenizer, or a hub name."""
     if path.startswith(builtin.PREFIX):
@@ -275,39 +182,3 @@ def _check_is_causal_lm(config: ModelConfig, found: PreTrainedConfig) -> None:
             f"model.path={config.path!r} is not a causal language model but {kind} (model type {found.model_type!r}); "
             "GRPO needs a decoder with a language-model head"
         )
-
-
-logger = logging.getLogger(__name__)
-
-
-def move_to(model: nn.Module, device: torch.device) -> None:
-    """Move a model in place; parameters that were one object before are one object after.
-
-    `module.to` keeps them so only where torch may change the device of a parameter in place, which a device plug-in has
-    to tell it (`_has_compatible_shallow_copy_type`). Without that, an LM head tied to its embedding would be trained
-    apart from it, and nothing would say so.
-
-    Raises:
-        RuntimeError: copies of one parameter came out different, so there is no telling which one is right.
-    """
-    shared: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        shared.setdefault(parameter, []).append(name)
-    model.to(device)
-    for first, *others in shared.values():
-        parameter = model.get_parameter(first)
-        untied = [name for name in others if model.get_parameter(name) is not parameter]
-        for name in untied:
-            if not torch.equal(model.get_parameter(name), parameter):
-                raise RuntimeError(
-                    f"moving the model to {device} made different copies of one parameter, {first} and {name}: "
-                    f"the torch plug-in of {device.type!r} copies tensors wrongly; repair it, or choose another backend"
-                )
-            module, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(module), attribute, parameter)
-        if untied:
-            logger.warning(
-                "moving the model to %s made copies of %s, which %s share: they are one again. "
-                "The torch plug-in of %r does not say that parameters can change their device in place",
-                device, first, " and ".join((first, *untied)), device.type,
-            )  # fmt: skip

@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError
 
 from hwgrpo.errors import RunError
-from hwgrpo.models.loading import save_model, source_folder
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.training.checkpoint.checkpoint_files import discard
 from hwgrpo.training.loop import Status
 from hwgrpo.training.out_of_memory import SAVING, explained

@@ -20,10 +20,11 @@ from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import HeadReading, causal_lm
-from hwgrpo.models.loading import check_vocabulary, load_model, model_settings, move_to
+from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router, check_router_loss
+from hwgrpo.models.to_device import move_to_device
 from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
@@ -81,7 +82,7 @@ def choose_kernels(config: Config, backend: Backend) -> None:
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
     model = load_checked(config, attention_of(config, device).loaded_as, tokenizer)
-    move_to(model, device.torch_device)
+    move_to_device(model, device.torch_device)
     return policy_of(config, device, model)
 
 

@@ -19,8 +19,8 @@ from hwgrpo.config import Config
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.attention_implementations import is_fused
-from hwgrpo.models.loading import attention_obstacle, check_embeddings
+from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
+from hwgrpo.models.loading import check_embeddings
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router_loss
@@ -169,5 +169,5 @@ def assumed_choices(config: Config, backend: Backend, settings: Any) -> tuple[to
     usual = torch.float32 if backend.is_host else torch.bfloat16
     dtype = usual if wanted == "auto" else getattr(torch, wanted)
     if attention == "auto":
-        attention = "eager" if attention_obstacle(settings, "sdpa") else "sdpa"
+        attention = "eager" if reason_model_cannot_use("sdpa", settings) else "sdpa"
     return dtype, AttentionChoice(attention, is_fused(attention, backend))

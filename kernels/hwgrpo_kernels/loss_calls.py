@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from .argument_checks import shape_of
 from .streaming import RowGradients, RowStats
 
 
@@ -117,8 +118,3 @@ def _check_result(result: Any, n: int) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 def _refuse_result(what: str) -> NoReturn:
     raise ValueError(f"loss_fn must return {what}")
-
-
-def shape_of(value: Any) -> str:
-    """Return the shape of a tensor, or the type of what is none, for an error message."""
-    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__

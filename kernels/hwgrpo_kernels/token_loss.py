@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -15,13 +14,12 @@ from .chunks import chunk_rows_for, even_chunks, sequence_chunks
 from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compiled_region, without_autocast
 from .head import Head, HeadGradients, logits_buffers
 from .logit_map import logit_map
-from .loss_calls import LossCalls, LossFunction, shape_of
+from .loss_calls import LossCalls, LossFunction
 from .reference import ReferenceHead, beside, check_reference
 from .streaming import RowStats, Stream, join, row_kernels
 from .vocab_agreement import agree, told_to_all_ranks
 
 Scope = Literal["token", "sequence", "batch"]
-_SCOPES = ("token", "sequence", "batch")
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def linear_token_loss(
         reference = check_reference(reference, hidden_NH, weight_VH)
         compute_dtype = compute_dtype_of(hidden_NH)
         logits_dtype = argument_checks.check_logits_dtype(logits_dtype, compute_dtype)
-        bounds = _check_rows_arguments(hidden_NH, loss_fn, rows, row_mask, cu_seqlens, scope)
+        bounds = argument_checks.check_rows(hidden_NH, loss_fn, rows, row_mask, cu_seqlens, scope)
         with_reference = reference is not None
         kernels = row_kernels(device_type, logits_dtype, weight_VH.shape[0], beside=with_reference)
         parameters = (hidden_NH, weight_VH, bias)
@@ -231,43 +229,3 @@ def _spread(values: Tensor, live: Tensor | None, n: int) -> Tensor:
 def _count_before(row_mask: Tensor, bounds: list[int]) -> list[int]:
     counts = torch.cumsum(row_mask, 0).cpu()
     return [0 if bound == 0 else int(counts[bound - 1]) for bound in bounds]
-
-
-def _check_rows_arguments(
-    hidden_NH: Tensor,
-    loss_fn: LossFunction,
-    rows: Mapping[str, Tensor],
-    row_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scope: str,
-) -> list[int] | None:
-    """Check what comes beside the head's arguments; return cu_seqlens as a list."""
-    n = hidden_NH.shape[0]
-    if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function of (stats, rows), got {type(loss_fn).__name__}")
-    if scope not in _SCOPES:
-        raise ValueError(f"scope={scope!r} is not known; choose one of: token, sequence, batch")
-    if not isinstance(rows, Mapping):
-        raise ValueError(f"rows must map names to tensors of N rows ({{}} for none), got {type(rows).__name__}")
-    for name, each in rows.items():
-        if not isinstance(each, Tensor) or each.dim() == 0 or each.shape[0] != n:
-            raise ValueError(f"rows[{name!r}] must be a tensor of N={n} rows, got {shape_of(each)}")
-        if each.requires_grad:
-            raise ValueError(f"rows[{name!r}] requires grad, but no gradient is made for it; detach it")
-        argument_checks.check_device(f"rows[{name!r}]", each, "hidden_NH", hidden_NH)
-    if row_mask is not None:
-        argument_checks.check_tensor("row_mask", row_mask)
-        if row_mask.dtype != torch.bool or row_mask.shape != (n,):
-            raise ValueError(f"row_mask must be bool [N]=[{n}], got {row_mask.dtype} {shape_of(row_mask)}")
-        argument_checks.check_device("row_mask", row_mask, "hidden_NH", hidden_NH)
-    if cu_seqlens is None:
-        if scope == "sequence":
-            raise ValueError("scope='sequence' needs cu_seqlens, the [S+1] row offsets of the sequences")
-        return None
-    argument_checks.check_tensor("cu_seqlens", cu_seqlens)
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
-        raise ValueError(f"cu_seqlens must be integer [S+1], got {cu_seqlens.dtype} {shape_of(cu_seqlens)}")
-    bounds = cu_seqlens.tolist()
-    if not bounds or bounds[0] != 0 or bounds[-1] != n or any(b < a for a, b in pairwise(bounds)):
-        raise ValueError(f"cu_seqlens must rise from 0 to N={n} (row offsets of S sequences), got {bounds[:8]}...")
-    return None if scope == "token" else bounds

@@ -60,7 +60,7 @@ BAD = [
     (lambda p: {"chunk_rows": 0}, "chunk_rows=0 must be a positive integer"),
     (lambda p: {"chunk_rows": True}, "chunk_rows=True must be a positive integer"),
     (lambda p: {"logits_dtype": torch.bfloat16}, "logits_dtype=torch.bfloat16 does not fit"),
-    (lambda p: {"scope": "row"}, "scope='row' is not known; choose one of: token, sequence, batch"),
+    (lambda p: {"scope": "row"}, "scope='row' is unknown; use one of: token, sequence, batch"),
     (lambda p: {"scope": "sequence"}, "needs cu_seqlens"),
     (lambda p: {"scope": "sequence", "cu_seqlens": torch.tensor([0, 5, 11])}, "rise from 0 to N=12"),
     (lambda p: {"scope": "sequence", "cu_seqlens": torch.tensor([0, 8, 5, 12])}, "rise from 0 to N=12"),
@@ -99,13 +99,13 @@ def test_bad_result_of_the_loss_function_is_named(result, message):
 def test_values_on_a_device_are_looked_at_in_debug_mode_alone(monkeypatch):
     device = "cuda"  # hw: whatever is not the CPU
     monkeypatch.delenv("HWGRPO_DEBUG", raising=False)
-    assert argument_checks.looks_at_values("cpu")
-    assert not argument_checks.looks_at_values(device)
+    assert argument_checks.checks_values("cpu")
+    assert not argument_checks.checks_values(device)
     monkeypatch.setenv("HWGRPO_DEBUG", "0")
-    assert not argument_checks.looks_at_values(device)
+    assert not argument_checks.checks_values(device)
     monkeypatch.setenv("HWGRPO_DEBUG", "1")
-    assert argument_checks.looks_at_values(device)
-    assert not argument_checks.looks_at_values("meta")
+    assert argument_checks.checks_values(device)
+    assert not argument_checks.checks_values("meta")
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -24,8 +24,9 @@ from transformers import (
 
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, locate, save_model, source_folder
+from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, locate
 from hwgrpo.models.lora import apply_lora
+from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.planning.model_shape import model_shape
 

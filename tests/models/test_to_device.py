@@ -10,7 +10,8 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 from torch import nn
 
-from hwgrpo.models.loading import load_tokenizer, move_to
+from hwgrpo.models.loading import load_tokenizer
+from hwgrpo.models.to_device import move_to_device
 from hwgrpo.training.shared_setup import load_policy
 
 HOST = torch.device("cpu")
@@ -39,12 +40,12 @@ def untying(noise: float = 0.0):
 def test_what_stays_tied_is_left_alone(caplog):
     model = Tied()
     weight = model.embedding.weight
-    move_to(model, HOST)
+    move_to_device(model, HOST)
     assert model.head.weight is model.embedding.weight is weight
     assert caplog.records == []
 
 
-def test_what_a_plug_in_unties_is_tied_again_and_told(monkeypatch, caplog):
+def test_parameters_that_a_plug_in_unties_are_tied_again_with_a_warning(monkeypatch, caplog):
     model, expected = Tied(), Tied()
     expected.load_state_dict(model.state_dict())
     model.embedding.weight.requires_grad_(False)
@@ -52,20 +53,20 @@ def test_what_a_plug_in_unties_is_tied_again_and_told(monkeypatch, caplog):
     model.to(HOST)
     assert model.head.weight is not model.embedding.weight, "the planted move does not untie"
     model.head.weight = model.embedding.weight
-    move_to(model, HOST)
+    move_to_device(model, HOST)
     assert model.head.weight is model.embedding.weight
     assert model.head.weight.requires_grad is False
     assert {name for name, _ in model.named_parameters()} == {"embedding.weight", "body.weight", "body.bias"}
     for name, value in expected.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
     [record] = caplog.records
-    assert "made copies of embedding.weight, which embedding.weight and head.weight share" in record.getMessage()
+    assert "copied embedding.weight, which embedding.weight and head.weight share" in record.getMessage()
 
 
 def test_copies_that_differ_are_refused(monkeypatch):
     monkeypatch.setattr(nn.Module, "to", untying(noise=1.0))
-    with pytest.raises(RuntimeError, match=r"different copies of one parameter, embedding\.weight and head\.weight"):
-        move_to(Tied(), HOST)
+    with pytest.raises(RuntimeError, match=r"embedding\.weight and head\.weight different values"):
+        move_to_device(Tied(), HOST)
 
 
 @pytest.mark.parametrize("lora", [0, 4])
@@ -78,4 +79,4 @@ def test_the_policy_is_moved_with_its_tied_head(monkeypatch, tmp_path: Path, cap
     for policy in (plain, moved):
         assert policy.base.get_output_embeddings().weight is policy.base.get_input_embeddings().weight
     assert [name for name, _ in moved.named_parameters()] == [name for name, _ in plain.named_parameters()]
-    assert "they are one again" in caplog.text
+    assert "tied them again" in caplog.text

@@ -16,7 +16,8 @@ from tiny import ragged_batch, settings
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import attention_obstacle, load_model
+from hwgrpo.models.attention_implementations import reason_model_cannot_use
+from hwgrpo.models.loading import load_model
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_layout, layout_note
@@ -146,7 +147,7 @@ def make(name: str, folder: Path) -> Any:
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
-    attention = next(name for name in ("sdpa", "eager") if attention_obstacle(config, name) is None)
+    attention = next(name for name in ("sdpa", "eager") if reason_model_cannot_use(name, config) is None)
     return load_model(run_settings(folder).model, attention=attention)
 
 

@@ -15,8 +15,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RewardError, RunError
-from hwgrpo.models.loading import load_model, save_model
+from hwgrpo.models.loading import load_model
 from hwgrpo.models.lora import apply_lora
+from hwgrpo.models.saving import save_model
 from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource

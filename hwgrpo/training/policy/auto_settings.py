@@ -16,8 +16,8 @@ from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.config.derived import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.attention_implementations import TAKES_MASKS, is_fused, reason_against
-from hwgrpo.models.loading import attention_obstacle, model_settings
+from hwgrpo.models.attention_implementations import TAKES_MASKS, is_fused, reason_against, reason_model_cannot_use
+from hwgrpo.models.loading import model_settings
 from hwgrpo.models.windows import described, windows_below
 from hwgrpo.training.policy.layouts import BRANCHED, Layout
 
@@ -112,7 +112,7 @@ def choose_attention(
             )
         if name not in TAKES_MASKS and not fused and config.model.layout not in ("auto", "padded"):
             return f"the {config.model.layout} layout needs an attention that takes a mask"
-        return attention_obstacle(model_config, "sdpa" if fused else name) or reason_against(
+        return reason_model_cannot_use("sdpa" if fused else name, model_config) or reason_against(
             name, backend, arch, dtype, asked=name == wanted
         )
 
@@ -128,7 +128,7 @@ def choose_attention(
     if reason:
         raise ConfigError(
             f"model.attention={wanted!r}: {reason}; use model.attention="
-            f"{'eager' if attention_obstacle(model_config, 'sdpa') else 'sdpa'}"
+            f"{'eager' if reason_model_cannot_use('sdpa', model_config) else 'sdpa'}"
         )
     return AttentionChoice(wanted, is_fused(wanted, backend))
 

@@ -1,0 +1,107 @@
+"""Advantage estimators besides `grpo`: RLOO, OPO, GPG, pass@k and REINFORCE++-baseline.
+
+The signature and the rules for groups and invalid sequences are those of `advantages.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hwgrpo.algorithms.groups import Groups
+from hwgrpo.config.schema import AdvantageConfig
+from hwgrpo.errors import ConfigError
+
+
+def rloo(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The reward minus the mean of the others: (r - mean) n/(n - 1). Source: Ahmadian et al. 2024."""
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
+    size_S = groups.size_G[groups.index_S]
+    factor_S = torch.where(size_S > 1, size_S / (size_S - 1), 1.0)
+    return groups.zero_without_signal(groups.from_mean_S() * factor_S)
+
+
+def opo(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The reward minus the length-weighted mean of the group. Source: OPO (Hao et al. 2025)."""
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
+    length_S = _valid_lengths("opo", groups, lengths_S)
+    # A group of empty responses has no weights: its baseline is then 0, and its rewards reach no token anyway.
+    baseline_G = groups.sum_G(length_S * groups.reward_S) / groups.sum_G(length_S).clamp(min=1)
+    return groups.zero_without_signal(groups.deviation_S(baseline_G))
+
+
+def gpg(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """alpha (r - mean), alpha = sequences / sequences with a reward other than 0, over the batch.
+
+    Source: GPG (Chu et al. 2025), with verl's f_norm = 1.
+    """
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
+    alpha = valid_S.sum() / groups.reward_S.count_nonzero().clamp(min=1)
+    return groups.zero_without_signal(alpha * groups.from_mean_S())
+
+
+def grpo_passk(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Only the best of a group learns: by its lead over the second best, scaled as in `grpo`.
+
+    A tie for the best has no lead: all zero. Source: arXiv 2503.19595, as in verl.
+
+    Raises:
+        ConfigError: a group of one under `singleton="raw"`: it has no second best.
+    """
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
+    if bool(groups.raw_G.any()):
+        raise ConfigError("advantage singleton='raw' and a group of one: grpo_passk needs a second best; use 'zero'")
+    best_S = valid_S & (groups.reward_S == groups.max_G[groups.index_S])
+    alone_S = best_S & (groups.sum_G(best_S.double()) == 1)[groups.index_S]
+    second_S = groups.extreme_G("amax", valid_S & ~best_S)[groups.index_S]
+    return groups.zero_without_signal(torch.where(alone_S, groups.reward_S - second_S, 0.0) / groups.scale(config))
+
+
+def reinforce_plus_plus_baseline(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """v = r - group mean, whitened over all tokens of the batch: (v - mean) / sqrt(var + 1e-8), var unbiased.
+
+    In verl a group of equal rewards ends at minus the batch mean over the deviation; here it stays at exactly 0. It
+    still counts in that mean and deviation. Source: REINFORCE++ (Hu et al. 2025).
+    """
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
+    length_S = _valid_lengths("reinforce_plus_plus_baseline", groups, lengths_S)
+    tokens = length_S.sum()
+    value_S = groups.from_mean_S()
+    centred_S = value_S - (length_S * value_S).sum() / tokens.clamp(min=1)
+    variance = (length_S * centred_S.square()).sum() / (tokens - 1).clamp(min=1)
+    return groups.zero_without_signal(centred_S * torch.rsqrt(variance + 1e-8))
+
+
+def _valid_lengths(estimator: str, groups: Groups, lengths_S: torch.Tensor | None) -> torch.Tensor:
+    if lengths_S is None:
+        raise ConfigError(f"advantage estimator {estimator!r} weighs by tokens: pass lengths_S")
+    return torch.where(groups.valid_S, lengths_S.double(), 0.0)

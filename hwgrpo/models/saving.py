@@ -1,0 +1,89 @@
+"""Write a trained model and its tokenizer to a folder in Hugging Face format."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME, cached_file
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.loading import locate
+from hwgrpo.models.lora import TRAINED_ADAPTER
+from hwgrpo.permissions import follow_umask
+
+if TYPE_CHECKING:
+    from hwgrpo.config.schema import ModelConfig
+
+COPIED_FILES = (
+    "generation_config.json",
+    "*processor_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "**/*.py",
+)
+"""Files of a model's folder, besides weights, config and tokenizer, that a processor, a sampler or its code needs."""
+
+
+def save_model(
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    merge: bool,
+    max_shard_size: str | None = None,
+    source: Path | None = None,
+) -> None:
+    """Write a model and its tokenizer in Hugging Face format.
+
+    Args:
+        model: the trained model; it is not modified.
+        tokenizer: written to the same folder.
+        folder: created if it is missing.
+        merge: with LoRA, write the full model with the trained adapter merged in, instead of the adapter alone.
+        max_shard_size: largest weight file of a full model, as transformers writes it ("5GB"); None: its default.
+        source: folder of the base model, from which a full model gets its processor's files and code.
+    """
+    sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
+    if isinstance(model, PeftModel) and merge:
+        # Merging in place and unmerging again would round the trained weights.
+        copy.deepcopy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder, **sizes)
+    elif isinstance(model, PeftModel):
+        model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
+    else:
+        model.save_pretrained(folder, **sizes)
+    tokenizer.save_pretrained(folder)
+    if source is not None and (merge or not isinstance(model, PeftModel)):
+        _copy_missing_files(source, Path(folder))
+    follow_umask(Path(folder))
+
+
+def source_folder(config: ModelConfig) -> Path | None:
+    """Return the folder of `model.path`, in the hub's cache for a hub name; None if it is missing."""
+    try:
+        path = locate(config.path)
+    except ConfigError:  # deleted since the run began, which is no reason to lose the trained model
+        return None
+    config_file = cached_file(
+        path,
+        CONFIG_NAME,
+        revision=config.revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if config_file is None else Path(config_file).parent
+
+
+def _copy_missing_files(source: Path, folder: Path) -> None:
+    """Copy the other files that loaders need, without overwriting any."""
+    for pattern in COPIED_FILES:
+        for file in sorted(source.glob(pattern)):
+            target = folder / file.relative_to(source)
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
