@@ -13,12 +13,12 @@ INTRODUCTION = """\
 # Config reference
 
 Every setting, generated from `hwgrpo/config/schema.py`. Do not edit this page: run
-`python scripts/generate_config_reference.py`. `hwgrpo config` prints the same in a terminal, `hwgrpo config optim.lr` one
-setting, `hwgrpo train RECIPE --print-config` the settings of a run.
+`python scripts/generate_config_reference.py`. In a terminal `hwgrpo config` prints the same, `hwgrpo config optim.lr`
+prints one setting and `hwgrpo train RECIPE --print-config` prints the settings of a run.
 
-A recipe (YAML) states what differs from the defaults; `key=value` on the command line wins over the recipe. `functions[]`
-stands for each entry of a list. A setting that nothing uses is an error: the column "used with" names what would use it.
-[settings.md](settings.md) helps to choose.
+A recipe (YAML) states what differs from the defaults; `key=value` on the command line overrides the recipe.
+`functions[]` stands for each entry of a list. A setting that has no effect is an error: the column "used with" names
+the settings under which it has one. [settings.md](settings.md) helps you to choose.
 """
 TOP_LEVEL = "plugins"
 """Heading of the settings that are in no section."""
@@ -31,18 +31,20 @@ def reference() -> str:
 
 
 def _table(settings: list[Entry]) -> str:
-    rows = [(f"`{s.key}`", f"`{s.default}`", _type(s), s.doc, f"`{s.used_by}`" if s.used_by else "") for s in settings]
     header = ("setting", "default", "type", "meaning", "used with")
+    rows = [(f"`{s.key}`", f"`{s.default}`", _type(s), s.doc, f"`{s.used_by}`" if s.used_by else "") for s in settings]
     lines = [header, ("---",) * len(header), *rows]
     return "".join(f"| {' | '.join(_escaped(cell) for cell in line)} |\n" for line in lines)
 
 
 def _type(setting: Entry) -> str:
-    return f"`{setting.type}`" + (f"; {setting.allowed}" if setting.allowed else "")
+    kinds = ["null" if kind == "None" else kind for kind in setting.type.split(" | ")]
+    named = " or ".join(f"`{kind}`" for kind in kinds)
+    return f"{named}; {setting.allowed}" if setting.allowed else named
 
 
 def _escaped(cell: str) -> str:
-    return cell.replace("|", r"\|").replace(" *", r" \*")
+    return cell.replace("|", r"\|")
 
 
 if __name__ == "__main__":
