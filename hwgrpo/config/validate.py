@@ -60,7 +60,7 @@ def check_config(
 
 
 def _strategy_kind(config: Config) -> Any:
-    """Return the `StrategyKind`; None for `auto`, and for one of a plugin that is missing where the section is not read."""
+    """Return the `StrategyKind`; None for `auto`, and for one of a missing plugin where the section is not read."""
     return STRATEGIES.load(config.trainer.strategy) if config.trainer.strategy in STRATEGIES else None
 
 

@@ -144,6 +144,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         for later in begin_after(folder.path / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
+            keep_copies(config, folder.path)
             _describe(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
     notes += (*engine.notes, *_notes_on_data(config.data, data), _summary_of_start(device, models, data, start))
@@ -348,7 +349,6 @@ def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
 
 def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy) -> None:
     """Write what the run is: its settings, and the machine, versions and variables it runs on."""
-    keep_copies(config, output)
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
         "hwgrpo": hwgrpo.__version__,

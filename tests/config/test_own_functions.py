@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hwgrpo import user_code
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config import load_config
@@ -32,6 +33,7 @@ def load(*overrides: str):
 @pytest.fixture
 def losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(user_code, "_plugins", [])  # else processes of later tests would import them too
     (tmp_path / "losses.py").write_text(LOSSES)
     return tmp_path
 

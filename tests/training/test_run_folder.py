@@ -226,7 +226,8 @@ def test_a_resumed_run_that_fails_at_once_keeps_everything(tmp_path: Path, monke
     (tmp_path / "rewards.py").write_text(REWARD)
     with pytest.raises(RewardError, match="broken"):
         runs.run(tmp_path / "run", "trainer.max_steps=2", f"reward.functions=['{tmp_path}/rewards.py:score']")
-    assert everything_in(tmp_path / "run").keys() == before.keys()
+    kept = [path for path in everything_in(tmp_path / "run") if not path.startswith("code/")]  # copies add up
+    assert kept == [path for path in before if not path.startswith("code/")]
 
 
 def test_a_run_keeps_its_id_when_it_is_started_again_and_a_broken_one_is_replaced(tmp_path: Path):
