@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hwgrpo import user_code
 from hwgrpo.catalog import ENGINES, STRATEGIES
 from hwgrpo.cli.main import main
 
@@ -30,6 +31,7 @@ def commands(block: str) -> list[list[str]]:
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: next(iter(written(block)), ""))
 def test_a_block_runs_and_is_short(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(user_code, "_plugins", [])
     for registry in (ENGINES, STRATEGIES):  # what a plugin adds is gone with its test
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     for name, text in written(block).items():
@@ -44,5 +46,7 @@ def test_a_block_runs_and_is_short(block: str, tmp_path: Path, monkeypatch: pyte
     if "counting.py" in written(block):
         first, second = (each["rollout/sampled"] for each in steps if "rollout/sampled" in each)
         assert second - first == 64 * 8
+    if "metrics.py" in written(block):
+        assert sum("repetition/mean" in each for each in steps) == 2
     if "mine.py" in written(block):
         assert any("fade" in name for each in steps for name in each)
