@@ -19,7 +19,7 @@ COLUMNS = ["backend", "run on hardware", "simulated", "compiled only"]
 
 def table(text: str) -> dict[str, dict[str, str]]:
     """Return backend -> column -> words of the table under the README's heading."""
-    section = text.split("\n## What has run on what\n")[1].split("\n## ")[0]
+    section = text.split("\n## Hardware\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     assert head == COLUMNS
@@ -101,9 +101,9 @@ def test_a_row_that_differs_from_its_records_is_found(tmp_path: Path):
     ],
 )
 def test_a_proof_that_is_not_there_is_found(old: str, new: str, told: str):
-    head, section = (REPO / "README.md").read_text(encoding="utf-8").split("\n## What has run on what\n")
+    head, section = (REPO / "README.md").read_text(encoding="utf-8").split("\n## Hardware\n")
     assert old in section
-    found = wrong(f"{head}\n## What has run on what\n{section.replace(old, new)}")
+    found = wrong(f"{head}\n## Hardware\n{section.replace(old, new)}")
     assert any(told in each for each in found), found
 
 
