@@ -1,8 +1,9 @@
 """Write docs/config.md, the reference of all settings, from the schema.
 
-`python scripts/generate_config_reference.py` writes it; a test compares the page with the schema.
+`python scripts/generate_config_reference.py` writes it; --check compares, and exits with 1 where the page differs.
 """
 
+import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -47,5 +48,16 @@ def _escaped(cell: str) -> str:
     return cell.replace("|", r"\|")
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Write the page, or compare it."""
+    if "--check" in sys.argv[1:]:
+        if PAGE.read_text(encoding="utf-8") == reference():
+            return 0
+        print("docs/config.md is out of date; run `python scripts/generate_config_reference.py`")
+        return 1
     PAGE.write_text(reference(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -134,6 +134,33 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+MAMBA = {"mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2}
+DELTA = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "head_dim": 8, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+FALLING_BACK: dict[str, tuple[dict[str, Any], str]] = {
+    "FalconH1": (MAMBA | {"mamba_d_ssm": 64}, "hybrid"),
+    "Lfm2": ({"layer_types": ["conv", "full_attention"]}, "conv"),
+    "Qwen3Next": (DELTA | {"num_experts": 4, **EXPERTS, "shared_expert_intermediate_size": 16}, "linear_attention"),
+    "Qwen3_5": (DELTA, "linear_attention"),
+    "Jamba": ({"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 4, "mamba_dt_rank": 4,
+               "use_mamba_kernels": False}, "linear_attention"),
+    "Bamba": (MAMBA | {"attn_layer_indices": [1]}, "linear_attention"),
+    "Llama4": ({"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "intermediate_size_mlp": 48,
+                "attention_chunk_size": WINDOW, "layer_types": ["chunked_attention", "full_attention"],
+                "no_rope_layers": [1, 0]}, "chunked_attention"),
+    "NemotronH": ({"layers_block_type": ["linear_attention", "full_attention", "mlp"], "ssm_state_size": 8,
+                   "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 1, "head_dim": 8}, "linear_attention"),
+    "Zamba2": ({"layers_block_type": ["linear_attention", "hybrid"], "num_mem_blocks": 1, "hybrid_layer_ids": [1],
+                "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_expand": 2, "n_mamba_heads": 4,
+                "mamba_headdim": 16, "mamba_d_state": 8, "mamba_ngroups": 1}, "linear_attention"),
+    "OlmoHybrid": (DELTA, "linear_attention"),
+    "GraniteMoeHybrid": (MAMBA | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4,
+                         "num_experts_per_tok": 2, "shared_intermediate_size": 48}, "linear_attention"),
+}  # fmt: skip
+"""Families that train in padded rows -> values of the configuration, and the layers that need it."""
+
 
 def make(name: str, folder: Path) -> Any:
     """Save a random model of a family to a folder and load it as a run does."""

@@ -1,0 +1,118 @@
+"""docs/grpo.md names the functions that are called, and its worked numbers are what they compute."""
+
+import inspect
+import re
+
+import pytest
+import torch
+from pages import code, page, section, table
+
+from hwgrpo.algorithms.advantages import group_advantages
+from hwgrpo.algorithms.aggregation import token_weights
+from hwgrpo.algorithms.kl import build_kl
+from hwgrpo.algorithms.surrogates import SurrogateInput
+from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, POLICY_LOSSES
+from hwgrpo.config.schema import AdvantageConfig, KlConfig, LossConfig
+from hwgrpo.registry import imported
+from hwgrpo.training.loop import train_step
+
+PAGE = page("grpo.md")
+WIDE = torch.float64
+
+
+def printed(value: float) -> float:
+    """Return a number as the page shows it, to six decimals."""
+    return round(float(value), 6)
+
+
+@pytest.mark.parametrize(
+    ("title", "registry"),
+    [("Advantages", ADVANTAGES), ("Policy loss", POLICY_LOSSES), ("KL", KL_ESTIMATORS),
+     ("Aggregation", AGGREGATIONS), ("Rollout correction", CORRECTIONS)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_every_choice_stands_on_the_page_with_its_function(title: str, registry):
+    rows = table(section(PAGE, title), "function")
+    names = [code(next(iter(row.values())))[0] for row in rows]
+    assert sorted(names) == sorted(registry.names())
+    for name, row in zip(names, rows, strict=True):
+        [place] = code(row["function"])
+        file, _, function = place.partition(":")
+        module = file.removesuffix(".py").replace("/", ".")
+        assert imported(f"{module}:{function}") is registry.load(name)
+
+
+def test_the_stages_of_the_page_are_those_of_a_step():
+    timed = re.findall(r'with watch\("(\w+)"\)', inspect.getsource(train_step))
+    listed = [code(row["metric"])[0] for row in table(section(PAGE, "The step"), "stage", "metric")]
+    assert listed == [f"timing_s/{stage}" for stage in timed if stage != "step"]
+
+
+def test_worked_advantages():
+    rewards, lengths = torch.tensor([1, 0, 0, 0], dtype=WIDE), torch.tensor([10, 20, 30, 40])
+    rows = table(PAGE, "estimator", "advantage of the first")
+    assert len(rows) == 6
+    for row in rows:
+        name, *options = code(row["estimator"])
+        config = AdvantageConfig(name=name, **dict(option.split("=") for option in options))
+        group, valid = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool)
+        found = group_advantages(rewards, group, valid, config, lengths).tolist()
+        assert [printed(value) for value in found] == [
+            float(row["advantage of the first"]), *[float(row["of the others"])] * 3
+        ]  # fmt: skip
+
+
+def test_worked_policy_losses():
+    rows = table(PAGE, "loss", "`d`", "value")
+    assert len(rows) == 7
+    for row in rows:
+        [name] = code(row["loss"])
+        one = torch.tensor([float(row["`d`"])], dtype=WIDE)
+        given = SurrogateInput(one, one, False, torch.tensor([float(row["`A`"])], dtype=WIDE), torch.tensor([0, 1]))
+        loss, _ = POLICY_LOSSES.load(name)(given, LossConfig(name=name, clip_low=0.2, clip_high=0.28))
+        assert printed(loss) == float(row["value"]), row
+
+
+def test_worked_kl():
+    rows = table(PAGE, "`lp`", "`ref`", "`k3`")
+    assert len(rows) == 3
+    for row in rows:
+        logprob, reference = (torch.tensor([float(row[f"`{name}`"])], dtype=WIDE) for name in ("lp", "ref"))
+        for name in ("k1", "k2", "k3"):
+            assert printed(build_kl(KlConfig(estimator=name))(logprob, reference)) == float(row[f"`{name}`"])
+
+
+def test_the_gradients_of_the_kl_estimators_are_those_of_the_page():
+    for x in (0.5, -0.5):
+        expected = {
+            "1": 1.0,
+            "the sign of `-x`": -x / abs(x),
+            "`-x`": -x,
+            "`1 - e^x`": 1 - float(torch.tensor(x).exp()),
+        }
+        for row in table(PAGE, "`algorithm.kl.estimator`"):
+            logprob = torch.tensor([-1.0], dtype=WIDE, requires_grad=True)
+            [name] = code(row["`algorithm.kl.estimator`"])
+            build_kl(KlConfig(estimator=name))(logprob, torch.tensor([x - 1], dtype=WIDE)).sum().backward()
+            written = re.split("[:;,]", row["gradient with respect to `lp`"])[0]
+            assert float(logprob.grad) == pytest.approx(expected[written], abs=1e-6), name
+
+
+def test_k3_has_no_gradient_where_the_page_says_so():
+    [bound] = re.findall(r"the gradient of `k3` is 0 for `x > ([\d.]+)`", " ".join(PAGE.split()))
+    for step, flat in ((-0.001, False), (0.001, True)):
+        logprob = torch.zeros(1, dtype=WIDE, requires_grad=True)
+        build_kl(KlConfig())(logprob, torch.tensor([float(bound) + step], dtype=WIDE)).sum().backward()
+        assert (float(logprob.grad) == 0) == flat
+
+
+def test_worked_aggregation():
+    losses = torch.tensor([1, 2, 3, 4, 5, 6], dtype=WIDE)
+    rows = table(PAGE, "mode", "loss")
+    assert [code(row["mode"])[0] for row in rows] == [
+        "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"
+    ]  # fmt: skip
+    lengths = torch.tensor([4, 2])
+    for row in rows:
+        weights = token_weights(code(row["mode"])[0], lengths, total_tokens=6, total_sequences=2, norm_length=4)
+        assert printed((weights.repeat_interleave(lengths) * losses).sum()) == float(row["loss"])

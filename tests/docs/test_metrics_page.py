@@ -1,0 +1,138 @@
+"""docs/metrics.md lists what runs log: no more, no less, and when."""
+
+import ast
+import functools
+import re
+
+import pytest
+import runs
+from pages import REPO, code, page, section, table
+
+from hwgrpo.jsonlines import read_lines
+from hwgrpo.training.update.step_metrics import METRIC_NAMES
+
+PAGE = page("metrics.md")
+ROWS = table(PAGE, "metric", "logged")
+PARTS = {"<function>": ".+", "<kind>": "(errors|nans|timeouts)", "<source>": ".+", "<n>": r"\d+"}
+FAMILIES = (
+    "actor|clip_ratio|critic|perf|prompt_length|response|response_length|reward_failures|rewards|rollout|rollout_corr|"
+    "timing_s|training|val-aux|val-core"
+)
+OFF_POLICY = ("trainer.prompts_per_update=2",)
+RUNS = {
+    "on policy": ("trainer.save_every=1",),
+    "off policy": (*OFF_POLICY, "algorithm.kl.coef=0.1"),
+    "stale": ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate"),
+    "failing": ("reward.functions=[{name: FOLDER/failing.py:failing, on_error: value}, exact_match]",),
+    **{loss: (*OFF_POLICY, f"algorithm.loss.name={loss}") for loss in ("cispo", "gspo", "sapo", "gpg")},
+}
+FAILING = """
+def failing(data_source, solution_str, ground_truth, extra_info=None):
+    raise ValueError("no score")
+"""
+
+
+def pattern(metric: str) -> str:
+    """Return the pattern of the names that a metric of the page stands for."""
+    return "".join(PARTS.get(part, re.escape(part)) for part in re.split(r"(<\w+>)", metric))
+
+
+LISTED = {metric: row["logged"] for row in ROWS for metric in code(row["metric"])}
+PATTERNS = {metric: re.compile(pattern(metric)) for metric in LISTED}
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """Return the lines of metrics.jsonl by run."""
+    found = {}
+    for name, overrides in RUNS.items():
+        folder = tmp_path_factory.mktemp("runs")
+        (folder / "failing.py").write_text(FAILING)
+        given = [each.replace("FOLDER", str(folder)) for each in overrides]
+        assert runs.run(folder / "run", "trainer.max_steps=3", *given) == "completed"
+        found[name] = list(read_lines(folder / "run" / "metrics.jsonl"))
+    return found
+
+
+@functools.cache
+def strings() -> frozenset[str]:
+    """Return the strings in the package's code, computed parts as <>."""
+    found = set()
+    for file in sorted((REPO / "hwgrpo").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "<>" for part in node.values]
+                found.add("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return frozenset(found)
+
+
+def names_in_code() -> set[str]:
+    """Return the strings that look like metrics."""
+    return {name for name in strings() if re.fullmatch(rf"({FAMILIES})/[\w@<>/.-]*[^/]", name)} - METRIC_NAMES.keys()
+
+
+def test_every_metric_stands_once_on_the_page():
+    metrics = [metric for row in ROWS for metric in code(row["metric"])]
+    assert len(metrics) == len(set(metrics))
+
+
+def test_every_metric_of_a_run_is_on_the_page(logged):
+    names = {name for lines in logged.values() for line in lines for name in line}
+    assert [name for name in sorted(names) if not any(each.fullmatch(name) for each in PATTERNS.values())] == []
+
+
+def test_every_metric_that_the_code_names_is_on_the_page():
+    listed = [re.sub(r"<\w+>", "<>", metric) for metric in LISTED]
+    unknown = [
+        name
+        for name in names_in_code() - {"training/global_step"}  # the services' own axis
+        if not any(re.match(rf"{re.escape(name).replace('<>', '.+')}(/|$)", metric) for metric in listed)
+    ]
+    assert sorted(unknown) == []
+
+
+def test_every_metric_of_the_page_is_logged(logged):
+    names = {name for lines in logged.values() for line in lines for name in line} | names_in_code()
+    names |= {f"actor/{name}" for name in strings() if name.isidentifier()}  # a loss's own, which get this prefix
+    assert [metric for metric, each in PATTERNS.items() if not any(each.fullmatch(name) for name in names)] == []
+
+
+def test_what_is_always_logged_is_in_every_step(logged):
+    always = [each for metric, each in PATTERNS.items() if LISTED[metric] == "always" and metric != "step"]
+    assert len(always) > 40
+    for lines in logged.values():
+        steps = [line for line in lines if "reward" in line]
+        assert [line["step"] for line in steps] == [1, 2, 3]
+        for each in always:
+            assert all(any(each.fullmatch(name) for name in line) for line in steps), each.pattern
+
+
+def test_what_depends_on_settings_is_logged_under_those_alone(logged):
+    def has(run: str, name: str) -> bool:
+        return any(name in line for line in logged[run])
+
+    for name in ("actor/ppo_kl", "actor/ratio_mean", "actor/pg_clipfrac", "clip_ratio/low_mean", "kl"):
+        assert (has("on policy", name), has("off policy", name)) == (False, True)
+    clips = {loss: (has(loss, "actor/pg_clipfrac"), has(loss, "clip_ratio/low_mean")) for loss in list(RUNS)[4:]}
+    assert clips == {"cispo": (True, False), "gspo": (True, True), "sapo": (False, False), "gpg": (False, False)}
+    assert not has("gpg", "actor/ratio_mean")
+    assert has("stale", "rollout/staleness_max")
+    assert not has("on policy", "rollout/staleness_max")
+    assert ["timing_s/save" in line for line in logged["on policy"] if "reward" in line] == [False, True, True]
+
+
+def test_a_validation_has_a_line_of_its_own(logged):
+    lines = [line for line in logged["on policy"] if any(name.startswith("val-core/") for name in line)]
+    assert [line["step"] for line in lines] == [0, 3]
+    assert not any("reward" in line for line in lines)
+
+
+def test_names_of_tutorials_point_at_metrics_of_the_page():
+    rows = table(section(PAGE, "Names of tutorials"), "name there", "here")
+    there = {name for row in rows for name in code(row["name there"])}
+    assert {"rewards/best", "rewards/worst", "objective/kl", "objective/entropy", "ppo_ratio_clipped"} <= there
+    assert "advantage_std" in there
+    for row in rows:
+        assert all(name in LISTED for name in code(row["here"])), row

@@ -1,0 +1,72 @@
+"""docs/models.md says of each family what the code makes of it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from families import FALLING_BACK, FAMILIES, SHAPE, run_settings
+from pages import REPO, page, section, table
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.models.attention_implementations import reason_model_cannot_use
+from hwgrpo.rollout.local.architectures import ARCHITECTURES, foreseen
+from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_layout
+from hwgrpo.training.sequence_checks import check_sequence_parallel
+
+PAGE = page("models.md")
+ROWS = {row["family"]: row for row in table(section(PAGE, "Compared with transformers"), "family")}
+LONGEST = 1024
+"""Tokens of a sequence by the default settings."""
+
+
+def configuration(name: str, *, window: bool) -> Any:
+    """Return a family's configuration, its window shorter than a sequence or longer."""
+    kind = "Gemma3Text" if name == "Gemma3" else name
+    extra = copy.deepcopy(FAMILIES[name].extra)
+    if not window and "sliding_window" in extra:
+        extra["sliding_window"] = 4096
+    return getattr(transformers, f"{kind}Config")(**SHAPE | extra)
+
+
+def test_the_page_has_the_families_that_are_compared():
+    assert list(ROWS) == list(FAMILIES)
+    known = {name.rpartition(".")[2].removesuffix("ForCausalLM") for name in ARCHITECTURES}
+    assert {name for name, row in ROWS.items() if row["decoding"].startswith("lean step")} == known
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_on_the_page_as_the_code_treats_it(name: str):
+    long, short = configuration(name, window=False), configuration(name, window=True)
+    attention = "sdpa" if reason_model_cannot_use("sdpa", long) is None else "eager"
+    below, beyond = (choose_layout(run_settings(Path("unused")), each, attention).name for each in (long, short))
+    layout = FAMILIES[name].layout if below == beyond else f"{below}; {beyond} beyond the window"
+    lean, outgrown = foreseen(long, LONGEST) is None, foreseen(short, LONGEST) is not None
+    decoding = "own forward" if not lean else "lean step" + ("; own forward beyond the window" if outgrown else "")
+    expected = {"attention": attention, "layout": layout, "decoding": decoding, "tensor parallelism": parallel(long)}
+    assert {column: ROWS[name][column] for column in expected} == expected
+
+
+def parallel(model_config: Any) -> str:
+    """Return whether ranks may shard the layers of a model."""
+    two = run_settings(Path("unused"), "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2")
+    try:
+        check_sequence_parallel(two, model_config, AttentionChoice("sdpa"))
+    except ConfigError:
+        return "no"
+    return "yes"
+
+
+def test_the_page_has_the_families_that_fall_back_to_padded_rows():
+    rows = table(section(PAGE, "Trained in padded rows"), "family", "the layers")
+    listed = {row["family"]: row["the layers"] for row in rows}
+    assert listed == {name: layers for name, (_, layers) in FALLING_BACK.items()}
+
+
+def test_every_shape_that_ships_is_of_a_family_of_the_page():
+    shapes = sorted((REPO / "configs" / "models").glob("*.json"))
+    assert shapes
+    for file in shapes:
+        [architecture] = transformers.PreTrainedConfig.get_config_dict(str(file))[0]["architectures"]
+        assert architecture.removesuffix("ForCausalLM") in ROWS

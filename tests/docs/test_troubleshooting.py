@@ -1,0 +1,68 @@
+"""docs/troubleshooting.md: commands give its errors, and its thresholds are those of the warnings."""
+
+import re
+import shlex
+
+import pytest
+from pages import blocks, code, page, section, table
+
+from hwgrpo.cli.main import main
+from hwgrpo.observe import detectors
+
+PAGE = page("troubleshooting.md")
+ERRORS = table(PAGE, "you typed", "the error says")
+WARNINGS = table(PAGE, "warning", "sign")
+THRESHOLDS = {
+    "reward flat": (detectors.FLAT_STEPS, detectors.REWARD_WINDOW, detectors.START, int(detectors.SURE)),
+    "reward falling": (detectors.LOST_SHARE,),
+    "groups too easy": (detectors.LEARNED_SHARE,),
+    "groups too hard": (detectors.EQUAL_SHARE,),
+    "groups equal": (detectors.EQUAL_SHARE,),
+    "KL exploding": (int(detectors.LARGE_KL), int(detectors.KL_JUMP), detectors.KL_FLOOR),
+    "truncation": (detectors.TRUNCATED_SHARE,),
+    "entropy collapse": (detectors.ENTROPY_SHARE, detectors.ROOM),
+    "rollout and trainer differ": (detectors.LARGE_GAP,),
+    "gradient spike": (int(detectors.SPIKE), detectors.SPIKE_BEFORE, int(detectors.SPIKE_RECORD)),
+    "gradient clipped": (detectors.CLIPPED_STEPS, int(detectors.CLIPPED_TIMES)),
+    "length collapse": (detectors.SHORT_SHARE,),
+}
+
+
+def run(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command of the page; return its exit code and what it printed, in one line."""
+    words = shlex.split(command, comments=True)
+    assert words[0] == "hwgrpo"
+    try:
+        status = main(words[1:])
+    except SystemExit as ending:
+        status = int(ending.code or 0)
+    printed = capsys.readouterr()
+    return status, " ".join((printed.out + printed.err).split())
+
+
+@pytest.mark.parametrize("row", ERRORS, ids=lambda row: row["you typed"].strip("`"))
+def test_a_mistake_gives_the_error_of_the_page(row: dict[str, str], capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [typed], [says] = code(row["you typed"]), code(row["the error says"])
+    status, printed = run(typed, capsys)
+    assert status == 2
+    assert says in printed
+
+
+@pytest.mark.parametrize("command", [line for block in blocks(PAGE, "bash") for line in block.splitlines()])
+def test_a_command_of_the_page_runs(command: str, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _ = run(command, capsys)
+    assert status == 0 or "doctor" in command  # which finds something on many machines
+
+
+def test_every_warning_is_on_the_page_with_its_thresholds():
+    assert [row["warning"] for row in WARNINGS] == list(detectors.DETECTORS) == list(THRESHOLDS)
+    for row in WARNINGS:
+        numbers = re.findall(r"\d+(?:\.\d+)?", row["sign"])
+        assert [f"{value:g}" for value in THRESHOLDS[row["warning"]] if f"{value:g}" not in numbers] == [], row
+
+
+def test_the_stages_of_a_full_memory_are_on_the_page():
+    rows = table(section(PAGE, "Out of memory"), "stage", "lower, in this order")
+    assert [row["stage"] for row in rows] == ["generating", "updating", "loading"]
