@@ -57,6 +57,7 @@ def run(clone: Path, command: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_first_commands_set_up_and_train_as_shown(clone):
     begin, after, launch = blocks("bash")
     output = run(clone, begin)
@@ -72,6 +73,7 @@ def test_the_first_commands_set_up_and_train_as_shown(clone):
         assert expected in output, expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", INLINE)
 def test_a_command_in_a_sentence_runs(clone, command):
     run(clone, f"source .venv/bin/activate\n{INLINE[command]}")
@@ -81,6 +83,7 @@ def test_every_command_in_a_sentence_is_among_those_that_run():
     assert set(re.findall(r"`((?:bash|python|hwgrpo) [^`]+)`", TEXT)) == set(INLINE)
 
 
+@pytest.mark.slow
 def test_the_recipe_trains_and_its_reward_is_called(clone):
     [recipe] = blocks("yaml")
     (clone / "mine.yaml").write_text(recipe)
