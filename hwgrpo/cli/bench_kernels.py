@@ -96,7 +96,7 @@ def run_kernels(args: argparse.Namespace, writable: Writable, tell: Callable[[st
     except ValueError as error:  # a pin that is unknown or cannot run
         raise ConfigError(str(error)) from error
     try:
-        result = measure_kernels(device, shapes, dtype, cases, args.repeat, memory=not args.no_memory, tell=tell)
+        result = measure_kernels(device, shapes, dtype, cases, args.repeat, memory=not args.no_memory, report=tell)
     finally:
         tell("")
     show_kernels(result)

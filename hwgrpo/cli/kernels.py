@@ -148,7 +148,7 @@ def _show_run(folder: Path, document: dict[str, Any]) -> None:
         if not why and each["implementation"] in document["preference"]:
             why = ["preferred"]
         declined = each.get("declined", {})  # runs written before calls could be declined have none
-        why += [f"left to the next {calls} times: {reason}" for reason, calls in declined.items()]
+        why += [f"declined {calls} calls: {reason}" for reason, calls in declined.items()]
         kind = f"{each['device_type']}, {each['dtype']}, V <= {each['shape_class']:,}"
         table.add_row(each["op"], Text(f"* {each['implementation']}", style="green"), kind, Text("; ".join(why)))
     console.print()

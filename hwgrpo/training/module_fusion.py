@@ -65,14 +65,14 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
     if attention.is_fused and config.model.attention == attention.name:
         asked[fused_modules.ATTENTION_MODULE] = "model.attention"
     for module, key in asked.items():
-        if not applied.taken[module]:
+        if not applied.replaced[module]:
             value = list(config.model.fused_modules) if key == "model.fused_modules" else attention.name
             remedy = "[auto]" if key == "model.fused_modules" else "auto"
             raise ConfigError(
-                f"{key}={value!r}: {module} is taken nowhere: {applied.why_left(module)}; use {key}={remedy}"
+                f"{key}={value!r}: {module} is taken nowhere: {applied.skip_reasons(module)}; use {key}={remedy}"
             )
-    if attention.is_fused and not applied.taken[fused_modules.ATTENTION_MODULE]:
-        why = applied.why_left(fused_modules.ATTENTION_MODULE)
+    if attention.is_fused and not applied.replaced[fused_modules.ATTENTION_MODULE]:
+        why = applied.skip_reasons(fused_modules.ATTENTION_MODULE)
         passed_over = (*attention.passed_over, (attention.name, why))
         attention = AttentionChoice(attention.loaded_as, passed_over=passed_over)
     return Fused(attention, applied.as_json(), applied.line())
@@ -87,7 +87,7 @@ def fuse_alike(fused: Fused, policy: PolicyModel, device: torch.device) -> None:
         device: where it will be.
     """
     if fused.record:
-        fused_modules.adopt(policy.model, fused.record["taken"], device.type)
+        fused_modules.copy_to(policy.model, fused.record["taken"], device.type)
 
 
 def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:

@@ -149,7 +149,7 @@ def check_rows(
     if not callable(loss_fn):
         raise ValueError(f"loss_fn must be a function of (stats, rows), got {type(loss_fn).__name__}")
     if scope not in _SCOPES:
-        raise ValueError(f"scope={scope!r} is unknown; use one of: token, sequence, batch")
+        raise ValueError(f"scope={scope!r} is not known; choose one of: token, sequence, batch")
     if not isinstance(rows, Mapping):
         raise ValueError(f"rows must map names to tensors of N rows ({{}} for none), got {type(rows).__name__}")
     for name, each in rows.items():

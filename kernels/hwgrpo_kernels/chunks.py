@@ -1,4 +1,4 @@
-"""How many rows of logits exist at once: a pure function of vocabulary, dtype and device, never of free memory."""
+"""Chunk sizes: rows of logits at a time, a pure function of vocabulary, dtype and device, never of free memory."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ def chunk_rows_for(vocab: int, logits_dtype: torch.dtype, device_type: str, buff
 
     Args:
         vocab: V.
-        logits_dtype: dtype of the chunk's logits buffer. On CPU the work is done in fp32 whatever the buffer holds.
+        logits_dtype: dtype of the chunk's logits buffer. The CPU computes in fp32 for any buffer dtype.
         device_type: torch device type.
-        buffers: of logits that a chunk needs at once: one more where a reference's are read beside, and one more where
-            the gradient does not overwrite them (`head.logits_buffers`).
+        buffers: logits buffers per chunk: one more with a reference, and one more if the gradient does not overwrite
+            the logits (`head.logits_buffers`).
     """
     if device_type == "cpu":
         rows = _CPU_BYTES // (4 * vocab * buffers)
@@ -27,7 +27,7 @@ def chunk_rows_for(vocab: int, logits_dtype: torch.dtype, device_type: str, buff
 
 
 def even_chunks(rows: int, chunk_rows: int) -> list[tuple[int, int]]:
-    """Cut [0, rows) into half-open ranges of `chunk_rows`; the last may be shorter."""
+    """Split [0, rows) into half-open ranges of `chunk_rows`; the last may be shorter."""
     return [(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows)]
 
 
@@ -37,7 +37,7 @@ def longest(chunks: Sequence[tuple[int, int]]) -> int:
 
 
 def sequence_chunks(bounds: list[int], chunk_rows: int) -> list[tuple[int, int]] | None:
-    """Group whole sequences into chunks of at most `chunk_rows` rows.
+    """Group full sequences into chunks of at most `chunk_rows` rows.
 
     Args:
         bounds: [S+1] row offsets of the sequences.

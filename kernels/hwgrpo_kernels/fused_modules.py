@@ -1,4 +1,4 @@
-"""Fused modules by device type, for callers that name no device; npu_modules/ holds those of Ascend."""
+"""Fused modules by device type, for device-independent callers; npu_modules/ has those of Ascend."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 ATTENTION_MODULE = "attention"
-"""The fused module that stands for an attention implementation."""
+"""Name of the fused module that is an attention implementation."""
 
 
 def attention(device_type: str) -> str | None:
-    """Return the name, for transformers, of the attention that a device's fused modules bring, or None."""
+    """Return transformers' name for a device's fused attention, or None."""
     family = _family(device_type)
     return None if family is None else family.attention.IMPLEMENTATION
 
@@ -23,7 +23,7 @@ def modules(device_type: str) -> tuple[str, ...]:
 
 
 def reason_against(device_type: str, module: str) -> str | None:
-    """Return why a fused module is not to be had on a device in this process, or None."""
+    """Return why a fused module is unavailable on a device in this process, or None."""
     family = _family(device_type)
     if family is None:
         return f"{device_type} has no fused modules"
@@ -33,7 +33,7 @@ def reason_against(device_type: str, module: str) -> str | None:
 
 
 def apply(model: nn.Module, modules: Sequence[str], dtype: torch.dtype | None = None) -> Any:
-    """Put the fused modules of its device into a model; see `npu_modules.apply`.
+    """Replace a model's modules by its device's fused ones; see `npu_modules.apply`.
 
     Raises:
         ValueError: the model is on a device that has none.
@@ -45,21 +45,21 @@ def apply(model: nn.Module, modules: Sequence[str], dtype: torch.dtype | None = 
     return family.apply(model, modules, dtype)
 
 
-def adopt(model: nn.Module, taken: Mapping[str, Sequence[str]], device_type: str) -> None:
-    """Put fused modules where they were taken in another copy of a model; see `npu_modules.adopt`.
+def copy_to(model: nn.Module, replaced: Mapping[str, Sequence[str]], device_type: str) -> None:
+    """Replace the same modules in another copy of a model; see `npu_modules.copy_to`.
 
     Args:
-        model: may be without weights.
-        taken: by fused module, the names of the sub-modules.
-        device_type: where the model will be.
+        model: may be on the meta device.
+        replaced: fused module -> names of the sub-modules.
+        device_type: torch device type that the model will run on.
     """
     family = _family(device_type)
-    assert family is not None, f"nothing was taken on {device_type}"
-    family.adopt(model, taken)
+    assert family is not None, f"{device_type} has no fused modules to copy"
+    family.copy_to(model, replaced)
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether a module's forward is a fused one, which computes what the module's own does."""
+    """Return whether a module's forward is a fused one."""
     from . import npu_modules
 
     return npu_modules.is_fused(module)

@@ -1,4 +1,4 @@
-"""Where the streaming loss may not run, and the precision it runs under."""
+"""Regions in which the streaming loss raises, and the precision it runs in."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -15,7 +15,7 @@ def compute_dtype_of(hidden: Tensor) -> torch.dtype:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[object]:
-    """Return a context in which autocast is off; the dtypes of the head are chosen explicitly."""
+    """Return a context in which autocast is off; the dtypes of the head are set explicitly."""
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
@@ -30,13 +30,12 @@ def refuse_compiled_region(name: str) -> None:
 def refuse_checkpointed_region(name: str) -> None:
     """Raise RuntimeError inside activation checkpointing, which would run the head and its backward twice.
 
-    Non-reentrant checkpointing shows in the hooks on saved tensors, reentrant in that its second forward runs while
-    the engine is in a backward.
+    Non-reentrant checkpointing is detected by its hooks on saved tensors, reentrant by a forward inside a backward.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
     checkpointed = hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
     if checkpointed or torch._C._current_graph_task_id() != -1:
         raise RuntimeError(
-            f"{name} makes its gradients in the forward and keeps no activations, so checkpointing it only repeats its "
+            f"{name} computes its gradients in the forward and keeps no activations, so checkpointing only repeats its "
             f"work: checkpoint the backbone's layers and call {name} outside"
         )

@@ -1,4 +1,4 @@
-"""The LM head as chunks of rows: GEMMs that make logits, and GEMMs that turn their gradient into dX, dW and db."""
+"""The GEMMs of the LM head on chunks of rows: logits, and dX, dW and db from their gradient."""
 
 from copy import copy
 from functools import cache
@@ -12,23 +12,23 @@ from .matrices import accumulated
 
 _ACCESS_BYTES = 16  # the widest access of one thread on every GPU
 _TILE_BYTES = 64  # a row of an AMX tile
-_CHUNKS_PER_PRODUCT = 2  # of fp32 logits: their gradients in 16 bits fill as much memory as the logits of one
-_PRODUCT_ENTRIES = 2**26  # of dW at once, where it cannot be added to as it is made
+_CHUNKS_PER_PRODUCT = 2  # for fp32 logits: 16-bit gradients of two chunks take the memory of one chunk's logits
+_PRODUCT_ENTRIES = 2**26  # of dW per product, if a GEMM cannot accumulate into it
 
 
 def keeps_16_bit_operands(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> bool:
-    """Whether the head makes logits of a wider dtype than its GEMMs' operands."""
+    """Return whether the head's GEMMs write logits wider than their operands."""
     return logits_dtype != compute_dtype and multiplies_into_fp32(device_type)
 
 
 def logits_buffers(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> int:
-    """Return how many chunks of logits fit where those of one chunk and the gradients not multiplied yet are kept."""
+    """Return the logits buffers per chunk: the chunk's own, and gradients that await their GEMM."""
     return 2 if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type) else 1
 
 
 @cache
 def adds_into_fp32(device: torch.device) -> bool:
-    """Whether `torch.addmm` adds a product of 16-bit operands to fp32 on this device, as newer ones for CUDA do."""
+    """Return whether `torch.addmm` accumulates 16-bit operands into fp32 here, as newer CUDA builds do."""
     if not multiplies_into_fp32(device.type):
         return False
     total, operand = (torch.zeros(16, 16, dtype=dtype, device=device) for dtype in (torch.float32, torch.bfloat16))
@@ -36,24 +36,24 @@ def adds_into_fp32(device: torch.device) -> bool:
         torch.addmm(total, operand, operand, out_dtype=torch.float32, out=total)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # it wants the sum in the dtype of the operands
+    except RuntimeError:  # the sum must have the operands' dtype
         return False
     return True
 
 
 def multiplies_into_fp32(device_type: str) -> bool:
-    """Whether `torch.mm(bf16, bf16, out_dtype=fp32)` exists and is fast: CUDA only (CPU lacks it, ROCm emulates it)."""
+    """Return whether `torch.mm(bf16, bf16, out_dtype=fp32)` is fast: CUDA only (CPU lacks it, ROCm emulates it)."""
     return device_type == "cuda" and torch.version.hip is None
 
 
 def row_stride(columns: int, dtype: torch.dtype, device_type: str) -> int:
-    """Return how many elements apart rows of C columns begin in a buffer of `empty_rows`: 16 bytes divide it.
+    """Return the row stride in elements of a buffer of `empty_rows`: a multiple of 16 bytes.
 
-    Row kernels then read 16 bytes at a time and GEMMs keep their fast paths whatever V is; BLAS writes such rows where
-    they lie, by its leading dimension. That Ascend's GEMMs do is not known, so there rows follow each other.
+    Row kernels then read 16 bytes at a time and GEMMs keep their fast paths for every V; BLAS writes such rows in place
+    by its leading dimension. Whether Ascend's GEMMs do is unknown, so rows are dense there.
 
     On a CPU it is 64 bytes: oneDNN's bf16 products on AMX (3.12, in torch 2.13) read a row to the end of its last tile
-    and multiply what lies beyond the row by zero, so that a NaN of the next row would come into this one's result.
+    and multiply the elements beyond the row by zero, so that a NaN of the next row would enter this one's result.
     """
     bytes_ = {"npu": dtype.itemsize, "cpu": _TILE_BYTES}.get(device_type, _ACCESS_BYTES)
     per_access = max(1, bytes_ // dtype.itemsize)
@@ -61,9 +61,9 @@ def row_stride(columns: int, dtype: torch.dtype, device_type: str) -> int:
 
 
 def empty_rows(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a buffer [R,C] with `row_stride` from row to row; what lies between the rows is zero and never written.
+    """Return a buffer [R,C] with stride `row_stride`; the padding between rows is zero and never written.
 
-    Zero, since a product may read it; see `row_stride`.
+    It is zero because a GEMM may read it; see `row_stride`.
     """
     buffer = torch.empty(rows, row_stride(columns, dtype, device.type), dtype=dtype, device=device)
     buffer[:, columns:].zero_()
@@ -92,11 +92,11 @@ class Head:
         self.bias_V = None if bias_V is None else bias_V.detach().to(logits_dtype)
         self.logits_dtype = logits_dtype
         self._buffer: Tensor | None = None
-        self._expected = 0
+        self._reserved = 0
 
-    def expect(self, rows: int) -> None:
-        """Make room for chunks of up to this many rows at the first, so that a longer one needs no other buffer."""
-        self._expected = rows
+    def reserve(self, rows: int) -> None:
+        """Size the buffer for chunks of up to this many rows, so that a longer chunk needs no second one."""
+        self._reserved = rows
 
     @property
     def vocab(self) -> int:
@@ -104,7 +104,7 @@ class Head:
         return self.weight_VH.shape[0]
 
     def with_own_buffer(self) -> "Head":
-        """Return the same head with room for other logits."""
+        """Return the same head with another logits buffer."""
         other = copy(self)
         other._buffer = None
         return other
@@ -121,8 +121,8 @@ class Head:
         """
         rows = hidden_RH.shape[0]
         if self._buffer is None or self._buffer.shape[0] < rows:
-            self._buffer = None  # its memory is there for the next
-            self._buffer = empty_rows(max(rows, self._expected), self.vocab, self.logits_dtype, hidden_RH.device)
+            self._buffer = None  # frees its memory for the next
+            self._buffer = empty_rows(max(rows, self._reserved), self.vocab, self.logits_dtype, hidden_RH.device)
         buffer = self._buffer[:rows]
         if self.out_dtype is not None:
             torch.mm(hidden_RH, self.weight_VH.T, out_dtype=self.out_dtype, out=buffer)
@@ -133,15 +133,15 @@ class Head:
 
 
 class HeadGradients:
-    """Gradients of hidden states, weight and bias, collected chunk by chunk; dW and db accumulate in fp32 at least.
+    """Gradients of hidden states, weight and bias, accumulated chunk by chunk; dW and db in fp32 at least.
 
     Where GEMMs cannot return fp32 (all but CUDA), a chunk's dW is rounded to 16 bits before it is added.
 
     Args:
         head: the head that made the logits.
         hidden_NH: from `Head.operand`.
-        chunk_rows: the most rows of a chunk.
-        hidden, weight, bias: which gradients are wanted.
+        chunk_rows: the largest number of rows per chunk.
+        hidden, weight, bias: whether each gradient is computed.
     """
 
     def __init__(
@@ -154,29 +154,29 @@ class HeadGradients:
         self._operand_NH = hidden_NH
         self._collected_rows = min(hidden_NH.shape[0], _CHUNKS_PER_PRODUCT * chunk_rows)
         self._collected: Tensor | None = None
-        self._start = self._stop = 0  # rows whose dlogits are collected, and not multiplied yet
+        self._start = self._stop = 0  # rows whose dlogits are collected but not multiplied yet
         self.hidden_NH = torch.empty_like(hidden_NH) if hidden else None
         self.weight_VH: Tensor | None = None
         self.bias_V: Tensor | None = None
 
     def out_for(self, logits_RV: Tensor) -> Tensor:
-        """Return where the gradient of the next chunk's raw logits belongs: onto these, or beside the last chunk's."""
+        """Return the output for the next chunk's dlogits: its logits, or the buffer after the last chunk's."""
         dtype, rows = self._weight.dtype, logits_RV.shape[0]
         if logits_RV.dtype == dtype:
             return logits_RV
         if self._collected is None:
             self._collected = empty_rows(self._collected_rows, logits_RV.shape[1], dtype, logits_RV.device)
-        held = self._stop - self._start
-        if held + rows > self._collected_rows:
+        collected = self._stop - self._start
+        if collected + rows > self._collected_rows:
             self._multiply_collected()
-            held = 0
-        return self._collected[held : held + rows]
+            collected = 0
+        return self._collected[collected : collected + rows]
 
     def add(self, dlogits_RV: Tensor, start: int) -> None:
-        """Add a chunk, which follows the last one.
+        """Add a chunk; chunks come in row order.
 
         Args:
-            dlogits_RV: [R,V] gradient of the raw logits, in what `out_for` returned.
+            dlogits_RV: [R,V] gradient of the raw logits, in the tensor from `out_for`.
             start: its first row.
         """
         stop = start + dlogits_RV.shape[0]
@@ -218,7 +218,7 @@ class HeadGradients:
                 total[a:b].copy_(product) if first else total[a:b].add_(product)
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return dX [N,H], dW [V,H], db [V]; what was not wanted is None, and what no row reached is zero."""
+        """Return dX [N,H], dW [V,H], db [V]: None if not requested, zero without rows."""
         self._multiply_collected()
         weight, bias = self.weight_VH, self.bias_V
         if self._wants_weight and weight is None:

@@ -1,4 +1,4 @@
-"""C++ of this package, compiled for the processor it runs on when it is first asked for, and kept."""
+"""Compile this package's C++ for the host processor on first use, and cache the library."""
 
 import ctypes
 import hashlib
@@ -16,27 +16,27 @@ _NAMES = ("g++", "clang++", "c++")
 
 
 def reason_against() -> str | None:
-    """Return why nothing can be compiled on this machine, or None."""
+    """Return why this machine cannot compile C++, or None."""
     if sys.platform not in ("linux", "darwin"):
         return f"is compiled on Linux and macOS, not on {sys.platform}"
-    chosen = os.environ.get("CXX")
-    if chosen:
-        command = shlex.split(chosen)[0]
-        return None if shutil.which(command) else f"needs a C++ compiler, and CXX names {command!r}, which is not there"
+    cxx = os.environ.get("CXX")
+    if cxx:
+        command = shlex.split(cxx)[0]
+        return None if shutil.which(command) else f"needs a C++ compiler, but CXX={command!r} does not exist"
     if not any(map(shutil.which, _NAMES)):
         return "needs a C++ compiler: install g++ or clang++, or set CXX"
     return None
 
 
 def load(name: str, sources: tuple[str, ...]) -> ctypes.CDLL:
-    """Compile C++ files beside this one, unless that was done before, and load what comes of it.
+    """Compile C++ files of this folder unless cached, and load the library.
 
-    The library is kept in `$HWGRPO_CACHE`, else `~/.cache/hwgrpo`, under a name made of the sources, the compiler and
-    the processor's instructions, so that machines of different kinds can share the folder.
+    The library is cached in `$HWGRPO_CACHE`, else `~/.cache/hwgrpo`, under a hash of the sources, the compiler and
+    the processor's instruction set, so that different machines can share the folder.
 
     Args:
         name: of the library.
-        sources: file names; the first is compiled, the others are what it includes.
+        sources: file names; the first is compiled and includes the others.
 
     Raises:
         ImportError: there is no compiler, it failed, or the folder cannot be written.
@@ -54,20 +54,20 @@ def load(name: str, sources: tuple[str, ...]) -> ctypes.CDLL:
         if not library.exists():
             library.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-                made = Path(scratch) / library.name
-                _run([*compiler, str(here / sources[0]), "-o", str(made)])
-                made.replace(library)  # at once, so that processes which compile together do not meet half a file
+                built = Path(scratch) / library.name
+                _run([*compiler, str(here / sources[0]), "-o", str(built)])
+                built.replace(library)  # atomic, for processes that compile at the same time
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise ImportError(
-            f"{library} could not be made or loaded ({error}); HWGRPO_CACHE names another folder"
+            f"{library} could not be written or loaded ({error}); set HWGRPO_CACHE to another folder"
         ) from error
 
 
 def _compiler() -> list[str]:
-    chosen = os.environ.get("CXX")
-    if chosen:
-        return shlex.split(chosen)
+    cxx = os.environ.get("CXX")
+    if cxx:
+        return shlex.split(cxx)
     return [next(name for name in _NAMES if shutil.which(name))]
 
 
@@ -82,6 +82,6 @@ def _folder() -> Path:
 def _run(command: list[str]) -> bytes:
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip()[-2000:]
-        raise ImportError(f"{shlex.join(command)} failed with code {done.returncode}: {told}")
+        message = done.stderr.decode(errors="replace").strip()[-2000:]
+        raise ImportError(f"{shlex.join(command)} failed with code {done.returncode}: {message}")
     return done.stdout

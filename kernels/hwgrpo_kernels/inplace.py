@@ -1,4 +1,4 @@
-"""`token_logprob` for people who are done with their logits: backward overwrites them with their gradient."""
+"""`token_logprob` whose backward overwrites the logits with their gradient."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _REMEDY = "leave inplace_backward out"
 def token_logprob(
     logits: Tensor, targets: Tensor, mapping: LogitMap, with_entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return logprob [N] and entropy [N] or None, whose backward takes no [N,V] memory.
+    """Return logprob [N] and entropy [N] or None; backward allocates no [N,V] memory.
 
     Args:
         logits: [N,V], checked, in grad mode.
@@ -25,7 +25,7 @@ def token_logprob(
         with_entropy: also return entropies.
 
     Raises:
-        ValueError: the gradient cannot lie where these logits do.
+        ValueError: the gradient cannot overwrite these logits.
         RuntimeError: called inside a compiled region.
     """
     refuse_compiled_region("token_logprob with inplace_backward")
@@ -35,23 +35,23 @@ def token_logprob(
 
 
 def _check(logits: Tensor) -> None:
-    """Raise ValueError unless the gradient of `logits` may take their place."""
+    """Raise ValueError unless the gradient may overwrite `logits`."""
     if not logits.requires_grad:
-        raise ValueError(f"logits need no gradient, so inplace_backward has none to put in their place; {_REMEDY}")
+        raise ValueError(f"logits do not require grad, so inplace_backward has nothing to write; {_REMEDY}")
     base = logits._base if logits._is_view() else logits
     if base is None or base.is_leaf:
-        what = "are a leaf" if base is logits else "are a view of a leaf"
-        raise ValueError(f"logits {what}, whose values inplace_backward would destroy; {_REMEDY}, or pass a copy")
+        kind = "a leaf" if base is logits else "a view of a leaf"
+        raise ValueError(f"logits are {kind}, whose values inplace_backward would overwrite; {_REMEDY}, or pass a copy")
     rows, vocab = logits.shape
     if (vocab > 1 and logits.stride(1) != 1) or (rows > 1 and logits.stride(0) < vocab):
         raise ValueError(
-            f"logits have strides {list(logits.stride())}, and inplace_backward writes rows of neighbouring entries "
+            f"logits have strides {list(logits.stride())}, but inplace_backward needs dense rows "
             f"that do not overlap; {_REMEDY}, or pass logits.contiguous()"
         )
 
 
 class _TokenLogprobInPlace(torch.autograd.Function):
-    """Statistics of logits, which are saved like any input: torch itself sees when somebody else needs their values."""
+    """Statistics of logits, saved like any input: torch detects another backward that needs their values."""
 
     @staticmethod
     def forward(
@@ -74,8 +74,8 @@ class _TokenLogprobInPlace(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if ctx.spent:
             raise RuntimeError(
-                "token_logprob(inplace_backward=True) put the gradient of the logits in their place in its first "
-                f"backward, so there cannot be a second; {_REMEDY}"
+                "token_logprob(inplace_backward=True) overwrote the logits with their gradient in the first backward, "
+                f"so a second is impossible; {_REMEDY}"
             )
         logits, targets, row_scale, logprob, entropy, row_max, log_sum = ctx.saved_tensors
         ctx.spent = True

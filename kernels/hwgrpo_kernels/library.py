@@ -1,4 +1,4 @@
-"""The custom ops `torch.ops.hwgrpo.*`: what torch.compile sees as one node, with fake kernels and gradients."""
+"""The custom ops `torch.ops.hwgrpo.*`, one node each for torch.compile, with fake kernels and gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from .head import Head, HeadGradients, logits_buffers
 from .logit_map import LogitMap
 from .matrices import accumulated
 from .registry import default_registry
-from .streaming import RowGradients, RowKernels, RowStats, Stream, join, row_kernels
+from .streaming import RowGradients, RowKernels, RowStats, Stream, concatenate, row_kernels
 
 Stats = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -29,7 +29,7 @@ def _fake_stats(rows: int | torch.SymInt, like: Tensor, with_entropy: bool) -> S
 def row_stats(
     logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`definitions.row_stats` through the chosen implementation."""
+    """Run the selected implementation of `definitions.row_stats`."""
     choice = default_registry.resolve("row_stats", logits.device.type, logits.dtype, logits.shape[1])
     return choice.function(logits, targets, scale, squash, row_scale, with_entropy)
 
@@ -56,7 +56,7 @@ def row_grad(
     row_scale: Tensor | None,
     out: Tensor,
 ) -> None:
-    """`definitions.row_grad` through the chosen implementation."""
+    """Run the selected implementation of `definitions.row_grad`."""
     choice = default_registry.resolve("row_grad", logits.device.type, logits.dtype, logits.shape[1])
     choice.function(
         logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, scale, squash, row_scale, out
@@ -67,7 +67,7 @@ def row_grad(
 def token_logprob(
     logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Statistics of given logits, differentiable in them."""
+    """Return statistics of logits, differentiable in them."""
     check_target_range(targets, logits.shape[1])
     choice = default_registry.resolve("token_logprob", logits.device.type, logits.dtype, logits.shape[1])
     return choice.function(logits, targets, scale, squash, row_scale, with_entropy)
@@ -83,14 +83,15 @@ def _(
 def token_logprob_in_torch(
     logits: Tensor, targets: Tensor, scale: float, squash: float, row_scale: Tensor | None, with_entropy: bool
 ) -> Stats:
-    """The implementation "torch" of `token_logprob`: `row_stats` over chunks of rows that fit the cache."""
+    """Implement `token_logprob` as "torch": `row_stats` over chunks of rows that fit the cache."""
     kernels = row_kernels(logits.device.type, logits.dtype, logits.shape[1])
     mapping = LogitMap(scale, squash, row_scale)
     chunks = even_chunks(logits.shape[0], chunk_rows_for(logits.shape[1], logits.dtype, logits.device.type))
-    parts = [
-        RowStats.of(kernels.stats(logits[a:b], targets[a:b], *mapping.rows(a, b), with_entropy)) for a, b in chunks
+    stats = [
+        RowStats.from_outputs(kernels.stats(logits[a:b], targets[a:b], *mapping.rows(a, b), with_entropy))
+        for a, b in chunks
     ]
-    return join(parts, logits)[:4]
+    return concatenate(stats, logits)[:4]
 
 
 def _save_stats(ctx: Any, output: Stats) -> None:
@@ -118,7 +119,7 @@ def token_logprob_backward(
     squash: float,
     row_scale: Tensor | None,
 ) -> Tensor:
-    """Gradient of `token_logprob`; an op of its own, so that differentiating it is an error and not zero."""
+    """Return the gradient of `token_logprob`; a separate op, so that differentiating it raises instead of giving 0."""
     out = torch.empty_like(logits)
     row_grad(
         logits, targets, logprob, entropy, row_max, log_sum, grad_logprob, grad_entropy, scale, squash, row_scale, out
@@ -144,13 +145,10 @@ def _(
 
 
 def _refuse_second_order(name: str) -> Callable[..., Any]:
-    """Return the backward of a backward: an error that names the op."""
+    """Return a backward of the backward that raises an error with the op's name."""
 
     def refuse(ctx: Any, *grads: Tensor | None) -> Any:
-        raise RuntimeError(
-            f"the gradient of {name} cannot be differentiated again (create_graph=True): take second derivatives of "
-            "log_softmax over full logits"
-        )
+        raise RuntimeError(f"{name} has no second derivative (create_graph=True): use log_softmax over full logits")
 
     return refuse
 
@@ -187,7 +185,7 @@ def linear_logprob(
     chunk_rows: int | None,
     logits_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Statistics of the head's logits, differentiable in hidden, weight and bias; logits exist a chunk at a time."""
+    """Return statistics of the head's logits, computed in chunks; differentiable in hidden, weight and bias."""
     check_target_range(targets, weight.shape[0])
     choice = default_registry.resolve("linear_logprob", hidden.device.type, hidden.dtype, weight.shape[0])
     return choice.function(
@@ -215,7 +213,7 @@ def open_stream(
     hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, mapping: LogitMap,
     chunk_rows: int | None, logits_dtype: torch.dtype | None, kernels: RowKernels | None = None,
 ) -> tuple[Stream, list[tuple[int, int]]]:  # fmt: skip
-    """Return the stream of the rows, whose hidden states have the dtype of the GEMMs, and its chunks."""
+    """Return the stream of the rows and its chunks; the hidden states have the GEMMs' dtype."""
     device_type = hidden.device.type
     head = Head(weight, bias, hidden.dtype, logits_dtype or hidden.dtype)
     buffers = logits_buffers(hidden.dtype, head.logits_dtype, device_type)
@@ -237,7 +235,7 @@ def linear_logprob_in_torch(
     chunk_rows: int | None,
     logits_dtype: torch.dtype | None,
 ) -> Stats:
-    """The implementation "torch" of `linear_logprob`: the streaming driver around the chosen `row_stats`."""
+    """Implement `linear_logprob` as "torch": stream the rows through the selected `row_stats`."""
     with torch.no_grad(), without_autocast(hidden.device.type):
         mapping = LogitMap(scale, squash, row_scale)
         stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
@@ -265,7 +263,7 @@ def linear_logprob_backward(
     needs_weight: bool,
     needs_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `linear_logprob`, with the logits made again chunk by chunk; what is not needed has no elements."""
+    """Return the gradients of `linear_logprob`, recomputing the logits in chunks; unneeded ones are empty."""
     with torch.no_grad(), without_autocast(hidden.device.type):
         mapping = LogitMap(scale, squash, row_scale)
         stream, chunks = open_stream(hidden, weight, targets, bias, mapping, chunk_rows, logits_dtype)
@@ -273,10 +271,10 @@ def linear_logprob_backward(
         gradients = HeadGradients(stream.head, stream.hidden, longest(chunks), **needs)
         stats = RowStats(logprob, entropy, row_max, log_sum)
         stream.recompute_gradients(gradients, chunks, stats, RowGradients(grad_logprob, grad_entropy))
-        made = gradients.finish()
-        del stream, gradients  # their buffers leave room for the casts
+        grads = gradients.finish()
+        del stream, gradients  # frees their buffers for the casts
     parameters = (hidden, weight, weight if bias is None else bias)
-    dx, dw, db = (like.new_empty(0) if grad is None else grad.to(like.dtype) for grad, like in zip(made, parameters))
+    dx, dw, db = (like.new_empty(0) if grad is None else grad.to(like.dtype) for grad, like in zip(grads, parameters))
     return dx, dw, db
 
 

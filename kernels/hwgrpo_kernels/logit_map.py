@@ -1,4 +1,4 @@
-"""How raw logits become the logits of the distribution: logit scale, softcap, temperature."""
+"""The map from raw logits to the distribution's logits: logit scale, softcap, temperature."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class LogitMap(NamedTuple):
-    """z' = scale * row_scale * (tanh(squash * z) if squash else z), in the form the row ops take.
+    """z' = scale * row_scale * (tanh(squash * z) if squash else z), in the form of the row ops' arguments.
 
     Model scale a, softcap c and temperature T give z' = c tanh(a z / c) / T: the cap comes before the temperature, as
     in transformers' Gemma.

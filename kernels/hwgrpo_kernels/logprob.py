@@ -9,7 +9,7 @@ from torch import Tensor
 from . import argument_checks, inplace, library, vocab_logprob
 from .guards import compute_dtype_of, refuse_compiled_region
 from .logit_map import logit_map
-from .vocab_agreement import told_to_all_ranks
+from .vocab_checks import raise_on_all_ranks
 
 
 class TokenLogprob(NamedTuple):
@@ -34,12 +34,12 @@ def token_logprob(
         targets: [N] int64 in [0,V).
         temperature: positive number, or [N] one per row.
         with_entropy: also return the entropy (nats) of each row.
-        inplace_backward: let backward overwrite the logits with their gradient, which then takes no [N,V] memory of its
-            own; once. Whoever else needs their values for a backward gets torch's error for that. Without grad mode
-            there is no backward, and this does nothing.
+        inplace_backward: let the (only) backward overwrite the logits with their gradient, which saves [N,V] memory.
+            Another backward that needs their values raises torch's error for modified tensors. Ignored without grad
+            mode.
 
     Returns:
-        `TokenLogprob`; statistics accumulate in fp32 whatever the dtype of the logits. A row of nothing but -inf has
+        `TokenLogprob`; statistics accumulate in fp32 whatever the dtype of the logits. A row of only -inf has
         logprob -inf, entropy 0 and no gradient.
 
     Raises:
@@ -70,9 +70,9 @@ def linear_logprob(
     logits_dtype: torch.dtype | None = None,
     vocab_group: dist.ProcessGroup | None = None,
 ) -> TokenLogprob:
-    """Return the log-probability (nats) of each row's target without ever holding [N,V] logits.
+    """Return the log-probability (nats) of each row's target without materializing [N,V] logits.
 
-    Backward makes the logits again, chunk by chunk (8 N H V FLOPs in all with a trainable head, 6 with a frozen one).
+    Backward recomputes the logits chunk by chunk (8 N H V FLOPs in all with a trainable head, 6 with a frozen one).
 
     Args:
         hidden: [N,H]; its dtype (autocast's, where autocast is on) is that of the GEMMs.
@@ -85,11 +85,11 @@ def linear_logprob(
         with_entropy: also return the entropy (nats) of each row.
         chunk_rows: rows of logits at once; None picks them from V, dtype and device type alone.
         logits_dtype: torch.float32 keeps the products of 16-bit operands in fp32; None leaves them in 16 bits.
-        vocab_group: process group whose ranks have consecutive rows of one head in rank order, any number each: then
-            weight [V_r,H], bias [V_r] and their gradients are this rank's part, and all else is the same on all
-            ranks: arguments, results, and the gradient of hidden, which backward sums over the ranks. All ranks call
-            at the same time, backward too; each chunk of rows costs an all-gather of four numbers per row. Let go of
-            what was returned before the group is destroyed.
+        vocab_group: process group over which the head is sharded by rows, in rank order, any number each. weight
+            [V_r,H], bias [V_r] and their gradients are then this rank's shard; all other arguments, the results and
+            the gradient of hidden (all-reduced in backward) are the same on all ranks. All ranks must call forward
+            and backward together; each chunk costs an all-gather of four numbers per row. Release the results before
+            the group is destroyed.
 
     Returns:
         `TokenLogprob`, fp32 (fp64 for fp64 hidden states).
@@ -100,7 +100,7 @@ def linear_logprob(
     """
     if vocab_group is not None:
         refuse_compiled_region("linear_logprob with a vocab_group")
-    with told_to_all_ranks(vocab_group):
+    with raise_on_all_ranks(vocab_group):
         names = argument_checks.HeadNames()
         argument_checks.check_head(hidden, weight, bias, names)
         argument_checks.check_targets(targets, hidden, names.targets, names.hidden)

@@ -1,4 +1,4 @@
-"""A loss function called on ranges of rows: what it gets, what it must return, and the sums of what it returned."""
+"""Call a loss function on ranges of rows, check its results and sum them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -11,7 +11,7 @@ from .streaming import RowGradients, RowStats
 
 
 class TokenStats(NamedTuple):
-    """What a loss function gets for R rows.
+    """The statistics that a loss function receives for R rows.
 
     Args:
         logprob: [R] log-probability of the target (nats), fp32, differentiable.
@@ -34,7 +34,7 @@ LossFunction = Callable[[TokenStats, Mapping[str, Tensor]], tuple[Tensor, Mappin
 
 
 class LossCalls:
-    """Calls the loss function on ranges of rows, and adds up its loss and metrics."""
+    """Calls the loss function on ranges of rows, and sums its loss and metrics."""
 
     def __init__(
         self,
@@ -50,49 +50,50 @@ class LossCalls:
         self._device = device
 
     def __call__(
-        self, stats: RowStats, start: int, stop: int, span: tuple[int, int] | None, wants: bool
+        self, stats: RowStats, start: int, stop: int, span: tuple[int, int] | None, needs_grad: bool
     ) -> RowGradients:
-        """Return the gradients of the loss for rows [start, stop); None of entropy or kl when the loss has none.
+        """Return the loss gradients of rows [start, stop); entropy and kl are None if the loss ignores them.
 
         Args:
-            span: first and last-plus-one sequence of the chunk, or None when the rows are all of them.
+            span: first and last-plus-one sequence of the chunk; None: the rows are all rows.
+            needs_grad: compute gradients; else they are zero.
         """
-        beside = stats.beside
+        reference = stats.reference
         leaves = [stats.logprob.detach(), stats.entropy.detach()]
-        if beside is not None:
-            leaves.append(beside.kl.detach())
+        if reference is not None:
+            leaves.append(reference.kl.detach())
         with torch.enable_grad():
-            if wants:
+            if needs_grad:
                 for each in leaves:
                     each.requires_grad_()
             logprob, entropy = leaves[:2]
             offsets = self._offsets(start, span)
-            given = TokenStats(logprob, entropy, None, offsets)
-            if beside is not None:
-                given = given._replace(full_kl=leaves[2], ref_logprob=beside.ref_logprob)
-            whole = start == 0 and all(each.shape[0] == stop for each in self.rows.values())
-            rows = self.rows if whole else {name: each[start:stop] for name, each in self.rows.items()}
-            losses, metrics = _check_result(self.loss_fn(given, rows), stop - start)
+            token_stats = TokenStats(logprob, entropy, None, offsets)
+            if reference is not None:
+                token_stats = token_stats._replace(full_kl=leaves[2], ref_logprob=reference.ref_logprob)
+            is_all = start == 0 and all(each.shape[0] == stop for each in self.rows.values())
+            rows = self.rows if is_all else {name: each[start:stop] for name, each in self.rows.items()}
+            losses, metrics = _check_result(self.loss_fn(token_stats, rows), stop - start)
             loss = losses.sum()
-            made: tuple[Tensor | None, ...] = ()
-            if wants and loss.requires_grad:
-                made = torch.autograd.grad(loss, leaves, allow_unused=True)
+            gradients: tuple[Tensor | None, ...] = ()
+            if needs_grad and loss.requires_grad:
+                gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         loss = loss.detach().to(stats.logprob.dtype)
         self.loss = loss if self.loss is None else self.loss + loss
         for name, metric in metrics.items():
             total = metric.detach().sum(dtype=loss.dtype)
             self.sums[name] = self.sums[name] + total if name in self.sums else total
-        g, *others = made or (None,)
+        g, *others = gradients or (None,)
         return RowGradients(torch.zeros_like(stats.logprob) if g is None else g, *others)
 
-    def learn_names(self) -> None:
-        """Without any row, find the metrics' names from one made-up row, so that all ranks report the same ones."""
+    def infer_metric_names(self) -> None:
+        """Call the loss on one dummy row, so that a rank without rows reports the same metrics as others."""
         zero = torch.zeros(1, device=self._device)
         rows = {name: each.new_zeros(1, *each.shape[1:]) for name, each in self.rows.items()}
         offsets = None if self.bounds is None else torch.tensor([0, 1], device=self._device)
-        beside = zero.clone() if self.with_reference else None
-        made_up = TokenStats(zero, zero.clone(), beside, offsets, beside)
-        _, metrics = _check_result(self.loss_fn(made_up, rows), 1)
+        kl = zero.clone() if self.with_reference else None
+        dummy = TokenStats(zero, zero.clone(), kl, offsets, kl)
+        _, metrics = _check_result(self.loss_fn(dummy, rows), 1)
         self.sums = {name: zero.new_zeros(()) for name in metrics}
 
     def _offsets(self, start: int, span: tuple[int, int] | None) -> Tensor | None:
@@ -104,17 +105,17 @@ class LossCalls:
 
 def _check_result(result: Any, n: int) -> tuple[Tensor, Mapping[str, Tensor]]:
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-        _refuse_result(f"(loss_per_row, metrics), got {type(result).__name__}")
+        _raise_for_result(f"(loss_per_row, metrics), got {type(result).__name__}")
     losses, metrics = result
     if not isinstance(losses, Tensor) or losses.shape != (n,):
-        _refuse_result(f"one loss for each of its {n} rows, got {shape_of(losses)}; leave the sum to linear_token_loss")
+        _raise_for_result(f"one loss for each of its {n} rows, got {shape_of(losses)}; linear_token_loss sums them")
     if not losses.is_floating_point():
-        _refuse_result(f"floating losses, got {losses.dtype}")
+        _raise_for_result(f"floating losses, got {losses.dtype}")
     for name, metric in metrics.items():
         if not isinstance(metric, Tensor) or metric.shape != (n,):
-            _refuse_result(f"metric {name!r} with one value for each of its {n} rows, got {shape_of(metric)}")
+            _raise_for_result(f"metric {name!r} with one value for each of its {n} rows, got {shape_of(metric)}")
     return losses, metrics
 
 
-def _refuse_result(what: str) -> NoReturn:
-    raise ValueError(f"loss_fn must return {what}")
+def _raise_for_result(expected: str) -> NoReturn:
+    raise ValueError(f"loss_fn must return {expected}")

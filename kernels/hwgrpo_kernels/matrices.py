@@ -1,4 +1,4 @@
-"""What all row ops ask of a matrix: the dtype its statistics accumulate in, and rows whose entries are neighbours."""
+"""Helpers for the row ops: accumulation dtype, dense rows, weights of zero."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
 
 
 def has_dense_rows(matrix: Tensor) -> bool:
-    """Whether neighbours in a row [N,V] are neighbours in memory."""
+    """Return whether the rows of a matrix [N,V] are contiguous."""
     return matrix.shape[1] == 1 or matrix.stride(1) == 1
 
 
@@ -20,5 +20,5 @@ def with_dense_rows(matrix: Tensor) -> Tensor:
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """Return weights * values, where a weight of 0 leaves nothing even of infinity."""
+    """Return weights * values, and 0 where the weight is 0, even if the value is infinite."""
     return torch.where(weights == 0, 0.0, weights * values)

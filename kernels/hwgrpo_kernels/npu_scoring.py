@@ -1,9 +1,9 @@
-"""`linear_logprob` for scoring through torch-npu's fused head: the cube cores multiply, the vector cores sum up beside.
+"""`linear_logprob` for scoring by torch-npu's fused head: cube cores multiply while vector cores reduce.
 
-`npu_fused_linear_online_max_sum` keeps no [N,V] logits, only 22 MB or so of workspace at 8192 rows. It knows neither
-entropy nor softcap, bias or temperature; a temperature goes into the hidden states, which are rounded to their dtype
-once more for it (unless it is a power of two). On A2 and A3 a tile of logits leaves the cube cores rounded to the
-input dtype, as after a 16-bit matmul.
+`npu_fused_linear_online_max_sum` stores no [N,V] logits, only about 22 MB of workspace at 8192 rows. It supports no
+entropy, softcap, bias or temperature; a temperature is multiplied into the hidden states, which are then rounded to
+their dtype once more (unless it is a power of two). On A2 and A3 a tile of logits leaves the cube cores rounded to
+the input dtype, as after a 16-bit matmul.
 
 Source: aclnnFusedLinearOnlineMaxSum of CANN's ops-nn, documents and kernel. Never run on hardware.
 """
@@ -49,7 +49,7 @@ def declines(
     chunk_rows: int | None,
     logits_dtype: torch.dtype | None,
 ) -> str | None:
-    """Return why a call is left to the next implementation, or None."""
+    """Return why a call falls back to the next implementation, or None."""
     if with_entropy:
         return "has no entropy"
     if hidden.requires_grad:
@@ -59,7 +59,7 @@ def declines(
     if squash != 0.0:
         return "has no softcap"
     if logits_dtype not in (None, hidden.dtype):
-        return f"rounds logits to {hidden.dtype}, and {logits_dtype} is asked for"
+        return f"rounds logits to {hidden.dtype}, but {logits_dtype} is requested"
     if hidden.shape[1] > LARGEST_HIDDEN:
         return f"takes hidden sizes up to {LARGEST_HIDDEN}"
     if hidden.shape[0] == 0:
@@ -79,7 +79,7 @@ def linear_logprob(
     chunk_rows: int | None,
     logits_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `definitions.linear_logprob`; for calls that `declines` lets through. A target out of range gives NaN."""
+    """See `definitions.linear_logprob`; for calls that `declines` accepts. A target out of range gives NaN."""
     assert bias is None
     assert squash == 0.0
     assert not with_entropy
@@ -92,8 +92,8 @@ def linear_logprob(
         factor = scale
         if scale != 1.0:
             rows = (rows.float() * scale).to(hidden.dtype)
-    # The end of the vocabulary is V: the kernel takes targets below it. CANN's document says up to and including it,
-    # which lets through one more target, and that one is masked here: V is right either way.
+    # The end of the vocabulary is V: the kernel accepts targets below it. CANN's document says up to and including V;
+    # the extra target would be masked below, so V is right either way.
     top, sum_exp, predicted, *_ = getattr(torch.ops.npu, OP)(
         rows, weight.detach().to(hidden.dtype), targets, 0, vocab, False
     )

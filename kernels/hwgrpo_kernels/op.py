@@ -1,4 +1,4 @@
-"""What an op is (declared once) and what an implementation of one is (registered, and tested by existing)."""
+"""The declaration of an op, and of an implementation; registering one also adds it to the tests."""
 
 import importlib
 import importlib.util
@@ -20,9 +20,9 @@ class Shape(NamedTuple):
 
 
 class Tolerance(NamedTuple):
-    """Largest error allowed against the definition in fp64 on the same inputs.
+    """Largest allowed error against the definition in fp64 on the same inputs.
 
-    `forward` bounds |a - b| / (1 + |b|) elementwise, `backward` bounds ||a - b|| / ||b|| of a whole gradient.
+    `forward` bounds |a - b| / (1 + |b|) elementwise, `backward` bounds ||a - b|| / ||b|| of a full gradient.
     """
 
     forward: float
@@ -30,7 +30,7 @@ class Tolerance(NamedTuple):
 
 
 class Key(NamedTuple):
-    """All that a choice of implementation may depend on; `shape_class` is V rounded up to a power of two."""
+    """The inputs of selecting an implementation; `shape_class` is V rounded up to a power of two."""
 
     op: str
     device_type: str
@@ -45,12 +45,12 @@ def shape_class(vocab: int) -> int:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: its truth, how to make inputs for it, how exact an implementation must be, and what it costs.
+    """One operation: definition, test inputs, tolerances of implementations, and cost.
 
     Args:
         name: also the name under `torch.ops.hwgrpo`.
-        summary: one line for people.
-        definition: plain torch, accumulating in fp32 (fp64 for fp64 inputs), differentiable by autograd: the truth.
+        summary: one readable line.
+        definition: plain torch, accumulating in fp32 (fp64 for fp64 inputs), differentiable by autograd.
         inputs: (shape, dtype, device, case, seed) -> keyword arguments of `definition` and of every implementation.
         outputs: names of the tensors returned, in order.
         differentiable: names of the arguments the op gives gradients to.
@@ -79,16 +79,16 @@ class Implementation:
 
     Args:
         op: name of the op.
-        name: what pins and preferences call it ("torch", "triton").
+        name: its name in pins and preferences ("torch", "triton").
         load: "package.module:attribute" imported on first use, or a function without arguments that returns the
             callable. The callable takes the keyword arguments of the op's definition.
-        device_types: torch device types it runs on; None means every one.
+        device_types: torch device types it runs on; None: all.
         requires: modules that must be installed (looked for, not imported).
-        supports: key -> why it cannot run, or None; may read nothing but the key and the state of the machine.
-        rank: where no preference says otherwise, the higher one is tried first.
-        declines: arguments of a call, given as to the callable -> why this call is left to the next implementation, or
-            None; for what the key does not know (an entropy is asked for). Each reason is kept with the choice.
-        origin: who brought it; implementations from plug-ins are taken only when named.
+        supports: key -> why it cannot run, or None; may depend only on the key and the machine.
+        rank: without a preference, higher ranks are tried first.
+        declines: arguments of a call -> why the call falls back to the next implementation, or None; for conditions
+            that the key lacks (e.g. an entropy is requested). `Choice.declined` counts each reason.
+        origin: built in, or the plug-in; a plug-in's implementations are used only when named.
     """
 
     op: str
@@ -102,7 +102,7 @@ class Implementation:
     origin: str = BUILT_IN
 
     def is_for(self, device_type: str) -> bool:
-        """Whether it was written for this torch device type."""
+        """Return whether it runs on this torch device type."""
         return self.device_types is None or device_type in self.device_types
 
     def reason_against(self, key: Key) -> str | None:
@@ -117,7 +117,7 @@ class Implementation:
         except Exception as error:
             if self.origin == BUILT_IN:
                 raise
-            return f"its `supports` raised {type(error).__name__}: {error}"  # somebody else's: the others go on
+            return f"its `supports` raised {type(error).__name__}: {error}"  # a plug-in's: try the next
 
     def function(self) -> Callable[..., Any]:
         """Import and return the callable."""
@@ -130,5 +130,5 @@ class Implementation:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it would be in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

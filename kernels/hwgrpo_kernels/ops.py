@@ -1,4 +1,4 @@
-"""The four ops, declared: definition, inputs, tolerances, cost; and the implementations that come with the package."""
+"""Declare the four ops (definition, inputs, tolerances, cost), and register the built-in implementations."""
 
 from typing import Any
 
@@ -50,19 +50,19 @@ def _map_of(case: str, rows: int, device: str, seed: int) -> LogitMap:
 
 
 def _shape_logits(logits: Tensor, targets: Tensor, case: str) -> Tensor:
-    """Give logits the hazard the case names."""
+    """Give logits the numerical hazard of a case."""
     if case == "offset_up":
         return logits + 3e4
     if case == "offset_down":
         return logits - 3e4
     if case == "flat":
         return torch.zeros_like(logits)
-    if case == "masked_vocab":  # every third entry cannot be drawn, targets excepted
+    if case == "masked_vocab":  # every third entry is -inf, except targets
         blocked = torch.zeros_like(logits, dtype=torch.bool)
         blocked[:, ::3] = True
         blocked.scatter_(1, targets[:, None], False)
         return logits.masked_fill(blocked, -torch.inf)
-    if case == "masked_blocks":  # long runs that cannot be drawn, as in a padded vocabulary; targets excepted
+    if case == "masked_blocks":  # long runs of -inf, as in a padded vocabulary, except targets
         blocked = torch.ones_like(logits, dtype=torch.bool)
         blocked[:, logits.shape[1] // 2 : -(logits.shape[1] // 4) or None] = False
         blocked.scatter_(1, targets[:, None], False)
@@ -139,7 +139,7 @@ ROW_STATS = ("logprob", "entropy", "row_max", "log_sum")
 row_stats = default_registry.declare(
     Op(
         name="row_stats",
-        summary="log-probability, entropy and normaliser of each row of logits, in one read",
+        summary="log-probability, entropy and normalizer of each row of logits, in one read",
         definition=definitions.row_stats,
         inputs=row_inputs,
         outputs=ROW_STATS,
@@ -169,7 +169,7 @@ row_grad = default_registry.declare(
 token_logprob = default_registry.declare(
     Op(
         name="token_logprob",
-        summary="log-probability and entropy of given logits, differentiable",
+        summary="log-probability and entropy from logits, differentiable",
         definition=definitions.row_stats,
         inputs=row_inputs,
         outputs=ROW_STATS,
@@ -202,14 +202,14 @@ default_registry.register(Implementation("linear_logprob", "torch", lambda: libr
 
 
 def register_row_op(name: str) -> None:
-    """Register the implementations in torch and in Triton of a row op."""
+    """Register a row op's implementations in torch and Triton."""
     default_registry.register(Implementation(name, "torch", f"hwgrpo_kernels.rows_torch:{name}"))
     default_registry.register(
         Implementation(
             name,
             "triton",
             f"hwgrpo_kernels.rows_triton:{name}",
-            device_types=frozenset({"cuda", "npu"}),  # AMD's too: torch calls a ROCm device by the name of NVIDIA's
+            device_types=frozenset({"cuda", "npu"}),  # AMD's too: torch calls a ROCm device "cuda"
             requires=("triton",),
             supports=triton_support.reason_against,
             rank=1,
@@ -226,7 +226,7 @@ for _op, _load in (("row_stats", rows_compiled.load_row_stats), ("row_grad", row
             _load,
             device_types=frozenset({"cpu"}),
             supports=rows_compiled.reason_against,
-            rank=-1,  # behind torch, which needs no compiler
+            rank=-1,  # after torch, which needs no compiler
         )
     )
 
@@ -238,7 +238,7 @@ default_registry.register(
         device_types=frozenset({"npu"}),
         requires=("torch_npu",),
         supports=npu_scoring.reason_against,
-        rank=-1,  # where it is asked for: it sums in another order than the training pass
+        rank=-1,  # only if requested: it sums in another order than the training pass
         declines=npu_scoring.declines,
     )
 )

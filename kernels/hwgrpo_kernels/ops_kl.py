@@ -1,4 +1,4 @@
-"""The row ops beside reference logits, declared: `row_stats_kl` and `row_grad_kl`."""
+"""Declare the row ops with reference logits: `row_stats_kl` and `row_grad_kl`."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _STATS = (*ROW_STATS, "kl", "kl_others", "ref_logprob", "ref_max", "ref_log_sum"
 
 
 def ref_logits(logits: Tensor, case: str = "plain", seed: int = 0) -> Tensor:
-    """Return reference logits [N,V], with the hazard the case names."""
+    """Return reference logits [N,V], with the numerical hazard of a case."""
     noise = 2 * randn(*logits.shape, dtype=torch.float32, device=str(logits.device), seed=seed + 9)
     if case == "same":
         return logits.clone()
@@ -27,7 +27,7 @@ def ref_logits(logits: Tensor, case: str = "plain", seed: int = 0) -> Tensor:
         noise[::2, 1::3] = -torch.inf
     if case == "ref_dead_row":
         noise[::5] = -torch.inf
-    if case == "certain":  # of what the reference is nearly as certain, or not at all
+    if case == "certain":  # the reference is nearly as certain, or not at all
         noise[::2] += 0.9 * logits[::2]
     if case == "masked_alike":
         noise = noise.masked_fill(logits == -torch.inf, -torch.inf)
@@ -56,18 +56,18 @@ def row_grad_kl_inputs(
     inputs = row_grad_inputs(shape, dtype, device, _policy_case(case), seed)
     logits = inputs.pop("logits")
     wide = inputs["logprob"].dtype
-    beside = {"logits": logits, "ref_logits": ref_logits(logits, case, seed)}
+    both = {"logits": logits, "ref_logits": ref_logits(logits, case, seed)}
     mapping = {name: inputs[name] for name in ("targets", "scale", "squash", "row_scale")}
     on_cpu: dict[str, Any] = {
-        name: value.cpu() if isinstance(value, Tensor) else value for name, value in {**beside, **mapping}.items()
+        name: value.cpu() if isinstance(value, Tensor) else value for name, value in {**both, **mapping}.items()
     }
-    on_cpu |= {name: on_cpu[name].double() for name in beside}
+    on_cpu |= {name: on_cpu[name].double() for name in both}
     exact = dict(zip(_STATS, definitions.row_stats_kl(**on_cpu)))
     grad_kl = randn(shape.N, dtype=wide, device=device, seed=seed + 8)
     grad_kl[1::4] = 0.0
     grad_kl[~exact["kl"].isfinite().to(device)] = 0.0
     return {
-        **beside,
+        **both,
         **inputs,
         **{name: exact[name].to(device, wide) for name in _STATS[4:7]},
         **{name: exact[name].clamp(min=torch.finfo(wide).min).to(device, wide) for name in _STATS[7:]},
@@ -78,7 +78,7 @@ def row_grad_kl_inputs(
 row_stats_kl = default_registry.declare(
     Op(
         name="row_stats_kl",
-        summary="row_stats, and the full KL from reference logits read beside",
+        summary="row_stats, and the full KL from reference logits",
         definition=definitions.row_stats_kl,
         inputs=row_kl_inputs,
         outputs=_STATS,
@@ -93,7 +93,7 @@ row_stats_kl = default_registry.declare(
 row_grad_kl = default_registry.declare(
     Op(
         name="row_grad_kl",
-        summary="row_grad, with dL/dkl besides",
+        summary="row_grad, also from dL/dkl",
         definition=definitions.row_grad_kl,
         inputs=row_grad_kl_inputs,
         outputs=("out",),

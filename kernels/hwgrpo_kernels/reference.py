@@ -1,4 +1,4 @@
-"""A reference distribution for `linear_token_loss`: hidden states and a head whose logits are streamed beside."""
+"""A reference distribution for the full KL divergence in `linear_token_loss`."""
 
 from typing import NamedTuple
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 from . import argument_checks
 from .head import Head
-from .streaming import Beside
+from .streaming import ReferenceRows
 
 
 class ReferenceHead(NamedTuple):
-    """Hidden states and LM head of a reference model with the same vocabulary; nothing of it gets a gradient.
+    """Hidden states and LM head of a reference model with the same vocabulary; they get no gradient.
 
     Args:
         hidden_NH: [N,H'] of the same rows as the policy's; H' may differ from the policy's H.
-        weight_VH: [V,H']; under a vocab_group this rank's rows of it, the same ones as of the policy's head.
+        weight_VH: [V,H']; under a vocab_group this rank's shard, the same rows as the policy's.
         bias_V: [V] or None.
     """
 
@@ -28,7 +28,7 @@ def check_reference(reference: object, hidden_NH: Tensor, weight_VH: Tensor) -> 
     """Return `reference` if it fits the policy's rows and vocabulary.
 
     Raises:
-        ValueError: it is none, or its shapes, dtypes or device do not fit.
+        ValueError: it is no `ReferenceHead`, or its shapes, dtypes or device do not match.
     """
     if reference is None:
         return None
@@ -44,7 +44,7 @@ def check_reference(reference: object, hidden_NH: Tensor, weight_VH: Tensor) -> 
     if vocab != weight_VH.shape[0]:
         raise ValueError(
             f"reference has a vocabulary of {vocab}, but weight_VH has V={weight_VH.shape[0]}: "
-            "a KL over the vocabulary needs the same one"
+            "the full KL needs the same vocabulary"
         )
     if reference.hidden_NH.device != hidden_NH.device:
         raise ValueError(
@@ -54,21 +54,21 @@ def check_reference(reference: object, hidden_NH: Tensor, weight_VH: Tensor) -> 
     return reference
 
 
-def beside(
-    reference: ReferenceHead, head: Head, weight_VH: Tensor, compute_dtype: torch.dtype, live: Tensor | None
-) -> Beside:
-    """Return the reference as the stream takes it.
+def prepare_reference(
+    reference: ReferenceHead, head: Head, weight_VH: Tensor, compute_dtype: torch.dtype, unmasked: Tensor | None
+) -> ReferenceRows:
+    """Return the reference's head and rows for `Stream`.
 
     Args:
         reference: checked.
-        head: the policy's, whose cast weight is shared where the reference has the same weight and no bias.
-        weight_VH: what the policy's head was made of.
+        head: the policy's; its cast weight is shared if the reference has the same weight and no bias.
+        weight_VH: weight of the policy's head.
         compute_dtype: dtype of the GEMM operands.
-        live: indices of the rows that count, or None for all.
+        unmasked: indices of the unmasked rows; None: all.
     """
     if reference.weight_VH is weight_VH and reference.bias_V is None and head.bias_V is None:
-        its_head = head.with_own_buffer()
+        reference_head = head.with_own_buffer()
     else:
-        its_head = Head(reference.weight_VH, reference.bias_V, compute_dtype, head.logits_dtype)
-    hidden = reference.hidden_NH if live is None else reference.hidden_NH[live]
-    return Beside(its_head, its_head.operand(hidden, compute_dtype))
+        reference_head = Head(reference.weight_VH, reference.bias_V, compute_dtype, head.logits_dtype)
+    hidden = reference.hidden_NH if unmasked is None else reference.hidden_NH[unmasked]
+    return ReferenceRows(reference_head, reference_head.operand(hidden, compute_dtype))

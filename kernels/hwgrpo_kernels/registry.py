@@ -1,4 +1,4 @@
-"""Which implementation runs an op: chosen once per key, cached, and explained."""
+"""Select the implementation of an op: once per key, cached, with the reason."""
 
 import difflib
 import os
@@ -21,9 +21,9 @@ NONE_OF_THAT_NAME = "no kernel of that name"
 
 @dataclass(frozen=True)
 class Choice:
-    """The implementation taken for a key, why each one before it was passed over, and calls it left to the next.
+    """The implementation selected for a key, the reasons for skipping others, and the calls it declined.
 
-    `declined` maps each reason for which `name` left a call to another implementation to the number of such calls.
+    `declined` maps each reason for which `name` passed a call to the next implementation to the number of such calls.
     """
 
     key: Key
@@ -35,10 +35,10 @@ class Choice:
 
     @property
     def line(self) -> str:
-        """One line for people: `row_stats -> torch (triton: needs cuda, have cpu)`."""
+        """Return a readable line: `row_stats -> torch (triton: needs cuda, have cpu)`."""
         notes = [f"pinned by {self.pinned_by}"] if self.pinned_by else []
         notes += [f"{name}: {reason}" for name, reason in self.skipped]
-        notes += [f"left to the next {calls} times: {reason}" for reason, calls in self.declined.items()]
+        notes += [f"declined {calls} calls: {reason}" for reason, calls in self.declined.items()]
         return f"{self.key.op} -> {self.name}" + (f" ({'; '.join(notes)})" if notes else "")
 
     def as_json(self) -> dict[str, Any]:
@@ -58,9 +58,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plugin:
-    """An entry point of the group `hwgrpo.kernels`: what it brought, or the error it failed with.
+    """An entry point of the group `hwgrpo.kernels`: its implementations, or the error of loading it.
 
-    A distribution whose list of entry points cannot be read is one that failed, by the distribution's name.
+    A distribution whose list of entry points is unreadable counts as a failed one, by the distribution's name.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Plugin:
     error: str | None = None
 
 
-def _unknown(what: str, word: str, known: Iterable[str]) -> str:
+def _unknown(kind: str, value: str, known: Iterable[str]) -> str:
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(value, names, n=1, cutoff=0.6)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{what} {word!r} is not known; choose one of: {', '.join(names)}.{hint}"
+    return f"{kind} {value!r} is not known; choose one of: {', '.join(names)}.{hint}"
 
 
 def parse_pins(text: str) -> dict[str, str]:
@@ -83,26 +83,26 @@ def parse_pins(text: str) -> dict[str, str]:
         ValueError: an item has no `=` or an empty side.
     """
     pins = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        op, equals, name = (word.strip() for word in item.partition("="))
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        op, equals, name = (each.strip() for each in item.partition("="))
         if not (op and equals and name):
-            raise ValueError(f"{PINS_VARIABLE}: {item!r} is not of the form op=implementation (as in row_stats=torch)")
+            raise ValueError(f"{PINS_VARIABLE}: {item!r} must have the form op=implementation, e.g. row_stats=torch")
         pins[op] = name
     return pins
 
 
 class KernelRegistry:
-    """Ops, their implementations, and the choices made so far.
+    """Ops, their implementations, and the selections so far.
 
     Args:
-        environment: where the pins and the strict switch are read from; the process's own when None.
+        environment: variables with the pins and the strict switch; None: `os.environ`.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = os.environ if environment is None else environment
         self._ops: dict[str, Op] = {}
         self._implementations: dict[str, dict[str, Implementation]] = {}
-        self._chosen: dict[Key, Choice] = {}
+        self._selected: dict[Key, Choice] = {}
         self._plugins: list[Plugin] | None = None
         self._pins: dict[str, str] = {}
         self._preference: tuple[str, ...] = ()
@@ -119,14 +119,14 @@ class KernelRegistry:
         """Add an implementation of a declared op.
 
         Raises:
-            ValueError: the op is unknown, or the name is taken.
+            ValueError: the op is unknown, or has an implementation of this name.
         """
         self._check_op(implementation.op, "kernel op")
         table = self._implementations[implementation.op]
         if implementation.name in table:
-            raise ValueError(f"kernel {implementation.op}={implementation.name!r} is registered already")
+            raise ValueError(f"kernel {implementation.op}={implementation.name!r} is already registered")
         table[implementation.name] = implementation
-        self._chosen.clear()
+        self._selected.clear()
         return implementation
 
     def ops(self) -> tuple[Op, ...]:
@@ -150,13 +150,13 @@ class KernelRegistry:
         preference: Sequence[str] | None = None,
         strict: bool | None = None,
     ) -> None:
-        """Set how implementations are chosen; what is None stays as it was, and choices made before are dropped.
+        """Set how implementations are selected; None keeps a setting. Clears earlier selections.
 
         Args:
-            pins: op -> implementation that must run. A pin in HWGRPO_KERNELS wins over one given here.
-            preference: names of implementations, best first, for every op that has them. A name nobody registered
-                is passed over and shown, since a backend may prefer what is not installed.
-            strict: refuse to fall back from a preferred implementation to a later one. HWGRPO_STRICT=1 does the same.
+            pins: op -> implementation that must run. Pins in HWGRPO_KERNELS take precedence.
+            preference: names of implementations, best first, for every op that has them. Unregistered names are skipped
+                with a reason, since a backend may prefer an implementation that is not installed.
+            strict: raise instead of falling back from a preferred implementation; as HWGRPO_STRICT=1.
 
         Raises:
             ValueError: a pin names an unknown op or implementation.
@@ -171,11 +171,11 @@ class KernelRegistry:
             self._preference = tuple(preference)
         if strict is not None:
             self._strict = strict
-        self._chosen.clear()
+        self._selected.clear()
 
     @contextmanager
     def pinned(self, pins: Mapping[str, str]) -> Iterator[None]:
-        """Add pins for the length of a block; a pin in HWGRPO_KERNELS still wins.
+        """Add pins within a block; pins in HWGRPO_KERNELS take precedence.
 
         Raises:
             ValueError: a pin names an unknown op or implementation.
@@ -186,7 +186,7 @@ class KernelRegistry:
             yield
         finally:
             self._pins = before
-            self._chosen.clear()
+            self._selected.clear()
 
     def resolve(
         self,
@@ -196,44 +196,44 @@ class KernelRegistry:
         vocab: int,
         preference: Sequence[str] | None = None,
     ) -> Choice:
-        """Choose the implementation of `op` for tensors of this kind; the answer is cached.
+        """Select the implementation of `op` for tensors of this kind, and cache it.
 
         Args:
             device_type: torch device type ("cpu").
             dtype: of the logits (row ops, `token_logprob`) or of the hidden states (`linear_logprob`).
-            vocab: V; only its shape class counts.
-            preference: overrides the configured preference for this call, which is then not cached.
+            vocab: V; only its shape class matters.
+            preference: overrides the configured preference for this call, without caching.
 
         Raises:
-            ValueError: unknown op; a pinned implementation that is unknown or cannot run; a fallback under strict;
-                nothing that can run.
+            ValueError: the op is unknown, the pinned implementation is unknown or cannot run, strict forbids a
+                fallback, or no implementation can run.
         """
         key = Key(op, device_type, dtype, shape_class(vocab))
-        choice = self._chosen.get(key) if preference is None else None
+        choice = self._selected.get(key) if preference is None else None
         if choice is None:
-            choice = self._choose(key, self._preference if preference is None else tuple(preference))
+            choice = self._select(key, self._preference if preference is None else tuple(preference))
             if preference is None:
-                self._chosen[key] = choice
+                self._selected[key] = choice
         return choice
 
     def choices(self) -> dict[str, Any]:
-        """Return settings, choices made so far and plug-ins as plain values, for a run's kernels.json."""
+        """Return settings, selections so far and plug-ins as plain values, for a run's kernels.json."""
         return {
             "schema": "hwgrpo.kernels/1",
             "pins": {op: name for op, (name, _) in self._all_pins().items()},
             "preference": list(self._preference),
             "strict": self._is_strict(),
-            "choices": [choice.as_json() for choice in self._chosen.values()],
+            "choices": [choice.as_json() for choice in self._selected.values()],
             "plugins": [vars(plugin) | {"implementations": list(plugin.implementations)} for plugin in self.plugins()],
         }
 
     def explain(self) -> list[str]:
-        """Return one line per choice made so far, then one per plug-in that failed."""
+        """Return one line per selection so far, then one per failed plug-in."""
         failed = [f"plug-in {each.name} failed: {each.error}" for each in self.plugins() if each.error]
-        return list(dict.fromkeys(choice.line for choice in self._chosen.values())) + failed
+        return list(dict.fromkeys(choice.line for choice in self._selected.values())) + failed
 
     def plugins(self) -> list[Plugin]:
-        """Load the entry points of `hwgrpo.kernels` on first use; return what came of each."""
+        """Load the entry points of `hwgrpo.kernels` on first use; return the result of each."""
         if self._plugins is None:
             points, damaged = entry_points.find(ENTRY_POINT_GROUP)
             self._plugins = [Plugin(name, "entry_points.txt", error=error) for name, error in damaged.items()]
@@ -244,20 +244,20 @@ class KernelRegistry:
     def _load_plugin(self, point: Any) -> Plugin:
         names: list[str] = []
         try:
-            brought = point.load()
-            for each in [brought] if isinstance(brought, Implementation) else brought:
+            loaded = point.load()
+            for each in [loaded] if isinstance(loaded, Implementation) else loaded:
                 _check_implementation(each)
                 self.register(replace(each, origin=f"plug-in {point.name}"))
                 names.append(f"{each.op}={each.name}")
-        except (Exception, SystemExit) as error:  # somebody else's package: shown in explain(), never the end of a run
+        except (Exception, SystemExit) as error:  # a third-party package: shown in explain(), never fatal
             return Plugin(point.name, point.value, tuple(names), f"{type(error).__name__}: {error}")
         return Plugin(point.name, point.value, tuple(names))
 
-    def _choose(self, key: Key, preference: tuple[str, ...]) -> Choice:
+    def _select(self, key: Key, preference: tuple[str, ...]) -> Choice:
         table = {each.name: each for each in self.implementations(key.op)}
         pin = self._all_pins().get(key.op)
         if pin is not None:
-            return self._take_pinned(key, *pin)
+            return self._select_pinned(key, *pin)
         order = preference + tuple(n for n, each in table.items() if n not in preference and each.origin == BUILT_IN)
         return self._first_of(order, key, table, preference)
 
@@ -265,33 +265,35 @@ class KernelRegistry:
         self, order: tuple[str, ...], key: Key, table: Mapping[str, Implementation], preference: tuple[str, ...]
     ) -> Choice:
         skipped: list[tuple[str, str]] = []
-        for place, name in enumerate(order, 1):
+        for position, name in enumerate(order, 1):
             if name not in table:
                 skipped.append((name, NONE_OF_THAT_NAME))
                 continue
-            reason, function = _try(table[name], key)
+            reason, function = _load(table[name], key)
             if function is not None:
-                # Strict is about what this device could have had, or what somebody asked for by name.
-                meant = [n for n, each in table.items() if n in preference or each.is_for(key.device_type)]
-                missed = [f"{n}: {why}" for n, why in skipped if n in meant]
+                # Strict covers implementations for this device, and those preferred by name.
+                relevant = [n for n, each in table.items() if n in preference or each.is_for(key.device_type)]
+                missed = [f"{n}: {reason}" for n, reason in skipped if n in relevant]
                 if missed and self._is_strict():
                     raise ValueError(
-                        f"kernel {key.op} would fall back to {name!r} ({'; '.join(missed)}), which strict forbids; "
-                        f"install what is missing, or unset {STRICT_VARIABLE} / kernels.strict"
+                        f"kernel {key.op} would fall back to {name!r} ({'; '.join(missed)}), but strict forbids that; "
+                        f"install the missing package, or unset {STRICT_VARIABLE} / kernels.strict"
                     )
                 choice = Choice(key, name, function, tuple(skipped))
                 declines = table[name].declines
                 if declines is None:
                     return choice
-                following = partial(self._first_of, order[place:], key, table, preference)
-                return replace(choice, function=_call_or_leave(choice, declines, following))
+                following = partial(self._first_of, order[position:], key, table, preference)
+                return replace(choice, function=_call_or_fall_back(choice, declines, following))
             skipped.append((name, str(reason)))
-        told = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "none is registered"
-        raise ValueError(f"no implementation of kernel {key.op} can run on {key.device_type} in {key.dtype} ({told})")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped) or "none is registered"
+        raise ValueError(
+            f"no implementation of kernel {key.op} can run on {key.device_type} in {key.dtype} ({reasons})"
+        )
 
-    def _take_pinned(self, key: Key, name: str, source: str) -> Choice:
+    def _select_pinned(self, key: Key, name: str, source: str) -> Choice:
         self._check_pin(key.op, name, source)
-        reason, function = _try(self._implementations[key.op][name], key)
+        reason, function = _load(self._implementations[key.op][name], key)
         if function is None:
             runnable = [n for n, each in self._implementations[key.op].items() if each.reason_against(key) is None]
             raise ValueError(
@@ -305,11 +307,11 @@ class KernelRegistry:
 
         def refuse() -> Choice:
             raise ValueError(
-                f"{source}: {key.op}={name} cannot take this call: {next(reversed(choice.declined))}. Remove the pin, "
-                "and such calls go to the next implementation"
+                f"{source}: {key.op}={name} declines this call: {next(reversed(choice.declined))}. Remove the pin, "
+                "so that such calls fall back to the next implementation"
             )
 
-        return replace(choice, function=_call_or_leave(choice, declines, refuse))
+        return replace(choice, function=_call_or_fall_back(choice, declines, refuse))
 
     def _all_pins(self) -> dict[str, tuple[str, str]]:
         pins = {op: (name, "kernels.pins") for op, name in self._pins.items()}
@@ -332,13 +334,13 @@ class KernelRegistry:
             raise ValueError(_unknown(f"{source}: implementation of {op}", name, known))
 
 
-def _try(implementation: Implementation, key: Key) -> tuple[str | None, Callable[..., Any] | None]:
+def _load(implementation: Implementation, key: Key) -> tuple[str | None, Callable[..., Any] | None]:
     reason = implementation.reason_against(key)
     if reason is not None:
         return reason, None
     try:
         return None, implementation.function()
-    except ImportError as error:  # installed but broken: the next implementation can still do the work
+    except ImportError as error:  # installed but broken: fall back to the next implementation
         return f"failed to load: {error}", None
     except Exception as error:
         if implementation.origin == BUILT_IN:
@@ -347,19 +349,19 @@ def _try(implementation: Implementation, key: Key) -> tuple[str | None, Callable
 
 
 def _check_implementation(value: Any) -> None:
-    """Raise TypeError for what a plug-in offers in place of an implementation, and others would stumble over."""
+    """Raise TypeError unless a plug-in's value is a valid `Implementation`."""
     if not isinstance(value, Implementation):
-        raise TypeError(f"it offers a {type(value).__name__}, not an Implementation")
+        raise TypeError(f"it registers a {type(value).__name__}, not an Implementation")
     if not (isinstance(value.op, str) and isinstance(value.name, str) and isinstance(value.rank, int)):
-        raise TypeError(f"op, name and rank must be two texts and a number, as in {value!r} they are not")
+        raise TypeError(f"op and name must be strings and rank an integer: {value!r}")
 
 
-def _call_or_leave(
+def _call_or_fall_back(
     choice: Choice, declines: Callable[..., str | None], following: Callable[[], Choice]
 ) -> Callable[..., Any]:
-    """Return a function that calls the chosen implementation, or the following one where that declines; see `Choice`.
+    """Return a function that calls the selected implementation, or the following one if it declines; see `Choice`.
 
-    Strict says nothing about such calls: there is nothing to install that would change them.
+    Strict does not apply to such calls: no installation would change them.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""`row_stats` and `row_grad` for a CPU in C++ (rows_compiled.cpp), which is compiled when the first is chosen.
+"""`row_stats` and `row_grad` for a CPU in C++ (rows_compiled.cpp), compiled on first use.
 
-Taken only where it is pinned or preferred, since not every machine has a compiler and compiling takes seconds.
+Used only if pinned or preferred, since not every machine has a compiler and compiling takes seconds.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def load_row_stats() -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Return `row_stats`, compiled.
 
     Raises:
-        ImportError: it cannot be compiled or loaded here.
+        ImportError: compiling or loading failed.
     """
     _library()
     return row_stats
@@ -41,7 +41,7 @@ def load_row_grad() -> Callable[..., Tensor]:
     """Return `row_grad`, compiled.
 
     Raises:
-        ImportError: it cannot be compiled or loaded here.
+        ImportError: compiling or loading failed.
     """
     _library()
     return row_grad
@@ -112,7 +112,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _vector(values: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return [N] values of this dtype next to each other; gradients often come expanded from one number."""
+    """Return contiguous [N] values in this dtype; gradients are often expanded from one number."""
     return None if values is None else values.to(dtype).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Whether a function computes an op: `check_kernel(implementation, device)`, for vendors, on a host with the device.
+"""Check an implementation against its op's definition: `check_kernel(implementation, device)`, for vendors.
 
 `python -m hwgrpo_kernels.testing DEVICE` checks every implementation that can run there.
 """
@@ -19,17 +19,17 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_kernel(implementation: Implementation, device: str, registry: KernelRegistry = default_registry) -> list[str]:
-    """Compare an implementation with its op's definition: every case, shape and dtype that it says it can run.
+    """Compare an implementation with its op's definition: every case, shape and dtype that it supports.
 
     Args:
         device: torch device to run on ("cpu"). Its own backend must have been imported.
         registry: where the op is declared.
 
     Returns:
-        what was compared, one line per dtype; a dtype that it refuses is named with its reason.
+        one line per dtype: the number of calls compared, or why the dtype is unsupported.
 
     Raises:
-        AssertionError: it computes something else; the message names output, case, shape and dtype.
+        AssertionError: a result is wrong; the message names output, case, shape and dtype.
     """
     op = next(each for each in registry.ops() if each.name == implementation.op)
     lines = []
@@ -50,23 +50,23 @@ def check_kernel(implementation: Implementation, device: str, registry: KernelRe
                 where = f"{op.name}={implementation.name}, {name}, case {case}, {shape}"
                 raise AssertionError(f"{where}: {error}") from None
             ran += 1
-        assert ran, f"{op.name}={implementation.name} declines every call in {name}: refuse the dtype in `supports`"
+        assert ran, f"{op.name}={implementation.name} declines every call in {name}: reject it in `supports`"
         lines.append(f"{name}: {ran} calls agree with the definition")
-    assert any("agree" in line for line in lines), f"nothing can be run on {device}: {'; '.join(lines)}"
+    assert any("agree" in line for line in lines), f"it cannot run on {device}: {'; '.join(lines)}"
     return lines
 
 
 def cases(op: Op, dtype: torch.dtype) -> Iterator[tuple[str, Shape]]:
-    """Yield the cases of an op with the shapes they are tried in."""
+    """Yield the cases of an op with their shapes."""
     for case in op.cases:
         for shape in op.shapes if dtype == torch.float32 else op.shapes[:1]:
             yield case, shape
 
 
 def assert_agrees(op: Op, function: Callable[..., Any], inputs: dict[str, Any], dtype: torch.dtype) -> None:
-    """Call `function` and hold its outputs to the tolerances the op declares for `dtype`.
+    """Assert that the outputs of `function` are within the op's tolerances for `dtype`.
 
-    The truth is the definition in fp64 on the host, whatever the device can do.
+    The reference is the definition in fp64 on the host, for every device.
     """
     truth = as_outputs(op, op.definition(**in_fp64(inputs)))
     for name, output in as_outputs(op, function(**inputs)).items():
@@ -82,7 +82,7 @@ def assert_agrees(op: Op, function: Callable[..., Any], inputs: dict[str, Any], 
         assert value.dtype == wide, f"{name} is {value.dtype}, not {wide}"
         finite = true.isfinite() & (true > torch.finfo(torch.float32).min)
         same = torch.equal(value.isfinite() & (value > torch.finfo(torch.float32).min), finite)
-        assert same, f"{name} is finite elsewhere than the definition"
+        assert same, f"{name} is finite at other entries than the definition"
         assert torch.equal(value[~finite].sign().double(), true[~finite].sign()), f"{name}: inf, -inf or nan"
         error = ((value - true).abs() / (1 + true.abs()))[finite]
         assert (error <= op.tolerance[dtype].forward).all(), f"{name}: off by {error.max():.2e}"
@@ -101,26 +101,26 @@ def in_fp64(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_outputs(op: Op, result: Any) -> dict[str, Tensor]:
-    """Return what an implementation returned, by name."""
+    """Return an implementation's outputs by name."""
     outputs = (result,) if isinstance(result, Tensor) else tuple(result)
     assert len(outputs) == len(op.outputs), f"{len(outputs)} outputs, not {len(op.outputs)}: {', '.join(op.outputs)}"
     return dict(zip(op.outputs, outputs, strict=True))
 
 
 def _unavoidable(inputs: dict[str, Any], value: Tensor) -> float:
-    """What no implementation is to blame for: 1 - p cancels in the definition, and fp16 has few small numbers."""
+    """Return the error of any implementation: 1 - p cancels in the definition, and fp16 has few small numbers."""
     kind = torch.finfo(value.dtype)
     smallest = kind.smallest_normal * kind.eps
     grads = sum(float(inputs[name].norm()) for name in ("grad_logprob", "grad_kl") if name in inputs)
     return 32 * torch.finfo(torch.float64).eps * grads + smallest * value.numel() ** 0.5
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Check every implementation that can run on a device, as `python -m hwgrpo_kernels.testing DEVICE`."""
-    if len(words) != 1:
-        print("usage: python -m hwgrpo_kernels.testing DEVICE   (a torch device, as cpu)", file=sys.stderr)
+    if len(arguments) != 1:
+        print("usage: python -m hwgrpo_kernels.testing DEVICE   (a torch device, e.g. cpu)", file=sys.stderr)
         return 2
-    device, failed = words[0], 0
+    device, failed = arguments[0], 0
     for op in default_registry.ops():
         for implementation in default_registry.implementations(op.name):
             key = Key(op.name, torch.device(device).type, torch.float32, shape_class(op.shapes[0].V))
@@ -130,7 +130,7 @@ def main(words: list[str]) -> int:
                 continue
             try:
                 print(f"PASS  {name}: {'; '.join(check_kernel(implementation, device))}")
-            except Exception as error:  # the next ones are checked all the same
+            except Exception as error:  # check the next ones
                 failed += 1
                 print(f"FAIL  {name}: {type(error).__name__}: {error}")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""`linear_logprob` for a vocabulary-parallel head: outside the custom op, since a process group is no op argument."""
+"""`linear_logprob` for a vocabulary-parallel head: no custom op, since a process group is no op argument."""
 
 from typing import Any, NamedTuple
 
@@ -14,12 +14,12 @@ from .head import HeadGradients, logits_buffers
 from .library import open_stream
 from .logit_map import LogitMap
 from .streaming import RowGradients, RowKernels, RowStats, Stream, row_kernels
-from .vocab_agreement import agree, told_to_all_ranks
+from .vocab_checks import exchange_shards, raise_on_all_ranks
 from .vocab_parallel import VocabShard
 
 
 class _Call(NamedTuple):
-    """What is no tensor, or needs no gradient."""
+    """The arguments of `_VocabParallelLogprob` that are not tensors."""
 
     vocab: VocabShard
     kernels: RowKernels
@@ -41,9 +41,9 @@ def linear_logprob(
     logits_dtype: torch.dtype | None,
     group: dist.ProcessGroup,
 ) -> RowStats:
-    """`library.linear_logprob` where `weight` [V_r,H] and `bias` [V_r] are this rank's part of the head."""
+    """Compute `library.linear_logprob` from this rank's shard of the head, `weight` [V_r,H] and `bias` [V_r]."""
     dtype, device_type = logits_dtype or hidden.dtype, hidden.device.type
-    with told_to_all_ranks(group):
+    with raise_on_all_ranks(group):
         kernels = row_kernels(device_type, dtype, weight.shape[0])
     same = {
         "hidden's requires_grad": torch.is_grad_enabled() and hidden.requires_grad,
@@ -51,7 +51,7 @@ def linear_logprob(
         "chunk_rows": chunk_rows,
         "logits_dtype": dtype,
     }
-    vocab = agree(group, weight, hidden, same, {"targets": targets})
+    vocab = exchange_shards(group, weight, hidden, same, {"targets": targets})
     check_target_range(targets, vocab.total)
     buffers = logits_buffers(hidden.dtype, dtype, device_type)
     size = chunk_rows or chunk_rows_for(vocab.largest, dtype, device_type, buffers)
@@ -67,7 +67,7 @@ def _stream(
 
 
 class _VocabParallelLogprob(torch.autograd.Function):
-    """Statistics of whole rows; backward makes the logits again and sums dX over the ranks."""
+    """Statistics of full rows; backward recomputes the logits and sums dX over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets, row_scale, call) -> tuple[Tensor, ...]:
@@ -93,6 +93,6 @@ class _VocabParallelLogprob(torch.autograd.Function):
             gradients = HeadGradients(stream.head, stream.hidden, longest(chunks), **needs)
             stream.recompute_gradients(gradients, chunks, stats, RowGradients(grad_logprob, grad_entropy))
             dx, *rest = gradients.finish()
-        made = (None if dx is None else ctx.call.vocab.sum(dx), *rest)
-        cast = (None if each is None else each.to(like.dtype) for each, like in zip(made, (hidden, weight, bias)))
+        gradients = (None if dx is None else ctx.call.vocab.all_reduce(dx), *rest)
+        cast = (None if each is None else each.to(like.dtype) for each, like in zip(gradients, (hidden, weight, bias)))
         return *cast, None, None, None

@@ -17,7 +17,7 @@ from hwgrpo.bench.kernels.cases import CASES, Case
 from hwgrpo.bench.kernels.clock import Clock, Samples, median_ratio
 from hwgrpo.bench.kernels.exact import LinearTruth, LogitsTruth, forward_error, gradient_error
 from hwgrpo.bench.kernels.kernel_result import CaseBench, KernelBench, SideBench
-from hwgrpo.bench.kernels.measure import measure_case, measure_kernels
+from hwgrpo.bench.kernels.measure import measure_cases, measure_kernels
 from hwgrpo.bench.kernels.peers import PEERS, Peer
 from hwgrpo.bench.kernels.peers.peer import anywhere
 from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
@@ -285,9 +285,12 @@ def test_ratios_say_how_many_times_as_fast_as_eager_a_side_is_and_sides_take_tur
 
 
 @pytest.mark.parametrize("base", ["eager", "definition"])
-def test_one_case_is_measured_by_the_sides_that_are_wanted_after_they_agree_with_fp64(base: str):
+def test_selected_sides_are_measured_after_they_agree_with_fp64(base: str):
     case = BY_NAME["token_logprob+grad"]
-    found = measure_case(Device(BACKEND), case, SHAPE, torch.float32, 2, lambda side: side.name in ("torch", base))
+    device = Device(BACKEND)
+    [found] = measure_cases(
+        device, SHAPE, torch.float32, [case], 2, Clock(device), includes=lambda side: side.name in ("torch", base)
+    )
     assert [(side.name, side.state, len(side.samples.seconds)) for side in found.sides] == [
         ("torch", "timed", 2),
         (base, "timed", 2),

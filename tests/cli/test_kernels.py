@@ -85,7 +85,7 @@ def test_a_run_tells_what_it_chose_without_loading_torch(hwgrpo, run_folder: Pat
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
     assert "cpu, bfloat16, V <= 262,144" in lines["row_stats"]
     assert "not swift: needs wings" in lines["row_stats"]
-    assert "left to the next 3 times: windy" in " ".join(done.stdout.split())
+    assert "declined 3 calls: windy" in " ".join(done.stdout.split())
     assert "pinned by kernels.pins" in lines["row_grad"]
     assert "linear_logprob  * torch  cpu, bfloat16, V <= 262,144  preferred\n" in done.stdout
     assert "linear_logprob in torch runs row_stats and row_grad as chosen above." in done.stdout

@@ -52,9 +52,9 @@ def test_an_update_with_zero_3_shards_is_that_of_one_process(zero, case):
         ("inputs rounded", ["ConfigError: advantage came as torch.bfloat16", "cast_forward_inputs=False"]),
         (
             "backward twice",
-            ["RuntimeError: linear_token_loss makes its gradients in the forward", "call linear_token_loss again"],
+            ["RuntimeError: linear_token_loss computes its gradients in the forward", "call linear_token_loss again"],
         ),
-        ("checkpointed", ["RuntimeError: linear_token_loss makes its gradients in the forward", "checkpointing"]),
+        ("checkpointed", ["RuntimeError: linear_token_loss computes its gradients in the forward", "checkpointing"]),
     ],
 )
 def test_what_fsdp2_cannot_do_with_a_policy_is_refused_with_the_remedy_on_all_ranks(fsdp, case, words):

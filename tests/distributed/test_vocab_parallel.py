@@ -65,7 +65,7 @@ def test_the_ranks_talk_once_for_their_sizes_once_per_chunk_and_once_for_the_hid
         ("targets", ["targets holds", "outside [0, 101)"]),
         ("targets on one rank", ["a checksum of targets_N is", "on rank 1"]),
         ("N", ["hidden's N is 47 on rank 1 of vocab_group, but 48 on rank 0"]),
-        ("row_mask", ["the number of rows that row_mask leaves is 32 on rank 1", "but 16"]),
+        ("row_mask", ["the number of unmasked rows is 32 on rank 1", "but 16"]),
         ("requires_grad", ["hidden_NH's requires_grad is False on rank 1", "but True"]),
         ("chunk_rows", ["chunk_rows is 11 on rank 1", "but 10"]),
         ("logprob chunk_rows", ["chunk_rows is 6 on rank 1", "but 5"]),

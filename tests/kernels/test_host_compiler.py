@@ -75,21 +75,21 @@ def test_a_source_that_does_not_compile_is_an_import_error_with_the_compilers_wo
 
 def test_a_folder_that_cannot_be_written_is_named_with_the_variable_that_moves_it(source, monkeypatch):
     monkeypatch.setenv("HWGRPO_CACHE", str(source))
-    with pytest.raises(ImportError, match=r"could not be made or loaded .*HWGRPO_CACHE names another folder"):
+    with pytest.raises(ImportError, match=r"could not be written or loaded .*set HWGRPO_CACHE to another folder"):
         host_compiler.load("sums", ("add.cpp",))
 
 
 def test_cxx_names_the_compiler_with_its_options(source, commands, monkeypatch):
     monkeypatch.setenv("CXX", f"{sys.executable} -c pass")  # "compiles", and leaves nothing behind
     assert host_compiler.reason_against() is None
-    with pytest.raises(ImportError, match="could not be made or loaded"):
+    with pytest.raises(ImportError, match="could not be written or loaded"):
         host_compiler.load("sums", ("add.cpp",))
     assert all(command[:3] == [sys.executable, "-c", "pass"] for command in commands)
 
 
 def test_what_is_missing_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    told = "needs a C++ compiler, and CXX names 'no-such-compiler', which is not there"
+    told = "needs a C++ compiler, but CXX='no-such-compiler' does not exist"
     assert host_compiler.reason_against() == told
     with pytest.raises(ImportError, match=re.escape(f"sums {told}")):
         host_compiler.load("sums", ("add.cpp",))

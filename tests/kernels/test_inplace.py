@@ -89,7 +89,7 @@ LEAF = torch.zeros(N, V, requires_grad=True)
 @pytest.mark.parametrize(
     "logits,reason",
     [
-        (torch.zeros(N, V), "need no gradient"),
+        (torch.zeros(N, V), "do not require grad"),
         (LEAF, "are a leaf"),
         (LEAF[:, :100], "are a view of a leaf"),
         ((LEAF * 1).T.contiguous().T, r"have strides \[1, 12\]"),
@@ -119,7 +119,7 @@ def test_a_second_backward_is_refused(retain_graph):
     loss = token_logprob(hidden @ weight.T, targets, inplace_backward=True).logprob.sum()
     loss.backward(retain_graph=retain_graph)
     kept = weight.grad.clone()
-    with pytest.raises(RuntimeError, match="there cannot be a second; leave inplace_backward out"):
+    with pytest.raises(RuntimeError, match="a second is impossible; leave inplace_backward out"):
         loss.backward()
     assert torch.equal(weight.grad, kept)
 

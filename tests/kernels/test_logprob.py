@@ -232,5 +232,5 @@ def test_a_gradient_of_the_gradient_is_refused_and_not_left_out(name, with_entro
         stats = linear_logprob(hidden, weight, targets, with_entropy=with_entropy)
     loss = stats.logprob.square().sum() + (stats.entropy.sum() if with_entropy else 0)
     (gradient,) = torch.autograd.grad(loss, hidden, create_graph=True)
-    with pytest.raises(RuntimeError, match=rf"the gradient of {name} cannot be differentiated again"):
+    with pytest.raises(RuntimeError, match=rf"{name} has no second derivative"):
         (gradient.square().sum() + hidden.square().sum()).backward()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from hwgrpo_kernels.npu_modules import MODULES, apply, attention, is_fused, rotary
-from hwgrpo_kernels.npu_modules.trial import TOLERANCE
+from hwgrpo_kernels.npu_modules.self_test import TOLERANCE
 from npu_module_cases import EVERY, FAMILIES, SHAPE, batch, losses_and_gradients, tiny
 from rounding import assert_gradients_close, assert_values_close, gaps
 
@@ -23,8 +23,8 @@ def _ops() -> Iterator[None]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_taken_is_what_the_family_computes(family: str):
     applied = apply(tiny(family))
-    assert {name for name, of in applied.taken.items() if of} == FAMILIES[family][2], applied.line()
-    left = {name for name, of in applied.left.items() if of}
+    assert {name for name, of in applied.replaced.items() if of} == FAMILIES[family][2], applied.line()
+    left = {name for name, of in applied.skipped.items() if of}
     assert left == EVERY - FAMILIES[family][2], applied.line()
 
 
@@ -37,7 +37,7 @@ def test_loss_and_every_gradient_are_those_of_the_plain_model(family: str, paddi
     npu_reference_ops.calls.clear()
     fused_logprobs, fused_gradients = losses_and_gradients(model, batch(padding))
     ops = {module: f"npu_{module}" for module in MODULES} | {"rotary": "npu_rotary_mul", "attention": attention.OP}
-    assert set(npu_reference_ops.calls) == {ops[name] for name, of in applied.taken.items() if of}
+    assert set(npu_reference_ops.calls) == {ops[name] for name, of in applied.replaced.items() if of}
     assert_values_close(fused_logprobs, logprobs)
     assert_gradients_close(fused_gradients, gradients)
 
@@ -46,11 +46,11 @@ def test_loss_and_every_gradient_are_those_of_the_plain_model(family: str, paddi
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "mistral", "glm4"])
 def test_one_module_alone_changes_no_number(family: str, module: str):
     if module not in FAMILIES[family][2]:
-        assert not apply(tiny(family), [module]).taken[module]
+        assert not apply(tiny(family), [module]).replaced[module]
         return
     model = tiny(family)
     logprobs, gradients = losses_and_gradients(model, batch("right"))
-    assert apply(model, [module]).taken[module]
+    assert apply(model, [module]).replaced[module]
     fused_logprobs, fused_gradients = losses_and_gradients(model, batch("right"))
     assert_values_close(fused_logprobs, logprobs)
     assert_gradients_close(fused_gradients, gradients)
@@ -60,7 +60,7 @@ def test_bf16_stays_within_a_few_units_in_the_last_place():
     model = tiny("qwen3").bfloat16()
     logprobs, _ = losses_and_gradients(model, batch("right"))
     applied = apply(model)
-    assert all(applied.taken.values()), applied.line()
+    assert all(applied.replaced.values()), applied.line()
     fused, _ = losses_and_gradients(model, batch("right"))
     exact, _ = losses_and_gradients(tiny("qwen3").bfloat16().float(), batch("right"))
     assert 0 < (fused - exact).norm() <= 2 * (logprobs - exact).norm()
@@ -72,7 +72,7 @@ def test_under_autocast_values_are_as_exact_as_the_plain_ones():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain, plain_gradients = losses_and_gradients(model, batch("right"))
     applied = apply(model, dtype=torch.bfloat16)
-    assert all(applied.taken.values()), applied.line()
+    assert all(applied.replaced.values()), applied.line()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         fused, fused_gradients = losses_and_gradients(model, batch("right"))
     assert 0 < (fused - exact).norm() <= 2 * (plain - exact).norm()
@@ -124,10 +124,10 @@ def test_a_second_time_takes_nothing_and_its_undo_leaves_the_first():
     model = tiny("qwen3")
     first = apply(model)
     second = apply(model)
-    assert not any(second.taken.values())
-    assert {reason for of in second.left.values() for reason in of.values()} == {"it is taken already"}
+    assert not any(second.replaced.values())
+    assert {reason for of in second.skipped.values() for reason in of.values()} == {"it is fused already"}
     second.undo()
-    assert all(first.taken.values())
+    assert all(first.replaced.values())
     npu_reference_ops.calls.clear()
     losses_and_gradients(model, batch())
     assert len(npu_reference_ops.calls) == 4
@@ -138,8 +138,8 @@ def test_a_forward_that_somebody_else_replaced_is_left_and_one_replaced_since_st
     norm = model.model.norm
     norm.forward = type(norm).forward.__get__(norm)
     applied = apply(model, ["rms_norm"])
-    assert applied.left["rms_norm"] == {"model.norm": "its forward is replaced already"}
-    first = model.get_submodule(applied.taken["rms_norm"][-1])
+    assert applied.skipped["rms_norm"] == {"model.norm": "its forward is replaced already"}
+    first = model.get_submodule(applied.replaced["rms_norm"][-1])
     first.forward = norm.forward
     with pytest.raises(ValueError, match="replaced again"):
         applied.undo()
@@ -229,16 +229,16 @@ def test_without_the_ops_nothing_is_taken_and_the_reason_says_so():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.ops, "npu", torch._ops._OpNamespace("hwgrpo_no_such_namespace"))
         applied = apply(model)
-    assert not any(applied.taken.values())
-    assert applied.left["rms_norm"] == {"": "this torch-npu has no npu_rms_norm, or is not imported"}
+    assert not any(applied.replaced.values())
+    assert applied.skipped["rms_norm"] == {"": "this torch-npu has no npu_rms_norm, or is not imported"}
     assert "rms_norm: none (this torch-npu has no npu_rms_norm" in applied.line()
 
 
-def test_a_trial_without_memory_raises_and_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch):
+def test_a_self_test_out_of_memory_raises_and_restores_the_model(monkeypatch: pytest.MonkeyPatch):
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("NPU out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(torch.ops.npu, "npu_swiglu", full)  # tried after norms and rotations were taken
+    monkeypatch.setattr(torch.ops.npu, "npu_swiglu", full)  # self-tested after norms and rotations were replaced
     model = tiny("qwen3")
     with pytest.raises(torch.OutOfMemoryError):
         apply(model)
@@ -247,14 +247,14 @@ def test_a_trial_without_memory_raises_and_leaves_the_model_as_it_was(monkeypatc
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    with pytest.raises(ValueError, match=r"'rmsnorm' is no fused module.*Did you mean 'rms_norm'"):
+    with pytest.raises(ValueError, match=r"'rmsnorm' is not a fused module.*Did you mean 'rms_norm'"):
         apply(tiny("qwen2"), ["rmsnorm"])
 
 
 REASONS = [
     ("gemma", "rms_norm", "it multiplies by 1 + weight"),
     ("gemma", "swiglu", "its gate is GELUTanh, not SiLU"),
-    ("glm4", "rotary", "it rotates 4 of the 8 numbers of a head"),
+    ("glm4", "rotary", "it rotates 4 of the 8 elements of a head"),
     ("cohere", "rotary", "it does not rotate halves of a head (it may rotate interleaved pairs)"),
     ("cohere", "rms_norm", "the model has no such module"),
     ("llama with gelu", "swiglu", "its gate is GELUActivation, not SiLU"),
@@ -262,25 +262,25 @@ REASONS = [
 
 
 @pytest.mark.parametrize("family,module,reason", REASONS)
-def test_what_is_left_says_why(family: str, module: str, reason: str):
+def test_skipped_modules_have_a_reason(family: str, module: str, reason: str):
     applied = apply(tiny(family))
-    assert set(applied.left[module].values()) == {reason}
+    assert set(applied.skipped[module].values()) == {reason}
 
 
 def test_soft_capped_attention_is_left():
     config = transformers.Gemma2Config(**SHAPE)
     model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     applied = apply(model, ["attention"])
-    assert applied.left["attention"] == {"": "the model soft-caps attention scores (attn_logit_softcapping)"}
+    assert applied.skipped["attention"] == {"": "the model soft-caps attention scores (attn_logit_softcapping)"}
     assert model.config._attn_implementation == "eager"
 
 
-def test_attention_refuses_what_it_has_no_word_for():
+def test_attention_raises_for_unsupported_options():
     q = torch.randn(1, 2, 3, 8)
     layer = torch.nn.Module()
-    with pytest.raises(ValueError, match="has no softcap, which Module asks for"):
+    with pytest.raises(ValueError, match="does not support softcap, which Module passes"):
         attention.fusion_attention(layer, q, q, q, None, softcap=30.0)
-    with pytest.raises(ValueError, match="has no dropout"):
+    with pytest.raises(ValueError, match="does not support dropout"):
         attention.fusion_attention(layer, q, q, q, None, dropout=0.1)
 
 
@@ -304,7 +304,7 @@ def test_heads_larger_than_the_op_takes_rotate_as_before():
 
 def test_attention_with_dropout_is_left():
     applied = apply(tiny("llama", attention_dropout=0.1))
-    assert applied.left["attention"] == {"": "the model has attention dropout"}
+    assert applied.skipped["attention"] == {"": "the model has attention dropout"}
 
 
 def test_lora_adapters_are_trained_through_fused_modules():
@@ -313,7 +313,7 @@ def test_lora_adapters_are_trained_through_fused_modules():
     model: Any = get_peft_model(tiny("qwen3"), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     logprobs, gradients = losses_and_gradients(model, batch("right"))
     applied = apply(model)
-    assert all(applied.taken.values()), applied.line()
+    assert all(applied.replaced.values()), applied.line()
     fused_logprobs, fused_gradients = losses_and_gradients(model, batch("right"))
     assert_values_close(fused_logprobs, logprobs)
     assert gradients

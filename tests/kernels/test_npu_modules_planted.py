@@ -1,4 +1,4 @@
-"""Fused modules with one thing wrong in their source: the trial must leave each, so that no number changes."""
+"""Fused modules with one thing wrong in their source: the self-test must skip each, so that no number changes."""
 
 import importlib
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from hwgrpo_kernels.npu_modules import apply, attention, rms_norm, rotary, swiglu
 from npu_module_cases import batch, losses_and_gradients, tiny
 
-TAKE = importlib.import_module("hwgrpo_kernels.npu_modules.take")
+REPLACE = importlib.import_module("hwgrpo_kernels.npu_modules.replace_modules")
 
 
 class Fault(NamedTuple):
@@ -86,8 +86,8 @@ def plant(patch: pytest.MonkeyPatch, fault: Fault) -> None:
     wrong = ModuleType(fault.module.__name__)
     wrong.__package__, wrong.__file__ = fault.module.__package__, str(path)
     exec(compile(source.replace(fault.before, fault.after), str(path), "exec"), vars(wrong))
-    patch.setitem(TAKE.KINDS, fault.module.NAME, wrong)
-    patch.setattr(TAKE, path.stem, wrong)
+    patch.setitem(REPLACE.KINDS, fault.module.NAME, wrong)
+    patch.setattr(REPLACE, path.stem, wrong)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -98,10 +98,10 @@ def test_a_wrong_module_is_left_with_the_reason(monkeypatch: pytest.MonkeyPatch,
     before = losses_and_gradients(model, batch("right"))
     plant(monkeypatch, fault)
     applied = apply(model)
-    assert not applied.taken[kind]
-    assert all(of for other, of in applied.taken.items() if other != kind), applied.line()
-    assert applied.left[kind]
-    for reason in applied.left[kind].values():
+    assert not applied.replaced[kind]
+    assert all(of for other, of in applied.replaced.items() if other != kind), applied.line()
+    assert applied.skipped[kind]
+    for reason in applied.skipped[kind].values():
         assert any(each in reason for each in fault.says.split("|")), reason
     applied.undo()
     after = losses_and_gradients(model, batch("right"))
@@ -112,5 +112,5 @@ def test_a_wrong_gradient_is_left_too(monkeypatch: pytest.MonkeyPatch):
     model = tiny("qwen3")
     plant(monkeypatch, Fault(rms_norm, "self.weight.to(dtype), ", "self.weight.detach().to(dtype), ", ""))
     applied = apply(model)
-    assert not applied.taken["rms_norm"]
-    assert set(applied.left["rms_norm"].values())
+    assert not applied.replaced["rms_norm"]
+    assert set(applied.skipped["rms_norm"].values())

@@ -112,7 +112,7 @@ def test_a_target_out_of_range_gives_nan_in_its_row_alone(registry, target):
         ({"with_entropy": True}, "has no entropy"),
         ({"bias": torch.zeros(SHAPE.V)}, "has no bias"),
         ({"squash": 0.1}, "has no softcap"),
-        ({"logits_dtype": torch.float32}, "rounds logits to torch.bfloat16, and torch.float32 is asked for"),
+        ({"logits_dtype": torch.float32}, "rounds logits to torch.bfloat16, but torch.float32 is requested"),
         ({"hidden": torch.zeros(4, 65_535, dtype=torch.bfloat16)}, "takes hidden sizes up to 65534"),
         ({"hidden": torch.zeros(0, 70, dtype=torch.bfloat16)}, "there are no rows"),
         (

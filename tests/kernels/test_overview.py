@@ -31,7 +31,7 @@ def test_preference_pins_and_plug_ins_are_reasons():
     told, _ = verdicts(registry)
     assert told["other"] == ("chosen", "the first of the preferred that can run")
     assert told["gone"] == ("impossible", "no kernel of that name")
-    assert told["theirs"] == ("usable", "a plug-in's, taken only when pinned: row_stats=theirs")
+    assert told["theirs"] == ("usable", "from a plug-in, used only when pinned: row_stats=theirs")
     registry.configure(pins={"row_stats": "theirs"})
     told, found = verdicts(registry)
     assert told["theirs"] == ("chosen", "pinned by kernels.pins")

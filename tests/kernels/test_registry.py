@@ -8,7 +8,7 @@ import hwgrpo_kernels
 import pytest
 import torch
 from hwgrpo_kernels import Implementation, KernelRegistry, default_registry
-from hwgrpo_kernels.entry_points import Offers
+from hwgrpo_kernels.entry_points import EntryPointScan
 from hwgrpo_kernels.registry import parse_pins
 from registries import make
 
@@ -100,7 +100,7 @@ def test_pinned_implementation_that_cannot_run_is_an_error_with_reason_and_remed
     [
         ("row_stat=torch", "HWGRPO_KERNELS: kernel op 'row_stat' is not known.*Did you mean 'row_stats'"),
         ("row_stats=troch", "implementation of row_stats 'troch' is not known.*Did you mean 'torch'"),
-        ("row_stats", "not of the form op=implementation"),
+        ("row_stats", "must have the form op=implementation"),
     ],
 )
 def test_wrong_pins_are_refused_with_the_nearest_right_word(pins, message):
@@ -128,7 +128,7 @@ UNFIT = {"supports": lambda key: "V is too large", "rank": 10}
 def test_strict_forbids_falling_back():
     registry = make(fast=UNFIT)
     registry.configure(strict=True)
-    with pytest.raises(ValueError, match=r"row_stats would fall back to 'torch' .*which strict forbids"):
+    with pytest.raises(ValueError, match=r"row_stats would fall back to 'torch' .*but strict forbids that"):
         choose(registry)
     assert choose(make({"HWGRPO_STRICT": "1"})).name == "torch"
     with pytest.raises(ValueError, match="strict forbids"):
@@ -149,8 +149,8 @@ def test_nothing_that_can_run_says_why():
         choose(registry)
 
 
-def test_name_taken_is_refused():
-    with pytest.raises(ValueError, match="registered already"):
+def test_a_registered_name_is_refused():
+    with pytest.raises(ValueError, match="already registered"):
         make().register(Implementation("row_stats", "torch", lambda: len))
 
 
@@ -166,7 +166,9 @@ def test_plugins_are_taken_only_when_named_and_their_failures_shown(monkeypatch)
     theirs = Implementation("row_stats", "theirs", lambda: lambda: "theirs", rank=99)
     points = [entry_point("good", lambda: [theirs]), entry_point("bad", fail)]
     damaged = {"torn": "its entry_points.txt cannot be read"}
-    monkeypatch.setattr("hwgrpo_kernels.entry_points.find", {"hwgrpo.kernels": Offers(tuple(points), damaged)}.get)
+    monkeypatch.setattr(
+        "hwgrpo_kernels.entry_points.find", {"hwgrpo.kernels": EntryPointScan(tuple(points), damaged)}.get
+    )
     registry = make()
     assert choose(registry).name == "torch"
     registry.configure(preference=["theirs"])
@@ -239,7 +241,7 @@ def test_a_call_that_is_declined_goes_to_the_next_implementation_and_the_reason_
     assert [choice.function(2), choice.function(3), choice.function(number=5)] == [("even", 2), ("any", 3), ("any", 5)]
     assert choose(registry) is choice
     assert choice.declined == {"the number is odd": 2}
-    assert choice.line == "row_stats -> even (left to the next 2 times: the number is odd)"
+    assert choice.line == "row_stats -> even (declined 2 calls: the number is odd)"
     [told] = json.loads(json.dumps(registry.choices()))["choices"]
     assert told["declined"] == {"the number is odd": 2}
 
@@ -254,5 +256,5 @@ def test_a_pinned_implementation_that_declines_a_call_is_an_error_with_the_reaso
     registry = picky()
     registry.configure(pins={"row_stats": "even"})
     assert choose(registry).function(2) == ("even", 2)
-    with pytest.raises(ValueError, match="row_stats=even cannot take this call: the number is odd"):
+    with pytest.raises(ValueError, match="row_stats=even declines this call: the number is odd"):
         choose(registry).function(3)

@@ -60,7 +60,7 @@ BAD = [
     (lambda p: {"chunk_rows": 0}, "chunk_rows=0 must be a positive integer"),
     (lambda p: {"chunk_rows": True}, "chunk_rows=True must be a positive integer"),
     (lambda p: {"logits_dtype": torch.bfloat16}, "logits_dtype=torch.bfloat16 does not fit"),
-    (lambda p: {"scope": "row"}, "scope='row' is unknown; use one of: token, sequence, batch"),
+    (lambda p: {"scope": "row"}, "scope='row' is not known; choose one of: token, sequence, batch"),
     (lambda p: {"scope": "sequence"}, "needs cu_seqlens"),
     (lambda p: {"scope": "sequence", "cu_seqlens": torch.tensor([0, 5, 11])}, "rise from 0 to N=12"),
     (lambda p: {"scope": "sequence", "cu_seqlens": torch.tensor([0, 8, 5, 12])}, "rise from 0 to N=12"),
@@ -86,7 +86,7 @@ def test_bad_argument_is_named_with_its_value(change, message):
     "result,message",
     [
         (lambda s, r: s.logprob, r"loss_fn must return \(loss_per_row, metrics\), got Tensor"),
-        (lambda s, r: (s.logprob.sum(), {}), "one loss for each of its 12 rows, got .*leave the sum"),
+        (lambda s, r: (s.logprob.sum(), {}), "one loss for each of its 12 rows, got .*linear_token_loss sums them"),
         (lambda s, r: (s.logprob.long(), {}), "loss_fn must return floating losses, got torch.int64"),
         (lambda s, r: (s.logprob, {"kl": s.logprob.mean()}), "metric 'kl' with one value for each of its 12 rows"),
     ],

@@ -10,7 +10,7 @@ from hwgrpo_kernels.logit_map import LogitMap
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.ops import row_grad_inputs, row_inputs
 from hwgrpo_kernels.streaming import RowKernels, RowStats
-from hwgrpo_kernels.vocab_parallel import VocabShard, combine
+from hwgrpo_kernels.vocab_parallel import VocabShard, combine_shards
 from op_agreement import in_fp64
 from rounding import assert_values_close
 
@@ -50,7 +50,7 @@ def owners(targets, sizes):
 
 def together(inputs, sizes) -> RowStats:
     mapping = LogitMap(inputs["scale"], inputs["squash"], inputs["row_scale"])
-    return combine(pieces(inputs, sizes), owners(inputs["targets"], sizes), mapping)
+    return combine_shards(pieces(inputs, sizes), owners(inputs["targets"], sizes), mapping)
 
 
 @pytest.mark.parametrize("dtype", EXACT)

@@ -8,7 +8,7 @@ from typing import Any
 import npu_reference_ops
 import pytest
 import torch
-from hwgrpo_kernels.npu_modules.attention import IMPLEMENTATION, fusion_attention, replace_in
+from hwgrpo_kernels.npu_modules.attention import IMPLEMENTATION, fusion_attention, replace_attention
 from rounding import STEP, assert_values_close, bound
 from tiny import ragged_batch, tiny_llama, tiny_qwen3
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
@@ -137,7 +137,7 @@ def test_it_is_built_on_the_attention_that_the_model_has():
     model = tiny_qwen3().eval()
     ids = torch.arange(12).view(2, 6)
     before = model(input_ids=ids).logits
-    undo = replace_in(model)
+    undo = replace_attention(model)
     use_in(model)
     assert model.config._attn_implementation == f"{NAME}_{IMPLEMENTATION}"
     use_in(model)

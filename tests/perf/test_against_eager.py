@@ -20,8 +20,9 @@ from hwgrpo_kernels import Shape
 from hwgrpo_kernels.overview import survey
 
 from hwgrpo.bench.kernels.cases import CASES, Case
+from hwgrpo.bench.kernels.clock import Clock
 from hwgrpo.bench.kernels.kernel_result import SideBench
-from hwgrpo.bench.kernels.measure import measure_case
+from hwgrpo.bench.kernels.measure import measure_cases
 from hwgrpo.bench.kernels.peak import can_measure_host, host_peaks
 from hwgrpo.bench.kernels.sides import our_choices
 
@@ -71,11 +72,14 @@ def tell(name: str, what: str, found: float, bar: Bar | None, capsys: pytest.Cap
 def measured(device: Device, case: Case, dtype: torch.dtype) -> dict[str, SideBench]:
     """Measure our implementations and eager torch."""
     shape = HOST_SHAPE if device.backend.is_host else ACCELERATOR_SHAPE
-    found = measure_case(device, case, shape, dtype, REPEAT, lambda side: side.group == "ours" or side.name == "eager")
-    assert found.baseline == "eager"
-    for side in found.sides:
+    [bench] = measure_cases(
+        device, shape, dtype, [case], REPEAT, Clock(device),
+        includes=lambda side: side.group == "ours" or side.name == "eager",
+    )  # fmt: skip
+    assert bench.baseline == "eager"
+    for side in bench.sides:
         assert side.state == "timed", f"{case.name}={side.name}: {side.reason}"
-    return {side.name: side for side in found.sides}
+    return {side.name: side for side in bench.sides}
 
 
 def extra_memory(device: Device, dtype: torch.dtype) -> dict[tuple[str, str], int]:

@@ -19,7 +19,8 @@ from hwgrpo_backends.device import Device
 from hwgrpo_kernels import Shape, default_registry
 
 from hwgrpo.bench.kernels.cases import CASES, Case
-from hwgrpo.bench.kernels.measure import measure_case
+from hwgrpo.bench.kernels.clock import Clock
+from hwgrpo.bench.kernels.measure import measure_cases
 
 THRESHOLDS = json.loads((Path(__file__).parent / "thresholds.json").read_text(encoding="utf-8"))
 HOST_SHAPE, ACCELERATOR_SHAPE = Shape(64, 64, 32768), Shape(2048, 896, 151936)
@@ -40,13 +41,14 @@ def verdict(ratio: float, least: float | None) -> str:
 def ratios(device: Device, case: Case, dtype: torch.dtype) -> dict[str, float]:
     """Return implementation -> how many times as fast as the definition it is, medians over rounds in turns."""
     shape = HOST_SHAPE if device.backend.is_host else ACCELERATOR_SHAPE
-    found = measure_case(
-        device, case, shape, dtype, REPEAT, lambda side: side.group == "ours" or side.name == "definition"
+    [bench] = measure_cases(
+        device, shape, dtype, [case], REPEAT, Clock(device),
+        includes=lambda side: side.group == "ours" or side.name == "definition",
     )  # fmt: skip
-    assert found.baseline == "definition"
-    for side in found.sides:
+    assert bench.baseline == "definition"
+    for side in bench.sides:
         assert side.state == "timed", f"{case.name}={side.name}: {side.reason}"
-    return {side.name: side.ratio for side in found.sides if side.group == "ours" and side.ratio is not None}
+    return {side.name: side.ratio for side in bench.sides if side.group == "ours" and side.ratio is not None}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

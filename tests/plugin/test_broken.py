@@ -28,10 +28,13 @@ KERNELS = {
     "k_raising": ("raise OSError('libops.so is missing')", "OSError: libops.so is missing"),
     "k_leaving": ("raise SystemExit('no licence')", "SystemExit: no licence"),
     "k_number": ("BACKEND = 7", "TypeError: 'int' object is not iterable"),
-    "k_text": ("BACKEND = ['row_stats']", "TypeError: it offers a str, not an Implementation"),
+    "k_text": ("BACKEND = ['row_stats']", "TypeError: it registers a str, not an Implementation"),
     "k_unknown": (KERNEL + "BACKEND = Implementation('row_stat', 'k', fail)", "Did you mean 'row_stats'?"),
-    "k_taken": (KERNEL + "BACKEND = Implementation('row_stats', 'torch', fail)", "is registered already"),
-    "k_ranked": (KERNEL + "BACKEND = Implementation('row_stats', 'k', fail, rank='first')", "TypeError: op, name and"),
+    "k_taken": (KERNEL + "BACKEND = Implementation('row_stats', 'torch', fail)", "is already registered"),
+    "k_ranked": (
+        KERNEL + "BACKEND = Implementation('row_stats', 'k', fail, rank='first')",
+        "TypeError: op and name must be",
+    ),
 }
 """The same of kernel plug-ins."""
 IMPOSSIBLE = {
@@ -178,6 +181,6 @@ def test_a_list_of_kernels_in_pieces_is_told_with_the_remedy_and_hides_no_other(
     assert done.returncode == 0, done.stderr
     plugins = {each["name"]: each for each in json.loads(done.stdout)["plugins"]}
     assert set(plugins) == {"torn", "whole"}
-    assert plugins["torn"]["error"].startswith("its entry_points.txt cannot be read (")
+    assert plugins["torn"]["error"].startswith("its entry_points.txt is unreadable (")
     assert plugins["torn"]["error"].endswith("repair it: pip install --force-reinstall torn")
     assert (plugins["whole"]["implementations"], plugins["whole"]["error"]) == (["row_stats=whole"], None)

@@ -71,7 +71,7 @@ def sum_of_small_and_large(ranks: int) -> list[float]:
     rank = dist.get_rank()
     partial = torch.ones(ranks, 1, dtype=torch.bfloat16).index_fill(0, torch.tensor([rank]), 256.0)
     shard = VocabShard([1] * ranks, rank, dist.group.WORLD, torch.device("cpu"))
-    return shard.sum(partial).flatten().tolist()
+    return shard.all_reduce(partial).flatten().tolist()
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def outside(ranks: int) -> dict[str, list[bool]]:
     bounds, rank = cuts(ranks), dist.get_rank()
     sizes = [b - a for a, b in pairwise(bounds)]
     shard = VocabShard(sizes, rank, dist.group.WORLD, torch.device("cpu"))
-    kernels = shard.kernels(row_kernels("cpu", torch.float32, sizes[rank], beside=True))
+    kernels = shard.kernels(row_kernels("cpu", torch.float32, sizes[rank], with_reference=True))
     targets, g = torch.tensor([-100, 3, V]), torch.ones(3)
     logits, ref_logits = (torch.randn(3, V, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     mine, its = (each[:, bounds[rank] : bounds[rank + 1]].contiguous() for each in (logits, ref_logits))

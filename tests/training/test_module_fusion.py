@@ -74,7 +74,7 @@ def test_fused_modules_do_not_keep_the_lean_step_away():
     model = npu_module_cases.tiny("qwen3")
     with npu_reference_ops.registered():
         applied = npu_modules.apply(model)
-        assert all(applied.taken.values()), applied.line()
+        assert all(applied.replaced.values()), applied.line()
     assert obstacle(model, 20) is None
 
 

@@ -89,15 +89,15 @@ def _linear(
 
 
 def _peer(peer: Peer, problem: LinearProblem, gradients: bool, frozen: bool) -> Side | None:
-    """Return a peer's side, with the obstacle where it cannot run; None where it has nothing to do with the case."""
+    """Return a peer's side, with the reason where it cannot run; None where it has nothing to do with the case."""
     if peer.score is None and not gradients:
         return None
     (rows, hidden), vocab = problem.hidden.shape, problem.weight.shape[0]
     tolerance = loose(problem.hidden.dtype)
-    obstacle = f"not installed: {peer.missing}" if peer.missing else ""
-    obstacle = obstacle or peer.cannot(problem.hidden.device.type, problem.hidden.dtype, Shape(rows, hidden, vocab))
-    work = None if obstacle else partial(_peer_work, peer, problem, gradients, frozen)
-    return Side(peer.name, "peer", work, tolerance, obstacle=obstacle)
+    reason = f"not installed: {peer.missing}" if peer.missing else ""
+    reason = reason or peer.cannot(problem.hidden.device.type, problem.hidden.dtype, Shape(rows, hidden, vocab))
+    work = None if reason else partial(_peer_work, peer, problem, gradients, frozen)
+    return Side(peer.name, "peer", work, tolerance, reason=reason)
 
 
 def _peer_work(peer: Peer, problem: LinearProblem, gradients: bool, frozen: bool) -> Result:
@@ -135,7 +135,7 @@ def _row_op(case: Case, problem: LogitsProblem) -> list[Side]:
     """Sides of a row op itself: each implementation called as it is registered."""
     out = (torch.empty_like(problem.logits),) if "grad" in case.name else ()
     if case.name.endswith("_kl"):
-        problem.make_beside()  # before anything is measured
+        problem.compute_reference_stats()  # before anything is measured
 
     def call(function: Callable[..., Any], problem: LogitsProblem) -> Result:
         return getattr(sides, f"{case.name}_of")(problem, function, *out)

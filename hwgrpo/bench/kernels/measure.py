@@ -1,4 +1,4 @@
-"""All cases at all shapes in one run: every side is compared with fp64 first, and then they take turns."""
+"""Measure all cases at all shapes in one run: compare every side with fp64, then time the sides in turns."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ KINDS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("logits", logits_problem, LogitsTruth),
 )
 BASELINES = ("eager", "definition")
-"""Sides that ratios are against, the first that was timed."""
+"""Baselines of the ratios; the first that was timed is used."""
 
 
 @dataclass
 class _Entry:
-    """A side beside what is measured of it."""
+    """A side and its measurements."""
 
     side: Side
     bench: SideBench
@@ -47,31 +47,32 @@ def measure_kernels(
     repeat: int,
     *,
     memory: bool = True,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> KernelBench:
     """Measure cases at shapes.
 
     Args:
-        device: what to run on.
-        shapes: by name.
+        device: device to run on.
+        shapes: name -> shape.
         dtype: of hidden states, head and logits.
         cases: from `CASES`.
-        repeat: rounds that are timed, after one that is not.
-        memory: whether to measure the host's memory, which takes a process that runs everything once more.
-        tell: called with what is done next.
+        repeat: timed rounds, after one warm-up round.
+        memory: measure peak host memory, in another process that runs everything once more.
+        report: called with a line before each stage.
     """
-    facts = machine_facts(device)  # before we add to the machine's load
+    facts = machine_facts(device)  # before this process adds load
     clock = Clock(device)
     meter = CeilingMeter(device, dtype, clock)
-    tell("the ceilings")
+    report("the ceilings")
     meter()
-    found = [
-        _measure_shape(device, name, shape, dtype, cases, repeat, clock, meter, tell) for name, shape in shapes.items()
+    shape_benches = [
+        _measure_shape(device, name, shape, dtype, cases, repeat, clock, meter, report)
+        for name, shape in shapes.items()
     ]
-    told = "the device's allocator"
+    peak_source = "the device's allocator"
     if device.backend.is_host:
-        told = _add_host_peaks(found, dtype, tell) if memory else "not measured: switched off"
-    tell("the ceilings again")
+        peak_source = _add_host_peaks(shape_benches, dtype, report) if memory else "not measured: switched off"
+    report("the ceilings again")
     meter()
     return KernelBench(
         machine=facts | {"threads": torch.get_num_threads()},
@@ -80,34 +81,10 @@ def measure_kernels(
         clock=clock.name,
         repeat=repeat,
         ceiling=meter.ceiling,
-        shapes=found,
-        peak=told,
+        shapes=shape_benches,
+        peak=peak_source,
         not_here=_not_here(device, dtype, max(shape.V for shape in shapes.values())),
     )
-
-
-def measure_case(
-    device: Device, case: Case, shape: Shape, dtype: torch.dtype, repeat: int, wanted: Callable[[Side], bool]
-) -> CaseBench:
-    """Measure some sides of one case, as `measure_kernels` does; what does not agree with fp64 is not timed.
-
-    Args:
-        device: what to run on.
-        case: from `CASES`.
-        shape: at which.
-        dtype: of hidden states, head and logits.
-        repeat: rounds that are timed, after one that is not.
-        wanted: whether a side takes part.
-    """
-    clock = Clock(device)
-    make, make_truth = next((make, truth) for kind, make, truth in KINDS if kind == case.kind)
-    problem = make(shape, dtype, device.torch_device)
-    entries = [_entry(side, clock) for side in case.sides(case, problem) if wanted(side)]
-    truth = make_truth(problem)
-    for entry in entries:
-        check(device, case, entry.side, entry.bench, truth)
-    del truth
-    return _time(device, case, entries, shape, dtype, repeat, clock)
 
 
 def _measure_shape(
@@ -119,53 +96,83 @@ def _measure_shape(
     repeat: int,
     clock: Clock,
     meter: CeilingMeter,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> ShapeBench:
-    tell(f"{name}: the GEMM of the logits")
+    report(f"{name}: the GEMM of the logits")
     gemm = meter.shape(shape)
+    benches = measure_cases(device, shape, dtype, cases, repeat, clock, report=lambda text: report(f"{name}: {text}"))
+    return ShapeBench(name, shape, gemm, 2 * gemm_rows(shape, dtype) * shape.H * shape.V, benches)
+
+
+def measure_cases(
+    device: Device,
+    shape: Shape,
+    dtype: torch.dtype,
+    cases: Sequence[Case],
+    repeat: int,
+    clock: Clock,
+    *,
+    includes: Callable[[Side], bool] = lambda _: True,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[CaseBench]:
+    """Measure the sides of cases at one shape; a side that disagrees with fp64 is not timed.
+
+    Args:
+        device: device to run on.
+        shape: rows, hidden size and vocabulary.
+        dtype: of hidden states, head and logits.
+        cases: from `CASES`; those that do not apply to `dtype` are skipped.
+        repeat: timed rounds, after one warm-up round.
+        clock: measures on the same device.
+        includes: whether a side is measured.
+        report: called with a line before each stage.
+    """
     benches: list[CaseBench] = []
     for kind, make, make_truth in KINDS:
-        chosen = [case for case in cases if case.kind == kind and case.applies(dtype)]
-        if not chosen:
+        selected = [case for case in cases if case.kind == kind and case.applies(dtype)]
+        if not selected:
             continue
         problem = make(shape, dtype, device.torch_device)
-        entries = {case.name: [_entry(side, clock) for side in case.sides(case, problem)] for case in chosen}
-        tell(f"{name}: {kind} results in fp64")
+        entries = {
+            case.name: [_entry(side, clock) for side in case.sides(case, problem) if includes(side)]
+            for case in selected
+        }
+        report(f"{kind} results in fp64")
         truth = make_truth(problem)
-        for case in chosen:
+        for case in selected:
             for entry in entries[case.name]:
-                tell(f"{name}: {case.name}, {entry.side.name}, compared with fp64")
+                report(f"{case.name}, {entry.side.name}, compared with fp64")
                 check(device, case, entry.side, entry.bench, truth)
         del truth
         device.empty_cache()
-        for case in chosen:
-            tell(f"{name}: {case.name}")
+        for case in selected:
+            report(case.name)
             benches.append(_time(device, case, entries[case.name], shape, dtype, repeat, clock))
         del problem, entries
         device.empty_cache()
-    return ShapeBench(name, shape, gemm, 2 * gemm_rows(shape, dtype) * shape.H * shape.V, benches)
+    return benches
 
 
 def _entry(side: Side, clock: Clock) -> _Entry:
     bench = SideBench(side.name, side.group, "timed", clock.samples(), implementations=side.implementations)
     if side.work is None:
-        bench.state, bench.reason = "impossible", side.obstacle
+        bench.state, bench.reason = "impossible", side.reason
     return _Entry(side, bench)
 
 
 def check(device: Device, case: Case, side: Side, bench: SideBench, truth: LinearTruth | LogitsTruth) -> None:
-    """Run a side once and compare it with fp64; one that is off, or cannot run, is named and will not be timed."""
+    """Run a side once and compare it with fp64; mark it impossible or wrong if it fails."""
     if side.work is None:
         return
     try:
         with side.in_force():
             result = side.work()
         bench.errors = truth.errors(result)
-    except Exception as error:  # others' kernels fail in their own ways, and the rest can be measured without them
+    except Exception as error:  # other projects' kernels raise anything; the rest can still be measured
         if device.is_oom(error):
             bench.state, bench.reason = "impossible", "it runs out of memory here"
         elif side.group == "peer":
-            bench.state, bench.reason = "impossible", _in_words(error)
+            bench.state, bench.reason = "impossible", _first_line(error)
         else:
             raise
         device.empty_cache()
@@ -175,7 +182,7 @@ def check(device: Device, case: Case, side: Side, bench: SideBench, truth: Linea
         bench.state, bench.reason = "wrong", reason
 
 
-def _in_words(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
@@ -205,15 +212,15 @@ def _time(
     )
 
 
-def _add_host_peaks(found: list[ShapeBench], dtype: torch.dtype, tell: Callable[[str], None]) -> str:
+def _add_host_peaks(shapes: list[ShapeBench], dtype: torch.dtype, report: Callable[[str], None]) -> str:
     if not can_measure_host():
-        return "not measured: this system does not reset the highest mark of a resident set"
-    for shape in found:
-        tell(f"{shape.name}: memory, in a process of its own")
+        return "not measured: this system cannot reset the peak resident set size"
+    for shape in shapes:
+        report(f"{shape.name}: memory, in a separate process")
         sides = {(case.name, side.name): side for case in shape.cases for side in case.sides if side.state == "timed"}
         for key, peak in host_peaks(shape.shape, dtype, sides).items():
             sides[key].peak_bytes = peak
-    return "resident set of a process of its own"
+    return "resident set of a separate process"
 
 
 def _not_here(device: Device, dtype: torch.dtype, vocab: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Hidden states, head, logits and targets of one shape, made by the inputs that the ops are declared with."""
+"""Hidden states, head, logits and targets of one shape, from the input generators of the ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = {
     "C": Shape(32768, 4096, 151936),
     "small": Shape(128, 256, 151936),
 }
-"""Rows, hidden units and vocabulary: a 0.5B model, a 7B, an 8B with long responses, and what a CPU does in seconds."""
+"""Rows, hidden size and vocabulary: a 0.5B model, a 7B, an 8B with long responses, and one for a CPU in seconds."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LogitsProblem:
     Args:
         logits, targets: [N,V], [N] int64.
         row_weight: [N] fp32, dL/dlogprob and dL/dentropy.
-        stats: what `row_stats` returns for them, [N] fp32 each, rounded from fp64.
+        stats: outputs of `row_stats`, [N] fp32 each, rounded from fp64.
     """
 
     logits: Tensor
@@ -55,18 +55,18 @@ class LogitsProblem:
     row_weight: Tensor
     stats: tuple[Tensor, Tensor, Tensor, Tensor]
 
-    def make_beside(self) -> None:
-        """Make what lies beside the logits now, rather than when it is first asked for."""
-        _ = self.beside
+    def compute_reference_stats(self) -> None:
+        """Compute the reference statistics now instead of at the first access."""
+        _ = self.reference_stats
 
     @cached_property
     def ref_logits(self) -> Tensor:
-        """[N,V] logits of a reference, made when they are first asked for."""
+        """[N,V] logits of a reference, created at the first access."""
         return ops_kl.ref_logits(self.logits)
 
     @cached_property
-    def beside(self) -> tuple[Tensor, ...]:
-        """What `row_stats_kl` returns beside the reference, [N] fp32 each, rounded from fp64."""
+    def reference_stats(self) -> tuple[Tensor, ...]:
+        """The further outputs of `row_stats_kl`, [N] fp32 each, rounded from fp64."""
         wide = torch.promote_types(self.logits.dtype, torch.float32)
         exact = exact_dtype(self.logits.device)
         parts = []
@@ -78,13 +78,13 @@ class LogitsProblem:
 
 
 def linear_problem(shape: Shape, dtype: torch.dtype, device: torch.device) -> LinearProblem:
-    """Make the inputs of what starts from hidden states."""
+    """Create the inputs of cases that start from hidden states."""
     made = ops.linear_inputs(shape, dtype, str(device))
     return LinearProblem(made["hidden"], made["weight"], made["targets"], _advantages(shape.N, device))
 
 
 def logits_problem(shape: Shape, dtype: torch.dtype, device: torch.device) -> LogitsProblem:
-    """Make the inputs of what starts from logits."""
+    """Create the inputs of cases that start from logits."""
     made = ops.row_inputs(shape, dtype, str(device))
     logits, targets = made["logits"], made["targets"]
     wide = torch.promote_types(dtype, torch.float32)

@@ -28,7 +28,7 @@ class Side:
     Args:
         name: what people call it; ours have the implementation's name.
         group: who wrote it.
-        work: computes the case once; without it `obstacle` says why it cannot be.
+        work: computes the case once; without it `reason` says why it cannot be.
         pins: op -> implementation in force while it runs.
         implementations: op -> implementation that runs then.
         tensors: what they are chosen for.
@@ -42,7 +42,7 @@ class Side:
     pins: Mapping[str, str] = field(default_factory=dict)
     implementations: Mapping[str, str] = field(default_factory=dict)
     tensors: Tensors = ("cpu", torch.float32, 1)
-    obstacle: str = ""
+    reason: str = ""
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -196,7 +196,7 @@ def row_stats_kl_of(problem: LogitsProblem, function: Callable[..., Any]) -> Res
 def row_grad_kl_of(problem: LogitsProblem, function: Callable[..., Any], out: Tensor) -> Result:
     """One implementation, or the definition, of `row_grad_kl`, into a tensor that is there already."""
     weights = [problem.row_weight] * 3
-    stats = *problem.stats, *problem.beside
+    stats = *problem.stats, *problem.reference_stats
     function(problem.logits, problem.ref_logits, problem.targets, *stats, *weights, 1.0, 0.0, None, out)
     return {KL_GRAD: out}
 

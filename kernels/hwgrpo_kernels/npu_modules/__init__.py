@@ -1,23 +1,23 @@
-"""torch-npu's fused modules in a transformers model: applied to one model, tried first, taken back whole.
+"""torch-npu's fused ops in the modules of one transformers model, each self-tested first and all reversible.
 
     applied = apply(model, modules=("rms_norm", "rotary", "swiglu", "attention"))
-    applied.taken, applied.left          what was taken, and why the rest was not
-    applied.undo()                       the model as it was
-    adopt(copy, applied.taken)           the same in a copy of the model, untried
+    applied.replaced, applied.skipped    sub-modules replaced, and the reason for each that was not
+    applied.undo()                       restores the model
+    copy_to(model, applied.replaced)     replaces the same sub-modules in a copy of the model, without self-tests
 
-    rms_norm.py     npu_rms_norm in RMSNorm layers
-    rotary.py       npu_rotary_mul on queries and keys
-    swiglu.py       npu_swiglu in gated MLPs
-    attention.py    npu_fusion_attention as an attention implementation of transformers
-    applied.py      what `apply` returns; how a forward is replaced and put back
-    trial.py        each module's own inputs, met in a forward of the model, through both ways
-    take.py         all of it in order
+    rms_norm.py          npu_rms_norm in RMSNorm layers
+    rotary.py            npu_rotary_mul on queries and keys
+    swiglu.py            npu_swiglu in gated MLPs
+    attention.py         npu_fusion_attention as an attention implementation of transformers
+    replace_modules.py   `apply`: find candidates, self-test each, replace
+    self_test.py         values and gradients of the plain and the fused forward, on inputs of the model's own forward
+    fused_forwards.py    `AppliedModules`, the result of `apply`; replacing and restoring a forward
 
-Nothing but the model given is changed: an instance's `forward`, or the attention its configuration names. Sources of
-the ops: torch-npu's operator documents and CANN's aclnn documents. Never run on hardware.
+Only the model passed in changes: an instance's `forward`, or the attention that its config names. Sources of the ops:
+torch-npu's operator documents and CANN's aclnn documents. Never run on hardware.
 """
 
-from .applied import Applied, is_fused
-from .take import MODULES, adopt, apply, reason_against
+from .fused_forwards import AppliedModules, is_fused
+from .replace_modules import MODULES, apply, copy_to, reason_against
 
-__all__ = ["MODULES", "Applied", "adopt", "apply", "is_fused", "reason_against"]
+__all__ = ["MODULES", "AppliedModules", "apply", "copy_to", "is_fused", "reason_against"]

@@ -1,23 +1,23 @@
 """`npu_fusion_attention` (FlashAttentionScore) as an attention implementation of transformers, under `IMPLEMENTATION`.
 
-Three kinds of calls, told by the mask that transformers made (the one its `sdpa` gets):
+Three kinds of calls, distinguished by the mask that transformers made (that of its `sdpa`):
 
 | mask | meaning | call |
 |---|---|---|
-| none, several queries | causal, no padding | sparse_mode 3, with the triangle of 2048 that it wants |
+| none, several queries | causal, no padding | sparse_mode 3, with the [2048, 2048] triangle that it requires |
 | none, one query | sees all keys | no mask, sparse_mode 0 |
 | dense, True or 0 = visible | padding, sliding windows, several sequences in a row | sparse_mode 1, inverted |
 
 In `atten_mask` True means masked OUT, the opposite of torch. A sliding window that is shorter than the row is always in
-the dense mask, so that no layer is trusted to tell it. Key-value heads are not repeated: the op groups by itself. Its
-scale is 1 when left out, so it is always given. There is no dropout.
+the dense mask, so that no layer has to pass it. Key-value heads are not repeated: the op groups query heads itself. Its
+scale defaults to 1, so it is always passed. There is no dropout.
 
-A query that no key is visible to (padding on the left, in sampling) sees all of them instead: nothing reads its output,
-and what the op makes of a row without keys, which later layers would multiply by 0, is not documented.
+A query without visible keys (padding on the left, in sampling) sees all of them instead: nothing reads its output, and
+the op's result for a row without keys, which later layers would multiply by 0, is undocumented.
 
 Layouts: `padded` rows have no mask and run causal, the op's best case. `packed` and `grouped_masked` rows have a dense
 mask. A `grouped` row makes two calls: prompts, causal, and responses, over their prompt's keys and their own, with a
-mask. A form for variable lengths (TND) is not used: no layout hands over lengths instead of a mask.
+mask. The op's form for variable lengths (TND) is unused: no layout passes lengths instead of a mask.
 
 Source: torch-npu's document of torch_npu.npu_fusion_attention, CANN's aclnnFlashAttentionScore. Never run on hardware.
 """
@@ -34,12 +34,12 @@ from torch import Tensor, nn
 NAME, OP = "attention", "npu_fusion_attention"
 IMPLEMENTATION = "npu_fusion_attention"
 TRIANGLE = 2048
-"""Edge of the mask that sparse modes 2 to 4 take, however long the sequences are."""
+"""Size of the mask for sparse modes 2 to 4, whatever the sequence length."""
 
 CHANGES_SCORES = ("softcap", "s_aux", "position_bias", "cache")
-"""Options of transformers' attention functions that this one does not honour."""
+"""Options of transformers' attention functions that this one does not support."""
 
-_listeners: ContextVar[list[tuple[Any, ...]] | None] = ContextVar("listeners", default=None)
+_recorded_calls: ContextVar[list[tuple[Any, ...]] | None] = ContextVar("recorded_calls", default=None)
 
 
 def fusion_attention(
@@ -64,7 +64,7 @@ def fusion_attention(
         dropout: must be 0.
         scaling: factor of the scores; 1 / sqrt(D) when left out.
         is_causal: the layer's own when left out.
-        options: what the op has no word for must be None.
+        options: those that the op does not support must be None.
 
     Returns:
         [B, Lq, heads, D], and no weights.
@@ -72,16 +72,16 @@ def fusion_attention(
     Raises:
         ValueError: dropout, or an option that changes the scores.
     """
-    recorded = _listeners.get()
+    recorded = _recorded_calls.get()
     if recorded is not None:
-        given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **options}
-        recorded.append((module, query, key, value, attention_mask, given))
-        return plain_attention(module, query, key, value, attention_mask, **given)
-    unknown = [name for name in CHANGES_SCORES if options.get(name) is not None]
-    if unknown or dropout:
+        options = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **options}
+        recorded.append((module, query, key, value, attention_mask, options))
+        return plain_attention(module, query, key, value, attention_mask, **options)
+    unsupported = [name for name in CHANGES_SCORES if options.get(name) is not None]
+    if unsupported or dropout:
         raise ValueError(
-            f"{IMPLEMENTATION} has no {', '.join(unknown) or 'dropout'}, which {type(module).__name__} asks for; use "
-            "sdpa or eager attention"
+            f"{IMPLEMENTATION} does not support {', '.join(unsupported) or 'dropout'}, which {type(module).__name__} "
+            "passes; use sdpa or eager attention"
         )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
@@ -94,7 +94,7 @@ def fusion_attention(
         hidden = hidden & ~hidden.all(dim=-1, keepdim=True)
         mode = {"atten_mask": hidden.expand(query.shape[0], 1, queries, key.shape[2]), "sparse_mode": 1}
     elif is_causal and queries > 1:
-        key, value = key[:, :, :queries], value[:, :, :queries]  # beyond them a static cache holds nothing yet
+        key, value = key[:, :, :queries], value[:, :, :queries]  # later entries of a static cache are empty
         mode = {"atten_mask": _triangle(query.device), "sparse_mode": 3}
     else:
         mode = {"sparse_mode": 0}
@@ -126,7 +126,7 @@ def reason_against(model: Any) -> str | None:
         if not base._can_set_attn_implementation():
             return f"{type(base).__name__} does not let its attention be replaced"
         if base.config._attn_implementation == IMPLEMENTATION:
-            return "it is taken already"
+            return "it is fused already"
         if not base._supports_sdpa:
             return f"{type(base).__name__} has attention that sdpa cannot compute, and this op computes what sdpa does"
         if getattr(base.config.get_text_config(), "attn_logit_softcapping", None):
@@ -144,8 +144,8 @@ def models_in(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
 
 
-def replace_in(model: nn.Module) -> Callable[[], None]:
-    """Name this attention in a model's configuration; return what puts the names back."""
+def replace_attention(model: nn.Module) -> Callable[[], None]:
+    """Set this attention in a model's config; return a function that restores the previous one."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -164,18 +164,18 @@ def replace_in(model: nn.Module) -> Callable[[], None]:
 
 
 @contextmanager
-def listening() -> Iterator[list[tuple[Any, ...]]]:
-    """Record the calls made within, and answer them by plain attention."""
+def recording() -> Iterator[list[tuple[Any, ...]]]:
+    """Record attention calls in the block, and compute them by plain attention."""
     recorded: list[tuple[Any, ...]] = []
-    token = _listeners.set(recorded)
+    token = _recorded_calls.set(recorded)
     try:
         yield recorded
     finally:
-        _listeners.reset(token)
+        _recorded_calls.reset(token)
 
 
-def trial_calls(call: tuple[Any, ...]) -> Iterator[tuple[tuple[Tensor, ...], Tensor | None, dict[str, Any]]]:
-    """Yield ((query, key, value), mask, options) of a recorded call: as it was, with padding, and with one query."""
+def self_test_calls(call: tuple[Any, ...]) -> Iterator[tuple[tuple[Tensor, ...], Tensor | None, dict[str, Any]]]:
+    """Yield ((query, key, value), mask, options) of a recorded call: unchanged, with padding, with one query."""
     _, query, key, value, mask, options = call
     yield (query, key, value), mask, options
     length = query.shape[2]
@@ -192,6 +192,6 @@ def _lowest(mask: Tensor) -> float:
 
 @cache
 def _triangle(device: torch.device) -> Tensor:
-    """Return [2048, 2048], True above the diagonal; made as an ordinary tensor, whatever mode the first call is in."""
+    """Return [2048, 2048], True above the diagonal; an ordinary tensor even if first called in inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         return torch.ones(TRIANGLE, TRIANGLE, dtype=torch.bool, device=device).triu(1)

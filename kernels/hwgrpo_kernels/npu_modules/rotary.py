@@ -1,12 +1,12 @@
-"""Rotary positions by `npu_rotary_mul(x, cos, sin, rotary_mode="half")` on queries and keys.
+"""Rotary embeddings of queries and keys by `npu_rotary_mul(x, cos, sin, rotary_mode="half")`.
 
 transformers rotates by a function `apply_rotary_pos_emb` of each model's file, which the forward of every attention
-layer looks up among that file's globals. Replacing it there would change every model of the process. So the one layer
-gets a forward of its own: the same byte code over a copy of those globals in which that one name is ours. The copy is
-made when a module is applied; names that somebody replaces in the file afterwards are not seen through it.
+layer looks up among that file's globals. Replacing it there would change every model of the process. So each layer
+gets its own forward: the same byte code over a copy of those globals in which that one name is the fused function. The
+copy is made when the module is replaced; later changes of the file's globals do not reach it.
 
-Taken for layers that rotate halves of whole heads: x * cos + (-x2, x1) * sin. Interleaved pairs (Cohere) and partial
-rotation (GLM-4) are told by their results and left.
+Replaces layers that rotate the halves of full heads: x * cos + (-x2, x1) * sin. Interleaved pairs (Cohere) and partial
+rotation (GLM-4) are recognized by their results and skipped.
 
 Source: torch-npu's document of torch_npu.npu_rotary_mul, CANN's aclnnRotaryPositionEmbedding. Never run on hardware.
 """
@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .applied import mark
-from .trial import apart, tolerance
+from .fused_forwards import mark
+from .self_test import relative_difference, tolerance
 
 NAME, OP = "rotary", "npu_rotary_mul"
 FUNCTION = "apply_rotary_pos_emb"
-MOST, LARGEST_HEAD = 999, 894
-"""Rows or heads, and numbers of a head, that the op takes."""
+MAX_ROWS, MAX_HEAD_SIZE = 999, 894
+"""Limits of the op: rows or heads, and the head size."""
 
 
 def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the sub-modules of a model whose forward calls something that is named after rotation."""
+    """Yield the sub-modules of a model whose forward names a function `apply_rotary*`."""
     for name, module in model.named_modules():
         code = getattr(_innermost(type(module).forward), "__code__", None)
         if code is not None and any("apply_rotary" in each for each in code.co_names):
@@ -36,7 +36,7 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def reason_against(module: nn.Module) -> str | None:
-    """Return why a layer's forward cannot be given another function, or None."""
+    """Return why the rotation in a layer's forward cannot be replaced, or None."""
     forward = type(module).forward
     if not isinstance(forward, FunctionType) or _innermost(forward) is not forward:
         return "its forward is wrapped by another function"
@@ -52,12 +52,12 @@ def _innermost(function: Any) -> Any:
 
 
 def plain_of(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the function by which a layer rotates."""
+    """Return the rotation function of a layer."""
     return type(module).forward.__globals__[FUNCTION]  # type: ignore[attr-defined]
 
 
 def forward_with(module: nn.Module, rotate: Callable[..., tuple[Tensor, Tensor]]) -> FunctionType:
-    """Return a layer's forward with another function in the place of `apply_rotary_pos_emb`."""
+    """Return a layer's forward with `apply_rotary_pos_emb` replaced."""
     plain: Any = type(module).forward
     names = {**plain.__globals__, FUNCTION: rotate}
     forward = FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__, plain.__closure__)
@@ -67,24 +67,24 @@ def forward_with(module: nn.Module, rotate: Callable[..., tuple[Tensor, Tensor]]
     return forward
 
 
-def reason_by_values(
+def reason_from_values(
     plain: tuple[Tensor, Tensor], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dim: int
 ) -> str | None:
-    """Return why a layer rotates otherwise than the op, told from its results, or None."""
+    """Return how a layer's rotation differs from the op's, judged by its results, or None."""
     if cos.shape[-1] != q.shape[-1] or cos.dim() != q.dim() - 1:
-        return f"it rotates {cos.shape[-1]} of the {q.shape[-1]} numbers of a head"
+        return f"it rotates {cos.shape[-1]} of the {q.shape[-1]} elements of a head"
     for x, rotated in zip((q, k), plain, strict=True):
         first, second = x.float().chunk(2, dim=-1)
         halves = x.float() * cos.float().unsqueeze(dim) + torch.cat([-second, first], -1) * sin.float().unsqueeze(dim)
-        if not apart(rotated, halves) <= tolerance(x, rotated):
+        if not relative_difference(rotated, halves) <= tolerance(x, rotated):
             return "it does not rotate halves of a head (it may rotate interleaved pairs)"
     return None
 
 
 def rotation_by_op(plain: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return what stands in for a model's `apply_rotary_pos_emb`; more rows or heads than the op takes go to `plain`.
+    """Return a fused `apply_rotary_pos_emb`, which falls back to `plain` beyond the op's limits.
 
-    Args of what is returned:
+    Args of the returned function:
         q: [B, heads, L, D].
         k: [B, key-value heads, L, D].
         cos, sin: [B or 1, L, D].
@@ -94,7 +94,7 @@ def rotation_by_op(plain: Callable[..., tuple[Tensor, Tensor]]) -> Callable[...,
     """
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-        if max(q.shape[0], q.shape[unsqueeze_dim]) > MOST or q.shape[-1] > LARGEST_HEAD:
+        if max(q.shape[0], q.shape[unsqueeze_dim]) > MAX_ROWS or q.shape[-1] > MAX_HEAD_SIZE:
             return plain(q, k, cos, sin, unsqueeze_dim)
         dtype = torch.promote_types(q.dtype, cos.dtype)
         cos, sin = cos.unsqueeze(unsqueeze_dim).to(dtype), sin.unsqueeze(unsqueeze_dim).to(dtype)

@@ -1,7 +1,7 @@
 """The gate of an MLP by `npu_swiglu(cat([gate, up]), dim=-1)`, which is silu(gate) * up in one read and one write.
 
-Taken for MLPs whose forward is down(silu(gate(x)) * up(x)), with two projections or with one that makes both halves,
-the gate first. What else a forward does would be lost, so its byte code may name nothing beyond these parts.
+Replaces MLPs whose forward is down(silu(gate(x)) * up(x)), with two projections or one that makes both halves, the gate
+first. Anything else in a forward would be lost, so its byte code may name nothing beyond these parts.
 
 Source: torch-npu's document of torch_npu.npu_swiglu, CANN's aclnnSwiGlu. Never run on hardware.
 """
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .applied import mark
+from .fused_forwards import mark
 
 NAME, OP = "swiglu", "npu_swiglu"
 
 TWO = {"gate_proj", "up_proj", "act_fn", "down_proj"}
 ONE = {"gate_up_proj", "chunk", "activation_fn", "down_proj"}
-"""What the byte code of the two kinds of forward names."""
+"""Names in the byte code of the two kinds of forward."""
 
 
 def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -29,7 +29,7 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def reason_against(module: Any) -> str | None:
-    """Return why an MLP cannot be this op, or None."""
+    """Return why this op cannot replace an MLP, or None."""
     parts = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
     if not all(isinstance(getattr(module, part), nn.Module) for part in parts if hasattr(module, part)):
         return "its projections are bare parameters"
@@ -53,7 +53,7 @@ def forward_one(self: Any, hidden_states: Tensor) -> Tensor:
 
 
 def forward_of(module: nn.Module) -> Any:
-    """Return the forward that fits an MLP's projections."""
+    """Return the fused forward for an MLP's projections."""
     return forward_one if hasattr(module, "gate_up_proj") else forward_two
 
 

@@ -11,7 +11,7 @@ import torch
 import virtual_ascend
 from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.npu import BACKEND as NPU
-from hwgrpo_kernels.npu_modules import MODULES, Applied, apply
+from hwgrpo_kernels.npu_modules import MODULES, AppliedModules, apply
 from rounding import GENTLE, STEP, assert_gradients_close, assert_metrics_close, drift
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -63,8 +63,8 @@ def test_loss_and_every_gradient_are_the_plain_models_through_each_of_the_four_o
     plain = loss_and_gradients(there, batch)
     assert not any(fused_calls(before).values())
     applied = apply(there)
-    assert set(applied.taken) == set(MODULES)
-    assert all(applied.taken.values()), applied.line()
+    assert set(applied.replaced) == set(MODULES)
+    assert all(applied.replaced.values()), applied.line()
     before = dict(virtual_ascend.calls)
     fused = loss_and_gradients(there, batch)
     layers = CONFIG.num_hidden_layers
@@ -86,7 +86,7 @@ def test_a_step_of_training_runs_through_them_and_trains_what_the_cpu_trains(
 ):
     monkeypatch.setenv("HWGRPO_CACHE", os.environ.get("HWGRPO_CACHE", str(tmp_path / "cache")))
     runs.run(tmp_path / "cpu", *ONE_STEP, backend=CPU)
-    taken: list[Applied] = []
+    taken: list[AppliedModules] = []
     plain = model_setup.load_policy
 
     def load_policy(*given: Any) -> Any:
@@ -98,6 +98,6 @@ def test_a_step_of_training_runs_through_them_and_trains_what_the_cpu_trains(
     before = dict(virtual_ascend.calls)
     runs.run(tmp_path / "npu", *ONE_STEP, backend=NPU)
     [applied] = taken
-    assert all(applied.taken[name] for name in ("rms_norm", "rotary", "swiglu", "attention")), applied.line()
+    assert all(applied.replaced[name] for name in ("rms_norm", "rotary", "swiglu", "attention")), applied.line()
     assert all(fused_calls(before).values()), fused_calls(before)
     assert_metrics_close(runs.metrics(tmp_path / "npu"), runs.metrics(tmp_path / "cpu"), drift(1))

@@ -1,0 +1,212 @@
+"""Replace modules of a model by torch-npu's fused ones: find candidates, self-test each, replace its forward."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import attention, rms_norm, rotary, swiglu
+from .fused_forwards import AppliedModules, is_fused, replace_forward
+from .self_test import difference, run_on_few_tokens, self_test_mode
+
+MODULES = ("rms_norm", "rotary", "swiglu", "attention")
+KINDS: dict[str, Any] = {each.NAME: each for each in (rms_norm, rotary, swiglu, attention)}
+
+NOT_REACHED = "the model's forward on a few tokens does not call it, so that it cannot be self-tested"
+
+
+def reason_against(module: str) -> str | None:
+    """Return why a fused module is unavailable in this process, or None.
+
+    Args:
+        module: one of `MODULES`.
+    """
+    op = KINDS[module].OP
+    return None if hasattr(torch.ops.npu, op) else f"this torch-npu has no {op}, or is not imported"
+
+
+def apply(model: nn.Module, modules: Sequence[str] = MODULES, dtype: torch.dtype | None = None) -> AppliedModules:
+    """Replace a model's modules by torch-npu's fused ones wherever both compute the same.
+
+    Each is self-tested first: the model runs on a few tokens, and the inputs of a sub-module go through its own
+    forward and the fused one; values and gradients must agree. Only the instances of this model change. Modules that
+    are fused already are skipped.
+
+    Args:
+        model: a transformers causal LM, or one wrapped by peft, on its device; not yet wrapped for several ranks.
+        modules: some of `MODULES`.
+        dtype: autocast dtype of the run; None: no autocast.
+
+    Returns:
+        The sub-modules replaced and skipped; `undo()` restores the model.
+
+    Raises:
+        ValueError: `modules` has an unknown name.
+        torch.OutOfMemoryError: the self-tests do not fit. After any exception the model is unchanged.
+    """
+    for module in modules:
+        if module not in MODULES:
+            near = difflib.get_close_matches(module, MODULES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"modules: {module!r} is not a fused module; use some of {', '.join(MODULES)}.{hint}")
+    applied = AppliedModules(dict.fromkeys(modules, ()), {module: {} for module in modules})
+    available = []
+    for module in dict.fromkeys(modules):
+        reason = reason_against(module)
+        if reason is None:
+            available.append(module)
+        else:
+            applied.skipped[module][""] = reason
+    if available:
+        device = next(model.parameters()).device
+        try:
+            with self_test_mode(model, device.type, dtype):
+                _replace(model, available, applied)
+        except BaseException:
+            applied.undo()
+            raise
+    return applied
+
+
+def copy_to(model: nn.Module, replaced: Mapping[str, Sequence[str]]) -> None:
+    """Replace the same modules in another copy of a model, without self-tests.
+
+    Args:
+        model: may be on the meta device.
+        replaced: `AppliedModules.replaced` of the copy that was self-tested.
+    """
+    for kind, names in replaced.items():
+        if kind == attention.NAME:
+            if names:
+                attention.replace_attention(model)
+            continue
+        for module in map(model.get_submodule, names):
+            replace_forward(module, _fused_forward(kind, module))
+
+
+def _fused_forward(kind: str, module: Any) -> Callable[..., Any]:
+    if kind == rotary.NAME:
+        return rotary.forward_with(module, rotary.rotation_by_op(rotary.plain_of(module)))
+    return rms_norm.forward if kind == rms_norm.NAME else swiglu.forward_of(module)
+
+
+def _replace(model: nn.Module, kinds: list[str], applied: AppliedModules) -> None:
+    candidates: list[tuple[str, str, nn.Module]] = []
+    for kind in (each for each in kinds if each != attention.NAME):
+        for name, module in KINDS[kind].candidates(model):
+            reason = "its forward is replaced already"
+            if "forward" not in vars(module):
+                reason = KINDS[kind].reason_against(module)
+            elif is_fused(module):
+                reason = "it is fused already"
+            if reason is None:
+                candidates.append((kind, name, module))
+            else:
+                applied.skipped[kind][name] = reason
+    inputs, calls = _record_inputs(model, candidates, attention.NAME in kinds, applied)
+    for kind, name, module in candidates:
+        forward, reason = _self_test(kind, module, inputs.get(name))
+        if reason is None:
+            applied._undo.append(replace_forward(module, forward))
+            applied.replaced[kind] += (name,)
+        else:
+            applied.skipped[kind][name] = reason
+    if calls is not None:
+        _replace_attention(model, calls, applied)
+    for kind in kinds:
+        if not applied.replaced[kind] and not applied.skipped[kind]:
+            applied.skipped[kind][""] = "the model has no such module"
+
+
+def _record_inputs(
+    model: nn.Module, candidates: list[tuple[str, str, nn.Module]], with_attention: bool, applied: AppliedModules
+) -> tuple[dict[str, tuple[Any, ...]], list[tuple[Any, ...]] | None]:
+    """Run the model; return the first inputs of each candidate, and the attention calls (None: not wanted)."""
+    inputs: dict[str, tuple[Any, ...]] = {}
+    undo: list[Callable[[], None]] = []
+    for kind, name, module in candidates:
+        if kind == rotary.NAME:
+            recorder = _rotary_recorder(name, rotary.plain_of(module), inputs)
+            undo.append(replace_forward(module, rotary.forward_with(module, recorder)))
+        else:
+            undo.append(module.register_forward_pre_hook(_recorder(name, inputs), with_kwargs=True).remove)
+    records_attention = False
+    if with_attention:
+        reason = attention.reason_against(model)
+        records_attention = reason is None
+        if reason is None:
+            undo.append(attention.replace_attention(model))
+        else:
+            applied.skipped[attention.NAME][""] = reason
+    try:
+        with attention.recording() as calls:
+            run_on_few_tokens(model)
+    finally:
+        for each in reversed(undo):
+            each()
+    return inputs, calls if records_attention else None
+
+
+def _recorder(name: str, inputs: dict[str, tuple[Any, ...]]) -> Callable[..., None]:
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inputs.setdefault(name, (*args, *kwargs.values()))
+
+    return record
+
+
+def _rotary_recorder(name: str, plain: Callable[..., Any], inputs: dict[str, tuple[Any, ...]]) -> Callable[..., Any]:
+    def record(*args: Any, **kwargs: Any) -> Any:
+        inputs.setdefault(name, (*args, *kwargs.values()))
+        return plain(*args, **kwargs)
+
+    return record
+
+
+def _self_test(kind: str, module: nn.Module, inputs: tuple[Any, ...] | None) -> tuple[Any, str | None]:
+    """Return the fused forward of a sub-module, and the reason against it or None."""
+    if inputs is None:
+        return None, NOT_REACHED
+    forward = _fused_forward(kind, module)
+    if kind == rotary.NAME:
+        return forward, _rotary_reason(module, inputs)
+    if kind == rms_norm.NAME:
+        with torch.no_grad():
+            reason = rms_norm.reason_from_values(module, module(*inputs), *inputs)
+        if reason is not None:
+            return None, reason
+    parameters = module.parameters() if kind == rms_norm.NAME else ()  # projections' gradients follow from the input's
+    return forward, difference(module, lambda *args: forward(module, *args), inputs, parameters=parameters)
+
+
+def _rotary_reason(module: nn.Module, inputs: tuple[Any, ...]) -> str | None:
+    plain = rotary.plain_of(module)
+    if len(inputs) not in (4, 5) or not all(isinstance(each, Tensor) for each in inputs[:4]):
+        return f"its {rotary.FUNCTION} takes other arguments than queries, keys, cosines and sines"
+    with torch.no_grad():
+        reason = rotary.reason_from_values(plain(*inputs), *inputs[:4], dim=inputs[4] if len(inputs) == 5 else 1)
+    return reason or difference(plain, rotary.rotation_by_op(plain), inputs, differentiated=2)
+
+
+def _replace_attention(model: nn.Module, calls: list[tuple[Any, ...]], applied: AppliedModules) -> None:
+    """Self-test every recorded call; a model has one attention implementation, so one difference rules it out."""
+    names = {id(module): name for name, module in model.named_modules()}
+    tested, reasons = [], {}
+    for call in calls:
+        layer, name = call[0], names[id(call[0])]
+        for tensors, mask, options in attention.self_test_calls(call):
+            reason = difference(
+                lambda q, k, v, m=mask, o=options, layer=layer: attention.plain_attention(layer, q, k, v, m, **o)[0],
+                lambda q, k, v, m=mask, o=options, layer=layer: attention.fusion_attention(layer, q, k, v, m, **o)[0],
+                tensors,
+                differentiated=3,
+            )
+            if reason is not None:
+                reasons.setdefault(name, reason)
+        tested.append(name)
+    if reasons or not tested:
+        applied.skipped[attention.NAME].update(reasons or {"": NOT_REACHED})
+        return
+    applied._undo.append(attention.replace_attention(model))
+    applied.replaced[attention.NAME] = tuple(dict.fromkeys(tested))
