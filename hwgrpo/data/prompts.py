@@ -161,10 +161,12 @@ def build_dataset(config: Any, tokenizer: Any, which: str) -> PromptDataset | No
     kept, texts, token_ids, filtered, truncated = [], [], [], 0, 0
     unanswered: int | None = None
     unused_template = 0
+    by_user = not name.startswith(PREFIX)  # prompts of a built-in task are plain text by design
     digest = hashlib.sha256()
     for index, row, ids in _tokenize(rows, count, config, tokenizer, digest):
         text = row.text
-        unused_template += not row.templated and config.chat == "auto" and tokenizer.chat_template is not None
+        if by_user and not row.templated and config.chat == "auto" and tokenizer.chat_template is not None:
+            unused_template += 1
         if len(ids) > config.max_prompt_tokens:
             if config.overlong == "filter":
                 filtered += 1

@@ -250,6 +250,7 @@ def test_plain_text_beside_a_chat_template_that_is_not_applied_is_noted(
         assert "data.chat=always" in said
     plain = build_dataset(data_config(jsonl(rows[:2])), tokenizer_without_template, "train")
     assert template_note("training", plain) is None
+    assert template_note("training", build_dataset(data_config("task://sort"), tokenizer, "train")) is None
 
 
 def test_several_files_are_one_dataset_and_a_change_of_any_is_seen(tmp_path, jsonl, data_config, tokenizer):
