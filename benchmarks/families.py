@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPO / folder) for folder in (".", "backends", "kernels", "tests/support")]
+sys.path[:0] = [str(REPO / folder) for folder in (".", "backends", "kernels")]
 
 import torch  # noqa: E402  (the paths come first)
 import transformers  # noqa: E402
-from ancestry import short_head  # noqa: E402
-from families import FAMILIES, Differences, measure  # noqa: E402
 
 from hwgrpo.bench.machine import processor  # noqa: E402
+from tests.support.models.families import FAMILIES, Differences, measure  # noqa: E402
+from tests.support.processes.ancestry import short_head  # noqa: E402
 
 COLUMNS = (
     ("transformers class", lambda d: d.architecture),

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPO / folder) for folder in (".", "backends", "kernels", "tests/support")]
+sys.path[:0] = [str(REPO / folder) for folder in (".", "backends", "kernels")]
 
-from chromium import Browser  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.terminal_theme import MONOKAI  # noqa: E402
 
@@ -28,6 +27,7 @@ from hwgrpo.cli.main import main as hwgrpo  # noqa: E402
 from hwgrpo.observe.completions import Sample  # noqa: E402
 from hwgrpo.observe.console import panel  # noqa: E402
 from hwgrpo.observe.summary import plain_summary  # noqa: E402
+from tests.report.chromium import Browser  # noqa: E402
 
 IMAGES = REPO / "docs" / "images"
 COLUMNS = 112

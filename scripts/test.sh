@@ -76,7 +76,7 @@ export PATH="$repo/.venv/bin:$PATH" # tests call tools by name: torchrun, ninja
 unset PYTHONPATH PYTHONHOME
 
 # Says why this machine has nothing that a group's tests could run on; fails where it has, and for any other group.
-nothing_here() { [ "$1" = gpu ] && .venv/bin/python tests/support/accelerator.py; }
+nothing_here() { [ "$1" = gpu ] && .venv/bin/python tests/gpu/accelerator.py; }
 
 cores=$(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)))')
 workers=$((cores < 4 ? cores : 4))

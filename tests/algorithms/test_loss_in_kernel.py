@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hwgrpo_kernels import linear_token_loss
-from rounding import STEP, assert_values_close
 
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
+from tests.support.numbers.rounding import STEP, assert_values_close
 
 CU = torch.tensor([0, 4, 4, 11, 12, 23])
 N, H, V = 23, 8, 31

@@ -105,9 +105,9 @@ def test_memory_figures_of_a_device_that_declares_none_are_found(this_host, monk
 
 
 def test_collectives_that_do_nothing_are_found(this_host, monkeypatch: pytest.MonkeyPatch):
-    support = str(Path(__file__).parents[1] / "support")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (support, os.environ.get("PYTHONPATH")))))
-    idle = dataclasses.replace(CPU, plugin="idle_collectives", comm="idle")
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))))
+    idle = dataclasses.replace(CPU, plugin="tests.backends.idle_collectives", comm="idle")
     with pytest.raises(AssertionError, match=r"comm='idle' on cpu, rank 0 of 2: all_reduce gives 1\.0, not 3\.0"):
         check_backend(idle, this_host)
 

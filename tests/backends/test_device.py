@@ -12,7 +12,8 @@ from hwgrpo_backends.backend import BackendError, EnvVar, Verdict
 from hwgrpo_backends.device import Device, Memory
 from hwgrpo_backends.peaks import Chip
 from hwgrpo_backends.testing import check_backend
-from recorder import ReplayedOnCpu
+
+from tests.support.devices.recorder import ReplayedOnCpu
 
 CPU = registry.get("cpu")
 

@@ -13,9 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import seen_branches
 import torch
-from hosts import diagnosis, rocm
 from hwgrpo_backends import registry, tier1, torch_probe
 from hwgrpo_backends.decide import decide
 from hwgrpo_backends.device import Device, Memory
@@ -30,6 +28,8 @@ from hwgrpo.doctor.diagnosis_text import show
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
 from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_dtype
+from tests.backends import seen_branches
+from tests.support.devices.hosts import diagnosis, rocm
 
 BUILTIN = {name: registry.get(name) for name in registry.BUILTIN}
 ROCM, CUDA = BUILTIN["rocm"], BUILTIN["cuda"]

@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import hosts
 import pytest
-from fake_hosts import FakeHost
-from hosts import BUILTIN
 from hwgrpo_backends import tier1
 from hwgrpo_backends.decide import decide
 from hwgrpo_backends.facts import Facts
 from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo_backends.tier1 import gather_tier1
+
+from tests.support.devices import hosts
+from tests.support.devices.fake_hosts import FakeHost
+from tests.support.devices.hosts import BUILTIN
 
 RUN = """
 import functools, os, sys

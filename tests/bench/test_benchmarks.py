@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ancestry import ancestry
+
+from tests.support.processes.ancestry import ancestry
 
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / "benchmarks"

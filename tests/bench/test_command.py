@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import runs
-import wrong_layouts
 
 from hwgrpo.catalog import LAYOUTS, LOGGERS
 from hwgrpo.cli.main import main
+from tests.bench import wrong_layouts
+from tests.support.runs import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [word for word in runs.SMALL if not word.startswith("observe.")]

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import runs
 import torch
-import wrong_layouts
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -20,6 +18,8 @@ from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.setup import build_run
 from hwgrpo.training.update.policy_update import PolicyUpdate
+from tests.bench import wrong_layouts
+from tests.support.runs import runs
 
 LAYOUT_NAMES = ("padded", "packed", "grouped")
 
@@ -215,7 +215,7 @@ def test_dropout_does_not_make_a_layout_look_wrong(tmp_path: Path):
 
 
 def test_a_batch_without_any_advantage_gets_some_and_says_so(tmp_path: Path):
-    never = f"reward.functions=['{Path(runs.__file__).parent}/no_reward.py:nothing']"
+    never = f"reward.functions=['{Path(__file__).parent}/no_reward.py:nothing']"
     for term in ("algorithm.kl.coef=0", "algorithm.kl.coef=0.1"):
         with built(tmp_path / term, never, term) as run:
             bench = measured(run)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from steps import updater
-from tiny import ragged_batch, tiny_llama
 
 from hwgrpo.bench.work import Tokens, counted_tokens, update_flops
+from tests.support.models.steps import updater
+from tests.support.models.tiny import ragged_batch, tiny_llama
 
 
 def test_an_untied_head_works_on_response_tokens_only_and_a_table_of_embeddings_on_none():

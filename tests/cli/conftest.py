@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import preloaded
 import pytest
+
+from tests.support.processes import preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import runs
 import yaml
+
+from tests.support.runs import runs
 
 TINY = [word for word in runs.SMALL if not word.startswith(("observe.", "reward."))]
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from published_rows import GSM8K, MATH, write_jsonl
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+
+from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join(str(ROOT / folder) for folder in (".", "backends", "kernels"))

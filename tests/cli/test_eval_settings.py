@@ -10,7 +10,7 @@ from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.errors import ConfigError
 
-ROWS = Path(__file__).parents[1] / "support/deepspeed.json"  # any file will do
+ROWS = Path(__file__).parents[1] / "support/runs/deepspeed.json"  # any file will do
 
 
 @pytest.fixture

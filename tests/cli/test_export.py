@@ -5,14 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-import ranks
-import runs
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hwgrpo.cli.main import main
 from hwgrpo.training.checkpoint import restore
+from tests.support.processes import ranks
+from tests.support.runs import runs
 
 LORA = ("model.lora.rank=2", "model.lora.dropout=0")
 RUNS = {"full": (1, ()), "lora": (1, LORA), "fsdp2": (2, ()), "fsdp2, lora": (2, LORA)}

@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import runs
 
 from hwgrpo.cli import launch
 from hwgrpo.cli.main import main
+from tests.support.runs import runs
 
 TINY = [word for word in runs.SMALL if not word.startswith(("observe.", "reward.", "trainer.threads"))]
 

@@ -7,7 +7,8 @@ a process (test_in_its_own_process.py), so that no other test meets the stand-in
 from pathlib import Path
 
 import pytest
-from own_process import alone, left_out
+
+from tests.support.processes.own_process import alone, left_out
 
 HERE = Path(__file__).parent
 
@@ -15,7 +16,7 @@ HERE = Path(__file__).parent
 def pytest_configure(config: pytest.Config) -> None:
     if not alone(config, HERE):
         return
-    from triton_settings import fresh_triton
+    from tests.compile.triton_settings import fresh_triton
 
     config.add_cleanup(fresh_triton().cleanup)
 

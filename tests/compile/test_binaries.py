@@ -5,9 +5,22 @@ from typing import NamedTuple
 
 import pytest
 import triton
-from compile_cases import ALIGNED, DTYPES, ODD, OPS, PLAIN, Case, binaries_of, cases_of, golden, is_quick, triton_ops
-from compile_table import TABLE, table_of
-from triton_stub import CHIPS
+
+from tests.compile.compile_cases import (
+    ALIGNED,
+    DTYPES,
+    ODD,
+    OPS,
+    PLAIN,
+    Case,
+    binaries_of,
+    cases_of,
+    golden,
+    is_quick,
+    triton_ops,
+)
+from tests.compile.compile_table import TABLE, table_of
+from tests.compile.triton_stub import CHIPS
 
 BITS = 128  # of the widest access of one thread
 

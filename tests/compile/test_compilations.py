@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from compile_cases import ALIGNED, ODD, PLAIN, call_row_ops, logits_of
-from triton_stub import StubDriver
+
+from tests.compile.compile_cases import ALIGNED, ODD, PLAIN, call_row_ops, logits_of
+from tests.compile.triton_stub import StubDriver
 
 ONCE = ["row_stats_kernel", "row_grad_kernel"]
 

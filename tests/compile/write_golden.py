@@ -10,15 +10,16 @@ from typing import Any
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-    from ancestry import short_head
-    from triton_settings import fresh_triton
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from tests.compile.triton_settings import fresh_triton
+    from tests.support.processes.ancestry import short_head
 
     with fresh_triton():
         import triton
-        from compile_cases import GOLDEN, binaries_of, cases_of
-        from compile_table import TABLE, table_of
-        from triton_stub import CHIPS
+
+        from tests.compile.compile_cases import GOLDEN, binaries_of, cases_of
+        from tests.compile.compile_table import TABLE, table_of
+        from tests.compile.triton_stub import CHIPS
 
         figures = {
             chip: {

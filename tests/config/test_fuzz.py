@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from settings_fuzz import attempt, draw, lacks
+
+from tests.config.settings_fuzz import attempt, draw, lacks
 
 
 @pytest.mark.parametrize("first", range(0, 150, 50))

@@ -13,7 +13,8 @@ from hwgrpo.text import HIDDEN, block, hide_secrets, one_line
 
 SECRET = "planted-0123-value"
 HERE = Path(__file__)
-BASE = ("model.path=builtin://tiny", f"data.train={HERE.parents[1] / 'support/deepspeed.json'}")  # any file will do
+ROWS = HERE.parents[1] / "support/runs/deepspeed.json"  # any file will do
+BASE = ("model.path=builtin://tiny", f"data.train={ROWS}")
 EXACT = "reward.functions=[exact_match]"
 
 

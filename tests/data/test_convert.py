@@ -7,7 +7,6 @@ import datasets
 import pyarrow.parquet
 import pytest
 import torch
-from published_rows import GSM8K, GSM8K_TRUTHS, MATH, MATH_ANSWERS, write_jsonl
 
 from hwgrpo.config.schema import RewardFunctionConfig
 from hwgrpo.data.convert import convert, files_of, write
@@ -18,6 +17,7 @@ from hwgrpo.data.published import PUBLISHED, published_with, reward_of
 from hwgrpo.errors import DataError
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.values import Completions, PromptBatch
+from tests.support.runs.published_rows import GSM8K, GSM8K_TRUTHS, MATH, MATH_ANSWERS, write_jsonl
 
 
 def converted(name, source, out, *, force=False, strict=False, instruction=None):

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from published_rows import GSM8K, MATH, write_jsonl
 
 from hwgrpo.config.schema import DataConfig
 from hwgrpo.data.convert import convert, files_of, write
@@ -13,6 +12,7 @@ from hwgrpo.data.published import PUBLISHED
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.reward_loading import load_function
+from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 
 def inspected(*files, rewards=None, tokenizer=None, score_rows=0, **data):

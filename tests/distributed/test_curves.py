@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from deepspeed_package import with_deepspeed
-from launch import ROOT
-from rounding import GENTLE, assert_metrics_close, drift
+
+from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT
+from tests.support.runs import runs
 
 STEPS = 16
 WAYS = {
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.slow
 def trained(folder: Path, ranks: int, ways: dict[str, list[str]]) -> dict[str, Curve]:
     """Return the metrics of the steps of each way, on processes that are started once."""
     each = [["tiny_sort", *WORDS, *words, f"trainer.output_dir={folder / way}"] for way, words in ways.items()]
-    done = with_deepspeed(ranks, str(ROOT / "tests/support/train_worker.py"), "gloo", json.dumps(each))
+    done = with_deepspeed(ranks, str(ROOT / "tests/support/runs/train_worker.py"), "gloo", json.dumps(each))
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return {way: [line for line in runs.metrics(folder / way) if "reward" in line] for way in ways}
 

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-from deepspeed_package import with_deepspeed
-from rounding import GENTLE, assert_metrics_close, drift
 
 from hwgrpo.config.load import to_yaml
+from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.runs import runs
 
 ZERO_3 = ("trainer.strategy=deepspeed", "trainer.deepspeed.stage=3")
 FSDP2 = ("trainer.strategy=fsdp2",)

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulated_npu
 import torch
-from deepspeed_package import with_deepspeed
-from launch import ROOT, forked
-from loading_worker import make
-from tiny import settings
 
 from hwgrpo.models.loading import load_model
 from hwgrpo.models.lora import apply_lora
+from tests.distributed.loading_worker import make
+from tests.support.devices import simulated_npu
+from tests.support.models.tiny import settings
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT, forked
 
 FSDP = ["trainer.strategy=fsdp2"]
 ZERO = ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=3"]
@@ -63,7 +63,7 @@ REFUSED = {
 
 
 def started(root: Path, out: Path, strategy: list[str], backend: str = "cpu", launch: Any = forked, **more: Any):
-    worker = str(ROOT / "tests/support/loading_worker.py")
+    worker = str(ROOT / "tests/distributed/loading_worker.py")
     every = cases(root, strategy)
     every |= {name: [word.replace("ROOT", str(root)) for word in words] + strategy for name, words in REFUSED.items()}
     if backend != "cpu":  # where weights are in host memory already

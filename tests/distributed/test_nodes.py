@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-import runs
-from launch import ROOT
 
 from hwgrpo.cli.main import main
 from hwgrpo.config.load import to_yaml
 from hwgrpo.jsonlines import read_lines
+from tests.support.processes.launch import ROOT
+from tests.support.runs import runs
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_a_rank_that_dies_on_one_of_two_nodes_is_started_again_and_the_run_goes_
         place = f"localhost:{free.getsockname()[1]}"
     assert main(["launch", str(recipe), "--nodes", "2", "--rendezvous", place, "--max-restarts", "1"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "backends", "kernels", "tests/support"))
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "backends", "kernels"))
     logs = [tmp_path / f"node{n}.log" for n in (1, 2)]
     nodes = [
         subprocess.Popen(

@@ -4,15 +4,15 @@ import json
 
 import pytest
 import torch
-from deepspeed_package import with_deepspeed
 from hwgrpo_backends.peaks import NVIDIA
-from launch import ROOT
-from tiny import settings, tiny_llama
 
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding
 from hwgrpo.planning.step_time import Rates, step_seconds
+from tests.support.models.tiny import settings, tiny_llama
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT
 
 RANKS = 2
 EAGER = {
@@ -39,7 +39,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     ways = {way: list(words) for way, words in WAYS.items()}
     ways["zero3"].append(f"trainer.deepspeed.config={folder / 'eager.json'}")
     done = with_deepspeed(
-        RANKS, str(ROOT / "tests/support/sent_worker.py"), str(folder / "sent.json"), json.dumps(ways)
+        RANKS, str(ROOT / "tests/distributed/sent_worker.py"), str(folder / "sent.json"), json.dumps(ways)
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "sent.json").read_text())

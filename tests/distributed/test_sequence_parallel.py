@@ -5,17 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
 import torch
 import torch.distributed as dist
-from deepspeed_package import with_deepspeed
 from hwgrpo_backends.cpu import BACKEND
-from launch import ROOT
-from ranks import forked
-from rounding import assert_updates_close
 from safetensors.torch import load_file
-from sequence_cases import CASES, kept_bytes, run_all, run_case
-from tiny import tiny_llama
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training import model_setup, setup
@@ -24,6 +17,13 @@ from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_group import join
 from hwgrpo.training.sequence_checks import prove_sequence_parallel
 from hwgrpo.training.strategies.single import Single
+from tests.distributed.sequence_cases import CASES, kept_bytes, run_all, run_case
+from tests.support.models.tiny import tiny_llama
+from tests.support.numbers.rounding import assert_updates_close
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT
+from tests.support.processes.ranks import forked
+from tests.support.runs import runs
 
 Results = dict[str, torch.Tensor]
 WAYS = {2: [("ddp", 2), ("fsdp2", 2)], 4: [("ddp", 4), ("fsdp2", 2), ("fsdp2", 4)]}
@@ -52,7 +52,12 @@ def found(tmp_path_factory: pytest.TempPathFactory):
 def zero(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what four ranks of DeepSpeed give; they are started once."""
     out = tmp_path_factory.mktemp("zero")
-    words = (str(ROOT / "tests/support/sequence_cases.py"), str(out), json.dumps(ZERO_WAYS), json.dumps(ZERO_TITLES))
+    words = (
+        str(ROOT / "tests/distributed/sequence_cases.py"),
+        str(out),
+        json.dumps(ZERO_WAYS),
+        json.dumps(ZERO_TITLES),
+    )
     done = with_deepspeed(4, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return out

@@ -6,10 +6,21 @@ from subprocess import CompletedProcess
 
 import pytest
 import torch
-from deepspeed_package import with_deepspeed
-from launch import ROOT, forked
-from sharded_cases import FSDP_CASES, ZERO_CASES, Case, Found, assert_same, load, micro_batches, objective_of, policy_of
 from torch.utils.checkpoint import checkpoint
+
+from tests.distributed.sharded_cases import (
+    FSDP_CASES,
+    ZERO_CASES,
+    Case,
+    Found,
+    assert_same,
+    load,
+    micro_batches,
+    objective_of,
+    policy_of,
+)
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT, forked
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +36,7 @@ def zero(tmp_path_factory) -> list[Found]:
 
 
 def run(launch: Callable[..., CompletedProcess[str]], worker: str, out: Path) -> list[Found]:
-    done = launch(2, str(ROOT / "tests/support" / worker), str(out))
+    done = launch(2, str(ROOT / "tests/distributed" / worker), str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     return load(out)
 

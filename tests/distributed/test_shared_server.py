@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-import model_server
 import pytest
-import ranks
-import runs
-from fake_server import TOKEN
 from hwgrpo_backends.cpu import BACKEND
-from rounding import GENTLE, LOGITS, STEP, assert_gradients_close, assert_metrics_close, drift
 from safetensors.torch import load_file
 
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
+from tests.support.numbers.rounding import GENTLE, LOGITS, STEP, assert_gradients_close, assert_metrics_close, drift
+from tests.support.processes import ranks
+from tests.support.runs import runs
+from tests.support.servers import model_server
+from tests.support.servers.fake_server import TOKEN
 
 MODEL = next(word for word in runs.SMALL if word.startswith("model.path=")).removeprefix("model.path=")
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed_package import with_deepspeed
-from launch import ROOT, forked, torchrun
-from rounding import assert_updates_close
 from safetensors.torch import load_file
-from strategy_worker import CASES, run_update
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.strategies.ddp import Ddp
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single
+from tests.distributed.strategy_worker import CASES, run_update
+from tests.support.numbers.rounding import assert_updates_close
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT, forked, torchrun
 
 WAYS = {
     "ddp": ["ddp"],
@@ -25,7 +25,7 @@ WAYS = {
     "ddp, bf16": ["ddp", "model.dtype=bfloat16"],
     "fsdp2, bf16": ["fsdp2", "model.dtype=bfloat16"],
 }
-ZERO = ["trainer.strategy=deepspeed", f"trainer.deepspeed.config={ROOT}/tests/support/deepspeed.json"]
+ZERO = ["trainer.strategy=deepspeed", f"trainer.deepspeed.config={ROOT}/tests/support/runs/deepspeed.json"]
 WAYS |= {f"zero-{stage}": ["deepspeed", *ZERO, f"trainer.deepspeed.stage={stage}"] for stage in (1, 2, 3)}
 WAYS |= {f"{way}, bf16": [*WAYS[way], "model.dtype=bfloat16"] for way in ("zero-1", "zero-2", "zero-3")}
 WAYS["zero-3, small weights kept"] = [word for word in WAYS["zero-3"] if ".config=" not in word]
@@ -59,7 +59,7 @@ def found(tmp_path_factory):
             ways = {each: WAYS[each] for each, of_ranks in together if of_ranks == ranks}
             out = tmp_path_factory.mktemp("out")
             launch = with_deepspeed if WAYS[way][0] == "deepspeed" else forked
-            done = launch(ranks, str(ROOT / "tests/support/strategy_worker.py"), str(out), json.dumps(ways))
+            done = launch(ranks, str(ROOT / "tests/distributed/strategy_worker.py"), str(out), json.dumps(ways))
             assert done.returncode == 0, done.stderr[-3000:]
             for each in ways:
                 known[each, ranks] = {case: load_file(out / each / f"{case}.safetensors") for case in CASES}
@@ -91,7 +91,7 @@ CLOSE = """
 import glob
 import torch
 from hwgrpo_kernels import linear_logprob
-from tiny import settings
+from tests.support.models.tiny import settings
 from hwgrpo.training.strategies.ddp import Ddp
 
 def threads():

@@ -6,12 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from families import ALTERNATING, SHAPE
-from ranks import forked
-from rounding import assert_gradients_close, assert_updates_close
 from safetensors.torch import load_file
-from sequence_cases import CASES, TENSOR, cut_policy, kept_bytes, run_all, run_case
-from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
 
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config.schema import AlgorithmConfig
@@ -26,6 +21,11 @@ from hwgrpo.training.sequence_checks import prove_sequence_parallel
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.train_batch import token_signals
+from tests.distributed.sequence_cases import CASES, TENSOR, cut_policy, kept_bytes, run_all, run_case
+from tests.support.models.families import ALTERNATING, SHAPE
+from tests.support.models.tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
+from tests.support.numbers.rounding import assert_gradients_close, assert_updates_close
+from tests.support.processes.ranks import forked
 
 RUNS = {
     (2, 2): [

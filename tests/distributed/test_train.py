@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-import runs
-from deepspeed_package import with_deepspeed
-from launch import ROOT, forked, torchrun
-from rounding import GENTLE, assert_gradients_close, assert_metrics_close, drift
 from safetensors.torch import load_file
 
 from hwgrpo.config.load import to_yaml
+from tests.support.numbers.rounding import GENTLE, assert_gradients_close, assert_metrics_close, drift
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT, forked, torchrun
+from tests.support.runs import runs
 
 REWARD = """
 import os
@@ -54,7 +54,7 @@ WAYS = {
     ],
     "zero-3, LoRA, layers recomputed": [
         "trainer.strategy=deepspeed",
-        f"trainer.deepspeed.config={ROOT}/tests/support/deepspeed.json",
+        f"trainer.deepspeed.config={ROOT}/tests/support/runs/deepspeed.json",
         "trainer.deepspeed.stage=3",
         "model.gradient_checkpointing=true",
         *LORA,
@@ -101,7 +101,7 @@ def test_a_reward_that_fails_on_one_rank_ends_all_with_its_message_and_leaves_no
 
 def starved(ranks: str, *arguments: str) -> list[str]:
     """Return the words that train with no memory on `ranks` for micro-batches of more than 30 tokens."""
-    return [str(ROOT / "tests/support/starved_train.py"), "30", ranks, *arguments]
+    return [str(ROOT / "tests/support/runs/starved_train.py"), "30", ranks, *arguments]
 
 
 def test_a_rank_without_memory_makes_all_ranks_take_smaller_micro_batches(tmp_path: Path, cache: str):

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from launch import ROOT, forked
-from vocab_cases import comparisons
+
+from tests.distributed.vocab_cases import comparisons
+from tests.support.processes.launch import ROOT, forked
 
 LIMITS = {"fp64": 1e-12, "fp32": 1e-5}
 CASES = list(comparisons(2))
@@ -16,7 +17,7 @@ CASES = list(comparisons(2))
 def found(request, tmp_path_factory) -> list[dict[str, Any]]:
     """What each rank found, from one start of all of them."""
     out = tmp_path_factory.mktemp("ranks")
-    done = forked(request.param, str(ROOT / "tests/support/vocab_worker.py"), str(out))
+    done = forked(request.param, str(ROOT / "tests/distributed/vocab_worker.py"), str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(request.param)]
 

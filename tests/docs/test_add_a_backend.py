@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import acme
 import pytest
-import simulated_device
 from hwgrpo_backends import device
+
+from tests.support.devices import acme, simulated_device
 
 REPO = Path(__file__).parents[2]
 PAGE = REPO / "docs" / "add-a-backend.md"

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from pages import REPO
+from tests.docs.pages import REPO
 
 
 def test_the_config_reference_is_current():

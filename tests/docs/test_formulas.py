@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from pages import code, page, section, table
 
 from hwgrpo.algorithms.advantages import group_advantages
 from hwgrpo.algorithms.aggregation import token_weights
@@ -15,6 +14,7 @@ from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS,
 from hwgrpo.config.schema import AdvantageConfig, KlConfig, LossConfig
 from hwgrpo.registry import imported
 from hwgrpo.training.loop import train_step
+from tests.docs.pages import code, page, section, table
 
 PAGE = page("grpo.md")
 WIDE = torch.float64

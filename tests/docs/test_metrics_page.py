@@ -5,11 +5,11 @@ import functools
 import re
 
 import pytest
-import runs
-from pages import REPO, code, page, section, table
 
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.update.step_metrics import METRIC_NAMES
+from tests.docs.pages import REPO, code, page, section, table
+from tests.support.runs import runs
 
 PAGE = page("metrics.md")
 ROWS = table(PAGE, "metric", "logged")

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import transformers
-from families import FALLING_BACK, FAMILIES, SHAPE, run_settings
-from pages import REPO, page, section, table
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import reason_model_cannot_use
 from hwgrpo.rollout.local.architectures import ARCHITECTURES, foreseen
 from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
+from tests.docs.pages import REPO, page, section, table
+from tests.support.models.families import FALLING_BACK, FAMILIES, SHAPE, run_settings
 
 PAGE = page("models.md")
 ROWS = {row["family"]: row for row in table(section(PAGE, "Compared with transformers"), "family")}

@@ -5,12 +5,12 @@ import shlex
 from typing import Any
 
 import pytest
-from pages import REPO, blocks, code, page, section, table
 
 from hwgrpo.cli.main import main
 from hwgrpo.config import load_config
 from hwgrpo.config.document import entries
 from hwgrpo.config.peers import VERL
+from tests.docs.pages import REPO, blocks, code, page, section, table
 
 PAGE = page("settings.md")
 DEFAULTS = {entry.key: entry.default for entry in entries()}

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import DOCS, FENCED, REPO, anchors, links
 
 from hwgrpo.config.document import entries
 from hwgrpo.config.peers import VERL
+from tests.docs.pages import DOCS, FENCED, REPO, anchors, links
 
 PAGES = sorted(DOCS.glob("*.md"))
 OTHERS = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]

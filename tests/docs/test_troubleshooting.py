@@ -4,10 +4,10 @@ import re
 import shlex
 
 import pytest
-from pages import blocks, code, page, section, table
 
 from hwgrpo.cli.main import main
 from hwgrpo.observe import detectors
+from tests.docs.pages import blocks, code, page, section, table
 
 PAGE = page("troubleshooting.md")
 ERRORS = table(PAGE, "you typed", "the error says")

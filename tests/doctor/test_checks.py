@@ -3,12 +3,12 @@
 import dataclasses
 from dataclasses import replace
 
-import hosts
 import pytest
-from hosts import GIB, NO_CANN, SOUND, diagnosis
 from hwgrpo_backends.facts import TorchDevice, TorchFacts
 
 from hwgrpo.doctor import checks
+from tests.support.devices import hosts
+from tests.support.devices.hosts import GIB, NO_CANN, SOUND, diagnosis
 
 NOTHING = TorchDevice()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_hosts import FakeHost
 from hwgrpo_backends import get
 
 from hwgrpo.doctor.hardware import proven_on
+from tests.support.devices.fake_hosts import FakeHost
 
 ROOT = Path(__file__).parents[2]
 RUN = """

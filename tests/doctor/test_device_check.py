@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hosts import BUILTIN
 from hwgrpo_backends.device import Device, Memory
 from hwgrpo_kernels import Key, default_registry
 
 from hwgrpo.doctor import device_check, device_check_child
 from hwgrpo.doctor.child_environment import Answer
 from hwgrpo.doctor.device_check import Trial, run_trials
+from tests.support.devices.hosts import BUILTIN
 
 CPU = Device(BUILTIN["cpu"])
 

@@ -6,11 +6,11 @@ Facts are made up here; `test_command.py` has the processes.
 from contextlib import contextmanager
 from dataclasses import replace
 
-import hosts
 import pytest
 
 from hwgrpo.doctor import diagnosis
 from hwgrpo.doctor.survey import Question
+from tests.support.devices import hosts
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 import json
 import re
 
-import hosts
 import pytest
-from hosts import BUILTIN, diagnosis
 from hwgrpo_backends.facts import TorchDevice
 
 from hwgrpo.doctor import hardware
@@ -13,6 +11,8 @@ from hwgrpo.doctor.device_check import Trial
 from hwgrpo.doctor.diagnosis_text import colored, show
 from hwgrpo.doctor.survey import rollout_engines
 from hwgrpo.terminal_width import fold
+from tests.support.devices import hosts
+from tests.support.devices.hosts import BUILTIN, diagnosis
 
 VERDICTS = [
     {"name": "torch", "state": "chosen", "reason": "the first of the preferred that can run", "origin": "built in"},

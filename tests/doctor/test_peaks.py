@@ -1,7 +1,8 @@
 """The diagnosis says whether a share of each chip's peak can be reported."""
 
-from hosts import cpu, cuda, diagnosis, npu, rocm
 from hwgrpo_backends.facts import TorchDevice
+
+from tests.support.devices.hosts import cpu, cuda, diagnosis, npu, rocm
 
 
 def told(report):

@@ -1,11 +1,11 @@
 """Nothing secret is shown, and what is posted names neither home folder, host nor user."""
 
 import pytest
-from hosts import SOUND, cpu, diagnosis
 
 from hwgrpo.doctor import diagnosis_markdown, redact
 from hwgrpo.doctor.host_facts import gather_host
 from hwgrpo.text import hide_secrets
+from tests.support.devices.hosts import SOUND, cpu, diagnosis
 
 SECRETS = {
     "HF_TOKEN": "hf_abcdefghijkl", "HF_HUB_TOKEN": "x1", "RAY_AUTH_COOKIE": "x2", "VLLM_API_KEY": "x3",

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import local_server
 import pytest
-import runs
-import simulated_npu
-from full_disk import small_disk
-from launch import ROOT
-from rounding import GENTLE, assert_metrics_close, drift
 
 from hwgrpo.config.load import to_yaml
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.checkpoint import restore
+from tests.support.devices import simulated_npu
+from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
+from tests.support.processes.launch import ROOT
+from tests.support.runs import runs
+from tests.support.runs.full_disk import small_disk
+from tests.support.servers import local_server
 
 Told = Callable[[str, str, str], None]
 WORDS = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=6")
@@ -54,7 +54,7 @@ def command(folder: Path, *words: str, ranks: int = 1, restarts: int = 0) -> Ite
     if ranks > 1:
         start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         start += [f"--max-restarts={restarts}", "-m"]
-    path = os.pathsep.join(str(ROOT / part) for part in (".", "backends", "kernels", "tests/support"))
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "backends", "kernels"))
     process = subprocess.Popen(
         [*start, "hwgrpo", "train", str(recipe)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

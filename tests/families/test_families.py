@@ -7,10 +7,6 @@ import hwgrpo_backends
 import pytest
 import torch
 import transformers
-from families import FALLING_BACK, FAMILIES, SHAPE, TOKENIZER, measure, run_layout, run_settings
-from rounding import STEP
-from steps import CPU, updater
-from tiny import settings
 from transformers import Gemma2Config, GptOssConfig, Qwen3Config
 
 from hwgrpo.errors import ConfigError
@@ -19,6 +15,18 @@ from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_layout
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.shared_setup import check_length
+from tests.support.models.families import (
+    FALLING_BACK,
+    FAMILIES,
+    SHAPE,
+    TOKENIZER,
+    measure,
+    run_layout,
+    run_settings,
+)
+from tests.support.models.steps import CPU, updater
+from tests.support.models.tiny import settings
+from tests.support.numbers.rounding import STEP
 
 
 @pytest.mark.parametrize("name", FAMILIES)

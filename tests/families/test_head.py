@@ -5,15 +5,15 @@ import copy
 import pytest
 import torch
 import transformers
-from families import EXPERTS, SHAPE, plain_logprobs, reference_of, run_settings
 from peft import LoraConfig, get_peft_model
-from rounding import STEP, assert_gradients_close, assert_values_close
-from steps import gradients, reference_gradients, updater
-from tiny import ragged_batch, sharpened, tiny_llama
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import read_head
 from hwgrpo.models.loading import load_model
+from tests.support.models.families import EXPERTS, SHAPE, plain_logprobs, reference_of, run_settings
+from tests.support.models.steps import gradients, reference_gradients, updater
+from tests.support.models.tiny import ragged_batch, sharpened, tiny_llama
+from tests.support.numbers.rounding import STEP, assert_gradients_close, assert_values_close
 
 PADDED_BY = 5
 

@@ -6,17 +6,17 @@ import hwgrpo_backends
 import pytest
 import torch
 import transformers
-from families import EXPERTS, FAMILIES, SHAPE, TOKENIZER, make, reference_of
 from hwgrpo_backends.device import Device
-from rounding import STEP, assert_gradients_close, gaps
-from steps import gradients, reference_gradients, updater
-from tiny import ragged_batch, settings, sharpened
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.router import check_router, check_router_loss, router_loss
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
 from hwgrpo.training.shared_setup import load_policy
+from tests.support.models.families import EXPERTS, FAMILIES, SHAPE, TOKENIZER, make, reference_of
+from tests.support.models.steps import gradients, reference_gradients, updater
+from tests.support.models.tiny import ragged_batch, settings, sharpened
+from tests.support.numbers.rounding import STEP, assert_gradients_close, gaps
 
 COEF = 0.5
 ROUTED = [name for name in FAMILIES if name in ("Mixtral", "Qwen3Moe", "GptOss")]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerator import missing
+
+from tests.gpu.accelerator import missing
 
 HERE = Path(__file__).parent
 # Written for the interpreter or the CPU, and run here with launches.
@@ -27,7 +28,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _tensors_are_made_on_the_device():
-    from row_cases import DEVICE
+    from tests.support.numbers.row_cases import DEVICE
 
     assert DEVICE != "cpu", "triton is interpreted in this process"
     torch.set_default_device(DEVICE)

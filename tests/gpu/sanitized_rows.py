@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 from hwgrpo_kernels.op import Shape
-from row_cases import DEVICE, NARROW, PERSISTENT, ROW_OPS, with_tile
+
+from tests.support.numbers.row_cases import DEVICE, NARROW, PERSISTENT, ROW_OPS, with_tile
 
 
 @triton.jit

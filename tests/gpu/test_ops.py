@@ -6,8 +6,6 @@ import pytest
 import torch
 from hwgrpo_kernels import ReferenceHead, default_registry, linear_token_loss, token_logprob
 from hwgrpo_kernels.head import Head, HeadGradients, multiplies_into_fp32
-from op_agreement import assert_agrees, runnable
-from row_cases import DEVICE
 
 from tests.kernels.test_inplace import (  # noqa: F401  the same tests, with launches
     test_a_second_backward_is_refused,
@@ -16,6 +14,8 @@ from tests.kernels.test_inplace import (  # noqa: F401  the same tests, with lau
     test_who_needs_the_logits_after_they_are_gone_gets_torchs_error,
 )
 from tests.kernels.token_loss_cases import centred, full_kl, gspo, in_fp64, ppo, problem, relative, with_reference
+from tests.support.numbers.op_agreement import assert_agrees, runnable
+from tests.support.numbers.row_cases import DEVICE
 
 SCOPES = [("token", ppo), ("sequence", gspo), ("batch", centred), ("token", full_kl)]
 BOUNDS = [0, 5, 60, 61, 150, 193]

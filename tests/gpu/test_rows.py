@@ -3,12 +3,12 @@
 import pytest
 import torch
 from hwgrpo_kernels.op import Shape
-from op_agreement import assert_agrees
-from row_cases import DEVICE, GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, from_table, with_tile
 
 from tests.interpreter.test_math import *  # noqa: F403
 from tests.interpreter.test_rows import *  # noqa: F403
 from tests.interpreter.test_rows_memory import *  # noqa: F403
+from tests.support.numbers.op_agreement import assert_agrees
+from tests.support.numbers.row_cases import DEVICE, GRAD, GRAD_KL, NARROW, PERSISTENT, ROW_OPS, from_table, with_tile
 
 each_op = pytest.mark.parametrize("op", ROW_OPS, ids=lambda op: op.name)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from own_process import alone, left_out
+
+from tests.support.processes.own_process import alone, left_out
 
 HERE = Path(__file__).parent
 
@@ -23,8 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     # numpy warns of what `tl.where` then leaves aside
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
-    from triton_interpreter import repair
-    from watched_memory import watch
+    from tests.interpreter.watched_memory import watch
+    from tests.support.numbers.triton_interpreter import repair
 
     repair()
     watch()

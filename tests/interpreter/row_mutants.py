@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from mutants import Case, Mutant
-from row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, STATS, STATS_KL
 
 from tests.interpreter import test_rows, test_rows_memory
+from tests.interpreter.mutants import Case, Mutant
+from tests.support.numbers.row_cases import GRAD, GRAD_KL, NARROW, PERSISTENT, STATS, STATS_KL
 
 
 def mutant(name: str, case: Case, *snippets: str) -> Mutant:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from hwgrpo_kernels import Implementation, default_registry, linear_logprob, linear_token_loss, token_logprob
-from row_cases import ROW_OPS
+
+from tests.support.numbers.row_cases import ROW_OPS
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import pytest
 from hwgrpo_kernels import rows_triton
-from mutants import Mutant, load, sources_with, unchanged
 from triton.runtime.errors import InterpreterError
-from watched_memory import REFUSED
 
+from tests.interpreter.mutants import Mutant, load, sources_with, unchanged
 from tests.interpreter.row_mutants import MUTANTS
+from tests.interpreter.watched_memory import REFUSED
 
 CASES = {f"{each.case}": each.case for each in MUTANTS}.values()
 

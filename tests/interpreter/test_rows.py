@@ -4,8 +4,9 @@ import pytest
 import torch
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.tiles import TILES
-from op_agreement import DTYPES, assert_agrees, in_fp64
-from row_cases import (
+
+from tests.support.numbers.op_agreement import DTYPES, assert_agrees, in_fp64
+from tests.support.numbers.row_cases import (
     DEVICE,
     GRAD,
     GRAD_KL,

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hwgrpo_kernels import rows_triton
 from hwgrpo_kernels.op import Shape
-from op_agreement import assert_agrees
-from row_cases import (
+
+from tests.support.numbers.op_agreement import assert_agrees
+from tests.support.numbers.row_cases import (
     DEVICE,
     GRAD,
     GRAD_KL,

@@ -8,8 +8,9 @@ import torch
 from hwgrpo_kernels.ascend_tiles import RowKernel, tile_for
 from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.tiles import Tile
-from op_agreement import assert_agrees
-from row_cases import GRAD, GRAD_KL, ROW_OPS, STATS, STATS_KL, statistics, with_tile
+
+from tests.support.numbers.op_agreement import assert_agrees
+from tests.support.numbers.row_cases import GRAD, GRAD_KL, ROW_OPS, STATS, STATS_KL, statistics, with_tile
 
 CASES = [pytest.param(op, case, id=f"{op.name}-{case}") for op in ROW_OPS for case in op.cases]
 SHORT = Tile(lanes=1, width=128, warps=0, per_processor=2)  # V = 517: four whole blocks and a tail of five

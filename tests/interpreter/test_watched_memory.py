@@ -5,7 +5,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
-from watched_memory import REFUSED
+
+from tests.interpreter.watched_memory import REFUSED
 
 
 @triton.jit

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from hwgrpo_kernels import Key, Shape, default_registry, rows_torch
-from op_agreement import DTYPES, assert_agrees, runnable
 from torch import Tensor
+
+from tests.support.numbers.op_agreement import DTYPES, assert_agrees, runnable
 
 
 @pytest.mark.parametrize("op,implementation,dtype,case,shape", list(runnable("cpu")))

@@ -4,14 +4,15 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import npu_reference_ops
 import pytest
 import torch
 import transformers
 from hwgrpo_kernels.npu_modules import MODULES, apply, attention, is_fused, rotary
 from hwgrpo_kernels.npu_modules.self_test import TOLERANCE
-from npu_module_cases import EVERY, FAMILIES, SHAPE, batch, losses_and_gradients, tiny
-from rounding import assert_gradients_close, assert_values_close, gaps
+
+from tests.support.numbers import npu_reference_ops
+from tests.support.numbers.npu_module_cases import EVERY, FAMILIES, SHAPE, batch, losses_and_gradients, tiny
+from tests.support.numbers.rounding import assert_gradients_close, assert_values_close, gaps
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-import npu_reference_ops
 import pytest
 import torch
 from hwgrpo_kernels.npu_modules import apply, attention, rms_norm, rotary, swiglu
-from npu_module_cases import batch, losses_and_gradients, tiny
+
+from tests.support.numbers import npu_reference_ops
+from tests.support.numbers.npu_module_cases import batch, losses_and_gradients, tiny
 
 REPLACE = importlib.import_module("hwgrpo_kernels.npu_modules.replace_modules")
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from hwgrpo_kernels import KernelRegistry, Key, default_registry, library, npu_scoring
 from hwgrpo_kernels.op import Shape
-from op_agreement import assert_agrees, in_fp64
-from torch_npu_schema import SCHEMA
+
+from tests.support.numbers.op_agreement import assert_agrees, in_fp64
+from tests.support.numbers.torch_npu_schema import SCHEMA
 
 ON_NPU = "npu"  # hw: the device type the implementation is registered for
 [LINEAR] = [op for op in default_registry.ops() if op.name == "linear_logprob"]

@@ -4,7 +4,8 @@ import pytest
 import torch
 from hwgrpo_kernels import Implementation
 from hwgrpo_kernels.overview import survey
-from registries import make
+
+from tests.kernels.registries import make
 
 ELSEWHERE = frozenset({"meta"})
 

@@ -10,7 +10,8 @@ import torch
 from hwgrpo_kernels import Implementation, KernelRegistry, default_registry
 from hwgrpo_kernels.entry_points import EntryPointScan
 from hwgrpo_kernels.registry import parse_pins
-from registries import make
+
+from tests.kernels.registries import make
 
 ACCELERATED = {"device_types": frozenset({"cuda"}), "rank": 10}  # hw: an implementation's device type
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from hwgrpo_kernels import Key, Shape, default_registry, host_compiler, linear_token_loss, rows_compiled, token_logprob
-from op_agreement import DTYPES, assert_agrees
+
+from tests.support.numbers.op_agreement import DTYPES, assert_agrees
 
 OPS = {op.name: op for op in default_registry.ops() if op.name in ("row_stats", "row_grad")}
 LONG = Shape(7, 8, 2 * 1024 + 37)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from hwgrpo_kernels import TokenLoss, linear_token_loss
-from rounding import assert_values_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.kernels.token_loss_cases import HEAD, centred, gspo, in_fp64, ppo, problem, relative
+from tests.support.numbers.rounding import assert_values_close
 
 CU = torch.tensor([0, 40, 40, 97, 150, 193])
 SCOPES = [("token", ppo, None), ("sequence", gspo, CU), ("batch", centred, None), ("batch", ppo, None)]

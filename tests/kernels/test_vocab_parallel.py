@@ -11,10 +11,10 @@ from hwgrpo_kernels.op import Shape
 from hwgrpo_kernels.ops import row_grad_inputs, row_inputs
 from hwgrpo_kernels.streaming import RowKernels, RowStats
 from hwgrpo_kernels.vocab_parallel import VocabShard, combine_shards
-from op_agreement import in_fp64
-from rounding import assert_values_close
 
 from tests.kernels.token_loss_cases import HEAD, ppo, problem, relative
+from tests.support.numbers.op_agreement import in_fp64
+from tests.support.numbers.rounding import assert_values_close
 
 CPU = torch.device("cpu")
 CASES = ["plain", "scaled", "softcap", "row_scale", "offset_up", "offset_down", "flat", "masked_vocab", "dead_row"]

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from hwgrpo_kernels import ReferenceHead
-from rounding import bound
 from torch import Tensor
+
+from tests.support.numbers.rounding import bound
 
 HEAD = bound(terms=517, sums=4)
 """Of the loss of a problem: products, softmax over the vocabulary, sums over rows, and products again."""

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.config import load_config
@@ -11,6 +10,7 @@ from hwgrpo.data.tasks import parse_task
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
+from tests.support.runs import runs
 
 GREEDY, SAMPLED = "val-core/task://sort/reward/greedy", "val-core/task://sort/reward/mean@4"
 

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from ascend_environment import run_there
-from ascend_execution_cases import PLANTED, missing, names
+
+from tests.lowering.ascend_environment import run_there
+from tests.lowering.ascend_execution_cases import PLANTED, missing, names
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +16,7 @@ def found(tmp_path_factory) -> dict[str, str]:
     if lacking is not None:
         pytest.fail(f"the lowered kernels cannot be executed here: {lacking}", pytrace=False)
     folder = tmp_path_factory.mktemp("executed")
-    result = run_there("-m", "ascend_execution", str(folder / "found.json"), cache=folder / "cache")
+    result = run_there("-m", "tests.lowering.ascend_execution", str(folder / "found.json"), cache=folder / "cache")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return json.loads((folder / "found.json").read_text())
 

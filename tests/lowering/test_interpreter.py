@@ -1,6 +1,6 @@
 """The row kernels compute the definitions in triton-ascend's own interpreter: its front end is Triton 3.2's."""
 
-from ascend_environment import REPO, run_there
+from tests.lowering.ascend_environment import REPO, run_there
 
 
 def test_the_kernels_pass_their_tests_in_the_interpreter_of_triton_ascend(tmp_path):

@@ -1,10 +1,11 @@
 """The row kernels lower for Ascend to vector programs that fit the unified buffer. Nothing here runs on an NPU."""
 
 import pytest
-from ascend_ir import block_loops, peak_bytes, single_reads_kept_inside, violations
-from ascend_lowering import CASES, CHIP, VECTOR_CORES
 from hwgrpo_kernels import ascend_tiles
 from hwgrpo_kernels.ascend_tiles import RowKernel
+
+from tests.lowering.ascend_ir import block_loops, peak_bytes, single_reads_kept_inside, violations
+from tests.lowering.ascend_lowering import CASES, CHIP, VECTOR_CORES
 
 EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 LOGITS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}

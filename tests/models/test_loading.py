@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from peft import PeftModel
-from rounding import assert_values_close
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -29,6 +28,7 @@ from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.planning.model_shape import model_shape
+from tests.support.numbers.rounding import assert_values_close
 
 SHAPE = Qwen3Config(
     vocab_size=99,

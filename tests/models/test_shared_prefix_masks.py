@@ -5,18 +5,18 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import npu_reference_ops
 import pytest
 import torch
 from hwgrpo_kernels.npu_modules.attention import IMPLEMENTATION, fusion_attention, replace_attention
-from rounding import STEP, assert_values_close, bound
-from tiny import ragged_batch, tiny_llama, tiny_qwen3
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hwgrpo.models.shared_prefix_masks import NAME, branched_attention, use_in
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED
 from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
+from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
+from tests.support.numbers import npu_reference_ops
+from tests.support.numbers.rounding import STEP, assert_values_close, bound
 
 HEADS, KEY_HEADS, SIZE, VALUE_SIZE = 4, 2, 8, 6
 MODULE: Any = SimpleNamespace(num_key_value_groups=HEADS // KEY_HEADS, is_causal=True, training=True)

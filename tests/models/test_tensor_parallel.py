@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_llama, tiny_qwen3
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.tensor_parallel import Cut, TensorParallel, obstacle_in
+from tests.support.models.tiny import tiny_llama, tiny_qwen3
 
 
 def cut(model: Any, size: int, rank: int = 0) -> TensorParallel:

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
@@ -13,6 +12,7 @@ from torch import nn
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.to_device import move_to_device
 from hwgrpo.training.shared_setup import load_policy
+from tests.support.runs import runs
 
 HOST = torch.device("cpu")
 

@@ -5,9 +5,6 @@ import re
 import pytest
 import torch
 import transformers
-from families import SHAPE, TOKENIZER, run_settings
-from steps import updater
-from tiny import sharpened
 from transformers import CONFIG_MAPPING, MistralConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -20,6 +17,9 @@ from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layout_check import proven_layout
 from hwgrpo.training.policy.layouts import PADDED
+from tests.support.models.families import SHAPE, TOKENIZER, run_settings
+from tests.support.models.steps import updater
+from tests.support.models.tiny import sharpened
 
 CPU = torch.device("cpu")
 LATENT = {

@@ -5,7 +5,6 @@ import resource
 from pathlib import Path
 
 import pytest
-import runs
 
 from hwgrpo.cli.main import main
 from hwgrpo.closing import close_all
@@ -14,6 +13,7 @@ from hwgrpo.observe.loggers import tensorboard
 from hwgrpo.observe.observer import Observer
 from hwgrpo.training import loop
 from hwgrpo.training.run_parts import Run
+from tests.support.runs import runs
 
 
 def fill_disk_before(step: int, folder: Path) -> None:

@@ -4,7 +4,8 @@ import re
 from typing import Any
 
 import pytest
-from peers_figures import TABLE, measured, page_of
+
+from tests.peers.peers_figures import TABLE, measured, page_of
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-    from ancestry import short_head
-    from peers_figures import TABLE, measured, page_of
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from tests.peers.peers_figures import TABLE, measured, page_of
+    from tests.support.processes.ancestry import short_head
 
     TABLE.write_text(page_of(measured(), datetime.date.today().isoformat(), short_head()), encoding="utf-8")
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from tiny import settings
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
@@ -22,6 +21,7 @@ from hwgrpo.planning.step_time import Rates, step_seconds
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from tests.support.models.tiny import settings
 
 SIZES = {
     "vocab_size": 102,

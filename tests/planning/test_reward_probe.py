@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning import dry_run
 from hwgrpo.planning.dry_run import make_plan
+from tests.support.runs import runs
 
 REWARDS = """
 import asyncio

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from hwgrpo_backends.peaks import NVIDIA
-from tiny import settings, tiny_qwen3
 
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import ModelShape, model_shape
 from hwgrpo.planning.planned_sharding import planned_sharding, strategy_variants
 from hwgrpo.planning.step_time import Rates, step_seconds
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit
+from tests.support.models.tiny import settings, tiny_qwen3
 
 MICRO_BATCHES = 6
 WORDS = (f"rollout.n={MICRO_BATCHES}", "trainer.prompts_per_step=8")

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import acme
 import pytest
-import simulated_device
+
+from tests.support.devices import acme, simulated_device
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import acme
 import pytest
-import runs
-import simulated_device
-from launch import ROOT
-from rounding import GENTLE, STEP, assert_metrics_close, drift
+
+from tests.support.devices import acme, simulated_device
+from tests.support.numbers.rounding import GENTLE, STEP, assert_metrics_close, drift
+from tests.support.processes.launch import ROOT
+from tests.support.runs import runs
 
 WORDS = (
     "tiny_sort",
@@ -131,7 +131,8 @@ def test_it_trains_as_the_cpu_does(tmp_path: Path, host: list[Path], ranks: int,
 RESUMED = """
 import sys
 from pathlib import Path
-import runs, torch
+import torch
+from tests.support.runs import runs
 from hwgrpo_acme import BACKEND
 folder = Path(sys.argv[1])
 words = ("model.dtype=float32", "trainer.save_every=2", "trainer.validate_every=2", "trainer.max_steps=4")

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-import acme
 import pytest
+
+from tests.support.devices import acme
 
 HEAD = "import dataclasses\nfrom hwgrpo_backends import Verdict, cpu\n"
 CHIP = HEAD + "BACKEND = dataclasses.replace(cpu.BACKEND, name='{name}', device_type='{name}', {field})\n"

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
+
+from tests.support.runs import runs
 
 MakeRun = Callable[..., Path]
 

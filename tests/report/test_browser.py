@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import Browser
 
 from hwgrpo.report.page import write_report
+from tests.report.chromium import Browser
 
 pytestmark = pytest.mark.slow
 

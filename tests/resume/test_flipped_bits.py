@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import runs
-from saving import flipped
 
 from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.resume import find_checkpoint
+from tests.support.runs import runs
+from tests.support.runs.saving import flipped
 
 FLIPS = int(os.environ.get("HWGRPO_TEST_FLIPS", "60"))
 """Shared out evenly among the files."""

@@ -9,13 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import ranks
-import runs
-from kill_points import PLACES, count_lines, kill_after, kill_at
-from launch import torchrun
 
 from hwgrpo.config.load import to_yaml
 from hwgrpo.training.checkpoint import checkpoint_files, saver
+from tests.resume.kill_points import PLACES, count_lines, kill_after, kill_at
+from tests.support.processes import ranks
+from tests.support.processes.launch import torchrun
+from tests.support.runs import runs
 
 pytestmark = pytest.mark.slow
 

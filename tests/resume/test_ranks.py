@@ -10,10 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import ranks
-import runs
 import torch
-from rounding import GENTLE, assert_gradients_close, assert_metrics_close, drift
 from safetensors.torch import load_file
 
 from hwgrpo.errors import ConfigError, RunError
@@ -21,6 +18,9 @@ from hwgrpo.training import loop, setup
 from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.run_folder import claim
 from hwgrpo.training.strategies.process_group import Processes
+from tests.support.numbers.rounding import GENTLE, assert_gradients_close, assert_metrics_close, drift
+from tests.support.processes import ranks
+from tests.support.runs import runs
 
 LORA = ("model.lora.rank=2", "optim.lr=1e-2")
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import runs
 from omegaconf import OmegaConf
 
 from hwgrpo.cli.main import main
@@ -18,6 +17,7 @@ from hwgrpo.training import loop
 from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.resume import _compare_settings, already_finished
 from hwgrpo.training.update.policy_update import PolicyUpdate
+from tests.support.runs import runs
 
 LORA = ("model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01")
 SEVERAL = (

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import runs
 
 from hwgrpo.cli.main import main
+from tests.support.runs import runs
 
-REWARD = Path(runs.__file__).parent / "judging_reward.py"
+REWARD = Path(__file__).with_name("judging_reward.py")
 PLANTED = ("planted-judge-0001", "planted-word-0002")
 TYPED = "planted-typed-0003"
 

@@ -5,10 +5,10 @@ import re
 import signal
 
 import pytest
-import runs
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
+from tests.support.runs import runs
 
 ENDS = {
     "sys.exit(0)": r"SystemExit: 0 at .*my_rewards.py:\d+",

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.cli.main import main
@@ -15,6 +14,7 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.errors import ConfigError, RewardError
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training.evaluate import build_evaluation
+from tests.support.runs import runs
 
 SOMETIMES = """
 import os, time

@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from tiny import settings
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
@@ -13,6 +12,7 @@ from hwgrpo.rollout.server.weights_folder import WeightsFolder
 from hwgrpo.rollout.vllm import engine
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import stored_weights
 from hwgrpo.values import Prompt, PromptBatch, Sampling
+from tests.support.models.tiny import settings
 
 TOKENIZER = character_tokenizer("")
 EOS = int(TOKENIZER.eos_token_id or 0)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from tiny import VOCAB, tiny_llama, tiny_qwen3
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from hwgrpo.config.schema import LoraConfig
 from hwgrpo.models.lora import TRAINED_ADAPTER, apply_lora
 from hwgrpo.rollout.weights import ModuleWeights, PolicyWeights, ShardedWeights
+from tests.support.models.tiny import VOCAB, tiny_llama, tiny_qwen3
 
 
 def tiny_moe() -> Qwen3MoeForCausalLM:

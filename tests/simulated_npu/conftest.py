@@ -4,7 +4,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import simulated_npu
+
+from tests.support.devices import simulated_npu
 
 ON_DEVICE = Path(__file__).parent / "on_device"
 

@@ -5,13 +5,12 @@ tests/vllm/test_mixed_vendors.py does the same with a real vLLM server.
 
 from pathlib import Path
 
-import model_server
-import runs
-import simulated_npu
-from fake_server import TOKEN
-from rounding import GENTLE, LOGITS, STEP, assert_metrics_close, drift
-
 from hwgrpo.config.load import to_yaml
+from tests.support.devices import simulated_npu
+from tests.support.numbers.rounding import GENTLE, LOGITS, STEP, assert_metrics_close, drift
+from tests.support.runs import runs
+from tests.support.servers import model_server
+from tests.support.servers.fake_server import TOKEN
 
 STEPS = 4
 MODEL = next(word for word in runs.SMALL if word.startswith("model.path=")).removeprefix("model.path=")

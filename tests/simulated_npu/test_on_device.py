@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import simulated_npu
+
+from tests.support.devices import simulated_npu
 
 FILES = sorted((Path(__file__).parent / "on_device").glob("test_*.py"))
 

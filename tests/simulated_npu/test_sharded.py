@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from subprocess import CompletedProcess
 
-import deepspeed_package
 import pytest
-import simulated_npu
-from launch import ROOT, forked
-from npu_runs import RECIPE, WORDS, Written, assert_same, read
+
+from tests.support.devices import simulated_npu
+from tests.support.devices.npu_runs import RECIPE, WORDS, Written, assert_same, read
+from tests.support.processes import deepspeed_package
+from tests.support.processes.launch import ROOT, forked
 
 ZERO = {stage: ("trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}") for stage in (1, 2, 3)}
 OPTIMIZER, PARAMETERS = "trainer.deepspeed.offload_optimizer=true", "trainer.deepspeed.offload_parameters=true"
@@ -41,12 +42,12 @@ def trained(folder: Path, ways: dict[str, tuple[str, ...]], comm: str, npus: int
 
 
 def started(
-    runs: list[list[str]], comm: str, npus: int, worker: str = "train_worker", **variables: str
+    runs: list[list[str]], comm: str, npus: int, worker: str = "support/runs/train_worker.py", **variables: str
 ) -> CompletedProcess[str]:
     """Start two processes that do one run after another."""
     return forked(
         2,
-        *(str(ROOT / f"tests/support/{worker}.py"), comm, json.dumps(runs)),
+        *(str(ROOT / "tests" / worker), comm, json.dumps(runs)),
         packages=[simulated_npu.packages(), *deepspeed_package.folders()] if npus else [],
         SIMULATED_NPU_DEVICES=str(npus),
         **variables,
@@ -79,7 +80,10 @@ def test_npus_that_share_sequences_attend_by_the_fused_operator_and_train_as_one
     shared = ("trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2")
     words = (*WORDS, f"trainer.max_steps={STEPS}")
     done = started(
-        [[RECIPE, *words, *shared, f"trainer.output_dir={tmp_path / 'npus'}"]], "hccl", 2, "fused_train_worker"
+        [[RECIPE, *words, *shared, f"trainer.output_dir={tmp_path / 'npus'}"]],
+        "hccl",
+        2,
+        "simulated_npu/fused_train_worker.py",
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     alone = simulated_npu.train(RECIPE, *words, f"trainer.output_dir={tmp_path / 'cpu'}")

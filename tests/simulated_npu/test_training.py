@@ -7,8 +7,9 @@ the same responses. Both compute in fp32 with the same tokens per micro-batch; t
 from pathlib import Path
 
 import pytest
-import simulated_npu
-from npu_runs import RECIPE, WORDS, Written, assert_same, read
+
+from tests.support.devices import simulated_npu
+from tests.support.devices.npu_runs import RECIPE, WORDS, Written, assert_same, read
 
 STEPS, SHARDED_STEPS = 8, 3
 

@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ancestry import ancestry
 from hwgrpo_backends import registry
 
 from hwgrpo.doctor import hardware
+from tests.support.processes.ancestry import ancestry
 
 REPO = Path(__file__).parents[2]
 FOLDER = REPO / "benchmarks" / "results" / "hardware"

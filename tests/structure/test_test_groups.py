@@ -52,8 +52,8 @@ def test_an_unknown_group_is_refused_with_the_list_of_groups():
 
 @pytest.fixture
 def runner(tmp_path):
-    """A copy of the runner in a repository where no group has a test; tests/support/accelerator.py is given."""
-    for folder in ("scripts", "tests/support", "tests/gpu", ".venv/bin"):
+    """A copy of the runner in a repository where no group has a test; tests/gpu/accelerator.py is given."""
+    for folder in ("scripts", "tests/gpu", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(RUNNER, tmp_path / "scripts" / "test.sh")
     (tmp_path / "scripts" / "setup.sh").write_text("")
@@ -63,7 +63,7 @@ def runner(tmp_path):
     python.chmod(0o755)
 
     def run(accelerator, *groups):
-        (tmp_path / "tests" / "support" / "accelerator.py").write_text(accelerator)
+        (tmp_path / "tests" / "gpu" / "accelerator.py").write_text(accelerator)
         return subprocess.run(
             ["bash", tmp_path / "scripts" / "test.sh", *groups], capture_output=True, text=True, cwd=tmp_path
         )

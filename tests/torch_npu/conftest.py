@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from torch_npu_process import LAYER
+
+from tests.torch_npu.torch_npu_process import LAYER
 
 LAYERS = ("no_device", "on_device")
 """Folders whose tests run in a process of their own, which the files beside them start."""

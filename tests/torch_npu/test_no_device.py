@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import cann_libraries
 import pytest
-import torch_npu_process
-import torch_npu_wheel
+
+from tests.torch_npu import cann_libraries, torch_npu_process, torch_npu_wheel
 
 pytestmark = pytest.mark.slow
 

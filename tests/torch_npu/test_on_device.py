@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch_npu_process
-import virtual_acl
+
+from tests.torch_npu import torch_npu_process, virtual_acl
 
 pytestmark = pytest.mark.slow
 

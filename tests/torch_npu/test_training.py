@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
-import simulated_npu
-import torch_npu_process
-import virtual_acl
 from hwgrpo_kernels.npu_modules import MODULES
-from launch import ROOT
-from rounding import GENTLE, STEP, assert_metrics_close, drift
+
+from tests.support.devices import simulated_npu
+from tests.support.numbers.rounding import GENTLE, STEP, assert_metrics_close, drift
+from tests.support.processes.launch import ROOT
+from tests.support.runs import runs
+from tests.torch_npu import torch_npu_process, virtual_acl
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,8 @@
 """The reader of our sources finds every use, so that what the other files check is what the sources ask for."""
 
 import pytest
-from torch_npu_uses import Use, uses_in, uses_of
+
+from tests.torch_npu.torch_npu_uses import Use, uses_in, uses_of
 
 FUSED = "npu_fused_linear_online_max_sum"
 

@@ -1,13 +1,14 @@
 """What our sources ask of torch-npu is in its wheels: read from the files in them, which needs neither torch-npu's
 libraries nor an NPU. Wheels are 44 MB each and kept under build/."""
 
-import npu_reference_ops
 import pytest
-import torch_npu_wheel
 from hwgrpo_kernels import npu_scoring
-from torch_npu_schema import SCHEMA
-from torch_npu_uses import Use, uses_in
-from torch_npu_wheel import VERSIONS, Wheel
+
+from tests.support.numbers import npu_reference_ops
+from tests.support.numbers.torch_npu_schema import SCHEMA
+from tests.torch_npu import torch_npu_wheel
+from tests.torch_npu.torch_npu_uses import Use, uses_in
+from tests.torch_npu.torch_npu_wheel import VERSIONS, Wheel
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-import torch_npu_process
+
+from tests.torch_npu import torch_npu_process
 
 pytestmark = pytest.mark.slow
 MISSING = "ImportError: libhccl.so: cannot open shared object file"

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import runs
 
 from hwgrpo.cli.main import main
 from hwgrpo.models.loading import locate
+from tests.support.runs import runs
 
 WHEN = {
     "its file is run": "os.chdir({there!r})\ndef f(solution_str): return len(open('scale').read())",

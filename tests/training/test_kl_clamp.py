@@ -2,7 +2,7 @@
 
 import json
 
-import runs
+from tests.support.runs import runs
 
 
 def test_a_run_at_its_own_clamp_says_so(tmp_path):

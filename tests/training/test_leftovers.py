@@ -5,10 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-import runs
 import torch
-from saving import policy_of, saved, trained
-from tiny import tiny_qwen3
 
 from hwgrpo import scratch
 from hwgrpo.models.builtin import resolve
@@ -16,6 +13,9 @@ from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.server import weight_transfer
 from hwgrpo.rollout.server.owner import new_owner
 from hwgrpo.scratch import ScratchFolder, remove_stale
+from tests.support.models.tiny import tiny_qwen3
+from tests.support.runs import runs
+from tests.support.runs.saving import policy_of, saved, trained
 
 
 def left_by_a_killed_process(root: Path) -> Path:

@@ -5,18 +5,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import hwgrpo_backends
-import npu_module_cases
-import npu_reference_ops
 import pytest
-import runs
 import torch
 from hwgrpo_kernels import fused_modules, npu_modules
-from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.architectures import obstacle
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, choose_modules
 from hwgrpo.training.policy.auto_settings import AttentionChoice
+from tests.support.models.tiny import settings
+from tests.support.numbers import npu_module_cases, npu_reference_ops
+from tests.support.runs import runs
 
 
 @pytest.mark.parametrize(

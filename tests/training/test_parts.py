@@ -9,8 +9,6 @@ import pytest
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
-from rounding import assert_values_close
-from tiny import ragged_batch, settings, tiny_qwen3
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hwgrpo.data.sampler import PromptSampler
@@ -33,6 +31,8 @@ from hwgrpo.training.strategies.strategy import together
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
+from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
+from tests.support.numbers.rounding import assert_values_close
 
 NOTHING = TokenSignals({}, {})
 

@@ -1,7 +1,8 @@
 """A profile of a run shows its stages by name."""
 
 import torch
-from runs import run
+
+from tests.support.runs.runs import run
 
 
 def test_a_profile_of_a_run_shows_its_stages(tmp_path):

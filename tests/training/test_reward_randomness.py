@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
 
 from hwgrpo.rewards.randomness import seeded
 from hwgrpo.training import loop
+from tests.support.runs import runs
 
 DRAWS = """
 import random

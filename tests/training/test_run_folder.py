@@ -10,7 +10,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
@@ -19,6 +18,7 @@ from hwgrpo.training import finish, loop, model_setup, setup
 from hwgrpo.training import run_folder as output
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.run_folder import LOCK, START_FILES, claim
+from tests.support.runs import runs
 
 REWARD = """
 def score(solution_str):

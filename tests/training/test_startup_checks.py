@@ -5,7 +5,6 @@ import fcntl
 from pathlib import Path
 
 import pytest
-import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError
@@ -15,6 +14,7 @@ from hwgrpo.planning import dry_run as plan
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training import setup
 from hwgrpo.training.setup import build_run
+from tests.support.runs import runs
 
 MISTAKES = {
     "model.lora.target_modules": ("model.lora.rank=2", "model.lora.target_modules=[q_prok]"),

@@ -6,9 +6,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import runs
 
 from hwgrpo.errors import DataError, RewardError
+from tests.support.runs import runs
 
 PROMPTS = [("sort 314=", "134"), ("sort 920=", "029"), ("sort 777=", "777"), ("sort 561=", "156")] * 3
 

@@ -1,13 +1,14 @@
 """Engines on vLLM beside the local engine on the same policy: equal tokens, log-probs and endings after every update.
 
-What is compared is collected by tests/support/vllm_worker.py, once per engine.
+What is compared is collected by tests/vllm/vllm_worker.py, once per engine.
 """
 
 import json
 
 import pytest
 import torch
-import vllm_environment
+
+from tests.vllm import vllm_environment
 
 pytestmark = pytest.mark.slow
 

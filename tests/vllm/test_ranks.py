@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import runs
-import simulated_npu
 import torch
-import vllm_environment
-from deepspeed_package import with_deepspeed
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
-from launch import ROOT, forked
 
 from hwgrpo.config.load import to_yaml
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.server.http_client import Client
 from hwgrpo.rollout.server.server_process import ServerProcess, free_port
 from hwgrpo.rollout.server.vllm import VllmServer
+from tests.support.devices import simulated_npu
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT, forked
+from tests.support.runs import runs
+from tests.vllm import vllm_environment
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,7 @@ def test_every_strategy_draws_the_curve_of_one_process_on_a_server(server: str, 
     curves = {}
     for ranks, names in ((1, ["single"]), (2, list(ways)[1:])):
         each = [["tiny_sort", *every, *ways[name], f"trainer.output_dir={tmp_path / name}"] for name in names]
-        done = with_deepspeed(ranks, str(ROOT / "tests/support/train_worker.py"), "gloo", json.dumps(each))
+        done = with_deepspeed(ranks, str(ROOT / "tests/support/runs/train_worker.py"), "gloo", json.dumps(each))
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
         curves |= {name: [line for line in runs.metrics(tmp_path / name) if "reward" in line] for name in names}
     alone = [line["reward"] for line in curves["single"]]

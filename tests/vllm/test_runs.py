@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-import vllm_environment
+
+from tests.vllm import vllm_environment
 
 pytestmark = pytest.mark.slow
 

@@ -4,9 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import rollout_uses
-import vllm_environment
-from rollout_uses import ASCEND, IN_PROCESS, PLUGIN, SGLANG, Use
+
+from tests.vllm import rollout_uses, vllm_environment
+from tests.vllm.rollout_uses import ASCEND, IN_PROCESS, PLUGIN, SGLANG, Use
 
 
 def problems(root: Path, uses: tuple[Use, ...]) -> list[str]:

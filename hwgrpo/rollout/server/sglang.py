@@ -1,7 +1,7 @@
 """SGLang as a server of its own, by its own HTTP routes: nothing of this project runs inside.
 
 Written after SGLang 0.5.23's sources and tried against a server that only looks like it: never against a real one, nor
-on hardware. The routes and fields that are used are checked against its wheel (tests/support/rollout_uses.py).
+on hardware. The routes and fields that are used are checked against its wheel (tests/vllm/rollout_uses.py).
 """
 
 from __future__ import annotations

@@ -5,14 +5,24 @@ from typing import Any
 import peft
 import pytest
 import torch
-from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
-from recorder import Recorder
 
 from hwgrpo.rollout.local.architectures import obstacle
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import ModelRows
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.values import Sampling
+from tests.rollout.decoders import (
+    CPU,
+    EXTRA,
+    PROMPTS,
+    TOKENIZER,
+    assert_equal,
+    batch_of,
+    both_ways,
+    engine_of,
+    model_of,
+)
+from tests.support.devices.recorder import Recorder
 
 SCHEDULE = ([0, 0, 1, 2, 2], (3, [0, 2, 3]), (2, None))
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from rounding import assert_values_close
 from transformers import MambaConfig, MambaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.values import Prompt, PromptBatch, Sampling
+from tests.support.numbers.rounding import assert_values_close
 
 TOKENIZER = character_tokenizer("")
 PROMPTS = ((5, 6, 7, 8, 9), (10, 11), (12, 13), (14, 15, 16, 17, 18))

@@ -1,4 +1,4 @@
-"""The lean step recorded as a device graph, replayed by a double that keeps to a graph's rules; see tests/support."""
+"""The lean step recorded as a device graph, replayed by a double that keeps to a graph's rules; see `recorder.py`."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,10 +6,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
-from recorder import Recorder, ReplayedOnCpu
-from rounding import assert_values_close
-from tiny import settings
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -20,6 +16,20 @@ from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.training.shared_setup import build_engine
 from hwgrpo.values import Sampling
+from tests.rollout.decoders import (
+    CPU,
+    EXTRA,
+    PROMPTS,
+    TOKENIZER,
+    assert_equal,
+    batch_of,
+    both_ways,
+    engine_of,
+    model_of,
+)
+from tests.support.devices.recorder import Recorder, ReplayedOnCpu
+from tests.support.models.tiny import settings
+from tests.support.numbers.rounding import assert_values_close
 
 UNEVEN = ([0, 0, 1, 1, 2, 2], (3, [0, 1, 3, 4]), (3, [1, 2, 3]), (2, [2]), (1, None))
 EQUAL = ([5, 6, 7], [8, 9, 10], [11, 12, 13])

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from rounding import BF16, STEP, assert_values_close
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from hwgrpo.errors import ConfigError, DataError, RunError
@@ -14,6 +13,7 @@ from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.decode_rows import ModelRows
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.values import Prompt, PromptBatch, Sampling
+from tests.support.numbers.rounding import BF16, STEP, assert_values_close
 
 TOKENIZER = character_tokenizer("")
 VOCABULARY = len(TOKENIZER)

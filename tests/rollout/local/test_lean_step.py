@@ -5,9 +5,6 @@ import dataclasses
 import pytest
 import torch
 import transformers
-from decoders import CPU, EXTRA, PROMPTS, TOKENIZER, assert_equal, batch_of, both_ways, engine_of, model_of
-from recorder import Recorder
-from rounding import assert_values_close
 from torch import nn
 
 from hwgrpo.errors import RunError
@@ -17,6 +14,19 @@ from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import proven
 from hwgrpo.values import Sampling
+from tests.rollout.decoders import (
+    CPU,
+    EXTRA,
+    PROMPTS,
+    TOKENIZER,
+    assert_equal,
+    batch_of,
+    both_ways,
+    engine_of,
+    model_of,
+)
+from tests.support.devices.recorder import Recorder
+from tests.support.numbers.rounding import assert_values_close
 
 
 def test_every_architecture_of_the_table_is_tested_here():

@@ -7,9 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import runs
-from fake_server import TOKEN, FakeServer
-from tiny import settings
 from transformers import Qwen3Config
 
 from hwgrpo.cli.main import main
@@ -19,6 +16,9 @@ from hwgrpo.rollout.server.vllm import PLUGIN, VllmServer
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.training import setup
+from tests.support.models.tiny import settings
+from tests.support.runs import runs
+from tests.support.servers.fake_server import TOKEN, FakeServer
 
 ENGINES = ("rollout.engine=vllm", "rollout.engine=vllm_server")
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_server import TOKEN, FakeServer, come_back
-from served import SAMPLING, TOKENIZER, batch, parts_for
 
 from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
@@ -27,6 +25,8 @@ from hwgrpo.rollout.server.vllm import VllmServer, vllm_server
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.rollout.weights import ModuleWeights
 from hwgrpo.values import Sampling
+from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
+from tests.support.servers.fake_server import TOKEN, FakeServer, come_back
 
 
 @pytest.fixture

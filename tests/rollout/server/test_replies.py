@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from fake_server import TOKEN, FakeServer
-from fake_sglang import FakeSglang
-from served import batch, parts_for
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.values import Sampling
+from tests.rollout.served import batch, parts_for
+from tests.rollout.server.fake_sglang import FakeSglang
+from tests.support.servers.fake_server import TOKEN, FakeServer
 
 COUNT = int(os.environ.get("REPLIES", "150"))
 MOST = 3

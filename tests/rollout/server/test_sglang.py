@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_server import TOKEN, come_back
-from fake_sglang import FakeSglang
-from served import SAMPLING, TOKENIZER, batch, parts_for
-from tiny import settings
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.server import attachment
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.values import Sampling
+from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
+from tests.rollout.server.fake_sglang import FakeSglang
+from tests.support.models.tiny import settings
+from tests.support.servers.fake_server import TOKEN, come_back
 
-SUPPORT = Path(__file__).parents[2] / "support"
-ROOT = SUPPORT.parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -221,17 +220,19 @@ def test_a_note_says_that_no_real_server_has_been_met(make):
 
 STUB = f"""
 import sys
-sys.path[:0] = [{str(SUPPORT)!r}, {str(ROOT)!r}, {str(ROOT / "backends")!r}, {str(ROOT / "kernels")!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "backends")!r}, {str(ROOT / "kernels")!r}]
 from sglang.srt.server_args import prepare_server_args
 if __name__ == "__main__":
-    import fake_sglang
+    from tests.rollout.server import fake_sglang
     print(f"argv={{sys.argv}}", flush=True)
     server_args = prepare_server_args(sys.argv[1:])
     print(f"{{server_args=}}", flush=True)
     fake_sglang.serve(server_args)
 """
 SERVER_ARGS = (
-    "def prepare_server_args(argv):\n    import fake_sglang\n    return fake_sglang.prepare_server_args(argv)\n"
+    "def prepare_server_args(argv):\n"
+    "    from tests.rollout.server import fake_sglang\n"
+    "    return fake_sglang.prepare_server_args(argv)\n"
 )
 
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_server import TOKEN, FakeServer, FakeWorkers
 from safetensors.torch import load_file
-from served import SAMPLING, batch, parts_for
-from tiny import settings
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.planning.memory import SENT, Work, estimate
@@ -22,6 +19,9 @@ from hwgrpo.rollout.server.owner import new_owner
 from hwgrpo.rollout.server.vllm import vllm_server
 from hwgrpo.rollout.server.weight_transfer import FolderDelivery, GroupDelivery, sent_copies
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
+from tests.rollout.served import SAMPLING, batch, parts_for
+from tests.support.models.tiny import settings
+from tests.support.servers.fake_server import TOKEN, FakeServer, FakeWorkers
 
 GROUP = ("rollout.server.transfer=group", "rollout.server.weights_dir=null", "rollout.server.request_timeout=20")
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from served import SAMPLING, TOKENIZER, batch, parts_for
-from tiny import settings
 
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm.engine import VllmEngine
+from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
+from tests.support.models.tiny import settings
 
 
 class Llm:

@@ -6,7 +6,8 @@ import io
 import pytest
 import torch
 import torch_npu
-from rounding import assert_gradients_close
+
+from tests.support.numbers.rounding import assert_gradients_close
 
 OTHER_DEVICE = "Expected all tensors to be on the same device"
 

@@ -5,17 +5,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-import npu_reference_ops
 import pytest
-import runs
 import torch
 from hwgrpo_backends.npu import BACKEND as NPU
 from hwgrpo_kernels.fused_modules import is_fused
-from rounding import GENTLE, LOGITS, drift
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.setup import build_run
+from tests.support.numbers import npu_reference_ops
+from tests.support.numbers.rounding import GENTLE, LOGITS, drift
+from tests.support.runs import runs
 
 WORDS = ("model.dtype=float32", "trainer.max_steps=3", *GENTLE)
 SHOWN = "observe.progress=plain"

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hwgrpo_backends.device import Device
 from hwgrpo_backends.npu import BACKEND
-from rounding import assert_values_close
-from tiny import tiny_llama, tiny_qwen3
 from torch import nn
 
 from hwgrpo.models.layers import layers_in_turn
+from tests.support.models.tiny import tiny_llama, tiny_qwen3
+from tests.support.numbers.rounding import assert_values_close
 
 IDS = torch.arange(1, 13).view(2, 6)
 NPU = torch.device("npu:0")

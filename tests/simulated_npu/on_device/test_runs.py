@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import runs
 import torch
 import torch_npu
 from hwgrpo_backends.cpu import BACKEND as CPU
@@ -15,6 +14,7 @@ from hwgrpo_backends.npu import BACKEND as NPU
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.strategies.single import Single
+from tests.support.runs import runs
 
 FULL = ("model.dtype=float32", "trainer.save_every=2", "trainer.validate_every=2", "trainer.max_steps=4")
 VARIANTS = {

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch_npu
 from hwgrpo_kernels import npu_scoring
-from torch_npu_schema import SCHEMA
-from torch_npu_uses import Use, uses_in
-from torch_npu_wheel import takes
+
+from tests.support.numbers.torch_npu_schema import SCHEMA
+from tests.torch_npu.torch_npu_uses import Use, uses_in
+from tests.torch_npu.torch_npu_wheel import takes
 
 KERNELS = Path(npu_scoring.__file__).parent
 LACKING = {"get_arch_list"}  # asked of CUDA and ROCm only

@@ -7,9 +7,10 @@ import torch
 import virtual_ascend
 from hwgrpo_kernels import Key, default_registry, npu_scoring
 from hwgrpo_kernels.op import Shape
-from op_agreement import assert_agrees
-from rounding import STEP, assert_gradients_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.support.numbers.op_agreement import assert_agrees
+from tests.support.numbers.rounding import STEP, assert_gradients_close
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIG = Qwen2Config(vocab_size=256, num_key_value_heads=2, max_position_embeddings=128, **SIZES)

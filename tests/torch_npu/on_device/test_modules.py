@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import runs
 import torch
 import virtual_ascend
 from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.npu import BACKEND as NPU
 from hwgrpo_kernels.npu_modules import MODULES, AppliedModules, apply
-from rounding import GENTLE, STEP, assert_gradients_close, assert_metrics_close, drift
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hwgrpo.training import model_setup
+from tests.support.numbers.rounding import GENTLE, STEP, assert_gradients_close, assert_metrics_close, drift
+from tests.support.runs import runs
 
 OPS = {
     "rms_norm": "npu_rms_norm",

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from full_disk import largest_file, small_disk
-from saving import Gate, flipped, load, policy_of, saved, saver, trained, update
-from tiny import settings, tiny_qwen3
 from torch import nn
 
 from hwgrpo.errors import CheckpointError, RunError
@@ -21,6 +18,9 @@ from hwgrpo.training.checkpoint import checkpoint_files, restore, shard_files
 from hwgrpo.training.checkpoint import saver as checkpoint_saver
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.strategies.param_shard import Piece, whole_pieces
+from tests.support.models.tiny import settings, tiny_qwen3
+from tests.support.runs.full_disk import largest_file, small_disk
+from tests.support.runs.saving import Gate, flipped, load, policy_of, saved, saver, trained, update
 
 
 def values(strategy) -> dict[str, torch.Tensor]:

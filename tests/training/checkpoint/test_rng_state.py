@@ -9,9 +9,9 @@ import pytest
 import torch
 from hwgrpo_backends import registry
 from hwgrpo_backends.device import Device
-from runs import metrics, run
 
 from hwgrpo.training.checkpoint import rng_state
+from tests.support.runs.runs import metrics, run
 
 CPU = registry.get("cpu")
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import runs
 from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.data.prompts import PromptDataset
@@ -15,6 +14,7 @@ from hwgrpo.training import setup
 from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.loop import train
+from tests.support.runs import runs
 
 CORRECTED = "algorithm.correction.name=token_truncate"
 

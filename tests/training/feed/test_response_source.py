@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import runs
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
@@ -15,6 +14,7 @@ from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.training import setup
 from hwgrpo.training.feed.response_source import Batch, OnDemand, PrefetchedBatch, Prefetcher
 from hwgrpo.values import Completions, Sampling
+from tests.support.runs import runs
 
 AHEAD = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "trainer.validate_every=2")
 

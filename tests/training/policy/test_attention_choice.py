@@ -5,11 +5,11 @@ import pytest
 import torch
 import transformers.utils
 from hwgrpo_kernels import fused_modules
-from tiny import settings
 from transformers import Gemma2Config, Qwen3Config
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_attention
+from tests.support.models.tiny import settings
 
 MISSING = "its package is not installed or does not support this device"
 NO_OP = "this torch-npu has no npu_fusion_attention, or is not imported"

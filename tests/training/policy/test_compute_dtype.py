@@ -7,10 +7,10 @@ import pytest
 import torch
 from hwgrpo_backends import registry
 from hwgrpo_backends.device import Device
-from tiny import settings
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.auto_settings import choose_dtype, dtype_note
+from tests.support.models.tiny import settings
 
 CHIPS = {
     "V100": ("cuda", "Tesla V100-SXM2-32GB", (7, 0)),

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
 from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen3NextConfig
 
 from hwgrpo.errors import ConfigError
@@ -14,6 +13,7 @@ from hwgrpo.training.policy.layout_check import proven_layout
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, cut, responses_per_row
 from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from tests.support.models.tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
 
 NOTHING = TokenSignals({}, {})
 LAYOUTS = pytest.mark.parametrize(

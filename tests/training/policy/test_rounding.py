@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from rounding import (
+
+from hwgrpo.training.policy.layouts import PACKED
+from tests.support.models.steps import gradients, reference_gradients, updater
+from tests.support.models.tiny import ragged_batch, tiny_qwen3
+from tests.support.numbers.rounding import (
     assert_gradients_close,
     assert_metrics_close,
     assert_updates_close,
     assert_values_close,
     drift,
 )
-from steps import gradients, reference_gradients, updater
-from tiny import ragged_batch, tiny_qwen3
-
-from hwgrpo.training.policy.layouts import PACKED
 
 KEYS, WEIGHT = "k_proj.bias", "k_proj.weight"
 

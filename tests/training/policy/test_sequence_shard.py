@@ -5,10 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import runs
 import torch
 from hwgrpo_backends.cpu import BACKEND
-from tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
 from transformers import (
     Gemma2Config,
     GPT2Config,
@@ -36,6 +34,8 @@ from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.sequence_exchange import pool
 from hwgrpo.training.update.train_batch import token_signals
+from tests.support.models.tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
+from tests.support.runs import runs
 
 SDPA = AttentionChoice("sdpa")
 

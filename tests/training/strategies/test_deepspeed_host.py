@@ -10,13 +10,13 @@ from typing import cast
 
 import pytest
 import torch
-from tiny import settings
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.strategies import deepspeed_host
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.deepspeed_host import check_needs, quietly, remove_dead_locks
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from tests.support.models.tiny import settings
 
 CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")
 NPU = cast(torch.device, SimpleNamespace(type="npu"))

@@ -4,14 +4,14 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-import runs
 import torch
 import torch.distributed as dist
-from tiny import settings
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.training import setup
 from hwgrpo.training.strategies import process_group
+from tests.support.models.tiny import settings
+from tests.support.runs import runs
 
 HOURS = timedelta(seconds=7200)
 

@@ -5,9 +5,6 @@ import torch
 from hwgrpo_backends.device import Device
 from hwgrpo_backends.peaks import Peak
 from peft import LoraConfig, get_peft_model
-from runs import run
-from steps import gradients, updater
-from tiny import ragged_batch, tiny_llama, tiny_qwen3
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -16,6 +13,9 @@ from hwgrpo.training import loop
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
 from hwgrpo.training.update.flops import EXPERTS, training_work
 from hwgrpo.training.update.step_metrics import utilisation
+from tests.support.models.steps import gradients, updater
+from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
+from tests.support.runs.runs import run
 
 
 def one_by_one(update):

@@ -7,8 +7,6 @@ import torch
 import transformers
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
-from rounding import assert_gradients_close
-from tiny import VOCAB, ragged_batch, settings, tiny_qwen3
 
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.architectures import obstacle
@@ -16,6 +14,8 @@ from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.shared_setup import load_policy
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate
+from tests.support.models.tiny import VOCAB, ragged_batch, settings, tiny_qwen3
+from tests.support.numbers.rounding import assert_gradients_close
 
 TOKENIZER = character_tokenizer("")
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from runs import SMALL, metrics, run, small
-from tiny import settings
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.update.policy_update import PolicyUpdate
+from tests.support.models.tiny import settings
+from tests.support.runs.runs import SMALL, metrics, run, small
 
 SHORT = ("trainer.max_steps=3", "trainer.save_every=1", "trainer.validate_at_start=false")
 

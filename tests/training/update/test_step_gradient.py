@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from rounding import BF16, STEP, assert_gradients_close, assert_values_close
-from steps import gradients, reference_gradients, updater
-from tiny import ragged_batch, tiny_llama, tiny_qwen3
 
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
 from hwgrpo.values import TrainBatch
+from tests.support.models.steps import gradients, reference_gradients, updater
+from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
+from tests.support.numbers.rounding import BF16, STEP, assert_gradients_close, assert_values_close
 
 CASES = {
     "on policy": ([], {}),

@@ -3,11 +3,9 @@
 import json
 
 import pytest
-import starved_train
 import torch
 from hwgrpo_backends import registry
 from hwgrpo_backends.device import Device
-from runs import metrics, run
 
 from hwgrpo.errors import RunError
 from hwgrpo.jsonlines import read_lines
@@ -15,6 +13,8 @@ from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.token_budget import TokenBudget
+from tests.support.runs import starved_train
+from tests.support.runs.runs import metrics, run
 
 CPU = registry.get("cpu")
 SHORT = ("trainer.max_steps=3", "trainer.validate_at_start=false", "observe.progress=plain")

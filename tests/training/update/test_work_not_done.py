@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rounding import STEP, assert_gradients_close
-from steps import gradients, reference_gradients, updater
-from tiny import ragged_batch, tiny_qwen3
 
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
+from tests.support.models.steps import gradients, reference_gradients, updater
+from tests.support.models.tiny import ragged_batch, tiny_qwen3
+from tests.support.numbers.rounding import STEP, assert_gradients_close
 
 
 def some_zero(**kinds):

@@ -1,0 +1,169 @@
+"""Run by torchrun: one update of a fixed batch under strategies, each rank on its share of the prompts.
+
+torchrun --nproc-per-node 2 strategy_worker.py OUT '{"WAY": ["STRATEGY", "OVERRIDE", ...], ...}'
+
+OUT/WAY/CASE.safetensors, written by rank 0, is what resulted of each of CASES: see `run_update`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+from hwgrpo.catalog import STRATEGIES
+from hwgrpo.cli.process_exit import ended_as_rank
+from hwgrpo.training.policy.layouts import PADDED
+from hwgrpo.training.policy.micro_batch import lay_out
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.training.policy.sequence_shard import share_out
+from hwgrpo.training.strategies.deepspeed import Deepspeed
+from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from hwgrpo.training.strategies.strategy import Strategy
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.training.update.train_batch import token_signals
+from hwgrpo.values import TrainBatch
+from tests.support.models.tiny import ragged_batch, settings, tiny_qwen3
+
+PROMPTS = 4
+CASES: dict[str, tuple[dict[int, list[int]], list[str]]] = {
+    "even shares": ({1: [0, 4], 2: [0, 2, 4], 4: [0, 1, 2, 3, 4]}, []),
+    "ragged shares, unequal micro-batch counts": (
+        {1: [0, 4], 2: [0, 1, 4], 4: [0, 0, 1, 2, 4]},
+        ["trainer.tokens_per_micro_batch=32", "algorithm.aggregation.name=seq-mean-token-mean"],
+    ),
+    "one rank has everything": ({1: [0, 4], 2: [0, 4, 4], 4: [0, 4, 4, 4, 4]}, []),
+}
+"""Where each number of ranks cuts the prompts, and overrides."""
+
+
+def share(batch: TrainBatch, first: int, stop: int) -> TrainBatch:
+    """Cut out the prompts [first, stop) with their sequences."""
+    mine = (batch.prompt_index >= first) & (batch.prompt_index < stop)
+    tokens = torch.repeat_interleave(mine, batch.lengths)
+    lengths = batch.lengths[mine]
+    start, end = int(batch.prompt_offsets[first]), int(batch.prompt_offsets[stop])
+    return dataclasses.replace(
+        batch,
+        prompt_tokens=batch.prompt_tokens[start:end],
+        prompt_offsets=batch.prompt_offsets[first : stop + 1] - start,
+        prompt_index=batch.prompt_index[mine] - first,
+        tokens=batch.tokens[tokens],
+        offsets=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+        advantages=batch.advantages[mine],
+        rollout_logprobs=batch.rollout_logprobs[tokens],
+        old_logprobs=batch.old_logprobs[tokens],
+        ref_logprobs=batch.ref_logprobs[tokens],
+    )
+
+
+def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+    """Return what one update of this rank's prompts gives.
+
+    `grad.*` and the `norm` of the gradient, `loss` and `sum.*` of the metrics; the `clipped_norm` of the gradient once
+    it was clipped; and after the step the log-probs [R] of the whole batch, `scored`, the `weight.*` themselves, and
+    what the pieces of all ranks hold. Then `again.*`, the gradients of the same update at the new weights, after those
+    of others were discarded; and the log-probs once all weights were halved in the pieces.
+    """
+    torch.set_num_threads(1)
+    bounds, words = CASES[case]
+    cut = bounds[strategy.world_size]
+    config = settings("algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01", "optim.eps=1e-2", *words, *more)
+    dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+    policy = PolicyModel(tiny_qwen3(), compute_dtype=dtype, options=HeadOptions())
+    strategy.prepare(config)
+    strategy.wrap(policy, config)
+    update = PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1)
+    full = ragged_batch(old=True, ref=True, empty=True)
+    batch = share(full, cut[strategy.rank], cut[strategy.rank + 1])
+    loss, sums = update.accumulate_gradients(batch, range(len(batch)))
+    result = gradients(strategy)
+    result |= {f"sum.{name}": torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
+    result["loss"] = torch.tensor(loss, dtype=torch.float64)
+    result["norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
+    strategy.clip_gradients(0.1 * float(result["norm"]))
+    result["clipped_norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
+    strategy.step(0.05)
+    result["scored"] = update.score(full)
+    result |= {f"weight.{name}": weight.clone() for name, weight in strategy.whole()}
+    result |= joined_pieces(strategy)
+    update.accumulate_gradients(batch, range(len(batch) // 2))
+    strategy.discard_gradients()
+    signals = token_signals(full, range(len(full)), torch.ones(len(full)), rollout=False)
+    with strategy.accumulate(last=False):  # as an update that was broken off leaves it
+        group = strategy.sequence_group
+        micro = share_out(lay_out(full, [[0]], signals, PADDED, multiple=group.size), group, whole_sequences=False)
+        strategy.backward(strategy.module(micro, update.loss_fn, 0.0).loss)
+    strategy.discard_gradients()
+    update.accumulate_gradients(batch, range(len(batch)))
+    result |= {f"again.{name}": gradient for name, gradient in gradients(strategy).items()}
+    strategy.discard_gradients()
+    for piece in strategy.pieces():
+        piece.values["parameter"].mul_(0.5)
+    strategy.pieces_written()
+    result["scored halved"] = update.score(full)
+    return result
+
+
+def joined_pieces(strategy: Strategy) -> dict[str, torch.Tensor]:
+    """Return what the pieces of all ranks hold, put together: `piece.KEY.NAME` [elements], and `step.NAME`."""
+    mine = [
+        (p.name, p.shape, p.start, {key: value.clone() for key, value in p.values.items()}, float(p.step or 0))
+        for p in strategy.owned_pieces()
+        if p.count
+    ]
+    whole: dict[str, torch.Tensor] = {}
+    for name, shape, start, values, step in (piece for rank in strategy.gather_objects(mine) for piece in rank):
+        for key, value in values.items():
+            target = whole.setdefault(f"piece.{key}.{name}", torch.full((math.prod(shape),), torch.nan))
+            assert target[start : start + len(value)].isnan().all(), f"{name}: in two pieces"
+            target[start : start + len(value)] = value
+        whole[f"step.{name}"] = torch.tensor(step)
+    return whole
+
+
+def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
+    """Return the gradients of an update, averaged over ranks, whole, however the strategy keeps them."""
+    found = {}
+    for name, parameter in strategy.policy.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if isinstance(strategy, Deepspeed):
+            from deepspeed.utils import safe_get_full_grad
+
+            gradient = safe_get_full_grad(parameter)
+        else:
+            gradient = parameter.grad
+        assert gradient is not None, name
+        if isinstance(strategy, Fsdp2):
+            assert isinstance(gradient, DTensor)
+            gradient = strategy._tensor.whole(name, gradient.full_tensor())
+        found[f"grad.{name}"] = gradient.clone()
+    return found
+
+
+def main() -> None:
+    out, ways = Path(sys.argv[1]), json.loads(sys.argv[2])
+    dist.init_process_group("gloo")
+    for way, (name, *more) in ways.items():
+        for case in CASES:
+            strategy = STRATEGIES.load(name).make(torch.device("cpu"), "gloo")
+            values = run_update(strategy, case, more)
+            if strategy.rank == 0:
+                (out / way).mkdir(exist_ok=True)
+                # tied parameters share memory, which safetensors refuses
+                save_file({key: value.contiguous() for key, value in values.items()}, out / way / f"{case}.safetensors")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with ended_as_rank():
+        main()
