@@ -1,5 +1,6 @@
 """docs/troubleshooting.md: commands give its errors, and its thresholds are those of the warnings."""
 
+import ast
 import re
 import shlex
 
@@ -7,7 +8,7 @@ import pytest
 
 from hwgrpo.cli.main import main
 from hwgrpo.observe import detectors
-from tests.docs.pages import blocks, code, page, section, table
+from tests.docs.pages import REPO, blocks, code, page, section, table
 
 PAGE = page("troubleshooting.md")
 ERRORS = table(PAGE, "you typed", "the error says")
@@ -66,3 +67,17 @@ def test_every_warning_is_on_the_page_with_its_thresholds():
 def test_the_stages_of_a_full_memory_are_on_the_page():
     rows = table(section(PAGE, "Out of memory"), "stage", "lower, in this order")
     assert [row["stage"] for row in rows] == ["generating", "updating", "loading"]
+
+
+def test_the_messages_of_the_page_are_in_the_code():
+    sources = [*(REPO / "hwgrpo").rglob("*.py"), *(REPO / "backends").rglob("*.py")]
+    texts = [node.value for file in sources for node in ast.walk(ast.parse(file.read_text())) if is_text(node)]
+    said = [
+        says for row in table(PAGE, "the error or note says", "cause") for says in code(row["the error or note says"])
+    ]
+    assert [says for says in said if not any(says in text for text in texts)] == []
+    assert len(said) > 5
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
