@@ -1,18 +1,20 @@
 """docs/models.md says of each family what the code makes of it."""
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
+from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import reason_model_cannot_use
 from hwgrpo.rollout.local.architectures import ARCHITECTURES, foreseen
 from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
-from tests.docs.pages import REPO, page, section, table
+from tests.docs.pages import REPO, blocks, page, section, table
 from tests.support.models.families import FALLING_BACK, FAMILIES, SHAPE, run_settings
 
 PAGE = page("models.md")
@@ -70,3 +72,11 @@ def test_every_shape_that_ships_is_of_a_family_of_the_page():
     for file in shapes:
         [architecture] = transformers.PreTrainedConfig.get_config_dict(str(file))[0]["architectures"]
         assert architecture.removesuffix("ForCausalLM") in ROWS
+
+
+def test_the_command_of_the_page_names_what_a_run_would_do(capsys: pytest.CaptureFixture[str]):
+    [command] = blocks(PAGE, "bash")
+    assert main(shlex.split(command, comments=True)[1:]) == 0
+    printed = capsys.readouterr().out
+    assert "grouped layout" in printed
+    assert "memory" in printed

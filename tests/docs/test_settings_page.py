@@ -9,7 +9,7 @@ import pytest
 from hwgrpo.cli.main import main
 from hwgrpo.config import load_config
 from hwgrpo.config.document import entries
-from hwgrpo.config.peers import VERL
+from hwgrpo.config.peers import TRL, VERL
 from tests.docs.pages import REPO, blocks, code, page, section, table
 
 PAGE = page("settings.md")
@@ -74,6 +74,14 @@ def test_what_verls_settings_are_here():
         named = [name for name in code(row["verl"]) if name in VERL]
         for name, here in zip(named, code(row["here"]), strict=False):
             assert VERL[name].partition(" | ")[0] in (here.partition("=")[0], "algorithm.kl.coef"), row
+
+
+def test_what_trls_arguments_are_here():
+    rows = table(section(PAGE, "From TRL"), "TRL", "here")
+    assert len(rows) == 10
+    for row in rows:
+        for name in code(row["TRL"]):
+            assert TRL[name].partition(" | ")[0] == code(row["here"])[0]
 
 
 def test_the_share_of_groups_that_teach():
