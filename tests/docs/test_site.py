@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hwgrpo.cli.main import COMMANDS
 from hwgrpo.config.document import entries
 from hwgrpo.config.peers import VERL
-from tests.docs.pages import DOCS, FENCED, REPO, anchors, links
+from tests.docs.pages import DOCS, FENCED, REPO, anchors, links, page
 
 PAGES = sorted(DOCS.glob("*.md"))
 OTHERS = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -104,3 +105,9 @@ def test_lists_and_tables_are_set_off_by_an_empty_line(file: Path):
         begins = re.match(r"- |\d+\. |\|", line)
         goes_on = re.match(r"- |\d+\. |\||  ", before)
         assert not (begins and before.strip() and not goes_on), line
+
+
+def test_the_first_page_leads_to_every_page_and_names_every_command():
+    text = page("index.md")
+    assert set(links(text)) == {file.name for file in PAGES} - {"index.md"}
+    assert set(re.findall(r"^\| `hwgrpo (\w+)", text, flags=re.MULTILINE)) == set(COMMANDS)
