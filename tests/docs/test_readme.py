@@ -68,7 +68,7 @@ def test_the_first_commands_set_up_and_train_as_shown(clone):
     assert float(greedy[1]) > float(greedy[0]) + 0.5
     output = run(clone, after + launch)
     assert (clone / "runs/tiny_sort/report.html").is_file()
-    assert (clone / "exported/model.safetensors").is_file()
+    assert (clone / "runs/exported/model.safetensors").is_file()
     for expected in ("pass@8", "backend: cpu", "H100 SXM", "rollout.n = 8", "torchrun --nproc-per-node 8"):
         assert expected in output, expected
 
