@@ -192,9 +192,9 @@ def _prepare(setting: Setting, folder: Path) -> None:
     import shutil
 
     from hwgrpo.data.tasks import parse_task
-    from hwgrpo.models.loading import locate
+    from hwgrpo.models.loading import resolve_model_path
 
-    shutil.copytree(locate(setting.model), folder / "model")
+    shutil.copytree(resolve_model_path(setting.model), folder / "model")
     if setting.data == "random":
         draw = random.Random(0)
         letters = "abcdefghijklmnopqrstuvwxyz"

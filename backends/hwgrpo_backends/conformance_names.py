@@ -46,7 +46,7 @@ def _check_modules(backend: Backend) -> None:
 
 def _check_attention(backend: Backend) -> None:
     attention = importlib.import_module("hwgrpo.models.attention_implementations")
-    known = (*attention.TAKES_MASKS, *attention.FLASH)
+    known = (*attention.ACCEPT_MASKS, *attention.FLASH)
     for name in backend.attention:
         assert attention.is_known(name, backend), (
             f"attention has {name!r}, which hwgrpo does not know: use {_listed(known)} or a repository of the hub"

@@ -1,4 +1,4 @@
-"""Attention implementations: whether one can run on a backend here, and why not."""
+"""Attention implementations: which can run on a backend and a model, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ if TYPE_CHECKING:
     from hwgrpo_backends import Backend
     from transformers import PreTrainedConfig
 
-TAKES_MASKS = ("sdpa", "eager")
-"""Implementations that take any mask, and run everywhere."""
+ACCEPT_MASKS = ("sdpa", "eager")
+"""Implementations that accept any mask and run on every device."""
 
 FLASH = {"flash_attention_2": "is_flash_attn_2_available", "flash_attention_3": "is_flash_attn_3_available"}
-"""Implementations of packages, and transformers' question about each."""
+"""Implementations from packages -> transformers' function that checks for the package."""
 
 
 def is_known(name: str, backend: Backend) -> bool:
-    """Whether `reason_against` can say more of an implementation than that the backend does not have it."""
-    return name in (*TAKES_MASKS, *FLASH) or _is_of_the_hub(name) or is_fused(name, backend)
+    """Return whether an implementation is known to transformers, the hub or the backend."""
+    return name in (*ACCEPT_MASKS, *FLASH) or _is_of_the_hub(name) or is_fused(name, backend)
 
 
 def is_fused(name: str, backend: Backend) -> bool:
-    """Whether an implementation is a fused module of the backend's device."""
+    """Return whether an implementation is a fused module of the backend's device."""
     return bool(backend.modules) and name == _fused_modules().attention(backend.device_type)
 
 
 def reason_against(
-    name: str, backend: Backend, arch: str | None, dtype: torch.dtype | None, *, asked: bool = False
+    name: str, backend: Backend, arch: str | None, dtype: torch.dtype | None, *, explicit: bool = False
 ) -> str | None:
     """Return why an implementation cannot run, or None.
 
     Args:
-        name: transformers' name of it, or a repository of the hub that holds one.
+        name: transformers' name, or a repository of the hub.
         backend: the device family.
-        arch: of the device; None where it is not known.
-        dtype: what the run computes in; None leaves that out.
-        asked: the user named it, and did not leave the choice to us.
+        arch: of the device; None: unknown.
+        dtype: compute dtype; None: not checked.
+        explicit: the user named it; a hub kernel is never auto-selected.
     """
-    if name in TAKES_MASKS:
+    if name in ACCEPT_MASKS:
         return None
     if is_fused(name, backend):
         return _reason_against_fused(backend)
     archs = backend.attention_archs.get(name)
     if archs and arch not in archs:
-        return f"it is for {' and '.join(archs)}, and this is {arch or 'a device that is not known'}"
-    reason = _package_obstacle(name, backend, asked)
+        return f"it is for {' and '.join(archs)}, and this is {arch or 'an unknown device'}"
+    reason = _package_reason(name, backend, explicit)
     if reason is not None or dtype is None:
         return reason
     bits = dtype.itemsize * 8
@@ -70,7 +70,7 @@ def reason_model_cannot_use(attention: str, model_config: PreTrainedConfig) -> s
 
 
 def _fused_modules() -> Any:
-    from hwgrpo_kernels import fused_modules  # a whole torch, which a diagnosis may not find
+    from hwgrpo_kernels import fused_modules  # imports torch, which may be missing in a diagnosis
 
     return fused_modules
 
@@ -83,13 +83,13 @@ def _is_of_the_hub(name: str) -> bool:
     return "/" in name
 
 
-def _package_obstacle(name: str, backend: Backend, asked: bool) -> str | None:
+def _package_reason(name: str, backend: Backend, explicit: bool) -> str | None:
     import transformers.utils  # takes a second
 
     if _is_of_the_hub(name):
         if not transformers.utils.is_kernels_available():
-            return "it is a kernel of the hub, and the package kernels that fetches it is not installed"
-        return None if asked else f"it is code of the hub, fetched only where model.attention={name} asks for it"
+            return "it is a kernel from the hub, which needs the package `kernels` (not installed)"
+        return None if explicit else f"it is code from the hub, fetched only with model.attention={name}"
     if name not in FLASH:
         return f"the backend {backend.name} does not have it"
     if getattr(transformers.utils, FLASH[name])():

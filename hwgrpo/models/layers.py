@@ -1,4 +1,4 @@
-"""A model's decoder layers, and a model whose layers come to a device one at a time."""
+"""A model's decoder layers, and running a model on a device one layer at a time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hwgrpo.models.meta_device import places
+from hwgrpo.models.meta_device import parameter_slots
 
 
 def decoder_layers(base: nn.Module) -> list[nn.Module]:
-    """Return the modules of a transformers model that are to be whole one at a time, in the order of the forward.
+    """Return the modules of a transformers model to gather one at a time, in forward order.
 
-    They are those that the model itself says must stay in one piece (`_no_split_modules`), the innermost of each.
+    They are the innermost modules of the model's `_no_split_modules`.
     """
     names = set(getattr(base, "_no_split_modules", None) or ())
     layers = [m for m in base.modules() if type(m).__name__ in names and next(m.parameters(), None) is not None]
@@ -23,66 +23,66 @@ def decoder_layers(base: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def layers_in_turn(base: nn.Module, device: torch.device) -> Iterator[None]:
-    """Let a model that is in the host's memory compute on a device which need not hold it.
+def layerwise_on_device(base: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run a model in host memory on a device that may be too small for it.
 
-    Within the block the device has what is outside of the decoder layers and all vectors (norms, biases); a layer's
-    matrices are there while one of its modules is called. Afterwards everything is where it was.
+    Within the block, parameters outside the decoder layers and all vectors (norms, biases) are on the device; a layer's
+    matrices are copied to it for each call of their module. Afterwards everything is on the CPU again.
 
     Args:
         base: a transformers model on the CPU.
-        device: where it computes; nothing is done where that is the CPU.
+        device: compute device; the CPU: nothing is done.
     """
     if device.type == "cpu":
         yield
         return
     layers = decoder_layers(base)
     matrices = {p for layer in layers for p in layer.parameters() if p.ndim > 1}
-    held = [
-        (place, parameter, nn.Parameter(parameter.detach().to(device), parameter.requires_grad))
-        for parameter, place in places(base).items()
+    moved = [
+        (slots, parameter, nn.Parameter(parameter.detach().to(device), parameter.requires_grad))
+        for parameter, slots in parameter_slots(base).items()
         if parameter not in matrices
     ]
     buffers = [(m, name, b) for m in base.modules() for name, b in m.named_buffers(recurse=False)]
     hooks = []
     try:
-        for place, _, there in held:
-            _put(place, there)
+        for slots, _, on_device in moved:
+            _set_parameter(slots, on_device)
         for module, name, buffer in buffers:
             module._buffers[name] = buffer.to(device)
         for module in {module for layer in layers for module in layer.modules()}:
-            visit = _Visit(device)
-            hooks.append(module.register_forward_pre_hook(visit.begin, prepend=True))
-            hooks.append(module.register_forward_hook(visit.end, always_call=True))
+            loan = _ParameterLoan(device)
+            hooks.append(module.register_forward_pre_hook(loan.begin, prepend=True))
+            hooks.append(module.register_forward_hook(loan.end, always_call=True))
         yield
     finally:
         for hook in hooks:
             hook.remove()
-        for place, here, _ in held:
-            _put(place, here)
+        for slots, on_host, _ in moved:
+            _set_parameter(slots, on_host)
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
 
 
-class _Visit:
-    """Brings to a device what a module has on the host for as long as its forward runs, and whoever is within it."""
+class _ParameterLoan:
+    """Puts a module's host parameters on a device while its forward runs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._brought: list[tuple[list[tuple[nn.Module, str]], nn.Parameter]] = []
+        self._moved: list[tuple[list[tuple[nn.Module, str]], nn.Parameter]] = []
 
     def begin(self, module: nn.Module, args: Any) -> None:
-        for parameter, place in places(module).items():
+        for parameter, slots in parameter_slots(module).items():
             if parameter.device.type == "cpu":
-                # frozen: autocast would keep a cast copy of each until the whole trial is over
-                _put(place, nn.Parameter(parameter.detach().to(self._device), requires_grad=False))
-                self._brought.append((place, parameter))
+                # frozen: autocast would cache a cast copy of each until the block ends
+                _set_parameter(slots, nn.Parameter(parameter.detach().to(self._device), requires_grad=False))
+                self._moved.append((slots, parameter))
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        while self._brought:
-            _put(*self._brought.pop())
+        while self._moved:
+            _set_parameter(*self._moved.pop())
 
 
-def _put(place: list[tuple[nn.Module, str]], parameter: nn.Parameter) -> None:
-    for module, name in place:
+def _set_parameter(slots: list[tuple[nn.Module, str]], parameter: nn.Parameter) -> None:
+    for module, name in slots:
         module._parameters[name] = parameter

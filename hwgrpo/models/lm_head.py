@@ -1,4 +1,4 @@
-"""From hidden states to logits: a causal LM's head as it is read here, checked against the model's own logits."""
+"""From hidden states to logits: detect how a causal LM's head scales them, checked against its own logits."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from torch import nn
 from hwgrpo.errors import ConfigError
 
 MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
-"""Settings that logits are multiplied by (Cohere; Falcon-H1)."""
+"""Config fields that logits are multiplied by (Cohere; Falcon-H1)."""
 DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
-"""Settings that logits are divided by (Granite; Inkling)."""
+"""Config fields that logits are divided by (Granite; Inkling)."""
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 """Bounds c in c tanh(logits / c) (Gemma, NanoChat; RecurrentGemma; xLSTM)."""
 
 
 @dataclass(frozen=True)
-class HeadReading:
-    """What stands between `weight @ hidden + bias` and a model's logits: a factor, then a soft-cap."""
+class HeadSpec:
+    """The map from `weight @ hidden + bias` to a model's logits: a factor, then a soft-cap."""
 
     scale: float = 1.0
     softcap: float | None = None
     vocab: int | None = None
-    """Rows of the weight that have logits; the rest pads the vocabulary. None: all."""
+    """Rows of the weight with logits; further rows are padding of the vocabulary. None: all."""
 
     def weight(self, head: Any) -> torch.Tensor:
         """Return the rows [V, H] of a head's weight that have logits."""
         return head.weight if self.vocab is None else head.weight[: self.vocab]
 
     def bias(self, head: Any) -> torch.Tensor | None:
-        """Return the bias [V] of a head, if it has one."""
+        """Return the bias [V] of a head, or None."""
         bias = getattr(head, "bias", None)
         return bias if bias is None or self.vocab is None else bias[: self.vocab]
 
@@ -49,22 +49,22 @@ def causal_lm(model: Any) -> Any:
 
 
 def backbone(base: Any) -> nn.Module:
-    """Return the part of a causal LM that ends in hidden states; Llama 4 names it otherwise than its class says."""
+    """Return a causal LM's backbone, without head; Llama 4's attribute differs from its `base_model_prefix`."""
     return base.model if base.base_model is base else base.base_model
 
 
-def read_head(model: Any) -> HeadReading:
-    """Find how a model forms its logits, by its settings and by its own logits of a few tokens.
+def detect_head(model: Any) -> HeadSpec:
+    """Detect how a model forms its logits, from its config and its own logits of a few tokens.
 
-    A setting's name does not settle what is done with it (`logits_scaling` divides in Granite, multiplies in
-    HyperCLOVA X, and some carry a setting they never use), so the first reading that gives the model's logits is it.
+    A config field's name does not determine its use (`logits_scaling` divides in Granite, multiplies in HyperCLOVA X,
+    and some models ignore theirs), so the first candidate that reproduces the model's logits is returned.
 
     Args:
-        model: a transformers causal LM, or one wrapped by peft; its mode (training or not) is left as it is.
+        model: a transformers causal LM, or one wrapped by peft; its training mode is restored.
 
     Raises:
-        ConfigError: no reading does, the head is none that can be read, or training would draw noise that sampling
-            has not.
+        ConfigError: no candidate reproduces the logits, the head is unsupported, or the model draws noise in
+            training.
     """
     base = causal_lm(model)
     name = type(base).__name__
@@ -74,7 +74,7 @@ def read_head(model: Any) -> HeadReading:
     if hasattr(head, "base_layer"):
         raise ConfigError(
             f"{name}: LoRA on the LM head ({type(head).__name__}) is not supported; "
-            "take the head out of model.lora.target_modules"
+            "remove the head from model.lora.target_modules"
         )
     ids = torch.arange(1, 9, device=head.weight.device)[None] % head.weight.shape[0]
     was_training = model.training
@@ -84,36 +84,40 @@ def read_head(model: Any) -> HeadReading:
         hidden = backbone(base)(input_ids=ids, use_cache=False).last_hidden_state
         if hidden.shape[-1] != head.weight.shape[1]:
             raise ConfigError(
-                f"{name}: its LM head takes {head.weight.shape[1]} numbers per token, its hidden states have "
-                f"{hidden.shape[-1]}; an architecture with a layer between the two is not supported"
+                f"{name}: its LM head has input size {head.weight.shape[1]}, its hidden states have size "
+                f"{hidden.shape[-1]}; an architecture with a layer between them is not supported"
             )
         tolerance = 1e-4 if head.weight.dtype == torch.float32 else 1e-2
-        reading, gap = None, float("inf")
-        for candidate in _readings(base.config.get_text_config(), head.weight.shape[0], expected.shape[-1]):
-            apart = _apart(candidate.logits(hidden, head), expected)
-            gap = min(gap, apart)
-            if apart <= tolerance:
-                reading = candidate
+        spec, gap = None, float("inf")
+        for candidate in _candidates(base.config.get_text_config(), head.weight.shape[0], expected.shape[-1]):
+            difference = _relative_difference(candidate.logits(hidden, head), expected)
+            gap = min(gap, difference)
+            if difference <= tolerance:
+                spec = candidate
                 break
         model.train()
-        noise = 0.0 if _drops_out(model) else _apart(backbone(base)(input_ids=ids, use_cache=False)[0], hidden)
+        noise = (
+            0.0
+            if _drops_out(model)
+            else _relative_difference(backbone(base)(input_ids=ids, use_cache=False)[0], hidden)
+        )
     model.train(was_training)
-    if reading is None:
+    if spec is None:
         raise ConfigError(
             f"{name}: its logits differ from hidden states times LM head by {gap:.3g} of the largest; "
-            "this architecture does something between the two that is not supported"
+            "this architecture has an unsupported operation between them"
         )
     if noise > tolerance:
         raise ConfigError(
-            f"{name}: in training its hidden states differ from those in sampling by {noise:.3g} of the largest, since "
-            "it draws noise that is no dropout layer (dropout within its code, or a router's jitter); "
+            f"{name}: its hidden states in training differ from those in sampling by {noise:.3g} of the largest, since "
+            "it draws noise outside dropout layers (dropout within its code, or a router's jitter); "
             "set that to 0 in its config.json"
         )
-    return reading
+    return spec
 
 
-def _readings(config: Any, rows: int, vocab: int) -> Iterator[HeadReading]:
-    """Yield what a configuration may mean, the likeliest first."""
+def _candidates(config: Any, rows: int, vocab: int) -> Iterator[HeadSpec]:
+    """Yield the possible meanings of a config, the likeliest first."""
     scale = 1.0
     for name in MULTIPLIERS:
         scale *= _number(config, name) or 1.0
@@ -122,7 +126,7 @@ def _readings(config: Any, rows: int, vocab: int) -> Iterator[HeadReading]:
     softcap = next(filter(None, (_number(config, name) for name in SOFTCAPS)), None)
     for cap in dict.fromkeys((softcap, None)):
         for factor in dict.fromkeys((scale, 1 / scale, 1.0)):
-            yield HeadReading(factor, cap, vocab if vocab < rows else None)
+            yield HeadSpec(factor, cap, vocab if vocab < rows else None)
 
 
 def _number(config: Any, name: str) -> float | None:
@@ -134,9 +138,9 @@ def _drops_out(model: nn.Module) -> bool:
     return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
 
 
-def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference, relative to the largest entry; infinite where there are numbers that are none."""
-    if found.shape != expected.shape:
+def _relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference relative to the largest entry; infinite for NaN or another shape."""
+    if actual.shape != expected.shape:
         return float("inf")
-    gap = float((found.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-12))
+    gap = float((actual.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-12))
     return gap if gap == gap else float("inf")

@@ -1,4 +1,4 @@
-"""From settings to a model and a tokenizer, and from a trained model to a folder in Hugging Face format."""
+"""Load a model and its tokenizer from a folder, the hub, or `builtin://`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTo
 
     Args:
         config: the run's `model` settings.
-        ask_hub: False takes a hub name's from the hub's cache alone.
+        ask_hub: False: read a hub name's tokenizer from the cache only.
 
     Raises:
-        ConfigError: it cannot be found or read, has no end-of-sequence token, or the chat template is missing.
+        ConfigError: the tokenizer cannot be found or read, has no end-of-sequence token, or the chat template is
+            missing.
     """
     key = "model.path" if config.tokenizer is None else "model.tokenizer"
-    source = locate(config.path if config.tokenizer is None else config.tokenizer, key)
+    source = resolve_model_path(config.path if config.tokenizer is None else config.tokenizer, key)
     revision = config.revision if config.tokenizer is None else None
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -47,13 +48,13 @@ def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTo
     except (OSError, ValueError) as error:
         if not ask_hub and not Path(source).is_dir():
             raise ConfigError(
-                f"{key}={source!r}: its tokenizer is not in the hub's cache here, and a dry run does not ask the hub "
-                f"for it; run `hf download {source}` where there is a network, or set model.tokenizer to a folder"
+                f"{key}={source!r}: the tokenizer is not in the hub cache, and a dry run does not download it; "
+                f"run `hf download {source}` on a machine with network access, or set model.tokenizer to a folder"
             ) from error
-        raise _unreadable(key, source, "a tokenizer", error) from error
+        raise _unreadable(key, source, "tokenizer", error) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            f"{key}={source!r}: the tokenizer has no end-of-sequence token, so no response would ever end; "
+            f"{key}={source!r}: the tokenizer has no end-of-sequence token, so responses would never end; "
             "set eos_token in its tokenizer_config.json"
         )
     if tokenizer.pad_token_id is None:
@@ -61,124 +62,124 @@ def load_tokenizer(config: ModelConfig, *, ask_hub: bool = True) -> PreTrainedTo
     if config.chat_template is not None:
         template = Path(config.chat_template).expanduser()
         if not template.is_file():
-            raise ConfigError(f"model.chat_template={config.chat_template!r}: there is no such file")
+            raise ConfigError(f"model.chat_template={config.chat_template!r}: file not found")
         tokenizer.chat_template = template.read_text(encoding="utf-8")
     return tokenizer
 
 
-def model_settings(config: ModelConfig) -> PreTrainedConfig:
+def load_model_config(config: ModelConfig) -> PreTrainedConfig:
     """Read the configuration of `model.path`; no weights are loaded.
 
     Raises:
-        ConfigError: it cannot be found or read, or is not a causal language model.
+        ConfigError: the model cannot be found or read, or is not a causal language model.
     """
-    source = locate(config.path)
+    source = resolve_model_path(config.path)
     try:
-        settings = AutoConfig.from_pretrained(
+        model_config = AutoConfig.from_pretrained(
             source, revision=config.revision, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, ImportError) as error:
-        raise _unreadable("model.path", source, "a model", error) from error
-    _check_is_causal_lm(config, settings)
-    return settings
+        raise _unreadable("model.path", source, "model", error) from error
+    _check_is_causal_lm(config, model_config)
+    return model_config
 
 
-def load_model(config: ModelConfig, *, attention: str, hollow: bool = False) -> PreTrainedModel:
-    """Load the causal language model of `model.path` with fp32 parameters and no dropout, on the CPU.
+def load_model(config: ModelConfig, *, attention: str, on_meta_device: bool = False) -> PreTrainedModel:
+    """Load the causal LM of `model.path` on the CPU, with fp32 parameters and no dropout.
 
     Args:
         config: the run's `model` settings.
-        attention: attention implementation as transformers names it ("sdpa", "eager", ...).
-        hollow: make the same model on the meta device: no weight is read, and no tensor in it has memory.
+        attention: attention implementation by transformers' name ("sdpa", "eager", ...).
+        on_meta_device: create the model on the meta device, without reading weights.
 
     Raises:
-        ConfigError: it cannot be found or read, is not a causal language model, or lacks weights.
+        ConfigError: the model cannot be found or read, is not a causal language model, or lacks weights.
     """
-    source = locate(config.path)
-    settings = model_settings(config)
-    _turn_dropout_off(settings)
+    source = resolve_model_path(config.path)
+    model_config = load_model_config(config)
+    _turn_dropout_off(model_config)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
-            config=settings,
+            config=model_config,
             dtype=torch.float32,
             attn_implementation=attention,
             output_loading_info=True,
             revision=config.revision,
             trust_remote_code=config.trust_remote_code,
-            device_map=META if hollow else None,
+            device_map=META if on_meta_device else None,
         )
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise _unreadable("model.path", source, "a model", error) from error
+        raise _unreadable("model.path", source, "model", error) from error
     model, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ConfigError(
             f"model.path={config.path!r} lacks {len(missing)} weights of {type(model).__name__}, e.g. {missing[0]}: "
-            "they would start at random. Is it a base model without a language-model head, or an incomplete copy?"
+            "they would be random. Use a causal language model with its LM head, and a complete copy"
         )
     return model
 
 
-def _turn_dropout_off(settings: PreTrainedConfig) -> None:
-    """Set a model's own dropout rates to 0: responses are sampled without, so training on them must be without too."""
-    for name, value in vars(settings).items():
+def _turn_dropout_off(model_config: PreTrainedConfig) -> None:
+    """Set a model's dropout rates to 0: responses are sampled without dropout, so training must be, too."""
+    for name, value in vars(model_config).items():
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
-            setattr(settings, name, 0.0)
-    for name in settings.sub_configs:
-        part = getattr(settings, name)
-        if part is not None:
-            _turn_dropout_off(part)
+            setattr(model_config, name, 0.0)
+    for name in model_config.sub_configs:
+        sub_config = getattr(model_config, name)
+        if sub_config is not None:
+            _turn_dropout_off(sub_config)
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `ConfigError` when the tokenizer knows ids that the model has no embedding for."""
+    """Raise `ConfigError` if the tokenizer has ids beyond the model's embeddings."""
     table: Any = model.get_input_embeddings()
     check_embeddings(table.weight.shape[0], tokenizer)
 
 
 def check_embeddings(embeddings: int | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `ConfigError` when the tokenizer knows ids beyond a number of embeddings; None: it is not known."""
+    """Raise `ConfigError` if the tokenizer has ids beyond a number of embeddings (None: unknown)."""
     largest = max(tokenizer.get_vocab().values())
     if embeddings is not None and largest >= embeddings:
         raise ConfigError(
             f"the tokenizer's largest id is {largest}, but the model has {embeddings} embeddings: "
-            "model.tokenizer does not belong to model.path; leave it out to take the model's own"
+            "model.tokenizer does not belong to model.path; leave it out to use the model's own"
         )
 
 
-def locate(path: str, key: str = "model.path") -> str:
-    """Return a local folder that holds a model or tokenizer, or a hub name."""
+def resolve_model_path(path: str, key: str = "model.path") -> str:
+    """Return the local folder of a model or tokenizer, or a hub name unchanged."""
     if path.startswith(builtin.PREFIX):
         return str(builtin.resolve(path))
     return str(find_model(path, key) or path)
 
 
-def _unreadable(key: str, source: str, what: str, error: Exception) -> ConfigError:
+def _unreadable(key: str, source: str, kind: str, error: Exception) -> ConfigError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if Path(source).is_dir():
-        return ConfigError(f"{key}={source!r}: the folder does not hold {what} that can be read: {reason}")
+        return ConfigError(f"{key}={source!r}: the folder has no readable {kind}: {reason}")
     offline = [
         name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "0") not in ("", "0")
     ]
     because = f" ({', '.join(offline)} is set)" if offline else ""
     return ConfigError(
-        f"{key}={source!r} is not a folder here, and the hub did not give {what} of that name{because}: {reason} "
-        f"Check the name; or download it where there is a network (`hf download {source} --local-dir FOLDER`) and set "
-        f"{key}=FOLDER; or take builtin://tiny?task=sort, which needs no download."
+        f"{key}={source!r} is not a local folder, and the hub returned no {kind} of that name{because}: {reason} "
+        f"Check the name; or download it on a machine with network access (`hf download {source} --local-dir FOLDER`) "
+        f"and set {key}=FOLDER; or use builtin://tiny?task=sort, which needs no download."
         f"{did_you_mean(Path(source), Path.is_dir)}"
     )
 
 
-def _check_is_causal_lm(config: ModelConfig, found: PreTrainedConfig) -> None:
-    named = found.architectures or []
-    remote = "AutoModelForCausalLM" in (getattr(found, "auto_map", None) or {}) and config.trust_remote_code
-    known = remote or type(found) in MODEL_FOR_CAUSAL_LM_MAPPING
-    # Configurations of encoders and of bare backbones are in the mapping too: what was saved decides.
+def _check_is_causal_lm(config: ModelConfig, model_config: PreTrainedConfig) -> None:
+    named = model_config.architectures or []
+    remote = "AutoModelForCausalLM" in (getattr(model_config, "auto_map", None) or {}) and config.trust_remote_code
+    known = remote or type(model_config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    # Encoders and bare backbones are in the mapping too, so check the saved architecture.
     generates = not named or any(name.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for name in named)
-    if not known or not generates or getattr(found, "is_encoder_decoder", False):
-        kind = ", ".join(named) or type(found).__name__
+    if not known or not generates or getattr(model_config, "is_encoder_decoder", False):
+        kind = ", ".join(named) or type(model_config).__name__
         raise ConfigError(
-            f"model.path={config.path!r} is not a causal language model but {kind} (model type {found.model_type!r}); "
-            "GRPO needs a decoder with a language-model head"
+            f"model.path={config.path!r} is not a causal language model but {kind} "
+            f"(model type {model_config.model_type!r}); GRPO needs a decoder with a language-model head"
         )

@@ -1,4 +1,4 @@
-"""Models without memory for their weights: the same modules, their parameters on torch's meta device."""
+"""Models whose parameters are on torch's meta device, and the tensors that such a model still needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ M = TypeVar("M", bound=nn.Module)
 META = torch.device("meta")
 
 
-def hollow_copy(module: M) -> M:
-    """Return a copy of a module with buffers of its own and frozen parameters that have no memory. Ties stay ties."""
+def copy_to_meta(module: M) -> M:
+    """Copy a module with frozen parameters on the meta device and real buffers; tied parameters stay tied."""
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(torch.empty_like(parameter, device=META), requires_grad=False)
         for parameter in module.parameters()
@@ -22,37 +22,39 @@ def hollow_copy(module: M) -> M:
     return copy.deepcopy(module, memo)
 
 
-def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape of a parameter, though ZeRO-3 may have cut it and left nothing in its place."""
+def full_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the full shape of a parameter, even if ZeRO-3 has partitioned it to an empty tensor."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def places(module: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Return every parameter below a module with all (module, attribute) that hold it: tied ones have several."""
-    found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+def parameter_slots(module: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Return each parameter of a module with its (owner, attribute) slots; tied parameters have several."""
+    slots: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
-            found.setdefault(parameter, []).append((owner, name))
-    return found
+            slots.setdefault(parameter, []).append((owner, name))
+    return slots
 
 
-def beside_parameters(model: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
-    """Return copies on the CPU of what tensors a model has beside parameters, by (module's name, attribute).
+def non_parameter_tensors(model: nn.Module) -> dict[tuple[str, str], torch.Tensor]:
+    """Copy a model's tensors that are not parameters to the CPU, by (module name, attribute).
 
-    They are buffers, those that no checkpoint holds among them (rotary frequencies), and tensors kept as they are.
+    They are buffers, including those not in checkpoints (rotary frequencies), and plain tensor attributes.
     """
-    return {(name, attribute): tensor.detach().cpu().clone() for name, attribute, tensor in _beside(model)}
+    return {(name, attribute): tensor.detach().cpu().clone() for name, attribute, tensor in _non_parameters(model)}
 
 
-def set_beside_parameters(model: nn.Module, tensors: dict[tuple[str, str], torch.Tensor], device: torch.device) -> None:
-    """Give a model what `beside_parameters` returned of its like: buffers on a device, other tensors on the CPU.
+def set_non_parameter_tensors(
+    model: nn.Module, tensors: dict[tuple[str, str], torch.Tensor], device: torch.device
+) -> None:
+    """Set the tensors that `non_parameter_tensors` returned: buffers on a device, other tensors on the CPU.
 
     Raises:
-        ValueError: the model has others.
+        ValueError: the model has other tensors.
     """
-    own = {(name, attribute) for name, attribute, _ in _beside(model)}
+    own = {(name, attribute) for name, attribute, _ in _non_parameters(model)}
     if own != tensors.keys():
-        raise ValueError(f"a model of the same kind has other tensors: {sorted(own ^ tensors.keys())[:3]}")
+        raise ValueError(f"the two models have different tensors: {sorted(own ^ tensors.keys())[:3]}")
     for (name, attribute), tensor in tensors.items():
         module = model.get_submodule(name)
         if attribute in module._buffers:
@@ -61,7 +63,7 @@ def set_beside_parameters(model: nn.Module, tensors: dict[tuple[str, str], torch
             setattr(module, attribute, tensor)
 
 
-def _beside(model: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+def _non_parameters(model: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
     for name, module in model.named_modules():
         for attribute, tensor in [*module._buffers.items(), *vars(module).items()]:
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, nn.Parameter):

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import locate
+from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.permissions import follow_umask
 
@@ -65,7 +65,7 @@ def save_model(
 def source_folder(config: ModelConfig) -> Path | None:
     """Return the folder of `model.path`, in the hub's cache for a hub name; None if it is missing."""
     try:
-        path = locate(config.path)
+        path = resolve_model_path(config.path)
     except ConfigError:  # deleted since the run began, which is no reason to lose the trained model
         return None
     config_file = cached_file(

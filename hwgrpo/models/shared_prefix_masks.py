@@ -84,7 +84,7 @@ class Branches:
         return of_prompt, additive(visible, dtype).repeat_interleave(K, dim=0)[:, None]
 
 
-def use_in(model: PreTrainedModel) -> None:
+def enable(model: PreTrainedModel) -> None:
     """Make a model's attention the one of this module over the one it has, if it is not yet.
 
     Raises:

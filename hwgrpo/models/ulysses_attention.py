@@ -58,7 +58,7 @@ class Exchange:
         return self._windows[key]
 
 
-def use_in(model: PreTrainedModel) -> None:
+def enable(model: PreTrainedModel) -> None:
     """Put the exchange around the attention that a model has, if it is not there yet.
 
     Raises:
@@ -69,7 +69,7 @@ def use_in(model: PreTrainedModel) -> None:
         return
     if own not in AttentionInterface().valid_keys() or AttentionMaskInterface()[own] is not sdpa_mask:
         raise ValueError(f"{own} attention does not take masks as sdpa does")
-    shared_prefix_masks.use_in(model)  # inside, for it takes whole rows apart
+    shared_prefix_masks.enable(model)  # inside, for it takes whole rows apart
     own = model.config._attn_implementation
     name = f"{NAME}_{own}"
     AttentionInterface.register(name, partial(exchanged_attention, attend=AttentionInterface()[own]))

@@ -17,9 +17,9 @@ from hwgrpo.config.load import recipe_folders
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.models import builtin
 from hwgrpo.models.layers import decoder_layers
-from hwgrpo.models.loading import model_settings
+from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora
-from hwgrpo.models.tensor_parallel import tensor_dims
+from hwgrpo.models.tensor_parallel import shard_dims
 from hwgrpo.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
 from hwgrpo.training.update.flops import EXPERTS, EXPERTS_MET, first_of
@@ -91,7 +91,7 @@ def planned_settings(config: ModelConfig) -> tuple[PreTrainedConfig, Path | None
         file = shipped_shapes().get(config.path)
         if file is not None:
             return AutoConfig.from_pretrained(file), file
-    return model_settings(config), None
+    return load_model_config(config), None
 
 
 @cache
@@ -147,7 +147,7 @@ def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
         model: a transformers causal LM, on the meta device, which gets the adapters; tied parameters count once.
         lora: the run's `model.lora` settings.
     """
-    cut_dims = tensor_dims(model)
+    cut_dims = shard_dims(model)
     adapted = uses_lora(lora)
     if adapted:
         with catch_warnings(action="ignore", category=RuntimeWarning):  # peft's of patterns it made for experts

@@ -15,7 +15,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.lora import TRAINED_ADAPTER
-from hwgrpo.models.meta_device import whole_shape
+from hwgrpo.models.meta_device import full_shape
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class ShardedWeights:
         clean = _names_without_adapters(base)
         names = {own[parameters[name]]: clean[name] for name in untied if name in clean}
         if self._apart is None:
-            self._apart = _converted_apart(base, {names[own[p]]: whole_shape(p) for p in own if own[p] in names})
+            self._apart = _converted_apart(base, {names[own[p]]: full_shape(p) for p in own if own[p] in names})
         together: dict[str, torch.Tensor] = {}
         for name, weight in self._whole(False):
             if name in names and self._apart:

@@ -14,7 +14,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import sampling_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import load_tokenizer, model_settings
+from hwgrpo.models.loading import load_model_config, load_tokenizer
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
@@ -160,7 +160,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
         raise ConfigError("data.validation is not set; name the prompts to measure on, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset)
     check_length(config, dataset)
-    check_head_size(config, model_settings(config.model), on_host=backend.is_host)
+    check_head_size(config, load_model_config(config.model), on_host=backend.is_host)
     check_running_server(config)
     policy = load_policy(config, device, tokenizer)
     fuse(config, device.backend, policy, attention_of(config, device))

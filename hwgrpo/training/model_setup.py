@@ -11,9 +11,9 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.errors import RunError
 from hwgrpo.models import shared_prefix_masks
-from hwgrpo.models.layers import layers_in_turn
-from hwgrpo.models.lm_head import HeadReading, causal_lm
-from hwgrpo.models.meta_device import beside_parameters, set_beside_parameters
+from hwgrpo.models.layers import layerwise_on_device
+from hwgrpo.models.lm_head import HeadSpec, causal_lm
+from hwgrpo.models.meta_device import non_parameter_tensors, set_non_parameter_tensors
 from hwgrpo.models.windows import shortened
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, fuse, fuse_alike
 from hwgrpo.training.policy.auto_settings import AttentionChoice, windows_in_reach
@@ -88,7 +88,7 @@ def put_together(
 class _Tried:
     """What is known of a model once it has computed something."""
 
-    head: HeadReading
+    head: HeadSpec
     fused: Fused
     layout: Layout
     obstacle: str | None
@@ -114,12 +114,12 @@ def _read_by_rank_0(
         model = load_checked(config, attention.loaded_as, tokenizer, hollow=not main)
         if not main:
             return model, None, None
-        with layers_in_turn(causal_lm(model), device.torch_device):
+        with layerwise_on_device(causal_lm(model), device.torch_device):
             policy = policy_of(config, device, model)
             return model, policy, _try_out(config, device, policy, attention, layout)
 
     model, policy, tried = together(strategy, read)
-    mine = (tried, beside_parameters(model), _structure(model)) if main else None
+    mine = (tried, non_parameter_tensors(model), _structure(model)) if main else None
     tried, beside, structure = strategy.gather_objects(mine)[0]
 
     def compare() -> None:
@@ -130,13 +130,13 @@ def _read_by_rank_0(
             )
 
     together(strategy, compare)
-    set_beside_parameters(model, beside, device.torch_device)
+    set_non_parameter_tensors(model, beside, device.torch_device)
     weights = Rank0Weights(model, device.torch_device, strategy.rank)
     if policy is None:
         policy = policy_of(config, device, model, tried.head)
         fuse_alike(tried.fused, policy, device.torch_device)
         if tried.layout.attention == "branched":
-            shared_prefix_masks.use_in(policy.base)  # as the trial has left it on rank 0
+            shared_prefix_masks.enable(policy.base)  # as the trial has left it on rank 0
     return policy, tried, weights
 
 

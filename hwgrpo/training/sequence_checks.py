@@ -10,7 +10,7 @@ from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.tensor_parallel import not_cut, obstacle_in
+from hwgrpo.models.tensor_parallel import reason_against_plan, tensor_parallel_error
 from hwgrpo.training.policy.auto_settings import AttentionChoice, layers_beyond_attention
 from hwgrpo.training.policy.layout_check import PADDING_TOLERANCE, obstacle_to
 from hwgrpo.training.policy.layouts import Layout
@@ -36,7 +36,7 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
     size = ranks_per_sequence(config)
     if size == 1:
         return
-    refused = not_cut if config.trainer.tensor_parallel_size > 1 else _shared
+    refused = tensor_parallel_error if config.trainer.tensor_parallel_size > 1 else _shared
     text = model_config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     beyond = layers_beyond_attention(text)
@@ -44,7 +44,7 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
         raise refused(size, f"tokens of a {text.model_type} model meet by more than attention ({', '.join(beyond)})")
     counts = {"attention heads": heads}
     if config.trainer.tensor_parallel_size > 1:
-        obstacle = obstacle_in(getattr(text, "base_model_tp_plan", None))
+        obstacle = reason_against_plan(getattr(text, "base_model_tp_plan", None))
         if obstacle is not None:
             raise refused(size, f"{text.model_type}: {obstacle}")
         experts = first_of(text, EXPERTS)
@@ -90,7 +90,9 @@ def prove_sequence_parallel(
         return
     obstacle = obstacle_to(policy, layout, group, PADDING_TOLERANCE, states, device)
     if obstacle is not None:
-        raise (not_cut if group.tensor else _shared)(group.size, f"{type(policy.base).__name__}: {obstacle}")
+        raise (tensor_parallel_error if group.tensor else _shared)(
+            group.size, f"{type(policy.base).__name__}: {obstacle}"
+        )
 
 
 def _rope_types(parameters: Any) -> set[str]:

@@ -27,7 +27,7 @@ from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.prompts import PromptDataset, template_note
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RunFinished
-from hwgrpo.models.loading import load_tokenizer, locate, model_settings
+from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
 from hwgrpo.observe.custom_metrics import CustomMetrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
@@ -99,7 +99,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     data = open_data(config, load_tokenizer(config.model), strategy.rank)
     undo.callback(data.rewards.close)
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
-    chosen = check_start(config, device.backend, model_settings(config.model), device=device, data=data)
+    chosen = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
     require_running_server(config, strategy)
     notes += filter(None, (dtype_note(config, device),))
     planned = planned_steps(config, len(data.training))
@@ -181,7 +181,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
 def _start_strategy(config: Config, device: Device) -> Strategy:
     """Check what this machine lacks for the run, and join the processes that train together."""
     # Makes a built-in model: once a process group exists, transformers writes on rank 0 alone.
-    locate(config.model.path)
+    resolve_model_path(config.model.path)
     for reason in lacking(config, device):
         raise ConfigError(reason)
     kind: StrategyKind = STRATEGIES.load(choose_strategy(config))

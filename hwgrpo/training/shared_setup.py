@@ -19,8 +19,8 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.lm_head import HeadReading, causal_lm
-from hwgrpo.models.loading import check_vocabulary, load_model, model_settings
+from hwgrpo.models.lm_head import HeadSpec, causal_lm
+from hwgrpo.models.loading import check_vocabulary, load_model, load_model_config
 from hwgrpo.models.lora import apply_lora, uses_lora
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router, check_router_loss
@@ -94,7 +94,7 @@ def load_checked(config: Config, attention: str, tokenizer: Any, *, hollow: bool
     return model
 
 
-def policy_of(config: Config, device: Device, model: Any, head: HeadReading | None = None) -> PolicyModel:
+def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None = None) -> PolicyModel:
     """Make a model the policy.
 
     Args:
@@ -123,7 +123,7 @@ def load_trainable(config: Config, attention: str = "sdpa", *, hollow: bool = Fa
         attention: attention implementation as transformers names it.
         hollow: make the same model on the meta device, with no weights in it.
     """
-    model: Any = load_model(config.model, attention=attention, hollow=hollow)
+    model: Any = load_model(config.model, attention=attention, on_meta_device=hollow)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
@@ -255,7 +255,7 @@ def check_length(
     Raises:
         ConfigError: they do not.
     """
-    settings = settings or model_settings(config.model)
+    settings = settings or load_model_config(config.model)
     positions = getattr(settings.get_text_config(), "max_position_embeddings", None)
     longest = max(data.longest for data in datasets if data is not None)
     response = config.rollout.max_response_tokens

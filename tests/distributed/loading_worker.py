@@ -27,9 +27,9 @@ from hwgrpo.catalog import STRATEGIES
 from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.models.loading import load_tokenizer, model_settings
+from hwgrpo.models.loading import load_model_config, load_tokenizer
 from hwgrpo.models.lora import TRAINED_ADAPTER
-from hwgrpo.models.meta_device import beside_parameters
+from hwgrpo.models.meta_device import non_parameter_tensors
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training.model_setup import Models, put_together
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
@@ -79,7 +79,7 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
     strategy: Strategy = STRATEGIES.load(config.trainer.strategy).make(device.torch_device, device.comm_backend)
     strategy.prepare(config)
     attention = attention_of(config, device)
-    layout = choose_layout(config, model_settings(config.model), attention.loaded_as)
+    layout = choose_layout(config, load_model_config(config.model), attention.loaded_as)
     tokenizer = load_tokenizer(config.model)
     before = resident_peak(again=True)
     device.reset_peak()
@@ -122,7 +122,7 @@ def faults(config: Config, models: Models, strategy: Strategy, device: torch.dev
             wrong.append(f"{what}: ranks differ in their new adapters, or they are empty")
     modules = [("policy", model)] + ([("replica", models.replica)] if models.replica is not None else [])
     for what, each in modules:
-        beside, own = beside_parameters(expected), beside_parameters(each)
+        beside, own = non_parameter_tensors(expected), non_parameter_tensors(each)
         wrong += [f"{what}: {place}" for place in beside if not torch.equal(own[place], beside[place])]
         wrong += [f"{what}: {name} is on {b.device}" for name, b in each.named_buffers() if b.device != device]
         base = each.get_base_model() if hasattr(each, "get_base_model") else each

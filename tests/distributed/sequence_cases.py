@@ -229,7 +229,7 @@ def cut_policy(group: SequenceGroup, model: Any = None) -> PolicyModel:
     policy = PolicyModel(model or tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
     layers = TensorParallel(policy.base, group.size, group.rank, group.device_group)
     for layer in decoder_layers(policy.base):
-        layers.cut(layer)
+        layers.shard(layer)
     return policy
 
 

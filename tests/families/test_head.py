@@ -8,7 +8,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.lm_head import read_head
+from hwgrpo.models.lm_head import detect_head
 from hwgrpo.models.loading import load_model
 from tests.support.models.families import EXPERTS, SHAPE, plain_logprobs, reference_of, run_settings
 from tests.support.models.steps import gradients, reference_gradients, updater
@@ -77,14 +77,14 @@ def test_a_head_that_would_be_misread_only_a_little_is_read_by_its_setting():
     model = build("RecurrentGemma", logits_soft_cap=30.0, lru_width=32, head_dim=8)
     with torch.no_grad():
         model.lm_head.weight.mul_(0.02)  # logits so small that a soft-cap of 30 hardly shows in them
-    assert read_head(model).softcap == 30.0
+    assert detect_head(model).softcap == 30.0
 
 
 def test_a_model_with_its_weights_unchanged_reads_the_same_twice_and_keeps_its_mode():
     model = tiny_llama()
     for training in (True, False):
         model.train(training)
-        assert read_head(model) == read_head(model)
+        assert detect_head(model) == detect_head(model)
         assert model.training is training
 
 
@@ -99,42 +99,42 @@ def test_a_step_between_states_and_logits_that_is_not_known_is_refused():
     model = tiny_llama()
     model.lm_head = Shifted(32, model.config.vocab_size, bias=False)
     with pytest.raises(ConfigError, match="LlamaForCausalLM: its logits differ from hidden states times LM head by"):
-        read_head(model)
+        detect_head(model)
 
 
 def test_logits_that_are_no_numbers_are_refused():
     model = tiny_llama()
     model.lm_head.weight.data[0] = float("nan")
     with pytest.raises(ConfigError, match="its logits differ"):
-        read_head(model)
+        detect_head(model)
 
 
 def test_a_layer_between_states_and_head_is_refused():
     torch.manual_seed(0)
     config = transformers.ElectraConfig(**SHAPE | {"embedding_size": 16, "is_decoder": True, "pad_token_id": 0})
-    with pytest.raises(ConfigError, match="its LM head takes 16 numbers per token, its hidden states have 32"):
-        read_head(transformers.ElectraForCausalLM(config))
+    with pytest.raises(ConfigError, match="its LM head has input size 16, its hidden states have size 32"):
+        detect_head(transformers.ElectraForCausalLM(config))
 
 
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(ConfigError, match="LlamaModel has no output embeddings with a weight"):
-        read_head(tiny_llama().model)
+        detect_head(tiny_llama().model)
 
 
 def test_lora_on_the_head_is_refused_with_the_remedy():
     model = get_peft_model(tiny_llama(), LoraConfig(target_modules=["lm_head"], r=2))
-    with pytest.raises(ConfigError, match=r"take the head out of model\.lora\.target_modules"):
-        read_head(model)
+    with pytest.raises(ConfigError, match=r"remove the head from model\.lora\.target_modules"):
+        detect_head(model)
 
 
 def test_noise_in_training_that_is_no_dropout_layer_is_refused():
     model = build("Mixtral", num_local_experts=4, num_experts_per_tok=2, router_jitter_noise=0.2)
     sharpened(model)
-    with pytest.raises(ConfigError, match=r"in training its hidden states differ .* config\.json"):
-        read_head(model)
+    with pytest.raises(ConfigError, match=r"its hidden states in training differ .* config\.json"):
+        detect_head(model)
     for layer in model.model.layers:
         layer.mlp.jitter_noise = 0.0
-    assert read_head(model).scale == 1.0
+    assert detect_head(model).scale == 1.0
 
 
 def test_the_noise_of_dropout_layers_is_left_to_the_ratio():
@@ -143,7 +143,7 @@ def test_the_noise_of_dropout_layers_is_left_to_the_ratio():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_()
-    assert read_head(model).softcap is None
+    assert detect_head(model).softcap is None
 
 
 def test_a_backbone_of_another_name_than_its_class_says_is_found():
@@ -156,4 +156,4 @@ def test_a_backbone_of_another_name_than_its_class_says_is_found():
 def test_an_embedding_table_longer_than_the_tokenizer_is_part_of_the_vocabulary(tmp_path):
     build("Qwen2", vocab_size=SHAPE["vocab_size"] + PADDED_BY).save_pretrained(tmp_path)
     model = load_model(run_settings(tmp_path).model, attention="sdpa")
-    assert read_head(model).weight(model.lm_head).shape[0] == SHAPE["vocab_size"] + PADDED_BY
+    assert detect_head(model).weight(model.lm_head).shape[0] == SHAPE["vocab_size"] + PADDED_BY

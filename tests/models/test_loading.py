@@ -23,7 +23,7 @@ from transformers import (
 
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, locate
+from hwgrpo.models.loading import check_vocabulary, load_model, load_tokenizer, resolve_model_path
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.models.tiny import character_tokenizer
@@ -115,7 +115,7 @@ def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
     with pytest.raises(ConfigError, match=r"holds a LoRA adapter.*model.lora.adapter to this folder"):
         load_model(config, attention="sdpa")
     (tmp_path / "config.json").write_text("{ not json")
-    with pytest.raises(ConfigError, match=r"does not hold a model that can be read"):
+    with pytest.raises(ConfigError, match=r"the folder has no readable model"):
         load_model(config, attention="sdpa")
     file = tmp_path / "weights.gguf"
     file.write_text("")
@@ -175,7 +175,7 @@ def test_a_chat_template_file_replaces_the_tokenizers_and_a_missing_one_is_refus
     template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     tokenizer = load_tokenizer(ModelConfig(path=str(folder), chat_template=str(template)))
     assert tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False) == "[user]x"
-    with pytest.raises(ConfigError, match=r"model.chat_template='nothing.jinja': there is no such file"):
+    with pytest.raises(ConfigError, match=r"model.chat_template='nothing.jinja': file not found"):
         load_tokenizer(ModelConfig(path=str(folder), chat_template="nothing.jinja"))
 
 
@@ -286,14 +286,14 @@ def test_a_misspelt_folder_is_told_at_once_with_the_one_that_is_there(path, said
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-model").mkdir()
     with pytest.raises(ConfigError, match=said):
-        locate(path)
+        resolve_model_path(path)
 
 
 def test_a_name_of_the_hub_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2-mine").mkdir()
-    assert locate("gpt2") == "gpt2"
-    assert locate("openai/gpt2") == "openai/gpt2"
+    assert resolve_model_path("gpt2") == "gpt2"
+    assert resolve_model_path("openai/gpt2") == "openai/gpt2"
 
 
 def test_dropout_is_off_in_the_text_model_of_one_that_also_sees(tmp_path):

@@ -11,7 +11,7 @@ from hwgrpo_kernels.npu_modules.attention import IMPLEMENTATION, fusion_attentio
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from hwgrpo.models.shared_prefix_masks import NAME, branched_attention, use_in
+from hwgrpo.models.shared_prefix_masks import NAME, branched_attention, enable
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED
 from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
 from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
@@ -124,7 +124,7 @@ def test_a_model_with_it_computes_and_saves_as_before(make, tmp_path):
     mask = torch.ones(2, 6, dtype=torch.long)
     mask[0, :2] = 0
     before = model(input_ids=ids, attention_mask=mask).logits
-    use_in(model)
+    enable(model)
     assert model.config._attn_implementation == NAME
     assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
     model.save_pretrained(tmp_path)
@@ -138,9 +138,9 @@ def test_it_is_built_on_the_attention_that_the_model_has():
     ids = torch.arange(12).view(2, 6)
     before = model(input_ids=ids).logits
     undo = replace_attention(model)
-    use_in(model)
+    enable(model)
     assert model.config._attn_implementation == f"{NAME}_{IMPLEMENTATION}"
-    use_in(model)
+    enable(model)
     with npu_reference_ops.registered():
         assert_values_close(model(input_ids=ids).logits, before)
         assert npu_reference_ops.calls["npu_fusion_attention"] == model.config.num_hidden_layers
@@ -151,4 +151,4 @@ def test_it_is_built_on_the_attention_that_the_model_has():
 def test_an_architecture_that_does_not_let_its_attention_be_replaced_is_named():
     model = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4))
     with pytest.raises(ValueError, match="BloomForCausalLM does not let its attention be replaced"):
-        use_in(model)
+        enable(model)

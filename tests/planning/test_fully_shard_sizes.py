@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from hwgrpo.models.lm_head import HeadReading
+from hwgrpo.models.lm_head import HeadSpec
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.planning.memory import Work, estimate
 from hwgrpo.planning.model_shape import model_shape
@@ -79,7 +79,7 @@ def stored(model: PreTrainedConfig, devices: int, words: tuple[str, ...] = (), t
         base = AutoModelForCausalLM.from_config(model)
         if words:
             base = apply_lora(base, config.model.lora)
-        policy = PolicyModel(base, compute_dtype=torch.float32, options=HeadOptions(), head=HeadReading())
+        policy = PolicyModel(base, compute_dtype=torch.float32, options=HeadOptions(), head=HeadSpec())
         strategy = Fsdp2.__new__(Fsdp2)
         strategy.device, strategy.world_size = torch.device("cpu"), devices
         strategy.sequence_group = SequenceGroup(tensor, 0, group, group, tensor=True) if tensor > 1 else ALONE

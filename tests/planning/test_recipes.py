@@ -180,4 +180,4 @@ def test_a_plan_of_a_shape_that_ships_never_asks_the_hub(words, tmp_path, monkey
     plan = make_plan(load_config("qwen2_5_0_5b_gsm8k", [*data, *words]), registry.get("cpu"), 1)
     assert not asked
     [obstacle] = plan.obstacles
-    assert "a dry run does not ask the hub for it; run `hf download" in obstacle
+    assert "a dry run does not download it; run `hf download" in obstacle

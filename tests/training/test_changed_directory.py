@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hwgrpo.cli.main import main
-from hwgrpo.models.loading import locate
+from hwgrpo.models.loading import resolve_model_path
 from tests.support.runs import runs
 
 WHEN = {
@@ -22,7 +22,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "elsewhere" / "scale").write_text("x")
     not_here = ("model.path", "reward.", "data.train", "data.validation", "trainer.valid")
     small = [word for word in runs.SMALL if not word.startswith(not_here)]
-    (tmp_path / "model").symlink_to(locate(next(w for w in runs.SMALL if w.startswith("model.path"))[11:]))
+    (tmp_path / "model").symlink_to(resolve_model_path(next(w for w in runs.SMALL if w.startswith("model.path"))[11:]))
     (tmp_path / "recipe.yaml").write_text("{}\n")
     rows = "".join(f'{{"prompt": "sort {n}=", "answer": "{n}"}}\n' for n in range(120, 128))
     (tmp_path / "train.jsonl").write_text(rows)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.schema import Config
-from hwgrpo.models.loading import locate
+from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.requests import Answer
 from hwgrpo.rollout.server.attachment import check_running_server
@@ -78,8 +78,8 @@ class SglangServer:
         rollout, model = config.rollout, config.model
         on_host = parts.device.torch_device.type == "cpu"
         arguments: dict[str, Any] = {
-            "model_path": locate(model.path),
-            "tokenizer_path": locate(model.tokenizer or model.path),
+            "model_path": resolve_model_path(model.path),
+            "tokenizer_path": resolve_model_path(model.tokenizer or model.path),
             "revision": model.revision,
             "trust_remote_code": model.trust_remote_code,
             "device": "cpu" if on_host else None,

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
-from hwgrpo.models.loading import locate
+from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -48,8 +48,8 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
     on_host = parts.device.torch_device.type == "cpu"
     cache = rollout.kv_cache_gb or (HOST_CACHE_GB if on_host else None)
     arguments: dict[str, Any] = {
-        "model": locate(model.path),
-        "tokenizer": locate(model.tokenizer or model.path),
+        "model": resolve_model_path(model.path),
+        "tokenizer": resolve_model_path(model.tokenizer or model.path),
         "revision": model.revision,
         "trust_remote_code": model.trust_remote_code,
         "dtype": str(parts.compute_dtype).removeprefix("torch."),

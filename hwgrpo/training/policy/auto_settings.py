@@ -16,8 +16,8 @@ from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.config.derived import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.attention_implementations import TAKES_MASKS, is_fused, reason_against, reason_model_cannot_use
-from hwgrpo.models.loading import model_settings
+from hwgrpo.models.attention_implementations import ACCEPT_MASKS, is_fused, reason_against, reason_model_cannot_use
+from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.windows import described, windows_below
 from hwgrpo.training.policy.layouts import BRANCHED, Layout
 
@@ -105,15 +105,15 @@ def choose_attention(
 
     def obstacle(name: str) -> str | None:
         fused = is_fused(name, backend)
-        if name not in TAKES_MASKS and not fused and ranks_per_sequence(config) > 1:
+        if name not in ACCEPT_MASKS and not fused and ranks_per_sequence(config) > 1:
             return (
                 "ranks that share sequences (trainer.sequence_parallel_size, trainer.tensor_parallel_size) need one "
                 "that takes masks as sdpa does"
             )
-        if name not in TAKES_MASKS and not fused and config.model.layout not in ("auto", "padded"):
+        if name not in ACCEPT_MASKS and not fused and config.model.layout not in ("auto", "padded"):
             return f"the {config.model.layout} layout needs an attention that takes a mask"
         return reason_model_cannot_use("sdpa" if fused else name, model_config) or reason_against(
-            name, backend, arch, dtype, asked=name == wanted
+            name, backend, arch, dtype, explicit=name == wanted
         )
 
     if wanted == "auto":
@@ -136,7 +136,7 @@ def choose_attention(
 def attention_of(config: Config, device: Device) -> AttentionChoice:
     """Return the attention implementation for the model and the compute dtype that the run has on this device."""
     return choose_attention(
-        config, device.backend, choose_dtype(config, device), model_settings(config.model), device.arch
+        config, device.backend, choose_dtype(config, device), load_model_config(config.model), device.arch
     )
 
 
@@ -195,7 +195,7 @@ def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
         return f"a {text.model_type} model has layers in which no mask keeps sequences apart ({', '.join(states)})"
     if ranks_per_sequence(config) > 1:
         return "a mask over full rows would be as large on each of the ranks that share them"
-    if attention not in TAKES_MASKS:
+    if attention not in ACCEPT_MASKS:
         return f"attention {attention} takes no mask"
     if window and attention != "sdpa":
         return f"{_shorter(window)}, and attention {attention} cannot be given windows without a mask over the row"

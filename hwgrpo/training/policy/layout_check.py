@@ -10,7 +10,7 @@ import torch
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.meta_device import whole_shape
+from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.windows import described, shortened
 from hwgrpo.training.policy.auto_settings import windows_in_reach
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, Rows
@@ -129,7 +129,7 @@ def _gap(
 
 
 def _batch(policy: PolicyModel) -> TrainBatch:
-    ids = torch.arange(24) % whole_shape(policy.base.get_input_embeddings().weight)[0]
+    ids = torch.arange(24) % full_shape(policy.base.get_input_embeddings().weight)[0]
     return TrainBatch(
         prompt_tokens=ids[:7],
         prompt_offsets=torch.tensor([0, 3, 7]),

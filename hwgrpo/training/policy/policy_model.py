@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import shared_prefix_masks, ulysses_attention
-from hwgrpo.models.lm_head import HeadReading, backbone, causal_lm, read_head
+from hwgrpo.models.lm_head import HeadSpec, backbone, causal_lm, detect_head
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.models.ulysses_attention import Exchange
 from hwgrpo.training.policy.micro_batch import MicroBatch
@@ -52,14 +52,14 @@ class PolicyModel(nn.Module):
     """
 
     def __init__(
-        self, model: Any, *, compute_dtype: torch.dtype, options: HeadOptions, head: HeadReading | None = None
+        self, model: Any, *, compute_dtype: torch.dtype, options: HeadOptions, head: HeadSpec | None = None
     ) -> None:
         super().__init__()
         refuse_sharded(model)
         self.model = model
         self.compute_dtype = compute_dtype
         self.options = options
-        self.head = read_head(model) if head is None else head
+        self.head = detect_head(model) if head is None else head
         self.hidden_size = int(self.base.config.get_text_config().hidden_size)
 
     @property
@@ -143,10 +143,10 @@ class PolicyModel(nn.Module):
             dtype = self.compute_dtype
             mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
         elif branches is not None:
-            shared_prefix_masks.use_in(self.base)
+            shared_prefix_masks.enable(self.base)
             options["branches"] = branches
         if batch.shard is not None:
-            ulysses_attention.use_in(self.base)
+            ulysses_attention.enable(self.base)
             exchanged = (None, 1) if batch.shard.tensor else (batch.shard.group, batch.shard.size)
             options["exchange"] = Exchange(*exchanged, mask)
         if branches is not None or batch.shard is not None:

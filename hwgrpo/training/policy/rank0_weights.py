@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hwgrpo.models.meta_device import places
+from hwgrpo.models.meta_device import parameter_slots
 
 
 class Rank0Weights:
@@ -59,7 +59,7 @@ class Filling:
     def __init__(self, weights: Rank0Weights, model: nn.Module) -> None:
         self._weights = weights
         self._missing = {parameter: name for name, parameter in model.named_parameters()}
-        self._places = places(model)
+        self._places = parameter_slots(model)
 
     def fill(self, unit: nn.Module) -> dict[str, nn.Parameter]:
         """Put new parameters with their weights, on the device, in the place of those of a unit; return them by name.

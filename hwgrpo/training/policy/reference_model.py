@@ -10,7 +10,7 @@ from typing import Literal
 
 from hwgrpo.config import Config
 from hwgrpo.models.lora import REFERENCE_ADAPTER, uses_lora
-from hwgrpo.models.meta_device import hollow_copy
+from hwgrpo.models.meta_device import copy_to_meta
 from hwgrpo.training.policy.policy_model import PolicyModel
 
 
@@ -54,6 +54,6 @@ def build_reference(policy: PolicyModel, config: Config, *, hollow: bool = False
     if config.algorithm.kl.coef == 0:
         return None
     if not uses_lora(config.model.lora):
-        frozen = (hollow_copy(policy) if hollow else copy.deepcopy(policy)).eval().requires_grad_(False)
+        frozen = (copy_to_meta(policy) if hollow else copy.deepcopy(policy)).eval().requires_grad_(False)
         return Reference(frozen, "copy")
     return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.layers import decoder_layers
-from hwgrpo.models.tensor_parallel import Cut
+from hwgrpo.models.tensor_parallel import ShardSpec
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.policy.sequence_group import ALONE
@@ -71,8 +71,8 @@ class Fsdp2(Processes, Stepping):
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         self._shard(policy, weights)
 
-    def _shard(self, policy: PolicyModel, weights: Rank0Weights | None) -> dict[str, Cut]:
-        """Cut a policy over the ranks, a decoder layer at a time; each is filled just before.
+    def _shard(self, policy: PolicyModel, weights: Rank0Weights | None) -> dict[str, ShardSpec]:
+        """Shard a policy over the ranks, a decoder layer at a time; each is filled just before.
 
         Returns:
             What of it was cut over a group of ranks first.
@@ -87,7 +87,7 @@ class Fsdp2(Processes, Stepping):
             if filling is not None:
                 filling.fill(layer)
             if layers is not None:
-                layers.cut(layer)
+                layers.shard(layer)
             fully_shard(layer, **options)
         # The head is read at a forward's end and the backward begins with it: between the two it stays gathered.
         options["reshard_after_forward"] = False
@@ -95,7 +95,7 @@ class Fsdp2(Processes, Stepping):
             filling.fill(policy.model)
         fully_shard(policy, **options)
         register_fsdp_forward_method(policy, "hidden_states")  # the trial of shared sequences calls it
-        return {} if layers is None else layers.cuts
+        return {} if layers is None else layers.shards
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()  # each pass reduces its gradients: until the last, they would be whole on every rank

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hwgrpo.models.meta_device import whole_shape
+from hwgrpo.models.meta_device import full_shape
 
 
 def build_optimizer(module: nn.Module, optim: Any, *, masters_apart: bool = False) -> torch.optim.AdamW:
@@ -24,8 +24,8 @@ def build_optimizer(module: nn.Module, optim: Any, *, masters_apart: bool = Fals
     masters = masters_apart or all(p.dtype == torch.float32 for p in trainable)
     assert masters, "trainable parameters are fp32 masters"
     groups = [
-        {"params": [p for p in trainable if len(whole_shape(p)) >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in trainable if len(whole_shape(p)) < 2], "weight_decay": 0.0},
+        {"params": [p for p in trainable if len(full_shape(p)) >= 2], "weight_decay": optim.weight_decay},
+        {"params": [p for p in trainable if len(full_shape(p)) < 2], "weight_decay": 0.0},
     ]
     on_cpu = trainable[0].device.type == "cpu"
     return torch.optim.AdamW(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from hwgrpo.models.tensor_parallel import Cut, TensorParallel
+from hwgrpo.models.tensor_parallel import ShardSpec, TensorParallel
 from hwgrpo.models.ulysses_attention import all_to_all
 from hwgrpo.training.policy.sequence_group import SequenceGroup
 from hwgrpo.training.strategies.param_shard import Piece, flat
@@ -28,7 +28,7 @@ class TensorCut:
     def __init__(self, group: SequenceGroup) -> None:
         self._group = group
         self.size = group.size
-        self.cuts: Mapping[str, Cut] = {}
+        self.cuts: Mapping[str, ShardSpec] = {}
         """The parameters that are cut, by name; of others every rank of the group has the same."""
         self._lent: list[tuple[torch.Tensor, torch.Tensor]] = []
 

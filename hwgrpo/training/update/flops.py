@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hwgrpo.models.meta_device import whole_shape
+from hwgrpo.models.meta_device import full_shape
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.policy_model import PolicyModel
 
@@ -73,7 +73,7 @@ def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> Traini
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
     per_token = 0.0
     for name, parameter in module.named_parameters():
-        shape = whole_shape(parameter)
+        shape = full_shape(parameter)
         if len(shape) < 2 or id(parameter) in embeddings:
             continue
         share = 1.0
@@ -83,7 +83,7 @@ def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> Traini
                 return None
             share = met / experts
         per_token += share * math.prod(shape) * _per_weight(parameter)
-    rows, hidden = whole_shape(head.weight)
+    rows, hidden = full_shape(head.weight)
     return TrainingWork(per_token, min(rows, vocab or rows) * hidden * _per_weight(head.weight), _attention(text))
 
 

@@ -47,7 +47,7 @@ def engine(tmp_path, monkeypatch):
         LLM=Llm, SamplingParams=lambda **s: SimpleNamespace(**s), sampling_params=kinds, __version__="0"
     )
     monkeypatch.setattr(vllm_engine, "_load", lambda config, device: vllm)
-    monkeypatch.setattr("hwgrpo.rollout.vllm.vllm_settings.locate", lambda path: path)
+    monkeypatch.setattr("hwgrpo.rollout.vllm.vllm_settings.resolve_model_path", lambda path: path)
     parts = replace(parts_for(None, tmp_path), config=settings("rollout.engine=vllm"))
     engine = VllmEngine(parts)
     yield engine

@@ -6,7 +6,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo_backends.npu import BACKEND
 from torch import nn
 
-from hwgrpo.models.layers import layers_in_turn
+from hwgrpo.models.layers import layerwise_on_device
 from tests.support.models.tiny import tiny_llama, tiny_qwen3
 from tests.support.numbers.rounding import assert_values_close
 
@@ -21,7 +21,7 @@ def test_it_computes_what_it_does_on_the_host_and_is_left_as_it_was(make):
     model = make()
     expected = model(IDS).logits
     before = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    with layers_in_turn(model, NPU):
+    with layerwise_on_device(model, NPU):
         found = model(IDS.to(NPU)).logits
         assert model.get_input_embeddings().weight.device == NPU
         assert (model.lm_head.weight is model.model.embed_tokens.weight) == model.config.tie_word_embeddings
@@ -41,7 +41,7 @@ def test_a_device_has_what_is_outside_of_layers_and_one_of_them():
         model(IDS)
         device.reset_peak()
         before = device.memory().peak
-        with layers_in_turn(model, NPU):
+        with layerwise_on_device(model, NPU):
             hidden = model.model(IDS.to(NPU), use_cache=False).last_hidden_state
             del hidden
         peak = device.memory().peak - before
@@ -52,7 +52,7 @@ def test_a_device_has_what_is_outside_of_layers_and_one_of_them():
 def test_a_part_of_a_layer_computes_and_has_gradients_by_itself():
     model = tiny_qwen3()
     part, hidden = model.model.layers[1].mlp, torch.randn(3, 32)
-    with layers_in_turn(model, NPU):
+    with layerwise_on_device(model, NPU):
         leaf = hidden.to(NPU).requires_grad_()
         (found,) = torch.autograd.grad(part(leaf).square().sum(), leaf)
     leaf = hidden.requires_grad_()
@@ -67,7 +67,7 @@ def test_after_an_error_in_a_forward_the_weights_are_on_the_host(monkeypatch: py
         raise ValueError("no such mask")
 
     monkeypatch.setattr(type(model.model.layers[0].mlp), "forward", fails)
-    with layers_in_turn(model, NPU):
+    with layerwise_on_device(model, NPU):
         with pytest.raises(ValueError, match="no such mask"):
             model(IDS.to(NPU))
         matrices = {p.device.type for p in model.model.layers.parameters() if p.ndim > 1}

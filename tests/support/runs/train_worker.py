@@ -13,14 +13,14 @@ import torch.distributed as dist
 from hwgrpo.cli.main import main as hwgrpo
 from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.config import load_config
-from hwgrpo.models.loading import locate
+from hwgrpo.models.loading import resolve_model_path
 
 
 def main() -> None:
     runs = json.loads(sys.argv[2])
     for recipe, *words in runs:
         # makes a built-in model: once there is a process group, transformers writes on rank 0 alone
-        locate(load_config(recipe, words).model.path)
+        resolve_model_path(load_config(recipe, words).model.path)
     dist.init_process_group(sys.argv[1])
     for words in runs:
         code = hwgrpo(["train", *words])

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from hwgrpo.models.loading import locate
+from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import WorkerExtension
 from tests.support.servers.fake_server import TOKEN, _send
 from tests.support.servers.local_server import LocalServer
@@ -37,7 +37,7 @@ class ModelServer(LocalServer):
 
     def __init__(self, path: str) -> None:
         self.ways: list[str] = []
-        super().__init__(locate(path), 0, TOKEN)
+        super().__init__(resolve_model_path(path), 0, TOKEN)
         self.workers = OwnWorker()
         self.offer = {"library": "gloo", "workers": 1}
 

@@ -167,7 +167,7 @@ def test_a_model_whose_windows_a_mask_would_not_show_does_not_fall_back_to_one(m
     def refuse(model):
         raise ValueError("no")
 
-    monkeypatch.setattr("hwgrpo.models.shared_prefix_masks.use_in", refuse)
+    monkeypatch.setattr("hwgrpo.models.shared_prefix_masks.enable", refuse)
     config = MistralConfig(**tiny_llama().config.to_dict() | {"sliding_window": 8, "model_type": "mistral"})
     windowed = policy_of(MistralForCausalLM(config))
     assert proven_layout(settings(), windowed, GROUPED)[0] is PADDED

@@ -147,9 +147,12 @@ def test_models_whose_tokens_cannot_be_shared_out_are_refused_before_they_are_lo
             "divide the model's 2 key-value heads; use trainer.tensor_p.*=2, or 1, or",
         ),
         (Qwen3Config(intermediate_size=6), "divide the model's 6 intermediate units; use trainer.tensor_p.*=2, or 1"),
-        (Qwen3MoeConfig(), "qwen3_moe: its tensor-parallel plan has moe_tp_experts, packed_colwise; known are colwise"),
+        (
+            Qwen3MoeConfig(),
+            "qwen3_moe: its tensor-parallel plan has moe_tp_experts, packed_colwise; supported are colwise",
+        ),
         (Qwen2MoeConfig(), "qwen2_moe: its 60 experts would not be cut"),
-        (Phi3Config(), "phi3: its tensor-parallel plan has colwise_gather_output, rowwise_split_input; known are"),
+        (Phi3Config(), "phi3: its tensor-parallel plan has colwise_gather_output, rowwise_split_input; supported are"),
         (GPT2Config(), "gpt2: transformers has no tensor-parallel plan for it"),
         (Qwen3Config(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "length .dynamic."),
     ],
@@ -169,11 +172,11 @@ def test_a_loss_that_compares_all_tokens_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_branches_stay_inside_of_the_exchange_whichever_comes_first():
     first, second = tiny_llama(), tiny_llama()
-    ulysses_attention.use_in(first)
-    shared_prefix_masks.use_in(first)
-    shared_prefix_masks.use_in(second)
-    ulysses_attention.use_in(second)
-    ulysses_attention.use_in(second)
+    ulysses_attention.enable(first)
+    shared_prefix_masks.enable(first)
+    shared_prefix_masks.enable(second)
+    ulysses_attention.enable(second)
+    ulysses_attention.enable(second)
     assert first.config._attn_implementation == second.config._attn_implementation == "exchanged_sdpa_branched"
 
 
@@ -181,13 +184,13 @@ def test_attention_that_cannot_be_exchanged_is_refused():
     model = tiny_llama()
     model.set_attn_implementation("eager")
     with pytest.raises(ValueError, match="eager attention does not take masks as sdpa does"):
-        ulysses_attention.use_in(model)
+        ulysses_attention.enable(model)
 
 
 def test_a_forward_without_exchange_is_the_models_own():
     model, ids = tiny_qwen3().eval(), torch.arange(1, 9)[None]
     expected = model(input_ids=ids).logits
-    ulysses_attention.use_in(model)
+    ulysses_attention.enable(model)
     assert torch.equal(model(input_ids=ids).logits, expected)
 
 
