@@ -8,29 +8,13 @@
 #   bash scripts/test.sh older_cpu           numeric tests once more, as on a processor without AVX512 or AVX2
 set -uo pipefail
 
-# A group and its folders below tests/. Tests marked slow run in the group slow only, whatever folder they are in.
-groups="\
-unit algorithms backends bench config data models observe planning report rollout training
-rewards rewards
-kernels kernels peers
-commands cli doctor
-families families
-interpreter interpreter
-compile compile
-gpu gpu
-torch_npu torch_npu
-lowering lowering
-structure structure setup
-distributed distributed
-vllm vllm
-simulated simulated_npu
-plugin plugin
-learning learning docs
-resume resume
-drill drill
-perf perf
-slow
-older_cpu"
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$repo" || exit 1
+
+# A line per group: its name, how it runs, its folders below tests/. Groups that run "together" share one session of pytest
+# with as many workers as there are cores, up to 4; one of its "own_process" has such a session for itself; those "alone"
+# (timed, or in need of the whole machine) share one without workers. Tests marked slow run in the group slow only.
+groups=$(<tests/groups.txt)
 
 # What group older_cpu runs: tests whose numbers depend on the order in which a processor adds. Their bounds must hold on any.
 numeric="\
@@ -39,21 +23,12 @@ kernels/test_npu_modules.py training/update/test_step_gradient.py training/updat
 rollout/local/test_lean_step.py models/test_shared_prefix_masks.py distributed/test_tensor_parallel.py
 distributed/test_sharded_heads.py"
 
-# Groups whose tests keep to themselves and to one core each: as many run at a time as there are cores, up to 4.
-# Tests of the others start processes of their own, make something that all of them use, or are timed.
-side_by_side="unit rewards kernels commands families interpreter compile structure learning"
-slow_side_by_side="compile learning report vllm" # folders
-
-repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cd "$repo" || exit 1
-
 names() { while read -r name _; do echo "$name"; done <<<"$groups"; }
-folders_of() { while read -r name folders; do [ "$name" != "$1" ] || echo "$folders"; done <<<"$groups"; }
 
 wanted=()
 while [ $# -gt 0 ]; do
     case "$1" in
-        --list) echo "$groups"; exit 0 ;;
+        --list) while read -r name _ folders; do echo "$name $folders"; done <<<"$groups"; exit 0 ;;
         --all) while read -r name; do wanted+=("$name"); done < <(names) ;;
         -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --) shift; break ;;
@@ -70,117 +45,131 @@ done
 if [ ${#wanted[@]} -eq 0 ]; then
     while read -r name; do [[ $name == slow || $name == older_cpu ]] || wanted+=("$name"); done < <(names)
 fi
+is_wanted() { [[ " ${wanted[*]} " == *" $1 "* ]]; }
 
 bash scripts/setup.sh || exit 1
 export PATH="$repo/.venv/bin:$PATH" # tests call tools by name: torchrun, ninja
 unset PYTHONPATH PYTHONHOME
 
-# Says why this machine has nothing that a group's tests could run on; fails where it has, and for any other group.
-nothing_here() { [ "$1" = gpu ] && .venv/bin/python tests/gpu/accelerator.py; }
-
 cores=$(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)))')
 workers=$((cores < 4 ? cores : 4))
 
-# Runs pytest on a group, or on a part of it: run NAME-OF-REPORT WORKERS ARGUMENTS...
+# Sets paths to the folders of wanted groups that run in this way: paths_of HOW [GROUP]. For slow, the folders of all groups.
+paths_of() {
+    paths=()
+    local name how folders folder
+    while read -r name how folders; do
+        [[ $how == "$1" && $name == "${2:-$name}" ]] || continue
+        is_wanted "$name" || [ "$selection" = slow ] || continue
+        for folder in $folders; do
+            [ ! -d "tests/$folder" ] || paths+=("tests/$folder")
+        done
+    done <<<"$groups"
+}
+
+# Runs pytest once: run NAME WORKERS ARGUMENTS...
 run() {
-    local report=$1 count=$2
+    local name=$1 count=$2
     shift 2
     local beside=()
-    local dist=worksteal
-    # A file stays in one process: tests of a page of the documentation follow each other as its blocks do, and those
-    # of vLLM share an engine.
-    case $report in learning | slow-vllm) dist=loadfile ;; esac
-    [ "$count" = 1 ] || beside=(-n "$count" --dist "$dist")
-    .venv/bin/python -m pytest "$@" "${beside[@]}" --junitxml="$reports/$report.xml" </dev/null
+    if [ "$count" -gt 1 ]; then
+        beside=(-n "$count" --dist worksteal)
+        # A file of tests stays with one worker. Files begin in the order of groups.txt: what takes longest comes first.
+        [[ $name != together* ]] || beside=(-n "$count" --dist loadfile --no-loadscope-reorder)
+    fi
+    echo
+    echo "== $name =="
+    .venv/bin/python -m pytest "$@" "${beside[@]}" --junitxml="$reports/$name.xml" </dev/null
+    local code=$?
+    [ $code -eq 0 ] || [ $code -eq 5 ] || status=1 # 5: no test found
 }
 
 reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
-trap 'exit 130' INT # otherwise Ctrl-C would only end the current group
+trap 'exit 130' INT # otherwise Ctrl-C would only end the current session
 status=0
-empty=()
-absent=()
-summary=()
-for group in "${wanted[@]}"; do
-    paths=()
-    for folder in $(folders_of "$group"); do
-        [ ! -d "tests/$folder" ] || paths+=("tests/$folder")
-    done
-    count=1
-    [[ " $side_by_side " != *" $group "* ]] || count=$workers
-    echo
-    echo "== $group =="
-    began=$SECONDS
-    code=5 # what pytest says when it found no test
-    if [ "$group" = slow ]; then
-        ignored=()
-        codes=()
-        for folder in $slow_side_by_side; do
-            [ -d "tests/$folder" ] || continue
-            run "slow-$folder" "$workers" "tests/$folder" -m slow "$@"
-            codes+=($?)
-            ignored+=("--ignore=tests/$folder")
-        done
-        run slow 1 tests "${ignored[@]}" -m slow "$@"
-        code=$?
-        for other in "${codes[@]}"; do
-            case $other in
-                0) [ "$code" -ne 5 ] || code=0 ;;
-                5) ;;
-                *) code=$other ;;
-            esac
-        done
-    elif [ "$group" = older_cpu ]; then
-        for file in $numeric; do paths+=("tests/$file"); done
-        # torch without vector instructions; oneDNN and MKL without AVX512, in another order
-        ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE \
-            run "$group" "$workers" "${paths[@]}" -m "not slow" "$@"
-        code=$?
-    elif [ ${#paths[@]} -gt 0 ]; then
-        run "$group" "$count" "${paths[@]}" -m "not slow" "$@"
-        code=$?
-    fi
-    case $code in
-        0) outcome=passed ;;
-        5)
-            if why=$(nothing_here "$group"); then
-                outcome="nothing here"
-                absent+=("nothing here for the group $group: $why")
-            else
-                outcome="no test ran"
-                empty+=("$group")
-            fi
-            ;;
-        *) outcome=failed; status=1 ;;
-    esac
-    summary+=("$(printf '%-12s %-12s %4d s' "$group" "$outcome" $((SECONDS - began)))")
+for selection in "not slow" slow; do
+    name_of_part=
+    [ "$selection" != slow ] || { is_wanted slow && name_of_part=-slow; } || continue
+    paths_of together
+    [ ${#paths[@]} -eq 0 ] || run "together$name_of_part" "$workers" "${paths[@]}" -m "$selection" "$@"
+    while read -r name how _; do
+        [ "$how" = own_process ] || continue
+        paths_of own_process "$name"
+        [ ${#paths[@]} -eq 0 ] || run "$name$name_of_part" "$workers" "${paths[@]}" -m "$selection" "$@"
+    done <<<"$groups"
+    paths_of alone
+    [ ${#paths[@]} -eq 0 ] || run "alone$name_of_part" 1 "${paths[@]}" -m "$selection" "$@"
 done
-
-echo
-printf '%s\n' "${summary[@]}" "${absent[@]}"
-# A group that ran nothing has proven nothing. Only a selection given after -- may leave some groups empty.
-if [ ${#empty[@]} -gt 0 ] && { [ $# -eq 0 ] || [ ${#empty[@]} -eq ${#wanted[@]} ]; }; then
-    echo "no test ran in: ${empty[*]}"
-    status=1
+if is_wanted older_cpu; then
+    paths=()
+    for file in $numeric; do paths+=("tests/$file"); done
+    # torch without vector instructions; oneDNN and MKL without AVX512, in another order
+    ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE \
+        run older_cpu "$workers" "${paths[@]}" -m "not slow" "$@"
 fi
-.venv/bin/python - "$reports" <<'END' || status=1
+
+# Why this machine has nothing that the group gpu could run on; empty where it has.
+no_gpu=""
+! is_wanted gpu || no_gpu=$(.venv/bin/python tests/gpu/accelerator.py) || no_gpu=""
+selected=$(($# > 0)) NO_GPU=$no_gpu .venv/bin/python - "$reports" "${wanted[@]}" <<'END' || status=1
+import os
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
 from pathlib import Path
 
-suites = [suite for report in Path(sys.argv[1]).glob("*.xml") for suite in ElementTree.parse(report).iter("testsuite")]
+
+lines = [line.split() for line in Path("tests/groups.txt").read_text().splitlines()]
+group_of = {folder: name for name, _, *folders in lines for folder in folders}
+
+
+def group(report, case):
+    """Return the group that ran a test."""
+    if report == "older_cpu" or report.endswith("slow"):
+        return report.split("-")[-1]
+    module = case.get("classname") or case.get("name")  # the name where collection failed
+    return group_of.get(module.split(".")[1])
+
+
+folder, *wanted = sys.argv[1:]
+suites, groups = [], defaultdict(list)
+for report in sorted(Path(folder).glob("*.xml")):
+    for suite in ElementTree.parse(report).iter("testsuite"):
+        suites.append(suite)
+        for case in suite.iter("testcase"):
+            groups[group(report.stem, case)].append(case)
 cases = [case for suite in suites for case in suite.iter("testcase")]
+seconds = lambda case: float(case.get("time") or 0)
+wrong = lambda case: [*case.iter("failure"), *case.iter("error")]
+
+print()
+empty, why = [], os.environ["NO_GPU"]
+for name in wanted:
+    outcome = "failed" if any(map(wrong, groups[name])) else "passed"
+    if not groups[name]:
+        outcome = "nothing here" if name == "gpu" and why else "no test ran"
+        empty += [name] if outcome == "no test ran" else []
+    print(f"{name:<12} {outcome:<12} {sum(map(seconds, groups[name])):5.0f} s of tests")
+if why and not groups["gpu"]:
+    print(f"nothing here for the group gpu: {why}")
+# A group that ran nothing has proven nothing. Only a selection given after -- may leave some groups empty.
+unproven = empty and (os.environ["selected"] == "0" or len(empty) == len(wanted))
+if unproven:
+    print("no test ran in:", *empty)
 print("the slowest tests:")
-for case in sorted(cases, key=lambda case: -float(case.get("time") or 0))[:20]:
-    print(f"{float(case.get('time') or 0):8.1f} s  {case.get('classname')}::{case.get('name')}")
+for case in sorted(cases, key=lambda case: -seconds(case))[:20]:
+    print(f"{seconds(case):8.1f} s  {case.get('classname')}::{case.get('name')}")
 told = None
 for case in cases:
-    for what in (*case.iter("failure"), *case.iter("error")):  # once more, where the end of a long output is looked at
-        why = [line[:300] for line in (what.get("message") or "").strip().splitlines()[-12:]]
-        print(f"{what.tag} {case.get('classname')}::{case.get('name')}", *(why if why != told else []), sep="\n    ")
-        told = why
-total, failed, skipped = (sum(int(suite.get(key) or 0) for suite in suites) for key in ("tests", "failures", "skipped"))
-errors = sum(int(suite.get("errors") or 0) for suite in suites)
+    for what in wrong(case):  # once more, where the end of a long output is looked at
+        reason = [line[:300] for line in (what.get("message") or "").strip().splitlines()[-12:]]
+        print(f"{what.tag} {case.get('classname')}::{case.get('name')}", *(reason if reason != told else []), sep="\n    ")
+        told = reason
+total, failed, skipped, errors = (
+    sum(int(suite.get(key) or 0) for suite in suites) for key in ("tests", "failures", "skipped", "errors")
+)
 print(f"{total - failed - errors - skipped} passed, {failed + errors} failed, {skipped} skipped")
+sys.exit(bool(unproven))
 END
 exit $status

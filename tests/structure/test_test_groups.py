@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes.groups import group_of_folder
+
 REPO = Path(__file__).parents[2]
 RUNNER = REPO / "scripts" / "test.sh"
 
@@ -38,9 +40,15 @@ def test_no_folder_is_in_two_groups():
     assert len(folders) == len(set(folders))
 
 
-def test_groups_whose_tests_run_side_by_side_are_groups():
-    [words] = re.findall(r'^side_by_side="(.*)"$', RUNNER.read_text(), re.MULTILINE)
-    assert set(words.split()) <= set(groups())
+def test_every_group_says_how_it_runs():
+    lines = [line.split() for line in (REPO / "tests" / "groups.txt").read_text().splitlines()]
+    assert {how for _, how, *_ in lines} == {"together", "own_process", "alone", "-"}
+    assert [name for name, how, *_ in lines if how == "-"] == ["slow", "older_cpu"]
+
+
+def test_a_group_is_a_marker_of_its_tests(request: pytest.FixtureRequest):
+    assert request.node.get_closest_marker("structure")
+    assert set(groups()) - {"slow", "older_cpu"} == set(group_of_folder().values())
 
 
 def test_an_unknown_group_is_refused_with_the_list_of_groups():
@@ -56,6 +64,7 @@ def runner(tmp_path):
     for folder in ("scripts", "tests/gpu", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(RUNNER, tmp_path / "scripts" / "test.sh")
+    shutil.copy(REPO / "tests" / "groups.txt", tmp_path / "tests")
     (tmp_path / "scripts" / "setup.sh").write_text("")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     python = tmp_path / ".venv" / "bin" / "python"
