@@ -46,7 +46,7 @@ def test_every_figure_of_a_recipe_is_the_recipes():
 
 @pytest.mark.parametrize("block", blocks(PAGE, "bash"), ids=lambda block: block.splitlines()[0])
 def test_a_block_runs_and_prints_what_the_page_shows(block: str, capsys: pytest.CaptureFixture[str]):
-    for line in block.splitlines():
+    for line in block.replace("\\\n", " ").splitlines():
         assert main(shlex.split(line)[1:]) == 0
     printed = capsys.readouterr().out
     text = PAGE[PAGE.index(block) + len(block) :]
