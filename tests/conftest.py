@@ -3,6 +3,7 @@ signals that a terminal sends, which nohup and a shell's `&` make every process 
 
 import os
 import signal
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -18,6 +19,17 @@ from tests.support.processes.groups import (  # noqa: F401
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Built-in models and compiled kernels are made once for all tests of a session, on whatever worker they run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HWGRPO_CACHE", str(folder / "cache"))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,9 @@
-"""The built-in model is made once for all tests here."""
+"""Commands of the benchmarks leave no variables behind."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _model_cache_and_no_choice(tmp_path_factory: pytest.TempPathFactory):
-    """The built-in models are made once, and nothing but what is installed decides on the backend."""
+def _no_choice():
+    """Nothing but what is installed decides on the backend."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HWGRPO_CACHE", str(tmp_path_factory.mktemp("cache")))
         for name in simulated_npu.CHOICES:
             patch.delenv(name, raising=False)
         yield
