@@ -94,7 +94,7 @@ RESPONSE_SOURCES = Registry(
     "rollout.source",
     {
         "on_demand": "hwgrpo.training.feed.response_source:on_demand",
-        "prefetch": "hwgrpo.training.feed.response_source:prefetch",
+        "prefetch": "hwgrpo.training.feed.prefetcher:prefetch",
     },
 )
 """Functions `(SourceParts) -> ResponseSource`."""

@@ -3,6 +3,10 @@
 schema.py          the settings as dataclasses: type, default, limits, and a docstring for each
 fields.py          how a field states its limits and its uses
 load.py            recipe + overrides -> `Config`
+recipe_files.py    where recipes are looked up, and their content
+overrides.py       `section.key=value` arguments
+keys.py            the type of each key; errors for unknown ones
+interpolation.py   `${...}` in values
 typed.py           YAML values -> the schema's types, strictly
 yaml_text.py       YAML with the line of every mistake
 validate.py        what the types cannot say: limits, files, settings that contradict each other

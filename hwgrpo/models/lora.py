@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hwgrpo.errors import ConfigError, nearest
+from hwgrpo.models.meta_device import META
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import LoraConfig
@@ -139,3 +143,12 @@ def _load_adapter(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
             f"model.lora.adapter={config.adapter!r} cannot be put on this model ({type(model).__name__}): {error}"
         ) from error
     return wrapped
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Put adapters on a model on the meta device without weights of their own."""
+    with warnings.catch_warnings(), META:
+        # of an adapter that is read: its weights have no place here, which is the point
+        warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
+        yield

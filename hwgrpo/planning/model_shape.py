@@ -13,7 +13,7 @@ from warnings import catch_warnings
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from hwgrpo.config.load import recipe_folders
+from hwgrpo.config.recipe_files import recipe_folders
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.models import builtin
 from hwgrpo.models.layers import decoder_layers

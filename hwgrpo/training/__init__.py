@@ -4,6 +4,8 @@ loop.py              prompts -> generate -> rewards -> advantages -> update -> n
 setup.py             the parts of a run, from its settings
 shared_setup.py      the parts that training and evaluation share
 run_parts.py         the parts, as the loop finds them
+run_record.py        the records that a run makes of itself: settings, machine, kernels
+length_check.py      whether the longest sequence fits the model's positions
 model_setup.py       the models of a run, on their devices
 module_fusion.py     fused modules of a run
 startup_checks.py    what is checked before a model is loaded

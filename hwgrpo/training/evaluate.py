@@ -21,9 +21,10 @@ from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.checkpoint import restore
+from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import fuse
 from hwgrpo.training.policy.auto_settings import attention_of
-from hwgrpo.training.shared_setup import build_engine, build_rewards, check_length, load_policy, prepare_process
+from hwgrpo.training.shared_setup import build_engine, build_rewards, load_policy, prepare_process
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import PromptBatch, Sampling
 

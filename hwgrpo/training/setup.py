@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import platform
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hwgrpo_kernels
-import torch
-import transformers
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
-from hwgrpo_backends.environment import profile
 
-import hwgrpo
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import largest_kl, longest_share, planned_steps, prompts_per_update, sampling_of
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.schema import DataConfig
 from hwgrpo.config.written_config import digests, written_of
-from hwgrpo.data.prompts import PromptDataset, template_note
+from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.sampler import PromptSampler
 from hwgrpo.errors import ConfigError, RunFinished
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
@@ -42,12 +33,18 @@ from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
 from hwgrpo.training.model_setup import Models, put_together
-from hwgrpo.training.module_fusion import Fused
 from hwgrpo.training.out_of_memory import LOADING, explained
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
 from hwgrpo.training.run_folder import Claim, claim_on_rank_0
 from hwgrpo.training.run_parts import Run
+from hwgrpo.training.run_record import (
+    memory_metrics,
+    prompt_notes,
+    start_summary,
+    write_kernel_choices,
+    write_run_record,
+)
 from hwgrpo.training.shared_setup import build_engine, prepare_process
 from hwgrpo.training.startup_checks import Data, check_start, lacking, open_data, require_running_server
 from hwgrpo.training.strategies.strategy import Strategy, together
@@ -145,9 +142,9 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
             keep_copies(config, folder.path)
-            _describe(folder.path, written, device, total_steps, models.fused, strategy)
+            write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
-    notes += (*engine.notes, *_notes_on_data(config.data, data), _summary_of_start(device, models, data, start))
+    notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(device, models, data, start))
     for note in notes:
         observer.note(note)
 
@@ -168,8 +165,8 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         metrics=metrics,
         watch=Stopwatch(device.synchronize, trace=device.trace),
         saver=_saver(config, written, device, strategy, folder, data, update, responses, observer),
-        record_kernels=lambda: _record_kernels(folder.path, strategy.rank),
-        memory=lambda: _memory_metrics(device),
+        record_kernels=lambda: write_kernel_choices(folder.path, strategy.rank),
+        memory=lambda: memory_metrics(device),
         peak=peak.flops if peak else None,
         tokenizer=data.tokenizer,
         lock=folder.lock,
@@ -268,28 +265,6 @@ def _observer(config: Config, folder: _Folder, strategy: Strategy, total_steps: 
     )
 
 
-def _notes_on_data(config: DataConfig, data: Data) -> Iterator[str]:
-    """Yield what a user should know about the prompts."""
-    for name, prompts in (("training", data.training), ("validation", data.validation)):
-        note = template_note(name, prompts)
-        if note:
-            yield note
-        if prompts is not None and (prompts.filtered or prompts.truncated):
-            yield (
-                f"{name} prompts longer than data.max_prompt_tokens={config.max_prompt_tokens}: "
-                f"{prompts.filtered} dropped, {prompts.truncated} cut, {len(prompts)} kept"
-            )
-
-
-def _summary_of_start(device: Device, models: Models, data: Data, start: int) -> str:
-    """Return where the run trains, what, on how many prompts, and from which step on."""
-    return (
-        f"{device.name} ({device.backend.name}, {str(models.policy.compute_dtype).removeprefix('torch.')}), "
-        f"{models.trainable:,} trainable parameters, "
-        f"{len(data.training):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
-    )
-
-
 def _saver(
     config: Config,
     written: Config,
@@ -345,38 +320,3 @@ def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
     """Return the token budget of micro-batches, which a full memory makes smaller for this run."""
     least, tokens = longest_share(config), micro_batch_tokens(config, device.torch_device)
     return TokenBudget(tokens, least=least, device=device, folder=output)
-
-
-def _describe(output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy) -> None:
-    """Write what the run is: its settings, and the machine, versions and variables it runs on."""
-    (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    environment = {
-        "hwgrpo": hwgrpo.__version__,
-        "backend": device.backend.name,
-        "device": device.name,
-        "arch": device.arch,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "variables": {
-            s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
-            for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
-        },
-        "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.passed_over)},
-        "fused_modules": fused.record,
-        "total_steps": total_steps,
-        **strategy.record,
-    }
-    (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")
-
-
-def _record_kernels(output: Path, rank: int) -> None:
-    if rank == 0:
-        (output / "kernels.json").write_text(json.dumps(hwgrpo_kernels.choices(), indent=1), encoding="utf-8")
-
-
-def _memory_metrics(device: Device) -> dict[str, float]:
-    memory = device.memory()
-    if memory.peak is None:
-        return {}
-    return {"perf/max_memory_allocated_gb": memory.peak / 2**30}

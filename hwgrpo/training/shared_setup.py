@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import hwgrpo_kernels
@@ -20,12 +18,10 @@ from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
-from hwgrpo.models.loading import check_vocabulary, load_model, load_model_config
-from hwgrpo.models.lora import apply_lora, uses_lora
-from hwgrpo.models.meta_device import META
+from hwgrpo.models.loading import check_vocabulary, load_model
+from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
 from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.models.to_device import move_to_device
-from hwgrpo.models.windows import rope_switches_at
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
@@ -134,15 +130,6 @@ def load_trainable(config: Config, attention: str = "sdpa", *, hollow: bool = Fa
     return model
 
 
-@contextmanager
-def without_weights() -> Iterator[None]:
-    """Put adapters on a model on the meta device without weights of their own."""
-    with warnings.catch_warnings(), META:
-        # of an adapter that is read: its weights have no place here, which is the point
-        warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
-        yield
-
-
 def _without_embedding_hook(model: Any) -> None:
     """Take out the hook that makes embeddings require a gradient: only reentrant checkpointing needs it.
 
@@ -240,37 +227,3 @@ def build_rewards(
                 data.require_ground_truth(f"reward {function.name}")
     context = {"max_response_tokens": config.rollout.max_response_tokens}
     return RewardPipeline(config.reward, context=context, columns=dataset.columns, seed=(config.trainer.seed, rank))
-
-
-def check_length(
-    config: Config, *datasets: PromptDataset | None, settings: transformers.PreTrainedConfig | None = None
-) -> None:
-    """Check that the longest prompt and response fit the model's positions, and do not change those of others.
-
-    Args:
-        config: the run's settings.
-        datasets: training and validation prompts.
-        settings: the model's transformers configuration; None reads it.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    settings = settings or load_model_config(config.model)
-    positions = getattr(settings.get_text_config(), "max_position_embeddings", None)
-    longest = max(data.longest for data in datasets if data is not None)
-    response = config.rollout.max_response_tokens
-    if positions is not None and longest + response > positions:
-        raise ConfigError(
-            f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
-            f"{longest + response} tokens long, but model.path={config.model.path!r} has {positions} positions; use at "
-            f"most {positions - longest}, or lower data.max_prompt_tokens"
-        )
-    switch = rope_switches_at(settings)
-    if switch is not None and longest + response > switch:
-        # the log-probs of a short sequence would depend on what stands in its batch, and cached keys on when they came
-        raise ConfigError(
-            f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
-            f"{longest + response} tokens long, but the rotary embeddings of model.path={config.model.path!r} "
-            f"(longrope) change for all tokens of a batch that has more than {switch}; use at most "
-            f"{switch - longest}, or lower data.max_prompt_tokens"
-        )

@@ -21,12 +21,13 @@ from hwgrpo.data.prompts import PromptDataset, build_dataset
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import is_fused, reason_model_cannot_use
 from hwgrpo.models.loading import check_embeddings
-from hwgrpo.models.lora import apply_lora, uses_lora
+from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine_kind import check_engine, check_running_server
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
+from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import choose_modules
 from hwgrpo.training.policy.auto_settings import (
     AttentionChoice,
@@ -38,7 +39,7 @@ from hwgrpo.training.policy.auto_settings import (
 )
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
-from hwgrpo.training.shared_setup import build_rewards, check_length, choose_kernels, without_weights
+from hwgrpo.training.shared_setup import build_rewards, choose_kernels
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 

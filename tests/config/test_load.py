@@ -6,7 +6,8 @@ import pytest
 
 from hwgrpo.config import load_config
 from hwgrpo.config.document import entries
-from hwgrpo.config.load import find_recipe, to_yaml
+from hwgrpo.config.load import to_yaml
+from hwgrpo.config.recipe_files import find_recipe
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.errors import ConfigError
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hwgrpo.config import load_config
-from hwgrpo.config.load import find_recipe, to_yaml
+from hwgrpo.config.load import to_yaml
+from hwgrpo.config.recipe_files import find_recipe
 from hwgrpo.errors import ConfigError, shown
 from hwgrpo.models.builtin import TinySpec
 from hwgrpo.training.resume import _rank_seed

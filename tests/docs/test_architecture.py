@@ -25,6 +25,6 @@ def test_what_the_page_points_at_is_there():
     for name, file in (
         ("_build", "training/setup.py"),
         ("_saver", "training/setup.py"),
-        ("class Prefetcher", "training/feed/response_source.py"),
+        ("class Prefetcher", "training/feed/prefetcher.py"),
     ):
         assert name in (REPO / "hwgrpo" / file).read_text(encoding="utf-8")

@@ -19,12 +19,13 @@ from hwgrpo.models.saving import save_model
 from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.length_check import check_length
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.reference_model import build_reference
 from hwgrpo.training.resume import seed_rank
-from hwgrpo.training.shared_setup import check_length, seed_everything
+from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.strategies.strategy import together

@@ -1,16 +1,9 @@
-"""Where a step's responses come from: generated when they are asked for, or ahead, by a thread beside the training.
-
-Ahead, the responses to a step's prompts are sampled while earlier steps are trained, by weights that are some versions
-older than the policy that learns from them. The bound on that, `rollout.max_staleness`, is kept twice: a batch is not
-begun before the engine has weights that will be new enough, and one that comes with older ones is not trained on.
-"""
+"""Sources of a step's responses: the interface, and the source that generates them on demand."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,12 +12,10 @@ from hwgrpo_backends.device import Device
 from hwgrpo.catalog import RESPONSE_SOURCES
 from hwgrpo.config import Config
 from hwgrpo.config.derived import sampling_of
-from hwgrpo.errors import RunError
 from hwgrpo.rollout.engine import Engine
-from hwgrpo.rollout.pause_gate import Gate, Stopped
+from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.values import Completions, PromptBatch, Sampling
-from hwgrpo.waits import STUCK_AFTER, join, wait_for_thread
 
 
 @dataclass(frozen=True)
@@ -100,23 +91,6 @@ def on_demand(parts: SourceParts) -> OnDemand:
     return OnDemand(parts.prompts, parts.engine, sampling_of(parts.config))
 
 
-def prefetch(parts: SourceParts) -> Prefetcher:
-    """Return the source that generates while earlier steps are trained."""
-    return Prefetcher(
-        parts.prompts,
-        parts.engine,
-        sampling_of(parts.config),
-        parts.gate,
-        parts.device,
-        max_staleness=parts.config.rollout.max_staleness,
-        first_step=parts.start + 1,
-        last_step=parts.total_steps,
-        waiting=parts.prefetched,
-        state=parts.state,
-        timeout=parts.config.trainer.process_group_timeout,
-    )
-
-
 def choose_source(config: Config) -> str:
     """Return the name of the response source: `auto` prefetches where responses may be stale."""
     wanted = config.rollout.source
@@ -155,155 +129,3 @@ class OnDemand:
 
     def close(self) -> None:
         pass
-
-
-class Prefetcher:
-    """Generates in a thread of its own, at most `max_staleness` versions behind the policy.
-
-    With a bound of 1 (one-step-off policy) the order of things is fixed: while a step is trained, the responses of the
-    next are sampled, and its new weights wait for them. With more the thread runs ahead as far as the bound lets it,
-    and which version samples a batch depends on time.
-
-    Batches that wait to be handed out are part of a checkpoint, and the one that is being sampled is begun again after
-    a resume: with a bound of 1 from the same weights, so that the run goes on to the last bit as it would have.
-
-    Args:
-        source: the prompts, drawn by the thread.
-        engine: generates with weights of its own; nobody else calls it but within `alone`.
-        sampling: how responses are drawn.
-        gate: the one that the engine makes way at, if it does so between tokens.
-        device: made current in the thread.
-        max_staleness: versions, at least 1.
-        first_step: that will be asked for.
-        last_step: after which nothing is generated.
-        waiting: batches of the first steps that there are already; `source` stands after them.
-        state: the position in the data before them; None where there are none.
-        timeout: seconds after which the thread is taken to hang.
-    """
-
-    def __init__(
-        self,
-        source: PromptSource,
-        engine: Engine,
-        sampling: Sampling,
-        gate: Gate,
-        device: Device,
-        *,
-        max_staleness: int,
-        first_step: int,
-        last_step: int,
-        waiting: Sequence[PrefetchedBatch] = (),
-        state: dict[str, Any] | None = None,
-        timeout: float = STUCK_AFTER,
-    ) -> None:
-        assert max_staleness >= 1
-        self._source, self._engine, self._sampling, self._gate, self._device = source, engine, sampling, gate, device
-        self._max_staleness = max_staleness
-        self._last_step = last_step
-        self._timeout = timeout
-        self._state = state or source.state()
-        self._version = first_step - 1
-        self._done = deque(waiting)
-        self._begun = first_step + len(waiting) - 1
-        self._error: BaseException | None = None
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(
-            target=self._generate_all, args=(self._begun + 1,), name="hwgrpo-rollout", daemon=True
-        )
-
-    def next(self, step: int) -> Batch:
-        if self._thread.ident is None:
-            self._thread.start()
-        with self._changed:
-            self._until(lambda: bool(self._done) or self._error is not None, f"the responses of step {step}")
-            if not self._done:
-                assert self._error is not None
-                raise self._error
-            taken = self._done.popleft()
-        batch, self._state = taken.batch, taken.state
-        policy = step - 1
-        if self._too_old(batch, policy) and self._source.world_size == 1:
-            with self.alone():  # an engine that has lost weights, or a server that came back with older ones
-                self._engine.update_weights(policy)
-                batch = self._generate(batch.prompts)
-        if self._too_old(batch, policy):  # new weights are brought by all ranks together, which only this one knows of
-            raise RunError(
-                f"the responses of step {step} were sampled with weights {batch.completions.weight_version}, but the "
-                f"policy has weights {policy} and rollout.max_staleness={self._max_staleness}: the rollout engine does "
-                "not take new weights; start again from the newest checkpoint"
-            )
-        # What is to be sampled beside this step begins before it: else its new weights could come first.
-        wanted = min(step + 1, self._last_step)
-        with self._changed:
-            self._until(
-                lambda: self._begun >= wanted or self._error is not None, f"the rollout thread to begin step {wanted}"
-            )
-        age = [policy - version for version in (batch.completions.weight_version, batch.completions.newest_version)]
-        staleness = {"rollout/staleness_max": float(age[0]), "rollout/staleness_min": float(age[1])}
-        return Batch(batch.prompts, batch.completions, dict(batch.metrics) | staleness)
-
-    def update_weights(self, version: int) -> None:
-        with self._gate.held():
-            self._engine.update_weights(version)
-        with self._changed:
-            self._version = version
-            self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._gate.held(whole_batch=True):
-            yield
-
-    def state(self) -> dict[str, Any]:
-        return self._state
-
-    def waiting(self) -> list[Batch]:
-        with self._changed:
-            return [each.batch for each in self._done]
-
-    def close(self) -> None:
-        self._gate.stop()
-        with self._changed:
-            self._error = self._error or Stopped()
-            self._done.clear()
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            join(self._thread, "the rollout thread to end", self._timeout)
-
-    def _generate_all(self, first_step: int) -> None:
-        try:
-            self._device.set_device()
-            for step in range(first_step, self._last_step + 1):
-                # the policy that will learn from it is version step - 1
-                self._wait(lambda step=step: self._version >= step - 1 - self._max_staleness)
-                prompts = self._source.next()
-                state = self._source.state()
-                with self._gate.inside():
-                    with self._changed:
-                        self._begun = step
-                        self._changed.notify_all()
-                    batch = self._generate(prompts)
-                with self._changed:
-                    if self._error is None:
-                        self._done.append(PrefetchedBatch(batch, state))
-                        self._changed.notify_all()
-        except BaseException as error:  # the thread that asks for the batch raises it
-            with self._changed:
-                self._error = self._error or error
-                self._changed.notify_all()
-
-    def _generate(self, prompts: PromptBatch) -> Batch:
-        completions = self._engine.generate(prompts, self._sampling)
-        return Batch(prompts, completions, dict(self._engine.metrics))
-
-    def _too_old(self, batch: Batch, policy: int) -> bool:
-        return policy - batch.completions.weight_version > self._max_staleness
-
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        with self._changed:
-            self._until(lambda: ready() or self._error is not None, "the update of the policy")
-            if self._error is not None:
-                raise Stopped
-
-    def _until(self, ready: Callable[[], bool], what: str) -> None:
-        wait_for_thread(lambda seconds: self._changed.wait_for(ready, seconds), what, self._timeout)

@@ -12,7 +12,8 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.training import setup
-from hwgrpo.training.feed.response_source import Batch, OnDemand, PrefetchedBatch, Prefetcher
+from hwgrpo.training.feed.prefetcher import Prefetcher
+from hwgrpo.training.feed.response_source import Batch, OnDemand, PrefetchedBatch
 from hwgrpo.values import Completions, Sampling
 from tests.support.runs import runs
 

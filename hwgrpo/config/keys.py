@@ -1,0 +1,124 @@
+"""Keys of settings: the type of each, and errors for those that the schema does not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hwgrpo.config.document import entries
+from hwgrpo.config.peers import last_name_here, name_here
+from hwgrpo.config.schema import Config
+from hwgrpo.config.typed import alternatives, hint_below, is_list, section_of
+from hwgrpo.errors import ConfigError, nearest, shown
+
+INDEX = re.compile(r"\.\d+(?=\.|$)")
+"""The index of a list's entry within a key."""
+
+
+def type_of_key(dotted: str) -> Any:
+    """Return the type of the setting that an override's key names.
+
+    Raises:
+        ConfigError: the schema has no such key; the message names the nearest that it has.
+    """
+    hint: Any = Config
+    walked: list[str] = []
+    for name in dotted.split("."):
+        section = section_of(hint)
+        prefix = ".".join(walked)
+        if is_list(hint):
+            if not _is_index(name):
+                raise ConfigError(
+                    f"unknown key {_shown_key(dotted)}: {prefix} is a list, so a number comes after it: "
+                    f"{prefix}.0{'.' + name if section and name in _field_names(section) else ''}=..."
+                )
+        elif section is not None:
+            if name not in _field_names(section):
+                raise _unknown_key(".".join([*walked, name]), section, prefix, dotted)
+        elif not any(typing.get_origin(kind) is dict for kind in alternatives(hint)) and hint is not Any:
+            entry = next(e for e in entries() if e.key == INDEX.sub("[]", prefix))
+            raise ConfigError(
+                f"unknown key {_shown_key(dotted)}: {prefix} is a single setting ({entry.type}). "
+                f"Did you mean {prefix}=...?"
+            )
+        hint = hint_below(hint, name)
+        walked.append(name)
+    return hint
+
+
+def check_keys(values: Any, hint: Any, prefix: str) -> None:
+    """Check that the schema has every key of a recipe; types are for `build`.
+
+    Raises:
+        ConfigError: the first key that it does not have.
+    """
+    section = section_of(hint)
+    if isinstance(values, list) and section is not None:
+        for i, element in enumerate(values):
+            check_keys(element, section, f"{prefix}.{i}")
+    if not isinstance(values, Mapping) or section is None or is_list(hint):
+        return
+    for name, value in values.items():
+        key = f"{prefix}.{name}" if prefix else str(name)
+        if name not in _field_names(section):
+            raise _unknown_key(key, section, prefix, next(leaf_keys(value, key)))
+        check_keys(value, hint_below(section, name), key)
+
+
+def _unknown_key(key: str, section: type, prefix: str, full: str | None = None) -> ConfigError:
+    """Return the error for a key that the schema does not have.
+
+    Args:
+        key: as far as it was followed.
+        section: what it should be in.
+        prefix: the key of that section.
+        full: the key as it was written, which may name another system's setting.
+    """
+    if (here := name_here(full or key)) is not None:
+        return ConfigError(f"unknown key {_shown_key(full or key)}: {here}")
+    names = _field_names(section)
+    last = key.rsplit(".", 1)[-1]
+    near = nearest(last, names) or nearest(last.lower(), names)
+    elsewhere = [e.key for e in entries() if e.key.rsplit(".", 1)[-1] == last]
+    if len(elsewhere) == 1:  # trainer.lr can only have meant optim.lr
+        near = elsewhere[0]
+    elif near:
+        near = f"{prefix}.{near}" if prefix else near
+    if not near and (here := last_name_here(full or key)) is not None:
+        return ConfigError(f"unknown key {_shown_key(full or key)}: {here}")
+    hint = f" Did you mean {near}?" if near else ""
+    where = f"{prefix} has" if prefix else "The sections are"
+    return ConfigError(f"unknown key {_shown_key(key)}.{hint} {where}: {', '.join(names)}.")
+
+
+def leaf_keys(value: Any, key: str) -> Iterator[str]:
+    """Yield the dotted keys of all single values below `value`."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from leaf_keys(inner, f"{key}.{name}")
+    else:
+        yield key
+
+
+def expand_names(given: dict[str, Any]) -> dict[str, Any]:
+    """Turn each entry of reward.functions that is just a name into {name: ...}."""
+    reward = given.get("reward")
+    functions = reward.get("functions") if isinstance(reward, dict) else None
+    if isinstance(functions, list):
+        functions[:] = [{"name": entry} if isinstance(entry, str) else entry for entry in functions]
+    return given
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10
+
+
+def _shown_key(key: str) -> str:
+    return key if key.isprintable() and 0 < len(key) <= 120 else shown(key)
+
+
+def _field_names(section: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(section)]

@@ -1,0 +1,67 @@
+"""Recipe files: where they are looked up, and their content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hwgrpo.config.keys import expand_names
+from hwgrpo.config.schema import Config
+from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
+from hwgrpo.errors import ConfigError, nearest, shown
+from hwgrpo.paths import check_path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SUFFIXES = (".yaml", ".yml")
+
+
+def recipe_folders() -> tuple[Path, ...]:
+    """Return the folders in which recipes are looked up by name: the wheel's, then the repository's."""
+    return tuple(p for p in (_PACKAGE / "recipes", _PACKAGE.parent / "configs") if p.is_dir())
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """Return the file of a recipe given as a path or by the name of one that ships with the package.
+
+    `.yml` and `.yaml` stand for each other where only one of them is there.
+
+    Raises:
+        ConfigError: there is no such file; the message lists the recipes that exist.
+    """
+    path = Path(recipe)
+    check_path(str(recipe), "recipe")
+    shipped = {p.stem: p for folder in recipe_folders() for p in sorted(folder.glob("*.yaml"))}
+    for file in (path, *(path.with_suffix(other) for other in _SUFFIXES if path.suffix in _SUFFIXES)):
+        if file.is_file():
+            return file
+    if path.stem in shipped and path.suffix in ("", *_SUFFIXES) and path.parent.name in ("", "configs"):
+        return shipped[path.stem]
+    if path.is_dir():
+        raise ConfigError(f"no recipe {str(recipe)!r}: that is a folder; name the YAML file in it")
+    near = nearest(path.stem, shipped)
+    hint = f" Did you mean {near}?" if near else ""
+    raise ConfigError(
+        f"no recipe {shown(str(recipe))}: there is no such file in {Path.cwd()}; recipes that ship: "
+        f"{', '.join(sorted(shipped)) or 'none'}.{hint}"
+    )
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the recipe cannot be read: {error.strerror}; check the file and its rights"
+        ) from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes, which no recipe is; name the YAML file of a run")
+    loaded = read_yaml(text, str(path), Config)
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of sections, e.g. `model: {{path: ...}}`")
+    return expand_names(loaded)

@@ -1,0 +1,83 @@
+"""Records that a run makes of itself: settings, machine, kernels, and notes at its start."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import hwgrpo_kernels
+import torch
+import transformers
+from hwgrpo_backends.device import Device
+from hwgrpo_backends.environment import profile
+
+import hwgrpo
+from hwgrpo.config import Config
+from hwgrpo.config.load import to_yaml
+from hwgrpo.config.schema import DataConfig
+from hwgrpo.data.prompts import template_note
+from hwgrpo.training.model_setup import Models
+from hwgrpo.training.module_fusion import Fused
+from hwgrpo.training.startup_checks import Data
+from hwgrpo.training.strategies.strategy import Strategy
+
+
+def prompt_notes(config: DataConfig, data: Data) -> Iterator[str]:
+    """Yield what a user should know about the prompts."""
+    for name, prompts in (("training", data.training), ("validation", data.validation)):
+        note = template_note(name, prompts)
+        if note:
+            yield note
+        if prompts is not None and (prompts.filtered or prompts.truncated):
+            yield (
+                f"{name} prompts longer than data.max_prompt_tokens={config.max_prompt_tokens}: "
+                f"{prompts.filtered} dropped, {prompts.truncated} cut, {len(prompts)} kept"
+            )
+
+
+def start_summary(device: Device, models: Models, data: Data, start: int) -> str:
+    """Return where the run trains, what, on how many prompts, and from which step on."""
+    return (
+        f"{device.name} ({device.backend.name}, {str(models.policy.compute_dtype).removeprefix('torch.')}), "
+        f"{models.trainable:,} trainable parameters, "
+        f"{len(data.training):,} prompts, {'continuing after' if start else 'starting from'} step {start}"
+    )
+
+
+def write_run_record(
+    output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy
+) -> None:
+    """Write config.yaml, and environment.json: the machine, versions and variables that a run uses."""
+    (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    environment = {
+        "hwgrpo": hwgrpo.__version__,
+        "backend": device.backend.name,
+        "device": device.name,
+        "arch": device.arch,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "variables": {
+            s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
+            for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
+        },
+        "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.passed_over)},
+        "fused_modules": fused.record,
+        "total_steps": total_steps,
+        **strategy.record,
+    }
+    (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")
+
+
+def write_kernel_choices(output: Path, rank: int) -> None:
+    if rank == 0:
+        (output / "kernels.json").write_text(json.dumps(hwgrpo_kernels.choices(), indent=1), encoding="utf-8")
+
+
+def memory_metrics(device: Device) -> dict[str, float]:
+    memory = device.memory()
+    if memory.peak is None:
+        return {}
+    return {"perf/max_memory_allocated_gb": memory.peak / 2**30}
