@@ -1,27 +1,27 @@
-"""What a device family is, which one this host has, and why. Importing it imports no torch.
+"""Device families: which one this host has, and why. Importing it imports no torch.
 
 backend.py            `Backend`: a device family as data plus three functions; `EnvVar`, `Verdict`, `BackendError`
 cpu.py, cuda.py, rocm.py, npu.py   the built-in families
-registry.py           the known backends, those of other distributions included
-facts.py              what is known of a host, as values
+registry.py           the known backends, including those of other distributions
+facts.py              facts about a host
 tier0.py              facts without torch
 tier1.py              facts of a child process that imports torch, which runs torch_probe.py
-child.py              processes that answer in lines of JSON: what imports torch does so there
-distributions.py      what is installed
-entry_points.py       what distributions offer, and which of it cannot be read
-surroundings.py       the container, WSL or scheduler's job a process runs inside of
-probing.py            what the probes of accelerator families share
-decide.py             `decide(facts, requested)`: the choice, a pure function
-selection.py          `choose(requested)`: gather, decide, or refuse
+child.py              child processes with JSON output, in which torch is imported
+distributions.py      installed distributions
+entry_points.py       entry points of distributions, damaged ones skipped
+surroundings.py       the container, WSL or scheduler job of this process
+probing.py            helpers shared by the probes of accelerator families
+decide.py             `decide(facts, requested)`: the selection as a pure function
+selection.py          `choose(requested)`: gather facts, decide, or raise
 finding.py            one line of a diagnosis
-vendor_findings.py    what each family is checked for in a diagnosis
-peaks.py              FLOP/s and bandwidth that chips reach at most, with sources
-nvidia_driver.py      which driver a CUDA build of torch needs
-environment.py        the variables a backend wants for training and for rollout
+vendor_findings.py    checks of each family in a diagnosis
+peaks.py              peak FLOP/s and bandwidth of chips, with sources
+nvidia_driver.py      the minimum driver of a CUDA build of torch
+environment.py        environment variables of a backend for training and rollout
 device.py             `Device`: the runtime calls of a trainer (imports torch)
 graphs.py             device graphs (imports torch)
 markers.py            ranges for vendors' profilers (imports torch)
-testing.py            `check_backend`: what a new backend must satisfy
+testing.py            `check_backend`: the conformance suite for a new backend
 conformance_names.py, conformance_device.py, conformance_processes.py, conformance_rank.py   its parts
 """
 

@@ -1,4 +1,4 @@
-"""Child processes that answer in lines of JSON, with a limit on their time: what imports torch does so there."""
+"""Run child processes with JSON output and a timeout, so that torch is imported there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import IO, Any
 
 
 @dataclass
-class Answer:
-    """What a child said, and how it ended."""
+class ChildOutput:
+    """The JSON lines of a child process, and how it ended."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
     trouble: str | None = None
-    """Why it did not end as it should have: a signal, an exit status, the time limit; None when it did."""
+    """Why it failed: a signal, an exit status or the timeout; None if it did not."""
 
 
 def ask(
@@ -32,13 +32,13 @@ def ask(
     environ: Mapping[str, str] = os.environ,
     *,
     marker: str,
-) -> list[Answer]:
-    """Run `script` once per question, all at the same time, and return the answers in their order.
+) -> list[ChildOutput]:
+    """Run `script` once per question in parallel, and return the outputs in order.
 
     Args:
         script: a file that reads its question as JSON from its first argument, and prints `marker` + JSON.
-        timeout: seconds for all of them together; what they said until then is kept.
-        marker: what a line of an answer begins with; a plug-in may print lines of its own.
+        timeout: seconds for all of them together; output until then is kept.
+        marker: prefix of the JSON lines; plug-ins may print other lines.
     """
     with asking(script, questions, timeout, environ, marker=marker) as answers:
         return answers()
@@ -52,15 +52,15 @@ def asking(
     environ: Mapping[str, str] = os.environ,
     *,
     marker: str,
-) -> Iterator[Callable[[], list[Answer]]]:
-    """Start the children of `ask`, and give the function that waits for their answers; the time counts from its call.
+) -> Iterator[Callable[[], list[ChildOutput]]]:
+    """Start the children of `ask`, and yield a function that waits for their outputs; its call starts the timeout.
 
-    What still runs at the end of the block is ended, so an answer that is not needed after all costs no time.
+    Children that still run at the end of the block are killed, so unneeded output costs no time.
     """
     with tempfile.TemporaryDirectory() as folder:
         running = [_start(script, question, environ, Path(folder) / str(i)) for i, question in enumerate(questions)]
 
-        def answers() -> list[Answer]:
+        def answers() -> list[ChildOutput]:
             end = time.monotonic() + timeout
             return [_finish(*each, max(0.0, end - time.monotonic()), timeout, marker) for each in running]
 
@@ -76,7 +76,7 @@ def asking(
 def _start(
     script: Path, question: Any, environ: Mapping[str, str], base: Path
 ) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
-    # Files, not pipes: a process left behind by a plug-in could keep a pipe open for ever.
+    # Files, not pipes: a process left behind by a plug-in could keep a pipe open forever.
     out, err = base.with_suffix(".out").open("w+b"), base.with_suffix(".err").open("w+b")
     # -P keeps the script's own folder, whose modules have everyday names, off the child's sys.path.
     command = [sys.executable, "-P", str(script), json.dumps(question)]
@@ -88,8 +88,8 @@ def _start(
 
 def _finish(
     child: subprocess.Popen[bytes], out: IO[bytes], err: IO[bytes], patience: float, limit: float, marker: str
-) -> Answer:
-    answer = Answer()
+) -> ChildOutput:
+    answer = ChildOutput()
     try:
         code = child.wait(timeout=patience)
     except subprocess.TimeoutExpired:
@@ -116,7 +116,7 @@ def _last_line(err: IO[bytes]) -> str:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever it started; do not wait for one that hangs inside a driver."""
+    """Kill the child and its process group; do not wait for one that hangs inside a driver."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # it has ended, and left nothing behind

@@ -1,10 +1,10 @@
-"""Choosing a backend: a pure function of facts.
+"""Select a backend: a pure function of facts.
 
-1. What a launcher decided is inherited by its workers, unless they ask for something else.
-2. An explicit choice (the argument, else HWGRPO_BACKEND) works, or is an error with the reason and the fix.
-3. `auto`: exactly one usable accelerator wins; two usable are an error naming both; one that the installed stack was
-   built for, whose device or driver is there and which cannot be used, is an error, never an unannounced CPU run;
-   otherwise the CPU, with a warning for hardware that is left unused and for a stack without its hardware.
+1. Workers inherit their launcher's selection, unless they request another backend.
+2. An explicit request (the argument, else HWGRPO_BACKEND) is used, or raises with the reason and the fix.
+3. `auto`: the only usable accelerator is selected; two usable ones are an error naming both; an accelerator that the
+   installed stack was built for, whose device or driver is present but unusable, is an error, never a silent CPU run;
+   otherwise the CPU, with a warning for unused hardware and for a stack without its hardware.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hwgrpo_backends.facts import REQUEST_VARIABLE, SELECTED_VARIABLE, Facts
 
 AUTO = "auto"
 OTHER_NAMES = {"nvidia": "cuda", "amd": "rocm", "hip": "rocm", "radeon": "rocm", "ascend": "npu", "huawei": "npu"}
-"""What people call devices -> the backend that these are for."""
+"""Common names of devices -> their backend."""
 NO_BACKEND = {"xpu": "Intel GPUs (xpu)", "mps": "the Apple GPU (mps)"}
-"""Devices that torch knows and that no built-in backend is for."""
+"""Device types of torch without a built-in backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Which backend a host runs on, and why not the others. Either `selected` or `error` is None."""
+    """The selected backend of a host, and the verdicts on all. Either `selected` or `error` is None."""
 
     requested: str
     """"auto" or a name, after HWGRPO_BACKEND was taken into account."""
@@ -36,7 +36,7 @@ class Decision:
     warnings: tuple[str, ...] = ()
     error: str | None = None
     inherited: bool = False
-    """A launcher decided; nothing was checked again."""
+    """Selected by the launcher, and not checked again."""
 
 
 def decide(
@@ -45,7 +45,7 @@ def decide(
     backends: Mapping[str, Backend] | None = None,
     problems: Mapping[str, str] | None = None,
 ) -> Decision:
-    """Choose a backend for a host.
+    """Select a backend for a host.
 
     Args:
         requested: a name, or "auto".
@@ -92,7 +92,7 @@ def decide(
 def _probe(backend: Backend, facts: Facts) -> Verdict:
     try:
         verdict = backend.probe(facts)
-    except (Exception, SystemExit) as error:  # one vendor's mistake must not take the other backends away
+    except (Exception, SystemExit) as error:  # one vendor's error must not disable other backends
         return _mistaken(f"its probe raised {type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):
         return _mistaken(f"its probe returned a {type(verdict).__name__}, not a Verdict")
@@ -127,7 +127,7 @@ def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict])
 
 
 def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict], selected: str) -> list[str]:
-    """Say once what was passed over; a stray integrated GPU beside a working accelerator is not worth a word."""
+    """Return warnings for unused accelerators; an integrated GPU beside a working accelerator is ignored."""
     lines = []
     for name in (name for name, backend in backends.items() if not backend.is_host):
         verdict = verdicts[name]

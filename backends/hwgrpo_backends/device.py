@@ -1,6 +1,6 @@
-"""The runtime calls a trainer makes on its device, the same on every backend. Importing this module imports torch.
+"""`Device`: the runtime calls of a trainer, the same on every backend. Importing this module imports torch.
 
-Everything is asked of `torch.get_device_module`: those modules carry the same names for every device, whereas
+All calls go to `torch.get_device_module`: these modules have the same functions for every device, whereas
 `torch.accelerator` raises on hosts without one and its memory calls fail on torch-npu older than 2.13.
 """
 
@@ -24,7 +24,7 @@ from hwgrpo_backends.peaks import Peak, peak
 
 @dataclass(frozen=True)
 class Memory:
-    """Device memory in bytes; None where the device has no memory of its own to speak of."""
+    """Device memory in bytes; None for a device without its own memory."""
 
     free: int | None = None
     total: int | None = None
@@ -34,7 +34,7 @@ class Memory:
 
 
 class _HostModule:
-    """What the module of an accelerator offers, for the host processor: torch.cpu lacks most of it."""
+    """The functions of an accelerator's module for the host processor, most of which torch.cpu lacks."""
 
     stream = staticmethod(torch.cpu.stream)
     Stream = torch.cpu.Stream
@@ -65,17 +65,17 @@ class Device:
 
     Args:
         backend: the family.
-        local_rank: which of its visible devices; processes on the host processor all share the one.
+        local_rank: index among its visible devices; all processes share the host processor.
 
     Raises:
-        BackendError: there are not that many devices.
+        BackendError: there are fewer devices.
     """
 
     def __init__(self, backend: Backend, local_rank: int = 0) -> None:
         self.backend = backend
         self.index = 0 if backend.is_host else local_rank
         self.oom_error: tuple[type[BaseException], ...] = (torch.OutOfMemoryError, MemoryError)
-        """What an `except` may name; `is_oom` also knows the plain RuntimeErrors."""
+        """Types for an `except`; `is_oom` also recognizes plain RuntimeErrors."""
         if backend.plugin:
             importlib.import_module(backend.plugin)
         self._module: Any = _HostModule() if backend.is_host else torch.get_device_module(backend.device_type)
@@ -92,7 +92,7 @@ class Device:
 
     @property
     def count(self) -> int:
-        """How many devices of its family this process sees; the host processor is one."""
+        """Devices of its family that this process sees; 1 for the host processor."""
         return self._module.device_count()
 
     @property
@@ -102,7 +102,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """The device as its vendor calls it."""
+        """The vendor's name of the device."""
         return self._module.get_device_name(self.torch_device)
 
     @property
@@ -116,14 +116,14 @@ class Device:
         return self.backend.compute_dtypes(self.index)
 
     def peak(self, dtype: torch.dtype) -> Peak | None:
-        """Return what this device does at most in `dtype`; None where that is not known."""
-        # torch rounds the operands of fp32 products where it is told that less than the highest precision will do
+        """Return this device's peak rate in `dtype`; None: unknown."""
+        # below "highest" matmul precision, torch rounds the operands of fp32 products
         rounds = dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
         return peak(self.backend.chips, self.arch, self.name, "tf32" if rounds else dtype)
 
     @property
     def recorder(self) -> Recorder | None:
-        """What records work as a device graph, to be replayed whole; None where the backend has no such thing."""
+        """The recorder of device graphs; None: unsupported."""
         return self.backend.record
 
     def set_device(self) -> None:
@@ -135,16 +135,16 @@ class Device:
         self._module.synchronize(self.torch_device)
 
     def empty_cache(self) -> None:
-        """Give memory that the allocator holds in reserve back to the device."""
+        """Release the allocator's cached memory to the device."""
         self._module.empty_cache()
 
     @property
     def measures_memory(self) -> bool:
-        """Whether the device has memory of its own to measure: the host processor's belongs to all processes."""
+        """Whether the device has its own memory: host memory belongs to all processes."""
         return not self.backend.is_host
 
     def memory(self) -> Memory:
-        """Return the device's memory in bytes, all None where it is not measured."""
+        """Return the device's memory in bytes, all None if it is not measured."""
         if not self.measures_memory:
             return Memory()
         free, total = self._module.mem_get_info(self.torch_device)
@@ -152,7 +152,7 @@ class Device:
         return Memory(free, total, allocated, self._module.max_memory_allocated(self.torch_device))
 
     def reset_peak(self) -> None:
-        """Start measuring `Memory.peak` anew."""
+        """Reset `Memory.peak`."""
         self._module.reset_peak_memory_stats(self.torch_device)
 
     def manual_seed(self, seed: int) -> None:
@@ -160,9 +160,9 @@ class Device:
         torch.manual_seed(seed)
 
     def set_deterministic(self, on: bool = True) -> None:
-        """Ask torch for kernels that repeat their numbers; one that has none then raises.
+        """Make torch use deterministic kernels, and raise for ops without one.
 
-        The variables of `Backend.env_deterministic` belong to it and must be there before torch is imported.
+        The variables of `Backend.env_deterministic` must also be set before torch is imported.
         """
         torch.use_deterministic_algorithms(on)
 
@@ -174,11 +174,11 @@ class Device:
         return self._module.get_rng_state(self.torch_device)
 
     def set_rng_state(self, state: torch.Tensor) -> None:
-        """Put the generator into a state that `rng_state` returned."""
+        """Restore a generator state from `rng_state`."""
         self._module.set_rng_state(state, self.torch_device)
 
     def new_stream(self) -> Any:
-        """Return a new stream of work on this device."""
+        """Return a new stream of this device."""
         return self._module.Stream() if self.backend.is_host else self._module.Stream(device=self.torch_device)
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
@@ -192,7 +192,7 @@ class Device:
             yield
 
     def is_oom(self, error: BaseException) -> bool:
-        """Tell whether `error` means that this device, or the host, ran out of memory."""
+        """Return whether `error` means that this device or the host is out of memory."""
         if isinstance(error, self.oom_error):
             return True
         patterns = (*self.backend.out_of_memory, *cpu.OUT_OF_MEMORY)

@@ -1,6 +1,6 @@
-"""The variables a backend wants set, for training and for rollout apart. What the user set is kept.
+"""Environment profiles of a backend, one for training and one for rollout. The user's values are kept.
 
-`apply` belongs before the first `import torch`: allocators and drivers read their variables once.
+Call `apply` before the first `import torch`: allocators and drivers read their variables once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hwgrpo_backends.backend import Backend, Purpose
 from hwgrpo_backends.facts import SELECTED_VARIABLE
 
 APPLIED_VARIABLE = "HWGRPO_ENV_APPLIED"
-"""What `apply` set, as a JSON object, so that a child's other profile can tell it from what the user set since."""
+"""JSON object of the variables that `apply` set, so that a child's profile can distinguish them from the user's."""
 
 
 class Setting(NamedTuple):
@@ -22,7 +22,7 @@ class Setting(NamedTuple):
 
     name: str
     value: str
-    """What is in force: the user's value when it is kept."""
+    """The effective value: the user's if kept."""
     why: str
     kept: bool
     """True when the user had set it."""
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 def profile(
     backend: Backend, purpose: Purpose, environ: Mapping[str, str] = os.environ, deterministic: bool = False
 ) -> list[Setting]:
-    """Return what `apply` would put in force for `purpose`, and what of the user's it would keep."""
+    """Return the settings that `apply` would make for `purpose`, including the user's values that it keeps."""
     ours = _applied(environ)
     settings = []
     for name, variable in backend.environment(purpose, deterministic).items():
@@ -43,15 +43,15 @@ def profile(
 def apply(
     backend: Backend, purpose: Purpose, environ: MutableMapping[str, str] = os.environ, deterministic: bool = False
 ) -> list[Setting]:
-    """Put a profile in force and note the backend for child processes, which then inherit the decision.
+    """Set a profile's variables, and the selected backend for child processes, which inherit it.
 
-    What another profile set before and this one does not want is taken out again.
+    Variables of a previous profile that are not in this one are removed.
 
     Args:
         backend: whose profile.
         purpose: "train" or "rollout".
         environ: changed in place.
-        deterministic: whether training is to repeat its numbers.
+        deterministic: add the variables of deterministic training.
 
     Returns:
         the settings, as `profile` lists them.

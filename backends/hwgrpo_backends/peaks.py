@@ -1,11 +1,11 @@
-"""What chips do at most: matrix FLOP/s per dtype, memory and its bandwidth, as their vendors say. Plain data.
+"""Peak rates of chips: matrix FLOP/s per dtype, memory and its bandwidth, from vendors' documents. Plain data.
 
-A chip that no row names has no peak, and neither has a dtype whose rate is not certain: a report then says n/a. Rates
+A chip without a row has no peak, nor has a dtype with an uncertain rate: a report then says n/a. Rates
 are those without structured sparsity, with fp32 sums, for one device as torch counts them (one die of AMD's MI250 or
 of Ascend's 910C). "tf32" is what fp32 products reach where torch may round their operands.
 
 Compared with copies of the documents they name: A100, A40, L4, L40, L40S, H100 SXM, H20, GH200, GB200, B200, MI350X,
-MI355X, 910A, and the bandwidth of MI300X. The other rows still want that, and so do all memory sizes.
+MI355X, 910A, and the bandwidth of MI300X. The other rows and all memory sizes are not compared yet.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Chip:
     """Memory bandwidth in B/s; None where it is not certain."""
     source: str
     label: str = ""
-    """What people call it; empty: `name`."""
+    """Readable name; empty: `name`."""
     memory: float | None = None
     """Bytes; None where one name stands for editions of different sizes. GB of a vendor are taken as GiB, which is
     what memory chips come in and runtimes report but for what the driver keeps."""
 
     @property
     def title(self) -> str:
-        """Return what to call it."""
+        """Return the readable name."""
         return self.label or self.name
 
 
 @dataclass(frozen=True)
 class Peak:
-    """What a device does at most in one dtype."""
+    """The peak rates of a device in one dtype."""
 
     flops: float
     """FLOP/s."""
@@ -60,7 +60,7 @@ class Peak:
 
 
 def find(chips: Sequence[Chip], arch: str, device_name: str) -> Chip | None:
-    """Return the row of a device, or None when there is none; the first that fits is it.
+    """Return the first matching row of a device, or None.
 
     Args:
         chips: a backend's table.
@@ -72,7 +72,7 @@ def find(chips: Sequence[Chip], arch: str, device_name: str) -> Chip | None:
 
 
 def peak(chips: Sequence[Chip], arch: str, device_name: str, dtype: str | torch.dtype) -> Peak | None:
-    """Return what a device does at most in `dtype`, or None when that is not known.
+    """Return the peak rate of a device in `dtype`, or None if unknown.
 
     Args:
         chips: a backend's table.

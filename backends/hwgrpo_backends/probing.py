@@ -1,4 +1,4 @@
-"""What the probes of all accelerator families have in common: pure functions over facts."""
+"""Helpers shared by the probes of accelerator families: pure functions of facts."""
 
 from __future__ import annotations
 

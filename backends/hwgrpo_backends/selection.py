@@ -1,4 +1,4 @@
-"""Choosing the backend of this process: gather facts as far as they are needed, decide, or refuse."""
+"""Select the backend of this process: gather the facts that are needed, decide, or raise."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Choice(NamedTuple):
 
 
 def choose(requested: str = AUTO, environ: Mapping[str, str] = os.environ) -> Choice:
-    """Choose the backend this process trains on. Imports no torch, so that its environment can still be set.
+    """Select the backend this process trains on, without importing torch, so that its environment can still be set.
 
-    torch is tried in a child process when it could change the answer: not where nothing installed is built for an
-    accelerator, and not in a worker, which inherits its launcher's decision.
+    A child process imports torch if that could change the result: not if nothing installed is built for an accelerator,
+    and not in a worker, which inherits its launcher's selection.
 
     Raises:
-        BackendError: nothing can be chosen; the message says why and what to do.
+        BackendError: no backend can be selected; the message has the reason and the remedy.
     """
     backends, problems = registry.load_all()
     facts = gather_tier0(environ=environ, backends=backends.values())
@@ -48,7 +48,7 @@ def choose(requested: str = AUTO, environ: Mapping[str, str] = os.environ) -> Ch
 
 
 def torch_matters(decision: Decision, facts: Facts, backends: Mapping[str, Backend]) -> bool:
-    """Tell whether asking torch could change a decision that was made without it."""
+    """Return whether importing torch could change a decision made without it."""
     if decision.inherited or facts.torch_version is None:
         return False
     if facts.torch_plugins:

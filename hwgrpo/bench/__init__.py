@@ -1,12 +1,12 @@
-"""`hwgrpo bench`: measurements that a user can repeat. Sides of a comparison take turns within one run.
+"""`hwgrpo bench`: reproducible measurements. The sides of a comparison are measured in turns within one run.
 
 step.py                one training step: its stages, and its update in every layout
-layout_comparison.py   which layouts a model can have, and whether they compute what padded rows do
-times.py               seconds of the rounds, and what becomes of them
+layout_comparison.py   the layouts a model supports, compared with padded rows
+times.py               seconds per round, and their statistics
 work.py                floating-point operations and tokens of an update
-step_result.py         what was measured, and its JSON document
-step_tables.py         the same for people
+step_result.py         the result of a step benchmark as a JSON document
+step_tables.py         the result as tables
 terminal.py            tables on a terminal and elsewhere
-machine.py             what a measurement ran on
-kernels/               the log-prob and loss kernels beside others'
+machine.py             facts about the machine of a measurement
+kernels/               the log-prob and loss kernels against others'
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo_backends import child
-from hwgrpo_backends.child import Answer
+from hwgrpo_backends.child import ChildOutput
 
 MARKER = "hwgrpo.doctor "
 """What a line of an answer begins with."""
@@ -18,7 +18,7 @@ MARKER = "hwgrpo.doctor "
 
 def ask(
     script: Path, questions: Sequence[Mapping[str, Any]], timeout: float, environ: Mapping[str, str] = os.environ
-) -> list[Answer]:
+) -> list[ChildOutput]:
     """Run `script` once per question, as `hwgrpo_backends.child.ask`; "path" is added to every question."""
     with asking(script, questions, timeout, environ) as answers:
         return answers()
@@ -26,7 +26,7 @@ def ask(
 
 def asking(
     script: Path, questions: Sequence[Mapping[str, Any]], timeout: float, environ: Mapping[str, str] = os.environ
-) -> AbstractContextManager[Callable[[], list[Answer]]]:
+) -> AbstractContextManager[Callable[[], list[ChildOutput]]]:
     """Start the children of `ask`, as `hwgrpo_backends.child.asking`."""
     folders = _package_folders()
     questions = [{**question, "path": folders} for question in questions]

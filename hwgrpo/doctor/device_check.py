@@ -65,7 +65,7 @@ def _try_ranks(backend: Backend, devices: int, limit: float, environ: Mapping[st
     return [next((trial for trial in trials if trial.state == "FAIL"), trials[0])]
 
 
-def _read(answer: child_environment.Answer, device: str, first: str) -> list[Trial]:
+def _read(answer: child_environment.ChildOutput, device: str, first: str) -> list[Trial]:
     """Return the trials of one child; the one it was in when it ended before its time has failed."""
     trials = [Trial(device, line["what"], line["state"], line["told"]) for line in answer.lines if "what" in line]
     begun = [line["begun"] for line in answer.lines if "begun" in line]

@@ -42,7 +42,7 @@ def registered(implementation: Implementation) -> Iterator[None]:
         yield
     finally:
         del default_registry._implementations[implementation.op][implementation.name]
-        default_registry._chosen.clear()
+        default_registry._selected.clear()
 
 
 def problem_of(case: Case, dtype: torch.dtype = torch.float32) -> Any:

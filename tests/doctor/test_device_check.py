@@ -10,7 +10,7 @@ from hwgrpo_backends.device import Device, Memory
 from hwgrpo_kernels import Key, default_registry
 
 from hwgrpo.doctor import device_check, device_check_child
-from hwgrpo.doctor.child_environment import Answer
+from hwgrpo.doctor.child_environment import ChildOutput
 from hwgrpo.doctor.device_check import Trial, run_trials
 from tests.support.devices.hosts import BUILTIN
 
@@ -136,26 +136,26 @@ PASSED = {"what": "allocate", "state": "PASS", "told": ""}
 
 
 def test_the_trial_in_which_a_child_dies_has_failed(monkeypatch):
-    ranks = [Answer([{"what": "all-reduce", "state": "PASS", "told": ""}])] * 2
-    died = Answer([{"begun": "allocate"}, PASSED, {"begun": "bf16 matmul"}], "it ended with signal SIGSEGV: x")
+    ranks = [ChildOutput([{"what": "all-reduce", "state": "PASS", "told": ""}])] * 2
+    died = ChildOutput([{"begun": "allocate"}, PASSED, {"begun": "bf16 matmul"}], "it ended with signal SIGSEGV: x")
     answers(monkeypatch, died, *ranks)
     trials = run_trials(BUILTIN["cpu"], 1)
     assert trials[0] == Trial("cpu", "allocate", "PASS", "")
     assert trials[1] == Trial("cpu", "bf16 matmul", "FAIL", "it ended with signal SIGSEGV: x")
     assert trials[2].state == "PASS"
-    answers(monkeypatch, Answer([], "it took more than 1 seconds"), *ranks)
+    answers(monkeypatch, ChildOutput([], "it took more than 1 seconds"), *ranks)
     assert run_trials(BUILTIN["cpu"], 1)[0] == Trial("cpu", "start", "FAIL", "it took more than 1 seconds")
-    answers(monkeypatch, Answer(), *ranks)
+    answers(monkeypatch, ChildOutput(), *ranks)
     assert run_trials(BUILTIN["cpu"], 1)[0] == Trial("cpu", "start", "FAIL", "it said nothing")
 
 
 def test_every_device_is_tried_and_one_alone_has_no_second_rank(monkeypatch):
-    answers(monkeypatch, Answer([PASSED]))
+    answers(monkeypatch, ChildOutput([PASSED]))
     one = run_trials(BUILTIN["cuda"], 1)
     assert [(t.device, t.what, t.state) for t in one] == [
         ("cuda:0", "allocate", "PASS"), ("cuda x 2", "all-reduce", "SKIP")]  # fmt: skip
     assert one[1].told == "needs 2 devices, this process sees 1"
     ok, bad = ({"what": "all-reduce", "state": state, "told": state} for state in ("PASS", "FAIL"))
-    answers(monkeypatch, *[Answer([PASSED])] * 3, Answer([ok]), Answer([bad]))
+    answers(monkeypatch, *[ChildOutput([PASSED])] * 3, ChildOutput([ok]), ChildOutput([bad]))
     assert [(t.device, t.state) for t in run_trials(BUILTIN["cuda"], 3)] == [
         ("cuda:0", "PASS"), ("cuda:1", "PASS"), ("cuda:2", "PASS"), ("cuda x 2", "FAIL")]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How long work takes: on a device's own events, or on the processor, or on the wall."""
+"""Time work by device events, processor time or wall time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Samples:
     """One sample per round.
 
     Args:
-        clock: which of the three below counts.
+        clock: the reported time of the three.
         times: wall and processor seconds.
         device_s: seconds between two events on the device.
     """
@@ -32,16 +32,16 @@ class Samples:
 
     @property
     def seconds(self) -> list[float]:
-        """The samples that count."""
+        """The samples of the reported clock."""
         return {"device": self.device_s, "processor": self.times.cpu_s, "wall": self.times.wall_s}[self.clock]
 
     @property
     def median(self) -> float | None:
-        """Median of the seconds that count; None before the first."""
+        """Median of `seconds`; None without samples."""
         return median(self.seconds) if self.seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return all samples, and statistics of those that count."""
+        """Return all samples, and statistics of `seconds`."""
         return {
             "wall_s": self.times.wall_s,
             "cpu_s": self.times.cpu_s,
@@ -55,12 +55,11 @@ class Samples:
 class Clock:
     """Measures on one device.
 
-    An accelerator is asked for events around the work. On one thread of a processor the time that counts is the
-    process's own, since other work on the machine does not add to it; several threads share work, so there the wall
-    clock counts.
+    On an accelerator, by events around the work. On one host thread, by processor time, since other load on the machine
+    does not add to it; with several threads, which share the work, by wall time.
 
     Args:
-        device: what the work runs on.
+        device: device of the work.
     """
 
     def __init__(self, device: Device) -> None:
@@ -74,7 +73,7 @@ class Clock:
         return Samples(self.name)
 
     def measure(self, samples: Samples, work: Callable[[], T]) -> T:
-        """Add the time that the work takes, and return its result."""
+        """Time the work, add the sample, and return its result."""
         with samples.times.measure(self._device.synchronize):
             if self._events is None:
                 return work()
@@ -88,6 +87,6 @@ class Clock:
 
 
 def median_ratio(base: Samples, other: Samples) -> float | None:
-    """Return how many times as fast `other` is: the median over rounds of base's seconds over its own."""
+    """Return the speed-up of `other`: the median over rounds of base's seconds over its own."""
     pairs = [a / b for a, b in zip(base.seconds, other.seconds) if b > 0]
     return median(pairs) if pairs else None

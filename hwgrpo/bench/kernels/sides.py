@@ -1,4 +1,4 @@
-"""Who computes a case: our implementations, the ops' definition, eager torch; peers are in `peers`."""
+"""The sides of a case: our implementations, the ops' definition, eager torch; peers are in `peers`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hwgrpo.bench.kernels.problem import LinearProblem, LogitsProblem
 Group = Literal["ours", "baseline", "peer"]
 Work = Callable[[], Result]
 Tensors = tuple[str, torch.dtype, int]
-"""Device type, dtype and vocabulary: what an implementation is chosen for."""
+"""Device type, dtype and vocabulary: the key of selecting an implementation."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Side:
     """One way to compute a case.
 
     Args:
-        name: what people call it; ours have the implementation's name.
-        group: who wrote it.
-        work: computes the case once; without it `reason` says why it cannot be.
-        pins: op -> implementation in force while it runs.
-        implementations: op -> implementation that runs then.
-        tensors: what they are chosen for.
-        tolerance: largest errors with which it may be timed.
+        name: readable name; for ours the implementation's name.
+        group: ours, baseline or peer.
+        work: computes the case once; None: impossible for `reason`.
+        pins: op -> implementation pinned while it runs.
+        implementations: op -> implementation that runs.
+        tensors: key that they are selected for.
+        tolerance: largest errors of a side that is timed.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Side:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Pin and choose this side's implementations for the length of a block, so that no choosing is timed."""
+        """Pin and resolve this side's implementations within the block, so that selection is not timed."""
         with default_registry.pinned(self.pins):
             for op in self.implementations:
                 default_registry.resolve(op, *self.tensors)
@@ -55,16 +55,16 @@ class Side:
 
 LOOSE = {torch.float64: Tolerance(1e-9, 1e-9), torch.float32: Tolerance(1e-4, 1e-3)}
 LOOSE_16_BIT = Tolerance(2e-2, 5e-2)
-"""What others' kernels round to when they work in 16 bits: logits of a few nats, gradients over a whole matrix."""
+"""Rounding of other projects' 16-bit kernels: logits of a few nats, gradients of a full matrix."""
 
 
 def loose(dtype: torch.dtype) -> Tolerance:
-    """Return the largest errors with which a side that is not ours is timed."""
+    """Return the largest errors of a timed side that is not ours."""
     return LOOSE.get(dtype, LOOSE_16_BIT)
 
 
 def declared(op: str, dtype: torch.dtype) -> Tolerance:
-    """Return the tolerance an op is declared with."""
+    """Return the declared tolerance of an op."""
     return next(each for each in default_registry.ops() if each.name == op).tolerance[dtype]
 
 
@@ -72,8 +72,8 @@ def our_choices(ops: tuple[str, ...], tensors: Tensors) -> list[tuple[str, dict[
     """Return (name, pins, op -> implementation) of each distinct way to run a case whose work these ops do.
 
     Args:
-        ops: every op that takes part; an implementation's name pins all those that have it.
-        tensors: what they run on.
+        ops: every op of the case; a name pins all ops that have an implementation of it.
+        tensors: key to select for.
     """
     device_type, dtype, vocab = tensors
     usable: dict[str, dict[str, str]] = {}
@@ -82,17 +82,17 @@ def our_choices(ops: tuple[str, ...], tensors: Tensors) -> list[tuple[str, dict[
         for each in default_registry.implementations(op):
             if each.reason_against(key) is None:
                 usable.setdefault(each.name, {})[op] = each.name
-    found: dict[tuple[str, ...], tuple[str, dict[str, str], dict[str, str]]] = {}
+    choices: dict[tuple[str, ...], tuple[str, dict[str, str], dict[str, str]]] = {}
     for name, pins in usable.items():
         with default_registry.pinned(pins):
-            taken = {op: default_registry.resolve(op, *tensors).name for op in ops}
-        if name in taken.values():  # not so where HWGRPO_KERNELS pins another
-            found.setdefault(tuple(taken.values()), (name, pins, taken))
-    return list(found.values())
+            resolved = {op: default_registry.resolve(op, *tensors).name for op in ops}
+        if name in resolved.values():  # false if HWGRPO_KERNELS pins another
+            choices.setdefault(tuple(resolved.values()), (name, pins, resolved))
+    return list(choices.values())
 
 
 def leaf(tensor: Tensor, wants: bool = True) -> Tensor:
-    """Return the tensor as a new leaf of autograd, so that no gradient of an earlier call is there."""
+    """Return the tensor as a new autograd leaf without a gradient of an earlier call."""
     return tensor.detach().requires_grad_(wants)
 
 
