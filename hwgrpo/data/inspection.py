@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from hwgrpo.data.chat_template import render
 from hwgrpo.data.formats import READERS, Broken, Part, each_row, read_file
-from hwgrpo.data.prompts import TOKENIZE_BATCH, render
+from hwgrpo.data.prompts import TOKENIZE_BATCH
 from hwgrpo.data.published import published_with
 from hwgrpo.data.reward_check import Judged, judge_rows
 from hwgrpo.data.row_schema import Message, ground_truth_key, missing_column, read_ground_truth, read_prompt

@@ -6,24 +6,20 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
-from omegaconf import OmegaConf
 
 from hwgrpo.catalog import OVERLONG_POLICIES
+from hwgrpo.data.chat_template import Rendered, conversation, render
 from hwgrpo.data.row_schema import (
     GROUND_TRUTH_KEYS,
-    Message,
-    check_text,
     missing_column,
     read_ground_truth,
-    read_prompt,
 )
 from hwgrpo.data.sources import Rows, open_all, sources_of
 from hwgrpo.data.tasks import PREFIX
-from hwgrpo.errors import ConfigError, DataError, choice_error, error_text, escaped, quoted
+from hwgrpo.errors import DataError, choice_error, escaped, quoted
 from hwgrpo.values import Prompt
 
 TOKENIZE_BATCH = 1000
@@ -100,7 +96,7 @@ class PromptDataset:
         columns = self.rows[index]
         source = columns.get(self.config.source_key)
         place = self.rows.place(index)
-        conversation = _conversation(columns, self.config, place)
+        messages = conversation(columns, self.config, place)
         return Prompt(
             uid=f"{epoch}:{row}",
             text=self.texts[row],
@@ -109,7 +105,7 @@ class PromptDataset:
             columns=columns,
             source=self.rows.source(index) if source is None else str(source),
             place=place,
-            messages=None if isinstance(conversation, str) else conversation,
+            messages=None if isinstance(messages, str) else messages,
         )
 
 
@@ -222,71 +218,6 @@ def _tokenize(
             yield index, row, tokens
 
 
-class Rendered(NamedTuple):
-    """A row's prompt as the model sees it."""
-
-    text: str
-    templated: bool
-    """Whether the chat template made it."""
-    answered: bool
-    """Whether the row has a ground truth."""
-    columns: Mapping[str, Any]
-    """The row."""
-
-
-def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
-    """Return a row's prompt as the model sees it.
-
-    Args:
-        rows: the data.
-        index: which of them.
-        config: the `data` settings.
-        tokenizer: a transformers tokenizer, for its chat template.
-
-    Raises:
-        ConfigError: settings contradict the row.
-        DataError: the row is malformed.
-    """
-    place, row = rows.place(index), rows[index]
-    # a missing answer is told now, not in the middle of a run
-    answered = read_ground_truth(row, config.ground_truth_key, place) is not None
-    conversation = _conversation(row, config, place)
-    if isinstance(conversation, str):
-        return Rendered(conversation, False, answered, row)
-    if config.chat == "never":
-        return Rendered("\n".join(_plain(message) for message in conversation), False, answered, row)
-    if tokenizer.chat_template is None:
-        if isinstance(row[config.prompt_key], str):
-            raise ConfigError(
-                f"data.chat=always puts plain text ({place}) into the tokenizer's chat template, and it has none; set "
-                "model.chat_template to a file with one, or data.chat=auto to give the text to the model as it is"
-            )
-        raise ConfigError(
-            f"{place}: the prompt is a conversation, and the tokenizer has no chat template; set model.chat_template "
-            "to a file with one, or data.chat=never to join the messages"
-        )
-    # An assistant message at the end is the beginning of the response, to be continued.
-    continued = conversation[-1]["role"] == "assistant"
-    options = config.chat_template_kwargs
-    options = OmegaConf.to_container(options) if OmegaConf.is_config(options) else options
-    assert isinstance(options, Mapping)
-    reserved = {"tokenize", "add_generation_prompt", "continue_final_message"} & {str(name) for name in options}
-    if reserved:
-        raise ConfigError(f"data.chat_template_kwargs: {', '.join(sorted(reserved))} is set by the trainer; remove it")
-    try:
-        text = tokenizer.apply_chat_template(
-            list(conversation),
-            tokenize=False,
-            add_generation_prompt=not continued,
-            continue_final_message=continued,
-            **{str(name): value for name, value in options.items()},
-        )
-    except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:  # of the template's own code
-        raise DataError(f"{place}: the chat template refuses this conversation: {error_text(error, 300)}") from error
-    check_text(text, f"{place}: the rendered conversation")
-    return Rendered(text, True, answered, row)
-
-
 def _fingerprint(columns: Mapping[str, Any], place: str) -> bytes:
     """Return what a row adds to the fingerprint of its dataset.
 
@@ -306,25 +237,3 @@ def _content(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value) if type(value).__module__ in ("datetime", "decimal", "uuid") else type(value).__name__
-
-
-def _conversation(row: Mapping[str, Any], config: Any, place: str) -> str | tuple[Message, ...]:
-    """Return a row's prompt with the settings `chat` and `system_prompt` applied."""
-    prompt = read_prompt(row, config.prompt_key, place)
-    if isinstance(prompt, str):
-        if config.chat != "always":
-            if config.system_prompt:
-                raise ConfigError(
-                    f"data.system_prompt is set, but {place} is plain text and gets no chat template under "
-                    f"data.chat={config.chat}; set data.chat=always, or remove the system prompt"
-                )
-            return prompt
-        prompt = ({"role": "user", "content": prompt},)
-    if config.system_prompt and prompt[0]["role"] not in ("system", "developer"):
-        prompt = ({"role": "system", "content": config.system_prompt}, *prompt)
-    return prompt
-
-
-def _plain(message: Message) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())

@@ -10,10 +10,10 @@ from typing import Any
 from hwgrpo.data.published import reward_of
 from hwgrpo.errors import error_text, quoted
 from hwgrpo.rewards.failures import told
-from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.processes.messages import number_of
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.reward_loading import load_function
+from hwgrpo.rewards.signatures import adapt
 from hwgrpo.rewards.verifiable import answer_text
 from hwgrpo.values import Prompt
 

@@ -10,8 +10,8 @@ from hwgrpo.data.dataset_files import open_copy
 from hwgrpo.data.inspection import Lengths, Overlap, Repeat, Settings, inspect_files
 from hwgrpo.data.published import PUBLISHED
 from hwgrpo.errors import ConfigError, DataError
-from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.reward_loading import load_function
+from hwgrpo.rewards.signatures import adapt
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.reward_loading import load_function
+from hwgrpo.rewards.signatures import adapt
 
 CHAT = ({"role": "user", "content": "hi"},)
 

@@ -15,8 +15,8 @@ from hwgrpo.errors import RewardError
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.completions import sample_record
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rewards.functions import adapt
 from hwgrpo.rewards.processes.messages import as_json, pack_all, pack_one, unpack_all, unpack_one
+from hwgrpo.rewards.signatures import adapt
 
 LONGEST_MESSAGE = 1000
 """Characters of a message."""

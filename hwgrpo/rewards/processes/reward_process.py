@@ -9,11 +9,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rewards.functions import Failed, RewardFunction, adapt
+from hwgrpo.rewards.functions import Failed, RewardFunction
 from hwgrpo.rewards.processes.messages import merge_extras, unpack_all, unpack_one
 from hwgrpo.rewards.processes.worker_pool import Pool
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import load_function, split_name
+from hwgrpo.rewards.signatures import adapt
 from hwgrpo.user_code import imported_plugins
 from hwgrpo.values import Completions, Prompt, PromptBatch
 

@@ -22,11 +22,12 @@ from typing import Any, NoReturn
 
 from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.rewards.async_functions import wait_for
-from hwgrpo.rewards.functions import RewardFunction, adapt
+from hwgrpo.rewards.functions import RewardFunction
 from hwgrpo.rewards.processes.descendants import adopt_orphans, end_descendants, reap
 from hwgrpo.rewards.processes.messages import HEADER, as_json, framed, pack_all, pack_one
 from hwgrpo.rewards.randomness import TOGETHER, seeded
 from hwgrpo.rewards.reward_loading import load_function
+from hwgrpo.rewards.signatures import adapt
 from hwgrpo.user_code import import_plugins, is_own, place_of
 
 END_SECONDS = 5.0

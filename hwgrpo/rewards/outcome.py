@@ -1,0 +1,139 @@
+"""Outcome of one reward function for one batch, with its failure policies applied."""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from hwgrpo.errors import ConfigError, RewardError, quoted
+from hwgrpo.jsonlines import jsonable
+from hwgrpo.rewards.failures import Overran, ProcessDied, told
+from hwgrpo.rewards.processes.messages import SHOWN, Unfit, is_listed, number_of
+from hwgrpo.rewards.processes.reward_process import Reward
+from hwgrpo.rewards.randomness import Seed
+from hwgrpo.values import Completions, PromptBatch
+
+
+class Outcome:
+    """Values and failures of one function for one batch."""
+
+    def __init__(self, function: Reward, setting: Any, batch: PromptBatch, completions: Completions) -> None:
+        self.function, self.setting, self.batch, self.completions = function, setting, batch, completions
+        size = len(completions)
+        self.values = torch.full((size,), math.nan, dtype=torch.float64)
+        self.valid = torch.ones(size, dtype=torch.bool)
+        self.replaced = torch.zeros(size, dtype=torch.bool)
+        self.failures: collections.Counter[str] = collections.Counter()
+        self.first_failures: dict[str, str] = {}
+        self.extras: list[dict[str, Any]] = []
+
+    def collect(self, step: int | None, seed: Seed) -> None:
+        """Call the function and file its results, sample by sample."""
+        size = len(self.completions)
+        try:
+            results, self.extras = self.function.values(self.batch, self.completions, step, self._fails_at_once, seed)
+        except (ConfigError, RewardError):
+            raise  # a wrong setting stops the run, whatever the policy for failing samples
+        except Exception as error:  # a call for the whole batch: every sample of it failed
+            results, self.extras = [error] * size, [{} for _ in range(size)]
+        if not is_listed(results):
+            raise RewardError(
+                f"reward {self.function.name} must return a list with one number per response; "
+                f"it returned {_kind(results)}"
+            )
+        if len(results) != size:
+            raise RewardError(f"reward {self.function.name} returned {len(results)} values for {size} responses")
+        for sample, result in enumerate(results):
+            if isinstance(result, BaseException):
+                self._fail(sample, *self._policy(result), result)
+                continue
+            value = self._number(sample, result)
+            if math.isfinite(value):
+                self.values[sample] = value
+            else:
+                self._fail(sample, "nans", self.setting.on_nan, result)
+
+    def _policy(self, error: BaseException) -> tuple[str, str]:
+        """Return what a failure is counted as, and what it costs."""
+        if isinstance(error, Overran):
+            return "timeouts", self.setting.on_timeout
+        return "errors", self.setting.on_error
+
+    def _fails_at_once(self, sample: int, error: Exception) -> None:
+        """Do not wait for the other samples where a failure stops the run: each of them may overrun, too."""
+        kind, policy = self._policy(error)
+        if policy == "raise":
+            self._raise(sample, kind, error)
+
+    def _number(self, sample: int, result: Any) -> float:
+        """Return a result as a float, NaN for None; the other fields of a dict go to `extras`."""
+        if isinstance(result, Mapping):
+            if "score" not in result:
+                raise RewardError(
+                    f"{self._where(sample)} returned a dict without 'score'; it has: {quoted(list(result), SHOWN)}"
+                )
+            fields = {name: _recordable(value) for name, value in result.items() if name != "score"}
+            self.extras[sample].update(fields)
+            result = result["score"]
+        number = number_of(result)
+        if number is None:
+            shown = quoted(result, SHOWN)
+            raise RewardError(f"{self._where(sample)} returned {shown} ({_kind(result)}), which is no number")
+        return number
+
+    def _fail(self, sample: int, kind: str, policy: str, result: Any) -> None:
+        key = f"{kind}/{self.function.name}"
+        self.failures[key] += 1
+        if policy == "raise":
+            self._raise(sample, kind, result)
+        self.first_failures.setdefault(key, f"{self._where(sample, result)} {_what(result)}")
+        if policy == "value":
+            self.replaced[sample] = True
+        elif policy == "mask_sample":
+            self.valid[sample] = False
+        else:
+            assert policy == "drop_group", policy
+            self.valid &= self.completions.prompt_index != self.completions.prompt_index[sample]
+
+    def _raise(self, sample: int, kind: str, result: Any) -> NoReturn:
+        where, what = self._where(sample, result), _what(result)
+        setting = {"errors": "on_error", "nans": "on_nan", "timeouts": "on_timeout"}[kind]
+        example = f"timeout: {self.setting.timeout:g}, {setting}" if kind == "timeouts" else setting
+        remedy = "mend it, give it more time with timeout or" if kind == "timeouts" else "mend it or"
+        raise RewardError(
+            f"{where} {what}; {remedy}, to go on without, set its {setting} to value, mask_sample or "
+            f"drop_group, as in {{name: ..., {example}: value}}"
+        ) from (result if isinstance(result, BaseException) else None)
+
+    def _where(self, sample: int, result: Any = None) -> str:
+        if self.function.form != "verl" and isinstance(result, Overran | ProcessDied):
+            return f"reward {self.function.name}, called with all {len(self.completions)} responses,"
+        index = self.completions.prompt_index
+        prompt = self.batch.prompts[int(index[sample])]
+        within = int((index[:sample] == index[sample]).sum())
+        where = prompt.place or f"prompt {prompt.uid} of {prompt.source}"
+        return f"reward {self.function.name}, {where}, sample {within} of its group"
+
+
+def _what(result: Any) -> str:
+    return told(result) if isinstance(result, BaseException) else f"returned {quoted(result, SHOWN)}"
+
+
+def _recordable(value: Any) -> Any:
+    """Return a field as it is, or what it shows where it cannot be written to completions.jsonl."""
+    if value is None or isinstance(value, str | float | bool):
+        return value
+    try:
+        json.dumps(jsonable(value))
+    except Exception:  # a class of the user's may raise anything; integers and nesting have limits
+        return quoted(value, SHOWN)
+    return value
+
+
+def _kind(value: Any) -> str:
+    return value.kind if isinstance(value, Unfit) else type(value).__name__
