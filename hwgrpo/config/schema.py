@@ -1,4 +1,4 @@
-"""Every setting of a run: its name, its default, what is allowed, and (in the docstring under it) what it does.
+"""Settings of a run: name, type, default, limits, and a docstring with the effect of each.
 
 A recipe states only what differs from these defaults. `hwgrpo config` prints this file as a table.
 """
@@ -15,9 +15,9 @@ from hwgrpo.config.fields import Use, choice, holds, limited, none_of, off, on, 
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
 LONGEST_TIMEOUT = 1e7
-"""Seconds, about 115 days: operating systems count longer ones wrong."""
+"""Seconds, about 115 days; operating systems overflow on longer ones."""
 
-# What makes settings effective, beside which they are declared with `used_by`.
+# Conditions under which settings have an effect, for `used_by`.
 _ADAPTERS = on("model.lora.rank", " above 0")
 _NOT_BUILT_IN = (Use("model.path", (), " to a folder or a hub name", lambda path: not path.startswith("builtin://")),)
 _VALIDATION = (
@@ -38,7 +38,7 @@ _SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 
 
 def _names_with_splits(spec: Any) -> bool:
-    """Return whether what a data setting names can have splits: a task has its own, and a file is one."""
+    """Return whether a data source can have splits; a task has its own, and a file is one split."""
     listed = [spec] if isinstance(spec, str) else spec or []
     return any(
         not name.startswith("task://") and not name.endswith((".jsonl", ".json", ".parquet", ".csv", ".tsv"))
@@ -69,11 +69,11 @@ class LoraConfig:
     alpha: float = limited(32.0, above=0, used_by=[_ADAPTERS])
     """Scale of the adapters: their output is multiplied by alpha / rank."""
     dropout: float = limited(0.0, at_least=0, below=1, used_by=[_ADAPTERS])
-    """Dropout on the adapters' input. Above 0 the old log-prob is computed in a pass of its own."""
+    """Dropout on the adapters' input. Above 0 the old log-probs are computed in a separate pass."""
     target_modules: list[str] = setting(lambda: ["all-linear"], used_by=[_ADAPTERS])
-    """Names of the linear layers that get adapters, or `all-linear` (every one that text passes but the LM head)."""
+    """Names of the linear layers that get adapters, or `all-linear`: all that process text, except the LM head."""
     adapter: str | None = setting(None, path=True)
-    """Folder of an existing adapter to train further, at its own rank; a frozen copy of it is then the reference."""
+    """Folder of an existing adapter to train further, at its rank; a frozen copy of it is the reference."""
 
 
 @dataclass
@@ -83,27 +83,27 @@ class ModelConfig:
     revision: str | None = setting(None, used_by=[_NOT_BUILT_IN])
     """Branch, tag or commit of a hub model."""
     tokenizer: str | None = setting(None, path=True)
-    """Folder or hub name of the tokenizer; null takes the model's."""
+    """Folder or hub name of the tokenizer; null: the model's."""
     chat_template: str | None = setting(None, path=True)
     """File with a Jinja chat template that replaces the tokenizer's."""
     trust_remote_code: bool = setting(False, used_by=[_NOT_BUILT_IN])
-    """Run Python code that comes with a hub model."""
+    """Run the Python code of a hub model."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
-    """Compute dtype; auto takes the backend's. Trainable parameters are fp32 masters in any case."""
+    """Compute dtype; auto: the backend's default. Trainable parameters are always fp32 master weights."""
     attention: str = choice("auto", lambda: ("auto", *_attention_names()))
-    """Attention implementation; auto takes the backend's first usable preference."""
+    """Attention implementation; auto: the first of the backend's preferences that is usable."""
     fused_modules: list[str] = field(default_factory=lambda: ["auto"])
-    """Modules replaced by the device's fused ones where those compute the same, which is tried: names (`rms_norm`,
-    `rotary`, `swiglu`), `auto` (all that the backend has) or `none`."""
+    """Modules replaced by the device's fused ones where a self-test finds the same values: names (`rms_norm`, `rotary`,
+    `swiglu`), `auto` (all that the backend has) or `none`."""
     layout: str = choice("auto", lambda: ("auto", *catalog.LAYOUTS.names()))
-    """How a micro-batch is laid out: `grouped` (a prompt once, its responses behind it), `padded` (one response per
-    row, by length) or `packed` (sequences one behind the other); auto: grouped where the model's attention allows.
-    `grouped_masked` does grouped by a dense mask, as grouped itself does where attention cannot be replaced."""
+    """Layout of a micro-batch: `grouped` (a prompt once, followed by its responses), `padded` (one response per row,
+    sorted by length) or `packed` (sequences concatenated); auto: grouped where the model's attention allows it.
+    `grouped_masked` is grouped with a dense mask; grouped uses that too where attention cannot be replaced."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     router_loss_coef: float = limited(0.0, at_least=0)
     """Factor of the load-balancing loss of mixture-of-experts models, which keeps experts in use; 0 is off. Every token
-    feeds it, so no sequence is left out. Over several micro-batches it is the mean of theirs by response tokens."""
+    contributes to it, so no sequence is skipped. Micro-batches are averaged by their response tokens."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
@@ -111,9 +111,9 @@ class ModelConfig:
 class DataConfig:
     train: str | list[str] = setting(MISSING, path=True)
     """Training prompts: a .jsonl, .json, .parquet, .csv or .tsv file, a dataset folder, a hub name, or `task://sort`;
-    or a list of those, e.g. [a.jsonl,b.parquet], whose rows follow each other."""
+    or a list of those, e.g. [a.jsonl,b.parquet], which are concatenated."""
     validation: str | list[str] | None = setting(None, path=True)
-    """Validation prompts, as `train`; null takes a task's own validation split, or validates nothing."""
+    """Validation prompts, as `train`; null: a task's validation split, otherwise no validation."""
     split: str = setting("train", used_by=[_splits("data.train")])
     """Split to read where `train` names a hub dataset or a folder with several."""
     validation_split: str = setting("test", used_by=[_splits("data.validation")])
@@ -121,110 +121,110 @@ class DataConfig:
     prompt_key: str = "prompt"
     """Column with the prompt: text, or a list of chat messages."""
     ground_truth_key: str | None = None
-    """Column with the answer (dots go into nested ones); null tries `reward_model.ground_truth`, `ground_truth`,
+    """Column with the answer (dots for nested ones); null tries `reward_model.ground_truth`, `ground_truth`,
     `answer`, `solution`, `target` in this order."""
     source_key: str = "data_source"
-    """Column that names where a row comes from; the file name where it is missing."""
+    """Column that names the source of a row; the file name is used where it is missing."""
     max_prompt_tokens: int = limited(512, at_least=1)
     """Longest prompt, in tokens."""
     overlong: str = choice("filter", lambda: catalog.OVERLONG_POLICIES)
-    """What happens to longer prompts: dropped and counted, cut from the left or right and counted, or an error."""
+    """Policy for longer prompts: drop or truncate them (left or right), which is counted, or raise an error."""
     chat: str = choice("auto", ("auto", "always", "never"))
     """Apply the chat template: to conversations only (auto), to plain text too (as one user message), or never."""
     system_prompt: str | None = None
     """System message put before every conversation that has none."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Options handed to the chat template, e.g. {enable_thinking: false}."""
+    """Options of the chat template, e.g. {enable_thinking: false}."""
     max_rows: int = limited(0, at_least=0)
     """Use only the first rows of the training data; 0 uses all."""
     validation_max_rows: int = limited(256, at_least=0, used_by=[_VALIDATION])
     """Use only the first rows of the validation data; 0 uses all."""
     shuffle: bool = True
-    """Visit the rows of each epoch in an order drawn from `trainer.seed`."""
+    """Shuffle the rows of each epoch by `trainer.seed`."""
 
 
 @dataclass
 class RolloutServerConfig:
     url: str | None = None
-    """Address of a server that runs already, e.g. http://127.0.0.1:8000; null starts one and ends it with the run."""
+    """Address of a running server, e.g. http://127.0.0.1:8000; null starts one and stops it with the run."""
     python: str | None = setting(None, path=True, used_by=[_OWN_SERVER])
-    """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's own."""
+    """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's."""
     host: str = setting("127.0.0.1", used_by=[_OWN_SERVER])
-    """Address that the server listens on; others than this one are reached over the network."""
+    """Address that the server listens on; the default is reachable from this host only."""
     port: int = limited(0, at_least=0, at_most=65535, used_by=[_OWN_SERVER])
-    """Port that the server listens on; 0 takes a free one."""
+    """Port that the server listens on; 0: a free one."""
     env: dict[str, str] = setting(dict, used_by=[_OWN_SERVER])
-    """Further environment variables of the server, e.g. which devices it sees."""
+    """Further environment variables of the server, e.g. its visible devices."""
     token_variable: str = "HWGRPO_SERVER_TOKEN"
-    """Environment variable with the token that the server asks for, which it reads from the default one; where it is
-    empty a server of our own gets a random one."""
+    """Environment variable with the server's token; the server itself reads HWGRPO_SERVER_TOKEN. Where it is empty, a
+    server that the run starts gets a random token."""
     transfer: str = choice("auto", ("auto", "folder", "group"))
-    """How weights go to the server. `group`: through a process group of rank 0 and the server's workers, over the
-    backend's communication library; neither encrypted nor guarded by the token. `folder`: through files. auto: the
-    group where both sides have the same library, else a folder, and a note says why. Adapters go through a folder."""
+    """Weight transfer to the server. `group`: a process group of rank 0 and the server's workers, over the backend's
+    communication library; neither encrypted nor guarded by the token. `folder`: files. auto: the group where both
+    sides have the same library, else a folder, with a note that says why. Adapters are sent as files."""
     weights_dir: str | None = setting(None, path=True, used_by=[none_of("rollout.server.transfer", "group")])
-    """Folder through which weights go, seen by both sides; null: where they do not go through a group, one in shared
-    memory, for a server on this host."""
+    """Folder for the transfer by files, visible to both sides; null: one in shared memory, for a server on this
+    host."""
     wait_for_owner: float = limited(0.0, at_least=0, at_most=LONGEST_TIMEOUT, used_by=[_RUNNING_SERVER])
-    """Seconds to wait for another run that uses the server at `url` to leave it; 0 is an error that names the run."""
+    """Seconds to wait for another run that uses the server at `url`; 0: an error that names that run."""
     take_over: bool = setting(False, used_by=[_RUNNING_SERVER])
-    """Take the server at `url` from another run, which then ends with an error."""
+    """Take over the server at `url` from another run, which then ends with an error."""
     start_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
-    """Seconds that a server may take to start, or to come back."""
+    """Seconds that a server may take to start or restart."""
     request_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
-    """Seconds without an answer after which a server counts as hanging."""
+    """Seconds without a reply after which a server counts as hung."""
     retries: int = limited(3, at_least=0)
-    """Times a request is sent again after a server died, hung or answered garbage."""
+    """Retries of a request after a server died, hung or sent an invalid reply."""
     max_reply_mb: float = limited(256.0, above=0, at_most=1e6)
-    """Size of the largest answer that is read, in MiB."""
+    """Largest reply that is read, in MiB."""
 
 
 @dataclass
 class RolloutConfig:
     engine: str = choice("local", lambda: catalog.ENGINES.names())
-    """What generates: `local` is the training model itself, `vllm` is vLLM in the training process, `vllm_server` is
-    `vllm serve` as a process of its own, which may live in another environment, `sglang_server` is SGLang in the same
-    way, which has not met a real server yet."""
+    """Rollout engine: `local` samples with the training model, `vllm` is vLLM in the training process, `vllm_server` is
+    `vllm serve` in a separate process, possibly of another environment, `sglang_server` is the same with SGLang (not
+    tested with a real server yet)."""
     source: str = choice("auto", lambda: ("auto", *catalog.RESPONSE_SOURCES.names()), files=True)
-    """Where a step's responses come from: `on_demand` generates them when they are asked for, `prefetch` while earlier
-    steps are trained, or `path/to/file.py:function` of `SourceParts`. auto: prefetch with a `max_staleness` above 0."""
+    """Source of a step's responses: `on_demand` generates them in the step, `prefetch` while earlier steps are trained,
+    or `path/to/file.py:function` of `SourceParts`. auto: prefetch if `max_staleness` is above 0, else on_demand."""
     n: int = limited(8, at_least=1)
     """Samples per prompt: the group size."""
     max_response_tokens: int = limited(512, at_least=1)
     """Longest response, in tokens, the stop token included."""
     temperature: float = limited(1.0, at_least=0.01, at_most=100)
-    """Sampling temperature; the policy's log-probs are taken at the same one."""
+    """Sampling temperature; the policy's log-probs use the same one."""
     top_k: int = limited(0, at_least=0)
-    """Sample among the k likeliest tokens only; 0 is off."""
+    """Sample from the k most likely tokens only; 0 is off."""
     top_p: float = limited(1.0, above=0, at_most=1)
-    """Sample among the likeliest tokens that together have this probability; 1 is off. As with top_k and min_p, the
-    rollout's log-probs are then those of the cut distribution and the trainer's those of the whole one, which
-    rollout_corr/* shows as a gap."""
+    """Sample from the most likely tokens that together have this probability; 1 is off. As with top_k and min_p, the
+    rollout's log-probs are then of the truncated distribution and the trainer's of the full one; rollout_corr/* shows
+    the gap."""
     min_p: float = limited(0.0, at_least=0, below=1)
-    """Drop tokens less likely than this times the likeliest one; 0 is off."""
+    """Drop tokens less likely than this times the most likely one; 0 is off."""
     stop: list[str] = field(default_factory=list)
     """Strings that end a response; the text is cut before them, their tokens stay in the response."""
     stop_token_ids: list[int] = limited(list, at_least=0)
-    """Token ids that end a response beside the tokenizer's and the generation config's end-of-sequence."""
+    """Token ids that end a response, in addition to the tokenizer's and the generation config's end-of-sequence."""
     max_sequences: int = limited(1024, at_least=1)
-    """Sequences decoded together; a larger batch is generated in parts."""
+    """Sequences decoded at once; a larger batch is split."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
-    """Dtype of the weights that sample; auto takes the compute dtype. Another one needs a copy of the weights, and
-    widens the gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
+    """Dtype of the sampler's weights; auto: the compute dtype. Another one needs a copy of the weights, and widens the
+    gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
     max_staleness: int = limited(0, at_least=0)
-    """Weight versions that responses may be older than the policy that learns from them. 0: rollout and training take
-    turns. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout runs
-    ahead of training as far as that. Above 0 the engine keeps weights of its own, and `algorithm.correction` must be
-    on."""
+    """Most weight versions by which responses may be older than the policy trained on them. 0: rollout and training
+    alternate. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout
+    prefetches up to that many steps. Above 0 the engine has its own copy of the weights, and `algorithm.correction`
+    must be on."""
     partial: bool = setting(
         False, used_by=[on("rollout.max_staleness", " of 1 or more"), one_of("rollout.engine", "local")]
     )
-    """Bring new weights to responses that are half sampled, instead of after they are done; their tokens are then of
+    """Update weights in the middle of responses instead of after them (partial rollouts): their tokens then have
     several versions. Needs `max_staleness` above 0."""
     graphs: bool = setting(False, used_by=[one_of("rollout.engine", "local"), off("trainer.deterministic", "=false")])
-    """Record the local engine's decode step as a device graph where the backend offers that (cuda, rocm). It is tried
-    at the start, and left where its logits are not the model's. Deterministic algorithms cannot be recorded: writing at
-    an index waits for the device. vLLM and SGLang record by themselves, see `enforce_eager`. It has not been run on
+    """Record the local engine's decode step as a device graph where the backend has them (cuda, rocm). A self-test at
+    the start turns it off where its logits differ from the model's. Deterministic algorithms cannot be recorded:
+    indexed writes synchronize with the device. vLLM and SGLang record on their own, see `enforce_eager`. Not run on
     hardware yet."""
     gpu_memory_utilization: float = limited(0.5, above=0, at_most=1, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: share of the device's memory for weights, keys and values; the trainer needs the rest."""
@@ -239,7 +239,7 @@ class RolloutConfig:
     tensor_parallel_size: int = limited(1, at_least=1, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: devices that share one copy of the model; above 1 with servers only."""
     engine_kwargs: dict[str, Any] = setting(dict, used_by=[_OUTSIDE_ENGINE])
-    """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they win over what hwgrpo sets."""
+    """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they override those that hwgrpo sets."""
     server: RolloutServerConfig = setting(RolloutServerConfig, used_by=[_SERVER])
 
 
@@ -252,17 +252,17 @@ class RewardFunctionConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments for the function."""
     on_error: str = choice("raise", FAILURE_POLICIES)
-    """When the function raises: stop the run, use `failure_value`, take the sample out, or take its group out."""
+    """When the function raises: stop the run, use `failure_value`, drop the sample, or drop its group."""
     on_nan: str = choice("raise", FAILURE_POLICIES)
     """The same when it returns NaN, None or an infinite number."""
     timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
-    """Seconds that it may take for a response (verl's signature) or for a batch (TRL's). It is then called in a process
-    of its own, which is killed when it takes longer, whatever it hangs in. null: no limit."""
+    """Seconds per response (verl's signature) or per batch (TRL's). With a limit the function runs in a separate
+    process, which is killed when it takes longer, even inside C code. null: no limit."""
     on_timeout: str = choice("raise", FAILURE_POLICIES, used_by=[on(".timeout")])
     """The same when it takes longer than that."""
     workers: int = limited(0, at_least=0)
-    """Processes that call it, per rank; with verl's signature each has a response of its own at a time. 0 calls it in
-    the trainer, or in one process where there is a timeout. What it keeps in variables is each process's own."""
+    """Processes that call it, per rank; with verl's signature each scores one response at a time. 0 calls it in the
+    trainer, or in one process if there is a timeout. Processes do not share the function's variables."""
     failure_value: float = limited(
         0.0, used_by=[(*one_of(".on_error", "value"), *one_of(".on_nan", "value"), *one_of(".on_timeout", "value"))]
     )
@@ -272,9 +272,9 @@ class RewardFunctionConfig:
 @dataclass
 class RewardConfig:
     functions: list[RewardFunctionConfig] = field(default_factory=list)
-    """The rewards that are summed. An entry may be just a name."""
+    """Reward functions, summed by weight. An entry may be just a name."""
     shuffle: bool = False
-    """Permute the rewards within each batch: a control run, in which nothing can be learned from them."""
+    """Permute the rewards within each batch: a control run, in which nothing can be learned."""
 
 
 @dataclass
@@ -284,7 +284,7 @@ class AdvantageConfig:
     eps: float = limited(1e-6, at_least=0, used_by=_DIVIDED)
     """Added to the standard deviation (verl 1e-6, TRL 1e-4, OpenRLHF 1e-9)."""
     std: str = choice("group", ("group", "batch", "none"), used_by=[_SCALED])
-    """What the centred reward is divided by; `none` is Dr. GRPO."""
+    """Standard deviation by which the centred reward is divided; `none` is Dr. GRPO."""
     std_correction: int = limited(1, at_least=0, at_most=1, used_by=_DIVIDED)
     """1: unbiased standard deviation (n - 1), as verl and TRL; 0: biased."""
     singleton: str = choice("zero", ("zero", "raw", "error"))
@@ -298,19 +298,19 @@ class LossConfig:
     name: str = choice("ppo_clip", lambda: catalog.POLICY_LOSSES.names(), files=True)
     """Policy loss: a registered one, or `path/to/file.py:function` (see docs/extend.md)."""
     clip_low: float = limited(0.2, at_least=0, at_most=1, used_by=[_CLIPPED])
-    """Lower clip: the ratio is held above 1 - clip_low."""
+    """Lower clip: the ratio is clamped at 1 - clip_low."""
     clip_high: float = limited(0.2, above=-1, used_by=[_CLIPPED])
-    """Upper clip: the ratio is held below 1 + clip_high; below 0 with cispo only (TRL's absolute cap c is c - 1)."""
+    """Upper clip: the ratio is clamped at 1 + clip_high; negative with cispo only (TRL's absolute cap c is c - 1)."""
     dual_clip: float | None = limited(
         3.0, above=1, used_by=[none_of("algorithm.loss.name", "gspo", "cispo", "sapo", "gpg")]
     )
     """With a negative advantage the loss is at most this times -advantage; null turns dual clip off."""
     log_ratio_clamp: float | None = limited(20.0, above=0, used_by=[none_of("algorithm.loss.name", "gspo", "gpg")])
-    """The log-ratio is held within plus or minus this before exp, as in verl; null: it is not, as in TRL."""
+    """Clamp of the log-ratio, plus or minus, before exp, as in verl; null: none, as in TRL."""
     tau_pos: float = limited(1.0, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
     """Temperature of sapo's gate where the advantage is positive."""
     tau_neg: float = limited(1.05, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
-    """Temperature of sapo's gate elsewhere."""
+    """Temperature of sapo's gate where it is not."""
     kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.loss.name")])
     """Further keyword arguments for a function of your own."""
 
@@ -320,11 +320,11 @@ class KlConfig:
     coef: float = limited(0.0, at_least=0)
     """Weight of the KL term against the reference model in the loss; 0 loads no reference model."""
     estimator: str = choice("k3", lambda: catalog.KL_ESTIMATORS.names(), files=True, used_by=[_KL_ON])
-    """KL estimator (Schulman's k1, k2, k3; a `+` takes k2's gradient), or `path/to/file.py:function`."""
+    """KL estimator (Schulman's k1, k2, k3; a `+` has k2's gradient), or `path/to/file.py:function`."""
     input_clamp: float | None = limited(20.0, above=0, used_by=_CLAMPED_KL)
-    """k3, k3+: the log-ratio to the reference is held within plus or minus this; null: it is not, as in TRL."""
+    """k3, k3+: clamp of the log-ratio to the reference, plus or minus; null: none, as in TRL."""
     output_clamp: float | None = limited(10.0, above=0, used_by=_CLAMPED_KL)
-    """k3, k3+: the estimate is held within plus or minus this; null: it is not, as in TRL."""
+    """k3, k3+: clamp of the estimate, plus or minus; null: none, as in TRL."""
     times_ratio: bool = setting(False, used_by=[_KL_ON])
     """Multiply the KL by the token's ratio, which makes its gradient unbiased (TRL's use_bias_correction_kl)."""
     kwargs: dict[str, Any] = setting(dict, used_by=[_KL_ON, own_function("algorithm.kl.estimator")])
@@ -334,11 +334,11 @@ class KlConfig:
 @dataclass
 class AggregationConfig:
     name: str = choice("token-mean", lambda: catalog.AGGREGATIONS.names())
-    """How token losses become one number, with counts over the whole update."""
+    """Aggregation of token losses, with counts over the entire update."""
     norm_length: int | None = limited(
         None, at_least=1, used_by=[one_of("algorithm.aggregation.name", "seq-mean-token-sum-norm")]
     )
-    """Divisor of `seq-mean-token-sum-norm`; null takes rollout.max_response_tokens."""
+    """Divisor of `seq-mean-token-sum-norm`; null: rollout.max_response_tokens."""
 
 
 @dataclass
@@ -347,9 +347,9 @@ class CorrectionConfig:
     """Importance weights for the gap between the rollout engine's and the trainer's log-probs: a registered correction,
     or `path/to/file.py:function`."""
     low: float | None = limited(None, above=0, used_by=[_CORRECTED])
-    """Smallest weight: truncation raises to it, masking drops what is below; null: no lower bound."""
+    """Lower bound of the weights: truncation clamps to it, masking drops tokens below it; null: none."""
     high: float | None = limited(2.0, above=0, used_by=[_CORRECTED])
-    """Largest weight: truncation lowers to it, masking drops what is above; null: no upper bound."""
+    """Upper bound of the weights: truncation clamps to it, masking drops tokens above it; null: none."""
     kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.correction.name")])
     """Further keyword arguments for a function of your own."""
 
@@ -380,33 +380,33 @@ class OptimConfig:
     warmup_steps: int = limited(0, at_least=0)
     """Updates over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = limited(0.0, at_least=0, at_most=1, used_by=[one_of("optim.schedule", "linear", "cosine")])
-    """What linear and cosine schedules are heading for, one update past the last, as a share of `lr`."""
+    """Learning rate at the end of linear and cosine schedules (one update past the last), as a share of `lr`."""
     grad_clip: float = limited(1.0, at_least=0)
-    """Largest gradient norm; 0 does not clip."""
+    """Maximum gradient norm; 0: no clipping."""
 
 
 @dataclass
 class Fsdp2Config:
     reshard_after_forward: bool = True
-    """Drop a layer's gathered weights after its forward and gather them again for its backward; false keeps them in
-    between: less to move, more memory."""
+    """Free a layer's gathered weights after its forward and gather them again for its backward; false keeps them: less
+    communication, more memory."""
     offload: bool = False
-    """Keep parameters, gradients and AdamW's moments in host memory, where the update then runs; a layer's weights are
-    copied to the device when it needs them."""
+    """Keep parameters, gradients and optimizer states in host memory and update there; a layer's weights are copied to
+    the device when it needs them."""
 
 
 @dataclass
 class DeepspeedConfig:
     stage: int = limited(2, at_least=1, at_most=3)
-    """What is cut over the ranks (ZeRO). 1: AdamW's moments; 2: gradients too; 3: weights too, which are gathered a
-    module at a time when a pass needs them."""
+    """ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too, which are gathered module by module when a
+    pass needs them."""
     offload_optimizer: bool = False
-    """Keep fp32 masters and AdamW's moments in host memory, where the update then runs."""
+    """Keep fp32 master weights and optimizer states in host memory and update there."""
     offload_parameters: bool = setting(False, used_by=[one_of("trainer.deepspeed.stage", 3)])
-    """Keep the weights in host memory too, until a pass needs them; stage 3 only."""
+    """Keep the weights in host memory too; stage 3 only."""
     config: str | None = setting(None, path=True)
-    """JSON file in DeepSpeed's format with what there is no setting for here: bucket sizes, prefetching, profilers.
-    What contradicts the settings of the run is refused."""
+    """JSON file in DeepSpeed's format for options without a setting here: bucket sizes, prefetching, profilers. Options
+    that contradict the run's settings are refused."""
 
 
 @dataclass
@@ -416,12 +416,12 @@ class TrainerConfig:
     prompts_per_step: int = limited(32, at_least=1)
     """Prompts per step over all ranks; each is sampled `rollout.n` times."""
     prompts_per_update: int | None = limited(None, at_least=1)
-    """Prompts per optimizer update; null takes prompts_per_step (one update per batch)."""
+    """Prompts per optimizer update; null: prompts_per_step (one update per batch)."""
     epochs_per_batch: int = limited(1, at_least=1)
     """Passes over each batch of samples."""
     tokens_per_micro_batch: int | None = limited(None, at_least=1)
     """Tokens (prompt, response, padding) of one forward and backward pass on one device; null: 16384 on an accelerator,
-    4096 on a CPU, whose caches hold no more, or what a device has of the longest sequence if that is more."""
+    4096 on a CPU (cache size), or a device's share of the longest sequence if that is more."""
     max_steps: int = limited(0, at_least=0)
     """Steps to train; 0 derives it from `epochs`."""
     epochs: int = limited(1, at_least=1, used_by=[off("trainer.max_steps", "=0")])
@@ -429,73 +429,73 @@ class TrainerConfig:
     seed: int = limited(0, at_least=0, at_most=2**32 - 1)
     """Seed of the data order, of sampling and of new adapter weights."""
     strategy: str = choice("auto", lambda: ("auto", *catalog.STRATEGIES.names()))
-    """How one policy is trained by one process per device. `single`: one process. `ddp`: each has all of it, gradients
-    are averaged. `fsdp2`: weights, gradients and moments are cut over all (fully_shard). `deepspeed`: the same by
-    DeepSpeed, in stages; an optional package: pip install "hwgrpo[deepspeed]". auto: ddp where a launcher started
-    several processes (torchrun), else single."""
+    """Data-parallel strategy, with one process per device. `single`: one process. `ddp`: replicas, gradients are
+    averaged. `fsdp2`: weights, gradients and optimizer states are sharded (fully_shard). `deepspeed`: ZeRO, in stages;
+    an optional package: pip install "hwgrpo[deepspeed]". auto: ddp where a launcher (torchrun) started several
+    processes, else single."""
     sequence_parallel_size: int = limited(1, at_least=1)
-    """Consecutive ranks that share every sequence when the policy is trained and scored (Ulysses): each holds this part
-    of the tokens, and of the heads in attention, so that a response may be this many times as long. It divides the
-    ranks and the model's attention heads; every strategy of several processes takes it."""
+    """Sequence parallelism (Ulysses) over this many consecutive ranks, for training and scoring: each has its share of
+    a sequence's tokens, and of the heads in attention, so that responses may be this many times as long. Must divide
+    the ranks and the model's attention heads; works with every strategy of several processes."""
     tensor_parallel_size: int = limited(1, at_least=1)
-    """Consecutive ranks over which every decoder layer is cut for good, by transformers' tensor-parallel plan of the
-    model: each computes with this part of its heads and intermediate units, and holds this part of the tokens between.
-    With strategy fsdp2, which cuts each part further over the groups; it divides the ranks and the key-value heads."""
+    """Tensor parallelism over this many consecutive ranks, by transformers' plan for the model: each computes with its
+    share of every decoder layer's heads and intermediate units, and has its share of the tokens between layers. With
+    strategy fsdp2 only, which shards each part further over the groups; must divide the ranks and key-value heads."""
     fsdp2: Fsdp2Config = setting(Fsdp2Config, used_by=[one_of("trainer.strategy", "fsdp2")])
     deepspeed: DeepspeedConfig = setting(DeepspeedConfig, used_by=[one_of("trainer.strategy", "deepspeed")])
     resume: str = setting("auto", path=True)
-    """auto continues from the newest checkpoint in output_dir; never starts over (and refuses a used folder);
-    else the folder of a checkpoint."""
+    """`auto`: from the newest checkpoint in output_dir; `never`: from step 0 (a used folder is refused); or the folder
+    of a checkpoint."""
     save_every: int = limited(0, at_least=0)
     """Steps between checkpoints; 0 writes one at the end and on a signal."""
     save_async: bool = setting(True, used_by=[on("trainer.save_every", " of 1 or more")])
-    """Train on while a checkpoint is written, from a copy of the trainable parameters and their moments in host memory
-    (12 bytes a parameter, over all ranks). The one at the end and on a signal needs none; false: no other does."""
+    """Write checkpoints in the background, from a copy of the trainable parameters and optimizer states in host memory
+    (12 bytes per parameter, over all ranks). Those at the end and on a signal need no copy."""
     keep_checkpoints: int = limited(2, at_least=1)
-    """Newest checkpoints that are kept."""
+    """Number of newest checkpoints to keep."""
     max_skipped_updates: int = limited(3, at_least=0)
-    """Updates in a row that may be left out because their gradient is not finite; one more ends the run."""
+    """Consecutive updates that may be skipped because their gradient is not finite; one more ends the run."""
     validate_every: int = limited(0, at_least=0, used_by=[_VALIDATION])
     """Steps between validations; 0 validates at the start and at the end."""
     validate_at_start: bool = setting(True, used_by=[_VALIDATION])
     """Validate before the first step, so that the summary can say what training changed."""
     validation_n: int = limited(4, at_least=0, used_by=[_VALIDATION])
-    """Samples per validation prompt at the training temperature, beside the greedy one; 0 samples none."""
+    """Samples per validation prompt at the training temperature, in addition to the greedy one; 0: none."""
     save_final_model: bool = True
     """Write the trained model to output_dir/final in Hugging Face format."""
     deterministic: bool = False
-    """Ask torch and the backend's libraries for the same numbers in every run (slower on accelerators); an operation
-    that has no such kernel is an error. `hwgrpo env --deterministic` shows the variables."""
+    """Use deterministic algorithms of torch and the backend's libraries (slower on accelerators); an operation without
+    one is an error. `hwgrpo env --deterministic` shows the variables."""
     process_group_timeout: float = limited(7200.0, above=0, at_most=LONGEST_TIMEOUT)
-    """Seconds that a rank waits for the others, e.g. while rank 0 reads or writes a large model, and its main thread
-    for those that generate and write checkpoints; after them one is taken to hang, and the run ends with an error."""
+    """Seconds that a rank waits for the others, e.g. while rank 0 reads or writes a large model, and that its main
+    thread waits for the threads that generate and write checkpoints; after that the run ends with an error."""
     threads: int = limited(0, at_least=0, at_most=1024)
-    """CPU threads per process; 0 leaves torch's default, shared out among the ranks of this host."""
+    """CPU threads per process; 0: torch's default, divided among the ranks of this host."""
 
 
 @dataclass
 class BackendConfig:
     name: str = choice("auto", _backend_choices)
-    """Device family; auto takes the one that this host can use and refuses to guess between two."""
+    """Device family; auto: the one that this host can use; two usable ones are an error."""
 
 
 @dataclass
 class KernelsConfig:
     pins: dict[str, str] = field(default_factory=dict)
-    """op -> implementation that must be used, e.g. {row_stats: torch}; one that cannot run is an error."""
+    """op -> required implementation, e.g. {row_stats: torch}; one that cannot run is an error."""
     strict: bool = False
     """Refuse to fall back from the backend's preferred implementation."""
     chunk_rows: int | None = limited(None, at_least=1)
-    """Rows of logits that exist at a time; null: 1.25 GiB of them on accelerators, 8 MiB on CPU."""
+    """Rows of logits computed at once; null: as many as fit 1.25 GiB on accelerators, 8 MiB on CPU."""
     logits_dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
-    """Dtype of a chunk of logits; auto takes the compute dtype."""
+    """Dtype of a chunk of logits; auto: the compute dtype."""
 
 
 @dataclass
 class ObserveConfig:
     loggers: list[str] = field(default_factory=lambda: ["jsonl", "tensorboard"])
-    """Where metrics go; `jsonl` writes metrics.jsonl and is needed for exact resume of logs. `wandb`, `trackio` and
-    `swanlab` send them to that service too, each an optional package: pip install "hwgrpo[wandb]"."""
+    """Loggers of metrics; `jsonl` writes metrics.jsonl and is needed for exact resume of logs. `wandb`, `trackio` and
+    `swanlab` send them to that service, each an optional package: pip install "hwgrpo[wandb]"."""
     metrics: list[str] = field(default_factory=list)
     """Metrics of your own, `path/to/file.py:function` each. `function(prompts, completions, rewards, advantages)`
     returns name -> one value per response; `name/mean`, `name/max` and `name/min` over all ranks are logged."""
@@ -503,17 +503,17 @@ class ObserveConfig:
     """Keyword arguments of the functions that `metrics` and `loggers` name in files:
     `observe.kwargs.my_function.threshold=0.5`."""
     project: str | None = setting(None, used_by=[_SERVICE])
-    """Project under which wandb, trackio and swanlab file the run; null: hwgrpo."""
+    """Project of the run in wandb, trackio and swanlab; null: hwgrpo."""
     run_name: str | None = setting(None, used_by=[_SERVICE])
-    """Name of the run there; null: the last part of trainer.output_dir."""
+    """Name of the run in wandb, trackio and swanlab; null: the last part of trainer.output_dir."""
     progress: str = choice("auto", ("auto", "rich", "plain", "none"))
-    """What is shown: a live panel on a terminal, else a line per step."""
+    """Progress output: auto is a live panel (rich) on a terminal, else a line per step (plain)."""
     log_every: int = limited(1, at_least=1, used_by=[one_of("observe.progress", "auto", "plain")])
     """Steps between lines of progress."""
     completions_per_step: int = limited(16, at_least=0)
     """Samples written to completions.jsonl per step (whole groups first); 0 writes none."""
     warnings: bool = True
-    """Say in words when the numbers look unwell (reward flat, groups all equal, KL growing, ...), and what to try."""
+    """Warn when metrics look unhealthy (flat reward, zero-variance groups, growing KL, ...), with what to try."""
 
 
 @dataclass
@@ -531,5 +531,5 @@ class Config:
     kernels: KernelsConfig = field(default_factory=KernelsConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     plugins: list[str] = field(default_factory=list)
-    """Python files, or modules of this environment, that are imported before the settings are checked: what they
-    register (see docs/extend.md) can be named in them."""
+    """Python files, or modules of this environment, that are imported before the settings are checked; settings can
+    name the components that they register (see docs/extend.md)."""
