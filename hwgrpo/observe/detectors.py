@@ -87,7 +87,7 @@ WATCHED = (
     shown_fields.REWARD,
     REWARD_HIGH,
     REWARD_LOW,
-    shown_fields.EQUAL_GROUPS,
+    shown_fields.ZERO_STD_GROUPS,
     shown_fields.KL,
     shown_fields.TRUNCATED,
     shown_fields.ENTROPY,
@@ -392,7 +392,7 @@ DETECTORS: Mapping[str, Detector] = {
 
 def _equal_groups(series: MetricSeries, share: float, belongs: Callable[[float], bool]) -> tuple[str, float] | None:
     """Return (what was seen, severity) when more than `share` of the groups are equal and their rewards belong."""
-    equal, reward = series[shown_fields.EQUAL_GROUPS], series[shown_fields.REWARD]
+    equal, reward = series[shown_fields.ZERO_STD_GROUPS], series[shown_fields.REWARD]
     if min(len(equal), len(reward)) < GROUP_WINDOW:
         return None
     recent = equal.last(GROUP_WINDOW)

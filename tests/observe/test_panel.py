@@ -59,7 +59,7 @@ def test_the_panel_shows_the_numbers_the_stages_and_a_sample():
     for shown in (
         "prompt        3120=",
         "response      0123",
-        "its reward    1.000",
+        "sample reward 1.000",
         "greedy 0.953",
         "▁█ 0.100 to 0.900",
     ):
@@ -102,7 +102,7 @@ def test_a_terminal_without_unicode_gets_a_panel_in_ascii():
     stream.flush()
     lines = raw.getvalue().decode("ascii").splitlines()
     assert lines[0].startswith("+-")
-    assert not any("reward so far" in line for line in lines), "a line of blocks would be a line of question marks"
+    assert not any(" rewards " in line for line in lines), "a line of blocks would be a line of question marks"
 
 
 def test_no_color_is_respected(monkeypatch):

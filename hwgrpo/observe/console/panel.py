@@ -1,4 +1,4 @@
-"""The live panel on a terminal: how far, how well, how fast, and one sample."""
+"""Live panel on a terminal: progress, metrics, time per stage and one sample."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ METRICS = (
     shown_fields.ENTROPY,
     shown_fields.LENGTH,
     shown_fields.TRUNCATED,
-    shown_fields.EQUAL_GROUPS,
+    shown_fields.ZERO_STD_GROUPS,
     shown_fields.LR,
     shown_fields.GRAD_NORM,
     shown_fields.CLIPPED,
     shown_fields.THROUGHPUT,
 )
 NOT_EVERY_STEP = ("step", "testing", "save_checkpoint")
-"""Timings left out of the bars: the whole, and stages whose coming and going would make the panel jump."""
+"""Timings without a bar: the total, and stages that are not in every step, so that the panel does not jump."""
 WIDE = 110
 """Columns from which metrics and stages stand side by side."""
 TREND = 40
@@ -53,7 +53,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def condense(values: Sequence[float], width: int) -> list[float]:
-    """Return at most `width` values that stand for all of `values`: means of neighbours, equally many to within one."""
+    """Return at most `width` means of neighbouring values, of groups as equal in size as can be."""
     if len(values) <= width:
         return list(values)
     edges = [len(values) * i // width for i in range(width + 1)]
@@ -181,15 +181,15 @@ class PanelView:
         room = width - LABEL
         rows: list[tuple[str, str, int]] = []  # label, text, the most lines it may take
         if len(self.rewards) > 1 and encoding.startswith("utf"):
-            rows.append(("reward so far", trend(self.rewards, min(TREND, room), shown_fields.REWARD.form), 1))
+            rows.append(("rewards", trend(self.rewards, min(TREND, room), shown_fields.REWARD.form), 1))
         if self.validation:
             rows.append(("validation", self.validation, 2))
         if self.sample is not None:
             reward = shown_fields.MISSING if self.sample.reward is None else f"{self.sample.reward:.3f}"
             rows += [("prompt", self.sample.prompt, 2), ("response", self.sample.response, 3)]
             if self.sample.ground_truth is not None:
-                rows.append(("answer", str(self.sample.ground_truth), 1))
-            rows.append(("its reward", reward, 1))
+                rows.append(("ground truth", str(self.sample.ground_truth), 1))
+            rows.append(("sample reward", reward, 1))
         else:
             rows.append(("sample", shown_fields.MISSING, 1))
         grid = Table.grid()

@@ -95,8 +95,8 @@ function mainCharts(series, steps, klClamp) {
     { title: "Clip ratio", unit: "share of tokens", ...shares, series: lines(series, [
       ["all", 1, "actor/pg_clipfrac", "clip_ratio/region_mean"], ["low", 4, "clip_ratio/low_mean"], ["high", 2, "clip_ratio/high_mean"],
     ]), missing: "with one update per batch the policy is the one that sampled: nothing can be clipped" },
-    { title: "Truncation and equal groups", unit: "shares", ...shares, series: lines(series, [
-      ["truncated responses", 2, "response_length/clip_ratio"], ["groups of equal rewards", 5, "frac_reward_zero_std"],
+    { title: "Truncated responses and zero-std groups", unit: "shares", ...shares, series: lines(series, [
+      ["truncated responses", 2, "response_length/clip_ratio"], ["zero-std groups", 5, "frac_reward_zero_std"],
     ]) },
     { title: "Gradient norm", unit: "before clipping", series: lines(series, [["grad norm", 4, "actor/grad_norm"]]), zero: true },
     { title: "Learning rate", series: lines(series, [["lr", 5, "actor/lr"]]), zero: true },
