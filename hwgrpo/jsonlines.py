@@ -48,7 +48,7 @@ def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 record["step"] = int(record["step"])
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
-                    f"{path}, line {number}: not a JSON object with a whole number 'step' ({error!r}); "
+                    f"{path}, line {number}: not a JSON object with an integer 'step' ({error!r}); "
                     "the file was changed by something else: repair the line or move the file away"
                 ) from error
             yield line, record

@@ -13,7 +13,7 @@ from pathlib import Path
 from hwgrpo.cli import bench_kernels
 from hwgrpo.errors import ConfigError
 
-HELP = "measure here: a training step of a recipe, or the kernels beside other projects'"
+HELP = "measure on this machine: a training step of a recipe, or the kernels next to other projects'"
 STEP_HELP = "measure a training step of a recipe here: its stages, and its update in every layout side by side"
 DEFAULT_RECIPE = "tiny_sort"
 DONE, WRONG = 0, 1
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     step = measurements.add_parser(
         "step",
         help=STEP_HELP,
-        description=f"{STEP_HELP[0].upper()}{STEP_HELP[1:]}. Layouts take turns in rounds, on the same responses "
+        description=f"{STEP_HELP[0].upper()}{STEP_HELP[1:]}. Layouts alternate in rounds, on the same responses "
         "and from the same weights. First, loss and gradient of each are compared with those of padded rows; one that "
         "computes something else is not timed, and the exit code is 1. Nothing is trained or saved.",
         epilog=parser.epilog,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hwgrpo.bench.kernels.cases import Case
 
-KERNELS_HELP = "measure the log-prob and loss kernels here, beside eager torch and other projects' kernels"
+KERNELS_HELP = "measure the log-prob and loss kernels on this machine, next to eager torch and other projects' kernels"
 COMPARE_HELP = "put two to four files of `hwgrpo bench kernels --json` side by side"
 DTYPES = ("float32", "bfloat16", "float16")
 DONE, WRONG = 0, 1
@@ -116,7 +116,7 @@ def run_compare(args: argparse.Namespace, writable: Writable) -> int:
     if picture is not None and picture.exists():
         raise ConfigError(f"--svg {picture} is there already; name a file that is not, or remove it first")
     if picture is not None and file is not None and picture.resolve() == file.resolve():
-        raise ConfigError(f"--svg {picture} is the file of --json, too; give each a file of its own")
+        raise ConfigError(f"--svg {picture} is also the file of --json; use two different files")
     documents = [read_document(Path(name)) for name in names]
     rows = compare_documents(*documents)
     show_comparison(names, documents, rows)

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         convert.add_argument(
             "--instruction",
             metavar="TEXT",
-            help="what follows every question, e.g. how to mark the answer (default: verl's sentence; '' for none)",
+            help="text appended to every question, e.g. how to mark the answer (default: verl's sentence; '' for none)",
         )
         convert.add_argument("--force", action="store_true", help="write over files that are there")
         convert.add_argument("--strict", action="store_true", help="a row that cannot be converted is an error")
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="try this reward (built in, or path/to/file.py:function); may be repeated. Default: the recipe's, "
         "else the one that belongs to the rows' data_source",
     )
-    inspect.add_argument("--recipe", metavar="RECIPE", help="take data.* and reward.functions from this recipe")
+    inspect.add_argument("--recipe", metavar="RECIPE", help="use data.* and reward.functions of this recipe")
     inspect.add_argument(
         "--score-rows",
         type=int,

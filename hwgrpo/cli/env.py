@@ -24,14 +24,14 @@ SCHEMA = "hwgrpo.env/1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `hwgrpo env`."""
     parser.add_argument(
-        "--backend", metavar="NAME", default=AUTO, help="whose variables; auto takes the backend this host gets"
+        "--backend", metavar="NAME", default=AUTO, help="whose variables; auto: the backend selected on this host"
     )
     parser.add_argument(
         "--for",
         dest="purpose",
         choices=("train", "rollout"),
         default="train",
-        help="the process of the trainer or that of a rollout engine beside it",
+        help="the trainer's process, or that of a rollout engine",
     )
     parser.add_argument(
         "--deterministic", action="store_true", help="with what trainer.deterministic=true needs (for train)"
@@ -128,7 +128,7 @@ def table(
     for v in variables:
         lines.append(f"{v.name}={_quoted(v.value)}{f'  (yours, kept; wanted {_quoted(v.wanted)})' if v.kept else ''}")
         lines += [f"    {line}" for line in fold(f"{v.why}{_until(v)}", room)]
-    lines += [f"{name} is taken out: another profile set it" for name in removed]
+    lines += [f"{name} is unset: another profile set it" for name in removed]
     return "\n".join(lines) or f"{backend} wants no variables set for {purpose}"
 
 

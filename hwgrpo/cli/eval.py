@@ -210,7 +210,7 @@ def _ks(text: str, n: int) -> list[int]:
     try:
         ks = sorted({int(word) for word in text.split(",")}) if text else sorted({1, n})
     except ValueError as error:
-        raise ConfigError(f"--k {text!r}: give whole numbers separated by commas, e.g. 1,4,8") from error
+        raise ConfigError(f"--k {text!r}: use integers separated by commas, e.g. 1,4,8") from error
     if ks[0] < 1 or ks[-1] > n:
         raise ConfigError(f"--k {text!r}: each k must lie between 1 and --n {n}")
     return ks

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("out", help="folder to make: safetensors, configuration, tokenizer")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--merge", action="store_true", help="of a LoRA run: the whole model, adapter merged (default)")
+    what.add_argument("--merge", action="store_true", help="of a LoRA run: the full model, adapter merged (default)")
     what.add_argument("--adapter", action="store_true", help="of a LoRA run: the adapter alone")
     parser.add_argument(
         "--max-shard-size", metavar="SIZE", help="of one file, e.g. 5GB (default: what transformers does)"
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_shard_size is not None and args.adapter:
         raise ConfigError("--max-shard-size: an adapter is one file; leave it out, or --adapter")
     if args.max_shard_size is not None and not re.fullmatch(r"[1-9]\d*(KB|MB|GB)", args.max_shard_size):
-        raise ConfigError(f"--max-shard-size {args.max_shard_size}: write a whole number and KB, MB or GB, e.g. 500MB")
+        raise ConfigError(f"--max-shard-size {args.max_shard_size}: use an integer and KB, MB or GB, e.g. 500MB")
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already; name a folder that is not, or remove it")
@@ -80,7 +80,7 @@ def _checkpoint(folder: Path) -> Checkpoint:
     if (folder / "checkpoints").is_dir():
         checkpoint, problems = restore.newest(folder / "checkpoints")
         for problem in problems:
-            print(f"passed over a checkpoint: {problem}")
+            print(f"skipped a checkpoint: {problem}")
         if checkpoint is None:
             raise CheckpointError(f"{folder} has no checkpoint that can be read")
         return checkpoint

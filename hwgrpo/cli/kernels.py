@@ -89,7 +89,7 @@ def _of_run(folder: Path, as_json: bool) -> int:
     if not file.is_file():
         raise ConfigError(
             f"--run {folder}: it holds no kernels.json, which a run writes with its first step; "
-            "name the trainer.output_dir of a run that has begun"
+            "name the trainer.output_dir of a run that has started"
         )
     try:
         document = json.loads(file.read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ SIGNAL_SECONDS = 600
 SHUTDOWN_TIMEOUT = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SIGNAL_SECONDS))
 """Variable of torchrun, which else kills ranks 30 s after SIGTERM, be they at writing a checkpoint."""
 CPUS_PER_DEVICE = 8
-WHY_NEW_STORE = "# each start has a store of its own: one that is kept has the addresses of processes that died"
+WHY_NEW_STORE = "# each start has its own store: a reused one has the addresses of processes that died"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rendezvous-id",
         metavar="ID",
-        help="name of the job, for several nodes; give one to tell apart two jobs of the same recipe and settings",
+        help="name of the job, for several nodes; distinguishes two jobs of the same recipe and settings",
     )
     parser.add_argument(
         "--max-restarts",
@@ -255,12 +255,12 @@ def _restarts(asked: int | None, config: Config) -> int:
     if config.trainer.resume != "never":
         if not config.trainer.save_every and asked != 0:
             print(
-                "hwgrpo: note: trainer.save_every=0 writes no checkpoint before the end: a restart begins anew",
+                "hwgrpo: note: trainer.save_every=0 writes no checkpoint before the end: a restart begins at step 0",
                 file=sys.stderr,
             )
         return MAX_RESTARTS if asked is None else asked
     if asked:
-        raise ConfigError(f"--max-restarts {asked} and trainer.resume=never: a restart would not go on from the run")
+        raise ConfigError(f"--max-restarts {asked} and trainer.resume=never: a restart would not resume the run")
     return 0
 
 
@@ -270,7 +270,7 @@ def _variables(
     """Return the variables that choose devices; check one that is set already."""
     if visible:
         if backend is None:
-            raise ConfigError("--visible needs backend.name=NAME: each family has a variable of its own for it")
+            raise ConfigError("--visible needs backend.name=NAME: each family has its own variable for it")
         if backend.visible_env is None:
             raise ConfigError(f"--visible: backend {backend.name!r} has no variable that chooses devices")
         return {backend.visible_env: ",".join(visible)}

@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollout",
         choices=("local", "apart"),
-        help="apart: devices of their own sample, each with a part of every weight (default: the recipe's engine)",
+        help="apart: separate devices sample, each with a shard of every weight (default: the recipe's engine)",
     )
     parser.add_argument(
         "--rollout-devices",
         type=int,
         metavar="N",
-        help="that sample apart (default: as few as hold its weights and cache)",
+        help="that sample separately (default: as few as its weights and cache fit on)",
     )
     parser.add_argument(
         "--chip",
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     apart = args.rollout == "apart" or (args.rollout is None and not engine_kind(config).samples_with_policy)
     if args.rollout_devices and not apart:
         raise ConfigError(
-            f"--rollout-devices {args.rollout_devices} is for rollout on devices of its own: --rollout apart"
+            f"--rollout-devices {args.rollout_devices} is for rollout on separate devices: --rollout apart"
         )
     cluster = Cluster(
         devices=args.devices * args.nodes,
@@ -235,7 +235,7 @@ def _assumptions(plan: ScalePlan) -> list[str]:
     if plan.rollout_bytes:
         needs = ", ".join(f"{chip.samplers:,} x {chip.name}" for chip in plan.chips)
         lines[:0] = [
-            f"Rollout apart, one engine: weights and cache of {_size(plan.rollout_bytes)}, on "
+            f"Rollout on separate devices, one engine: weights and cache of {_size(plan.rollout_bytes)}, on "
             f"{'' if cluster.samplers else 'no fewer than '}{needs}.",
             "",
         ]

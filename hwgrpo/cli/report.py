@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--completions",
         type=int,
         metavar="N",
-        help="the most completions in the page, by whole steps spread over the run (default 20000; 0 for none)",
+        help="the most completions on the page, entire steps spread over the run (default 20000; 0 for none)",
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 

@@ -143,7 +143,7 @@ def _checked_text(value: Any, key: str) -> str:
         raise ConfigError(f"{key}: the name {shown(value)} must be text")
     if "\0" in value:
         raise ConfigError(
-            f"{key}={shown(value)} holds a NUL character, which neither files nor tokenizers take; remove it"
+            f"{key}={shown(value)} contains a NUL character, which neither files nor tokenizers accept; remove it"
         )
     try:
         value.encode()

@@ -194,8 +194,8 @@ def check_logger_installed(name: str) -> None:
     # A folder of that name in the working directory (wandb writes one) is found too, as a package without a file.
     if name in SERVICES and ((spec := importlib.util.find_spec(name)) is None or spec.origin is None):
         raise ConfigError(
-            f"observe.loggers holds {name!r}, but its package is not installed; "
-            f'pip install "hwgrpo[{name}]", or take it out of observe.loggers'
+            f"observe.loggers contains {name!r}, but its package is not installed; "
+            f'pip install "hwgrpo[{name}]", or remove it from observe.loggers'
         )
 
 
@@ -313,7 +313,7 @@ def _check_contradictions(config: Config) -> None:
         tensor = f"trainer.tensor_parallel_size={t.tensor_parallel_size}"
         if strategy is None or not strategy.shards_layers:
             raise ConfigError(
-                f"{tensor} with trainer.strategy={t.strategy!r}: layers are cut over ranks by trainer.strategy=fsdp2 "
+                f"{tensor} with trainer.strategy={t.strategy!r}: tensor parallelism needs trainer.strategy=fsdp2"
                 "alone; use that, or trainer.sequence_parallel_size, which every strategy of several processes takes"
             )
         if t.sequence_parallel_size > 1:
@@ -324,7 +324,7 @@ def _check_contradictions(config: Config) -> None:
         if c.model.lora.rank or c.model.lora.adapter:
             key = "rank" if c.model.lora.rank else "adapter"
             raise ConfigError(
-                f"{tensor} with model.lora.{key}={getattr(c.model.lora, key)!r}: adapters are not cut over ranks; use "
+                f"{tensor} with model.lora.{key}={getattr(c.model.lora, key)!r}: adapters are not sharded; use "
                 "trainer.sequence_parallel_size, or train all weights"
             )
     for folder in (Path(t.output_dir), *Path(t.output_dir).parents):

@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
         if not alias:
             self._measure(node, mark)
         elif id(node) not in self._measures:
-            raise yaml.MarkedYAMLError(problem="an anchor holds itself", problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=mark)
         return node
 
     def _measure(self, node: yaml.Node, mark: yaml.Mark) -> None:

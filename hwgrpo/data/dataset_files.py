@@ -48,7 +48,7 @@ def open_copy(dataset: Published, spec: str | None) -> Copy:
         split = split_of(Path(path.name)) or "train"
         if split not in SPLITS:
             raise DataError(
-                f"{KEY} {path}: its name tells the split {split!r}, and only train and test are made; rename it"
+                f"{KEY} {path}: its name implies the split {split!r}, and only train and test are made; rename it"
             )
         return Copy(str(path), {split: [_read(path, dataset)]}, {})
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
@@ -63,7 +63,7 @@ def _from_folder(dataset: Published, folder: Path) -> Copy:
     files = [file for file in files if (folder / file).is_file()]
     if not files:
         raise DataError(
-            f"{KEY} {folder}: the folder holds no data files ({', '.join(READERS)}); {dataset.title} is "
+            f"{KEY} {folder}: the folder has no data files ({', '.join(READERS)}); {dataset.title} is "
             f"{' and '.join(dataset.files)} of {dataset.page}"
         )
     passed_over: dict[str, list[str]] = {}

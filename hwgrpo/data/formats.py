@@ -49,7 +49,7 @@ def read_file(path: Path, broken: Broken | None = None) -> Part:
     """
     part = READERS[path.suffix.lower()](path, broken)
     if not len(part.rows):
-        raise DataError(f"{path}: the file holds no rows")
+        raise DataError(f"{path}: the file has no rows")
     return part
 
 
@@ -87,7 +87,7 @@ def read_json(path: Path, broken: Broken | None = None) -> Part:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         extra = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-        hint = "; if it holds one object per line, name it .jsonl" if extra else ""
+        hint = "; if it has one object per line, name it .jsonl" if extra else ""
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"{path}{line}: {_not_json(error)}{hint}") from error
     rows = content.get("data") if isinstance(content, dict) else content
@@ -198,7 +198,7 @@ def _json_line(raw: bytes, encoding: str, place: str) -> dict[str, Any] | None:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: {_not_json(error)}; each line must be one whole JSON object") from error
+        raise DataError(f"{place}: {_not_json(error)}; each line must be one complete JSON object") from error
     return _object(row, place)
 
 

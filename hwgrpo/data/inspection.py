@@ -83,7 +83,7 @@ def _files(name: str) -> list[Path]:
     files = [file for file in files if not file.name.startswith(".")]
     files.sort(key=lambda file: split_of(Path(file.name)) != "train")
     if not files:
-        raise DataError(f"{name}: the folder holds no data files ({', '.join(READERS)})")
+        raise DataError(f"{name}: the folder has no data files ({', '.join(READERS)})")
     return files
 
 
@@ -167,7 +167,7 @@ def _token_lengths(part: Part, good: _Good, bad: dict[int, str], settings: Setti
             except DataError as error:
                 bad[index] = str(error).removeprefix(f"{part.place(index)}: ")
             except ConfigError as error:
-                raise ConfigError(f"{error}; --recipe RECIPE takes such settings from a recipe") from error
+                raise ConfigError(f"{error}; --recipe RECIPE reads such settings from a recipe") from error
         for index, row in rendered.items():
             count = len(settings.tokenizer(row.text, add_special_tokens=not row.templated)["input_ids"])
             if count:

@@ -51,7 +51,7 @@ def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
     judged, unscored = [], {}
     for reward, numbers in _by_reward(prompts, rewards):
         if reward.form != "verl":
-            why = "it is called with whole batches; hwgrpo train RECIPE --dry-run tries it"
+            why = "it is called with entire batches; hwgrpo train RECIPE --dry-run tries it"
             judged.append(Judged(reward.name, 0, 0, 0, why))
             continue
         verdicts = {number: _try(reward, prompts[number]) for number in numbers}
@@ -62,7 +62,8 @@ def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> t
             unscored[number] = f"reward {reward.name} fails: {error_text(error) or type(error).__name__}"
         if reward.name in COMPARING:
             missed = [number for number, verdict in verdicts.items() if verdict is False]
-            unscored |= dict.fromkeys(missed, f"reward {reward.name} gives the row's own answer no more than nothing")
+            why = f"reward {reward.name} gives the row's own ground truth no more than an empty response"
+            unscored |= dict.fromkeys(missed, why)
     return judged, unscored
 
 

@@ -57,7 +57,7 @@ class PromptSampler:
         """
         if state["size"] != self.size:
             raise DataError(
-                f"the checkpoint was taken with {state['size']} usable prompts, now there are {self.size}: the data, "
+                f"the checkpoint was saved with {state['size']} usable prompts, now there are {self.size}: the data, "
                 "data.max_rows, data.max_prompt_tokens or the tokenizer changed; put it back, or set "
                 "trainer.resume=never with a fresh output_dir"
             )

@@ -166,7 +166,7 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in READERS and file.is_file())
     files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
     if not files:
-        raise DataError(f"{key}: folder {str(folder)!r} holds no data files ({', '.join(READERS)})")
+        raise DataError(f"{key}: folder {str(folder)!r} has no data files ({', '.join(READERS)})")
     by_split: dict[str | None, list[Path]] = {}
     for file in files:
         by_split.setdefault(split_of(file.relative_to(folder)), []).append(file)
@@ -222,5 +222,5 @@ def _open_hub(spec: str, split: str, key: str) -> Rows:
 
 def _dataset(name: str, loaded: Any, source: str) -> Rows:
     if not len(loaded):
-        raise DataError(f"{name}: the dataset holds no rows")
+        raise DataError(f"{name}: the dataset has no rows")
     return Rows([Part(name, loaded, tuple(loaded.column_names), source)])

@@ -85,9 +85,7 @@ def parse_task(spec: str) -> Task:
         try:
             options[key] = type(allowed[key].default)(value)
         except ValueError:
-            raise ConfigError(
-                f"{spec}: {key}={value!r} is not a whole number; e.g. {key}={allowed[key].default}"
-            ) from None
+            raise ConfigError(f"{spec}: {key}={value!r} is not an integer; e.g. {key}={allowed[key].default}") from None
     if query and not options:
         raise ConfigError(f"{spec}: {query!r} is not option=value; options of {name!r}: {', '.join(allowed)}")
     return factory(**options)

@@ -129,7 +129,7 @@ def memory(device: Any) -> str:
     device.empty_cache()
     before = device.memory().free
     if before is None:
-        raise Skip("the host's memory is not the device's to tell")
+        raise Skip("a CPU has no device memory to report")
     size = min(512 * MIB, before // 4)
     block = torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
     device.synchronize()

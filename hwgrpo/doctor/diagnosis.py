@@ -163,7 +163,7 @@ def assemble(subject: Subject, inside: Mapping[str, Any], trials: tuple[Trial, .
         for each in plugins if each["error"]
     ]  # fmt: skip
     untold = [
-        Finding(what=part, state="FAIL", found=told["error"], fix="hwgrpo kernels shows the whole error")
+        Finding(what=part, state="FAIL", found=told["error"], fix="hwgrpo kernels shows the full error")
         for part, told in inside.items()
         if isinstance(told, dict) and told.get("error")
     ]

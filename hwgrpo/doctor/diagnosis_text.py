@@ -104,7 +104,7 @@ def _attention(report: Report, width: int, paint: Paint) -> list[str]:
     rows = []
     for each in found:
         word = "first" if each["name"] == taken else "usable" if each["reason"] is None else "unusable"
-        reason = each["reason"] or ("taken where the model and the layout allow it" if each["name"] == taken else "")
+        reason = each["reason"] or ("used where the model and the layout allow it" if each["name"] == taken else "")
         mark = "*" if each["name"] == taken else " "
         rows.append((f"{mark} {each['name']}", word, reason, "ok" if each["name"] == taken else ""))
     return [paint("attention", "bold"), *_table(rows, width, paint)]
@@ -121,7 +121,7 @@ def _engines(report: Report, width: int, paint: Paint) -> list[str]:
 
 
 def _trials(report: Report, width: int, paint: Paint) -> list[str]:
-    title = paint("trials on the device", "bold")
+    title = paint("self-tests on the device", "bold")
     if not report.trials:
         return [title, "  SKIP  nothing was tried: no backend could be chosen, or torch does not import"]
     rows = [(f"  {t.state}", t.device, t.what, t.told, t.state) for t in report.trials]

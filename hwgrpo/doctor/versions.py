@@ -147,7 +147,7 @@ def _disagreement(package: str, judged: list[Fit]) -> Finding | None:
     ways = [f"install CANN {version} and source its set_env.sh" for version in toolkits]
     if package.startswith("vllm"):
         apart = "vllm-ascend" if package == "vllm-ascend" else "vllm"
-        ways.insert(0, f"give it an environment of its own: bash scripts/setup.sh --rollout {apart}")
+        ways.insert(0, f"give it a separate environment: bash scripts/setup.sh --rollout {apart}")
     elif torch:
         ways.insert(0, "bash scripts/setup.sh --fresh makes an environment of versions that fit")
     elif pins:

@@ -114,7 +114,7 @@ def _convert(address: str, key: str, value: str) -> object:
     try:
         return kind(value)
     except ValueError:
-        wanted = "a number" if kind is float else "a whole number"
+        wanted = "a number" if kind is float else "an integer"
         raise ConfigError(
             f"model.path={address!r}: {key}={value!r} is not {wanted}; e.g. {key}={getattr(TinySpec, key)}"
         ) from None

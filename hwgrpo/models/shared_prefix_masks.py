@@ -191,7 +191,7 @@ def window_of(module: torch.nn.Module, told: int | None) -> int | None:
     else:
         sliding = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
     if sliding and told is None:
-        raise ValueError("a layer does not tell its attention the sliding window")
+        raise ValueError("a layer does not pass the sliding window to its attention")
     return told if sliding else None
 
 

@@ -68,7 +68,7 @@ def enable(model: PreTrainedModel) -> None:
     if own.startswith(NAME):
         return
     if own not in AttentionInterface().valid_keys() or AttentionMaskInterface()[own] is not sdpa_mask:
-        raise ValueError(f"{own} attention does not take masks as sdpa does")
+        raise ValueError(f"{own} attention does not accept masks as sdpa does")
     shared_prefix_masks.enable(model)  # inside, for it takes whole rows apart
     own = model.config._attn_implementation
     name = f"{NAME}_{own}"

@@ -111,12 +111,12 @@ def reward_flat(series: MetricSeries, config: Config) -> Finding | None:
     if place is None or place >= AT_TOP or recent.mean - start.mean > doubt:
         return None
     remedies = [
-        "read some responses in completions.jsonl: does the reward tell good ones from bad ones?",
+        "read some responses in completions.jsonl: does the reward distinguish good ones from bad ones?",
         f"change {_now(config, 'optim.lr')}: tenfold up if entropy and KL hardly move, down if they move at once",
         f"raise {_now(config, 'rollout.n')} or {_now(config, 'trainer.prompts_per_step')}: a less noisy gradient",
     ]
     if config.algorithm.kl.coef:
-        remedies.append(f"lower {_now(config, 'algorithm.kl.coef')}, which holds the policy back")
+        remedies.append(f"lower {_now(config, 'algorithm.kl.coef')}, which keeps the policy near the reference")
     if config.reward.shuffle:
         remedies = ["set reward.shuffle=false; a control run with shuffled rewards is meant to stay flat"]
     return Finding(
@@ -143,7 +143,7 @@ def reward_falling(series: MetricSeries, config: Config) -> Finding | None:
         f"{recent.mean:.3f} (mean over {recent})",
         meaning="the updates have become too large, or the policy has found a way that the reward no longer pays",
         remedies=(
-            f"go on from a checkpoint before the fall (trainer.resume=FOLDER) with a lower {_now(config, 'optim.lr')}",
+            f"resume from a checkpoint before the fall (trainer.resume=FOLDER) with a lower {_now(config, 'optim.lr')}",
             f"raise {_now(config, 'algorithm.kl.coef')}",
             f"set {_now(config, 'optim.schedule')} to linear or cosine",
         ),
@@ -162,7 +162,7 @@ def groups_too_easy(series: MetricSeries, config: Config) -> Finding | None:
         meaning="the prompts are learned, or were too easy; a group of equal rewards teaches nothing",
         remedies=(
             "stop here if this is what you wanted",
-            f"take harder prompts ({_now(config, 'data.train')}), or leave out those that are always answered",
+            f"use harder prompts ({_now(config, 'data.train')}), or leave out those that are always answered",
             "make the reward more demanding (reward.functions)",
         ),
         severity=severity,
@@ -181,8 +181,8 @@ def groups_too_hard(series: MetricSeries, config: Config) -> Finding | None:
         "equal rewards teaches nothing",
         remedies=(
             "read some responses in completions.jsonl: is a right one among them, in a form that the reward misses?",
-            f"raise {_now(config, 'rollout.n')}: a larger group is likelier to hold a right one",
-            f"take easier prompts ({_now(config, 'data.train')}), or train the model on examples first",
+            f"raise {_now(config, 'rollout.n')}: a larger group is more likely to contain a right one",
+            f"use easier prompts ({_now(config, 'data.train')}), or train the model on examples first",
             "add a reward that pays for part of the way (reward.functions, e.g. format)",
         ),
         severity=severity,
@@ -201,7 +201,7 @@ def groups_equal(series: MetricSeries, config: Config) -> Finding | None:
         "equal rewards teaches nothing",
         remedies=(
             f"raise {_now(config, 'rollout.n')} or {_now(config, 'rollout.temperature')}: samples that differ more",
-            f"take prompts of middling difficulty ({_now(config, 'data.train')})",
+            f"use prompts of medium difficulty ({_now(config, 'data.train')})",
             "use a reward with more steps than right and wrong (reward.functions)",
         ),
         severity=severity,
@@ -243,7 +243,7 @@ def truncation(series: MetricSeries, config: Config) -> Finding | None:
     if recent.mean <= TRUNCATED_SHARE:
         return None
     return Finding(
-        seen=f"{recent.mean:.0%} of the responses were cut at the length limit (mean over {recent})",
+        seen=f"{recent.mean:.0%} of the responses were truncated at the length limit (mean over {recent})",
         meaning="their reward says nothing about what they would have come to; the policy may not know how to stop",
         remedies=(
             f"raise {_now(config, 'rollout.max_response_tokens')}",
@@ -267,7 +267,7 @@ def entropy_collapse(series: MetricSeries, config: Config) -> Finding | None:
     return Finding(
         seen=f"entropy fell to {recent.mean:.4f} nats per token (mean over {recent}) from {start.mean:.4f} over "
         f"{start}, with rewards still to be won",
-        meaning="samples of a prompt are nearly the same, so groups tell little and nothing new is found",
+        meaning="samples of a prompt are nearly the same, so groups have little signal and nothing new is explored",
         remedies=(
             f"lower {_now(config, 'optim.lr')}",
             f"raise {_now(config, 'algorithm.loss.clip_high')} (DAPO: 0.28), where a batch gets several updates",
@@ -293,7 +293,7 @@ def gap_too_large(series: MetricSeries, config: Config) -> Finding | None:
     ]
     remedies = []
     if cuts:
-        remedies.append(f"switch off {', '.join(cuts)}: the trainer's log-probs are those of the whole distribution")
+        remedies.append(f"switch off {', '.join(cuts)}: the trainer's log-probs are those of the full distribution")
     if config.algorithm.correction.name == "none":
         remedies.append(f"set {_now(config, 'algorithm.correction.name')} to token_truncate, which weighs tokens")
     if not cuts:
@@ -365,7 +365,7 @@ def length_collapse(series: MetricSeries, config: Config) -> Finding | None:
         meaning="the policy has stopped working out answers, because long responses are punished or short ones are "
         "safer",
         remedies=(
-            "if reward.functions holds `length`, lower its weight",
+            "if `length` is among reward.functions, lower its weight",
             "look at algorithm.aggregation.name: seq-mean-token-mean favours short right answers",
             f"raise {_now(config, 'algorithm.kl.coef')}, or lower {_now(config, 'optim.lr')}",
         ),

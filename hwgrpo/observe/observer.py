@@ -265,4 +265,4 @@ class Observer:
             show()
         except OSError as error:
             self._progress = Silence()
-            logging.getLogger(__name__).warning("progress is no longer shown (%s); the logs go on", error)
+            logging.getLogger(__name__).warning("progress is no longer shown (%s); logging continues", error)

@@ -101,7 +101,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     size = work.dtype.itemsize
     stored = work.dtype if sharding.narrow else torch.float32
     parameters = {f"parameters ({_named(stored)})": stored.itemsize * sharding.held(shape.units, sharding.parameters)}
-    moments = {"AdamW moments": 8 * sharding.held(shape.trained_units, sharding.moments)}
+    moments = {"optimizer states (AdamW)": 8 * sharding.held(shape.trained_units, sharding.moments)}
     if sharding.masters is not None:
         moments["masters (fp32)"] = 4 * sharding.held(shape.trained_units, sharding.masters)
     gradients = {"gradients (fp32)": 4 * sharding.held(shape.trained_units, sharding.gradients)}
@@ -134,7 +134,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if sharding.units is not None:
         update["weights gathered"] = size * _gathered(shape, sharding)
         # in the compute dtype as they come, and once more in fp32, padded, to be summed over ranks
-        update["gradients of a unit, whole"] = max(
+        update["unsharded gradients of a unit"] = max(
             size * sharding.computed_with(unit) + 4 * sharding.gathered(unit) for unit in shape.trained_units
         )
     elif work.dtype != torch.float32:
@@ -165,7 +165,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if not sharding.whole:
         unit = 4 * max(unit.count for unit in shape.units)
         loading = {name: size for name, size in always.items() if name in parameters or name == COPY}
-        loading |= {"a layer or the rest (fp32), being cut": unit}
+        loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)
 

@@ -45,7 +45,7 @@ def try_rewards(rewards: RewardPipeline, dataset: PromptDataset, tokenizer: Any)
     lines = []
     for number, name in enumerate(rewards.names):
         if any(failure.partition("/")[2] == name for failure in scored.failures):
-            lines.append(f"{name} fails, which the run would go on after: {_why(rewards, number, batch, completions)}")
+            lines.append(f"{name} fails, which would not stop the run: {_why(rewards, number, batch, completions)}")
         else:
             right, empty = scored.per_function[name].tolist()
             lines.append(f"{name}: {right:g} for {kind}, {empty:g} for an empty response")

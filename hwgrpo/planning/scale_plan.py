@@ -203,7 +203,7 @@ class _Planner:
                 for strategy in _offered(self.config, devices):
                     if self.memory(backend, devices, strategy, apart=apart).peak <= room:
                         more = f" on {devices:,} devices" if devices != cluster.devices else ""
-                        own = ", rollout on devices of its own (--rollout apart)" if apart and not cluster.apart else ""
+                        own = ", rollout on separate devices (--rollout apart)" if apart and not cluster.apart else ""
                         return f"{strategy}{more}{own}"
         return f"nothing on up to {counts[-1]:,} devices"
 

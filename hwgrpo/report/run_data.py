@@ -108,7 +108,7 @@ def _check_folder(folder: Path) -> None:
         return
     below = sorted({path.parent for path in folder.glob(f"*/{CONFIG}")})
     if below:
-        remedy = "it holds the folders of runs, name one of them: " + ", ".join(map(str, below[:5]))
+        remedy = "it contains the folders of runs, name one of them: " + ", ".join(map(str, below[:5]))
     else:
         remedy = "name the folder that a run wrote to, its trainer.output_dir"
     raise ConfigError(f"{folder} is not the folder of a run (it has neither {CONFIG} nor {jsonl.FILE}); {remedy}")
@@ -127,7 +127,7 @@ def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[
         problems.append(f"{path.name} could not be read: {' '.join(str(error).split())}")
         return {}
     if not isinstance(value, dict):
-        problems.append(f"{path.name} holds no mapping, so nothing of it is shown")
+        problems.append(f"{path.name} has no mapping, so it is not shown")
         return {}
     return value
 
@@ -135,7 +135,7 @@ def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[
 def _why_no_metrics(folder: Path, config: dict[str, Any]) -> str:
     loggers = (config.get("observe") or {}).get("loggers")
     if isinstance(loggers, list) and "jsonl" not in loggers:
-        return f"no metrics: the curves need observe.loggers to hold jsonl, this run has {loggers}"
+        return f"no metrics: the curves need jsonl among observe.loggers, this run has {loggers}"
     return f"no metrics yet: {folder / jsonl.FILE} {'is empty' if (folder / jsonl.FILE).exists() else 'does not exist'}"
 
 

@@ -106,7 +106,7 @@ class Outcome:
         example = f"timeout: {self.setting.timeout:g}, {setting}" if kind == "timeouts" else setting
         remedy = "mend it, give it more time with timeout or" if kind == "timeouts" else "mend it or"
         raise RewardError(
-            f"{where} {what}; {remedy}, to go on without, set its {setting} to value, mask_sample or "
+            f"{where} {what}; {remedy}, to continue without it, set its {setting} to value, mask_sample or "
             f"drop_group, as in {{name: ..., {example}: value}}"
         ) from (result if isinstance(result, BaseException) else None)
 

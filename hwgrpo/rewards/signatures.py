@@ -55,7 +55,7 @@ def adapt(
             raise (
                 choice_error(f"{key}.kwargs: argument of {name}", word, free)
                 if free
-                else ConfigError(f"{key}.kwargs.{word}: {name} takes no further arguments; remove it")
+                else ConfigError(f"{key}.kwargs.{word}: {name} accepts no further arguments; remove it")
             )
     required = frozenset(word for word, entry in named.items() if entry.default is inspect.Parameter.empty)
     absent = sorted(required - set(given) - set(kwargs))

@@ -41,7 +41,7 @@ def gsm8k(
     text = answer_text(ground_truth)
     truth = final_number(text, marked="####" in text)
     if truth is None:
-        raise DataError(f"the ground truth {quoted(text)} holds no number")
+        raise DataError(f"the ground truth {quoted(text)} contains no number")
     answer = final_number(solution_str, marked=method == "strict")
     if answer is None:
         return 0.0

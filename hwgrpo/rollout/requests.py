@@ -58,7 +58,7 @@ def check_batch(batch: PromptBatch, sampling: Sampling, config: Any) -> None:
     text = config.get_text_config()
     empty = next((prompt for prompt in batch.prompts if not prompt.token_ids), None)
     if empty is not None:
-        raise DataError(f"prompt {empty.uid!r} has no tokens: a response needs something to answer")
+        raise DataError(f"prompt {empty.uid!r} has no tokens: a response needs a prompt")
     longest = max(len(prompt.token_ids) for prompt in batch.prompts)
     limit = getattr(text, "max_position_embeddings", None)
     if limit is not None and longest + sampling.max_response_tokens > limit:

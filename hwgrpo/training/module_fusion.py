@@ -69,7 +69,7 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
             value = list(config.model.fused_modules) if key == "model.fused_modules" else attention.name
             remedy = "[auto]" if key == "model.fused_modules" else "auto"
             raise ConfigError(
-                f"{key}={value!r}: {module} is taken nowhere: {applied.skip_reasons(module)}; use {key}={remedy}"
+                f"{key}={value!r}: {module} replaces no module: {applied.skip_reasons(module)}; use {key}={remedy}"
             )
     if attention.is_fused and not applied.replaced[fused_modules.ATTENTION_MODULE]:
         why = applied.skip_reasons(fused_modules.ATTENTION_MODULE)
@@ -101,7 +101,7 @@ def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:
         for module, names in theirs.items():
             if names != taken[0][module]:
                 raise RunError(
-                    f"rank {rank} has taken the fused module {module} in {len(names)} places and rank 0 in "
+                    f"rank {rank} uses the fused module {module} in {len(names)} places and rank 0 in "
                     f"{len(taken[0][module])}: their devices do not compute alike (hwgrpo doctor --run tries them); "
                     "model.fused_modules=[none] and model.attention=sdpa leave them out"
                 )

@@ -59,7 +59,7 @@ def _message(config: Config, device: Device, stage: str | None, error: BaseExcep
     said = next(iter(str(error).splitlines()), "") or type(error).__name__
     # Not verified: that would read all of it on each rank that fails, and the others wait until this one has ended.
     last = restore.newest_step(Path(config.trainer.output_dir) / "checkpoints")
-    goes_on = f"goes on after step {last}" if last is not None else "begins anew, for there is no checkpoint yet"
+    goes_on = f"goes on after step {last}" if last is not None else "restarts from step 0 (no checkpoint yet)"
     smaller = None
     with contextlib.suppress(CheckpointError):  # the next start says what is wrong with it
         smaller = remembered(Path(config.trainer.output_dir))

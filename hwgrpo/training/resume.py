@@ -68,7 +68,7 @@ def find_checkpoint(
     if checkpoint is not None:
         notes += _compare_settings(checkpoint, config)
         notes += [
-            f"warning: {each}; the run goes on with what is there now" for each in _changed_code(checkpoint, config)
+            f"warning: {each}; the run continues with the present one" for each in _changed_code(checkpoint, config)
         ]
     return checkpoint, notes
 
@@ -86,7 +86,7 @@ def _choose_checkpoint(
         return None, []
     if resume == "auto":
         checkpoint, damaged = checkpoints.newest(output / "checkpoints", strategy)
-        notes = [f"passed over a checkpoint: {problem}" for problem in damaged]
+        notes = [f"skipped a checkpoint: {problem}" for problem in damaged]
     else:
         check_resume(config)
         checkpoint, notes = checkpoints.verify(Path(resume).absolute(), strategy), []
@@ -103,7 +103,7 @@ def compare_data(checkpoint: checkpoints.Checkpoint | None, **datasets: PromptDa
         datasets: `train` and `validation` as they are now.
     """
     changed = _changed_data(checkpoint, **datasets) if checkpoint else []
-    return [f"warning: {each}; the run goes on with what is there now" for each in changed]
+    return [f"warning: {each}; the run continues with the present one" for each in changed]
 
 
 def _changed_data(checkpoint: checkpoints.Checkpoint, **datasets: PromptDataset | None) -> list[str]:
@@ -174,8 +174,8 @@ def already_finished(
     changed += _changed_code(checkpoint, config) + _changed_data(checkpoint, train=training)
     if changed and not allow_changes:
         raise ConfigError(
-            f"{output} holds a finished run of other settings, and nothing would be trained: {', '.join(changed)}; to "
-            "train with these, set trainer.output_dir to another folder; to leave it as it is, put them back, or give "
+            f"{output} contains a finished run of other settings, and nothing would be trained: {', '.join(changed)}; "
+            "to train with these, set trainer.output_dir to another folder; to leave it as it is, put them back, or give "
             "--allow-finished"
         )
     notes += _changes(checkpoint, config) + compare_data(checkpoint, train=training)
@@ -187,7 +187,7 @@ def already_finished(
     return "\n".join(
         [
             f"{output} is finished: {done}{where}. Nothing was trained.",
-            f"To go on, set {key} to more than {max(asked, checkpoint.step) if t.max_steps else asked}; "
+            f"To continue, set {key} to more than {max(asked, checkpoint.step) if t.max_steps else asked}; "
             "to train anew, set trainer.output_dir to another folder.",
             *(f"Note: {note}" for note in notes),
         ]

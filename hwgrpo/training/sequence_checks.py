@@ -49,7 +49,7 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
             raise refused(size, f"{text.model_type}: {obstacle}")
         experts = first_of(text, EXPERTS)
         if experts:  # some plans leave them out
-            raise refused(size, f"{text.model_type}: its {experts} experts would not be cut")
+            raise refused(size, f"{text.model_type}: its {experts} experts would not be sharded")
         counts["key-value heads"] = getattr(text, "num_key_value_heads", None) or heads
         counts["intermediate units"] = getattr(text, "intermediate_size", None)
     for what, count in counts.items():
@@ -62,7 +62,7 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
     if ropes:
         raise refused(size, f"rotary embeddings of the model depend on the sequence's length ({', '.join(ropes)})")
     if attention.loaded_as != "sdpa":
-        raise refused(size, f"{attention.line}: only one that takes masks as sdpa does exchanges heads for tokens")
+        raise refused(size, f"{attention.line}: exchanging heads for tokens needs one that accepts masks as sdpa does")
     if build_loss(config.algorithm).scope == "batch":
         raise refused(size, f"algorithm.loss.name={config.algorithm.loss.name!r} compares all tokens of a micro-batch")
 

@@ -77,7 +77,7 @@ def test_an_exported_model_loads_in_plain_transformers_with_exactly_the_weights(
     ("words", "code", "said"),
     [
         (["{run}", "{out}", "--adapter"], 2, "was trained without LoRA"),
-        (["{run}", "{out}", "--max-shard-size", "5"], 2, "--max-shard-size 5: write a whole number and KB, MB or GB"),
+        (["{run}", "{out}", "--max-shard-size", "5"], 2, "--max-shard-size 5: write an integer and KB, MB or GB"),
         (["{run}", "{run}"], 2, "{run} is there already"),
         (["{run}", "{run}/config.yaml/out"], 2, "cannot be written"),
         (["{out}", "{out}"], 1, "not a checkpoint, it has no manifest.json"),
@@ -114,7 +114,7 @@ def test_of_a_run_the_newest_checkpoint_that_is_good_is_taken(tmp_path: Path, do
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"files": {}}))
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    assert "passed over a checkpoint: " in said
+    assert "skipped a checkpoint: " in said
     assert "step 1 of" in said
     shutil.rmtree(run / "checkpoints/step-00000001")
     assert restore.newest(run / "checkpoints")[0] is None

@@ -50,7 +50,7 @@ def test_the_page_has_every_component_the_peak_the_chips_and_what_is_assumed():
     plan = planned(RECIPE, "--devices", "8")
     first = plan["chips"][0]
     names = {name for parts in first["components"].values() for name in parts}
-    assert {"parameters (fp32)", "AdamW moments", "copy that samples", "gradients (fp32)"} <= names
+    assert {"parameters (fp32)", "optimizer states (AdamW)", "copy that samples", "gradients (fp32)"} <= names
     for part in (*names, "peak", *(each["name"] for each in plan["chips"]), "40%", "60%", "50 GB/s", "an estimate"):
         assert part in page, part
     assert "No figure was measured on" in page
@@ -155,7 +155,7 @@ def test_rollout_apart_takes_the_copy_and_the_cache_off_the_devices_that_train()
     assert "copy that samples" not in apart["components"]["always"]
     assert apart["components"]["rollout"] == {}
     assert apart["rollout_devices"] == 2
-    assert here["instead"] == "fsdp2, rollout on devices of its own (--rollout apart)"
+    assert here["instead"] == "fsdp2, rollout on separate devices (--rollout apart)"
     more = chip(*words, "--rollout", "apart", "--rollout-devices", "8")
     assert more["seconds"]["decode"] < apart["seconds"]["decode"]
 
@@ -221,7 +221,7 @@ def test_devices_that_layers_are_cut_over_gather_tokens_for_it_and_half_of_each_
     assert (planned(*two)["tensor_parallel_size"], planned(*two)["sequence_parallel_size"]) == (2, 1)
     whole, part = chip(*one), chip(*two)
     assert part["seconds"]["update"] == whole["seconds"]["update"]
-    names = "AdamW moments", "parameters (fp32)"
+    names = "optimizer states (AdamW)", "parameters (fp32)"
     assert all(part["components"]["always"][name] > whole["components"]["always"][name] for name in names)
     gathered = [each["components"]["update"]["weights gathered"] for each in (whole, part)]
     # 8B: 36 layers of 192,946,432, and two tables of 151,936 x 4,096, gathered twice as often in half as large parts

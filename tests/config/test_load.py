@@ -209,7 +209,7 @@ def test_layers_are_cut_over_ranks_by_fsdp2_alone_and_whole_weights_are_trained(
         assert said.startswith(f"trainer.tensor_parallel_size=2 with trainer.strategy='{strategy}': layers are cut")
         assert "use that, or trainer.sequence_parallel_size" in said
     assert "with trainer.sequence_parallel_size=4: either shares" in refusal(*two, "trainer.sequence_parallel_size=4")
-    assert "=2 with model.lora.rank=8: adapters are not cut" in refusal(*two, "model.lora.rank=8")
+    assert "=2 with model.lora.rank=8: adapters are not sharded" in refusal(*two, "model.lora.rank=8")
     (tmp_path / "adapter_config.json").write_text('{"r": 4}')
     assert "=2 with model.lora.adapter='/" in refusal(*two, f"model.lora.adapter={tmp_path}")
     short = ("data.max_prompt_tokens=40", "rollout.max_response_tokens=61", "trainer.tokens_per_micro_batch=50")

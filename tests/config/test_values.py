@@ -78,7 +78,7 @@ def refusal(*overrides: str) -> str:
         ("rollout.n=${oc.env:HWGRPO_NOT_SET}", ["rollout.n=", "HWGRPO_NOT_SET"]),
         ("rollout.n=${data.prompt_key}", ["rollout.n='${data.prompt_key}'", "must be int"]),
         # YAML
-        ("rollout.stop=&a [*a]", ["rollout.stop=", "an anchor holds itself"]),
+        ("rollout.stop=&a [*a]", ["rollout.stop=", "an anchor contains itself"]),
         ("rollout.engine_kwargs={a: 1, a: 2}", ["rollout.engine_kwargs=", "the key 'a' is there twice"]),
         (f"rollout.stop={'[' * 2000}", ["rollout.stop=", "more than 50 levels deep"]),
         ("rollout.stop=\t- a", ["rollout.stop=", "indent with spaces"]),

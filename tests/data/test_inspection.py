@@ -134,8 +134,8 @@ def test_rows_that_a_reward_cannot_score_are_bad(tmp_path):
     file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": answer, "answer": answer} for answer in answers])
     (report,) = inspected(file, rewards=["gsm8k"]).files
     assert reasons(report) == {
-        1: "reward gsm8k fails: the ground truth 'none' holds no number",
-        3: "reward gsm8k gives the row's own answer no more than nothing",
+        1: "reward gsm8k fails: the ground truth 'none' contains no number",
+        3: "reward gsm8k gives the row's own ground truth no more than an empty response",
     }
     assert [(each.tried, each.scored, each.failed) for each in report.judged] == [(4, 2, 1)]
     assert [(each.reward, each.scored) for each in inspected(file, rewards=["exact_match"]).files[0].judged] == [
@@ -155,7 +155,7 @@ def test_a_comparing_reward_that_gives_nothing_for_the_answer_itself_makes_a_bad
         "def leaves(solution_str): raise SystemExit(3)\n"
     )
     (report,) = inspected(file, rewards=[f"{blind}:gsm8k"]).files
-    assert reasons(report) == {0: "reward gsm8k gives the row's own answer no more than nothing"}
+    assert reasons(report) == {0: "reward gsm8k gives the row's own ground truth no more than an empty response"}
     (report,) = inspected(file, rewards=[f"{blind}:taste", "length"]).files
     assert report.bad == []  # a reward of the user's own need not look at the answer
     assert [(each.reward, each.tried, each.scored) for each in report.judged] == [("taste", 2, 0), ("length", 0, 0)]

@@ -293,7 +293,7 @@ def test_text_that_is_to_be_templated_needs_a_chat_template_too(jsonl, data_conf
             [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "result": "3"}, {"prompt": "0"}],
             {},
             r"line 2: no ground truth, which reward exact_match needs; tried reward_model\.ground_truth, ground_truth, "
-            r"answer, .*; beside the prompt the row has: result\. Name .* with data\.ground_truth_key",
+            r"answer, .*; the row's other columns: result\. Name .* with data\.ground_truth_key",
         ),
         ([{"prompt": "1+1=", "answer": None}], {"ground_truth_key": "answer"}, r"line 1: .*'answer' .* is null"),
         ([{"prompt": "1+1="}], {}, r"line 1: .*beside the prompt the row has: nothing else"),

@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_renamed_for_another_reason_is_an_error(tmp_path
         ("builtin://tiny?layer=2", "option='layer' is not known.*Did you mean 'layers'"),
         ("builtin://tiny?task=copy&digits=4", "option='digits' is not known"),
         ("builtin://tiny?task_options=1", "option='task_options' is not known"),
-        ("builtin://tiny?hidden=big", "hidden='big' is not a whole number; e.g. hidden=64"),
+        ("builtin://tiny?hidden=big", "hidden='big' is not an integer; e.g. hidden=64"),
         ("builtin://tiny?lr=fast", "lr='fast' is not a number"),
         ("builtin://tiny?hidden=48", "hidden=48 is out of range: it must be a positive multiple of 32"),
         ("builtin://tiny?lr=0", "lr=0.0 is out of range"),

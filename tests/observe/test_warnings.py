@@ -71,7 +71,7 @@ def a_run(run_dir, steps, *, start=0, total=40, **changes) -> dict:
 def test_a_warning_is_shown_written_and_listed_at_the_end(tmp_path, capsys):
     summary = a_run(tmp_path, [(step, CUT) for step in range(1, 8)])
     shown = capsys.readouterr().out
-    assert "warning at step 5, truncation: 40% of the responses were cut at the length limit" in shown
+    assert "warning at step 5, truncation: 40% of the responses were truncated at the length limit" in shown
     assert "- raise rollout.max_response_tokens (now 512)" in shown
     assert "warning   step 5, truncation: 40%" in shown.split("completed:")[1]
     written = [json.loads(line) for line in (tmp_path / "warnings.jsonl").read_text().splitlines()]

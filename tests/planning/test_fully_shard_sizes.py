@@ -129,7 +129,7 @@ def planned(model: PreTrainedConfig, devices: int, words: tuple[str, ...] = (), 
     return Stored(
         parameters=memory.always["parameters (fp32)"],
         gradients=memory.update["gradients (fp32)"],
-        moments=memory.always["AdamW moments"],
+        moments=memory.always["optimizer states (AdamW)"],
         gathered=memory.update["weights gathered"],
         exchanged=int(seconds),
     )

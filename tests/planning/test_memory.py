@@ -40,7 +40,9 @@ def test_state_is_what_an_optimizer_step_leaves_behind(tmp_path):
     held = {
         "parameters (fp32)": sum(p.nbytes for p in model.parameters()),
         "gradients (fp32)": sum(p.grad.nbytes for p in model.parameters() if p.grad is not None),
-        "AdamW moments": sum(s[key].nbytes for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")),
+        "optimizer states (AdamW)": sum(
+            s[key].nbytes for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+        ),
     }
     config = planned()
     memory = estimate(config, model_shape(config.model, settings), WORK)
@@ -59,7 +61,7 @@ def test_a_reference_and_a_copy_that_samples_are_counted_where_there_is_one(tmp_
         memory = estimate(config, model_shape(config.model, settings), work)
         return set(memory.always) | set(memory.update) | set(memory.step)
 
-    state = {"parameters (fp32)", "gradients (fp32)", "AdamW moments", "a chunk of logits"}
+    state = {"parameters (fp32)", "gradients (fp32)", "optimizer states (AdamW)", "a chunk of logits"}
     state |= {"activations of 531 tokens, about", "libraries, about", KEPT_FREE}
     head = {"gradient of the LM head (fp32)"}
     assert parts() == state | head
@@ -77,7 +79,7 @@ def test_adapters_train_little_and_come_on_top_of_the_model(tmp_path):
     assert shape.trainable == adapters
     always = estimate(config, shape, WORK).always
     assert always["parameters (fp32)"] == 4 * (shape.parameters + adapters)
-    assert always["AdamW moments"] == 8 * adapters
+    assert always["optimizer states (AdamW)"] == 8 * adapters
 
 
 @pytest.mark.parametrize("name", ["Qwen3-8B", "DeepSeek-LLM-7B", "GLM-4-9B"])

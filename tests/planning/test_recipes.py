@@ -101,7 +101,7 @@ def test_every_recipe_is_planned_on_every_backend(recipe, backend, tmp_path, mon
         f"in all {t.max_steps * t.prompts_per_step:,} prompts and {t.max_steps * t.prompts_per_step * r.n:,} samples",
         "parameters (fp32)",
         "gradients (fp32)",
-        "AdamW moments",
+        "optimizer states (AdamW)",
         "rollout: key-value cache of",
         "update: activations of",
         "update: a chunk of logits",

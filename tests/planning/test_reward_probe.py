@@ -112,7 +112,7 @@ def test_a_broken_reward_is_refused_as_a_mistake_of_the_settings(planned, name: 
 def test_a_failure_that_the_settings_pass_over_is_told_and_no_error(planned, name: str):
     shown = planned("exact_match", f"{{name: '@{name}', on_error: value, on_nan: mask_sample}}")
     assert "exact_match: 1 for the answer itself" in shown
-    assert f"{name} fails, which the run would go on after: reward {name}, " in shown
+    assert f"{name} fails, which would not stop the run: reward {name}, " in shown
     assert ("ZeroDivisionError" if name == "raises" else "returned nan") in shown
 
 

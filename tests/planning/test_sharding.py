@@ -49,7 +49,7 @@ def held(strategy: str, devices: int, **work: object) -> Memory:
 
 def per_parameter(memory: Memory) -> float:
     state = {**memory.always, **memory.update, **memory.step, **memory.host}
-    kinds = ("parameters (", "gradients (", "AdamW moments", "masters")
+    kinds = ("parameters (", "gradients (", "optimizer states (AdamW)", "masters")
     return sum(size for name, size in state.items() if name.startswith(kinds)) / SHAPE.parameters
 
 
@@ -71,8 +71,8 @@ def test_a_parameter_costs_what_its_strategy_leaves_on_a_device(strategy, device
 
 
 def test_two_moments_are_kept_of_every_trained_parameter():
-    assert held("ddp", 2).always["AdamW moments"] == 2 * 4 * SHAPE.trainable
-    assert held("fsdp2", 4).always["AdamW moments"] == 2 * 4 * SHAPE.trainable // 4
+    assert held("ddp", 2).always["optimizer states (AdamW)"] == 2 * 4 * SHAPE.trainable
+    assert held("fsdp2", 4).always["optimizer states (AdamW)"] == 2 * 4 * SHAPE.trainable // 4
 
 
 def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathered_in_part():
@@ -80,9 +80,9 @@ def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathere
     sharding = config_sharding(config, 8)
     cut, whole = (estimate(config, SHAPE, WORK, each) for each in (sharding, planned_sharding("fsdp2", 8)))
     assert cut.always["parameters (fp32)"] == 4 * (10 * LAYER // 8 + REST // 4)
-    assert cut.always["AdamW moments"] == 2 * 4 * (10 * LAYER // 8 + REST // 4)
+    assert cut.always["optimizer states (AdamW)"] == 2 * 4 * (10 * LAYER // 8 + REST // 4)
     assert cut.update["weights gathered"] == 2 * (REST + 2 * LAYER // 2)
-    assert cut.update["gradients of a unit, whole"] == (2 + 4) * REST, "which is not cut"
+    assert cut.update["unsharded gradients of a unit"] == (2 + 4) * REST, "which is not cut"
     kept, kept_whole = (next(n for name, n in m.update.items() if name.startswith("activ")) for m in (cut, whole))
     tokens, _ = micro_batches(config, WORK)
     # gathered inputs come in the compute dtype and are not cast again for each linear layer
@@ -112,12 +112,14 @@ def test_rows_that_are_fewer_than_devices_are_stored_on_every_device_and_gathere
     shape = replace(SHAPE, units=(experts,))
     at = {n: estimate(planned(), shape, WORK, planned_sharding("fsdp2", n)) for n in (4, 16)}
     assert (
-        at[4].always == at[16].always == {"parameters (fp32)": 4 * 3 * (256 + 16), "AdamW moments": 8 * 3 * (256 + 16)}
+        at[4].always
+        == at[16].always
+        == {"parameters (fp32)": 4 * 3 * (256 + 16), "optimizer states (AdamW)": 8 * 3 * (256 + 16)}
     )
     assert at[4].update["gradients (fp32)"] == at[16].update["gradients (fp32)"] == 4 * 3 * (256 + 16)
     for devices, memory in at.items():
         assert memory.update["weights gathered"] == 2 * 2 * devices * (256 + 16)
-        assert memory.update["gradients of a unit, whole"] == 2 * 4 * (256 + 16) + 4 * devices * (256 + 16)
+        assert memory.update["unsharded gradients of a unit"] == 2 * 4 * (256 + 16) + 4 * devices * (256 + 16)
 
 
 def test_what_is_gathered_does_not_shrink_with_the_number_of_devices():
@@ -143,7 +145,7 @@ def test_a_local_engine_samples_from_a_whole_copy_where_weights_are_cut():
 
 def test_offloading_moves_state_to_the_host_and_frees_the_device():
     there, here = held("fsdp2", 8), held("fsdp2+offload", 8)
-    assert {"parameters (fp32)", "AdamW moments", "gradients (fp32)"} <= set(here.host)
+    assert {"parameters (fp32)", "optimizer states (AdamW)", "gradients (fp32)"} <= set(here.host)
     assert here.always == {}
     assert here.peak < there.peak
     assert per_parameter(here) == per_parameter(there)
@@ -153,7 +155,7 @@ def test_at_the_start_a_model_whose_weights_are_cut_is_whole_a_layer_at_a_time()
     unit = 4 * max(LAYER, REST)
     for strategy, size in (("fsdp2", 4), ("zero3", 2)):
         loading = held(strategy, 8).loading
-        assert loading.pop("a layer or the rest (fp32), being cut") == unit
+        assert loading.pop("a layer or the rest (fp32), being sharded") == unit
         assert list(loading.values()) == [size * SHAPE.parameters // 8]
     with_copy = held("fsdp2", 8, samples=True)
     assert with_copy.loading["copy that samples"] == with_copy.always["copy that samples"]

@@ -111,7 +111,7 @@ def test_what_is_no_run_is_refused_with_its_path_and_a_remedy(tmp_path: Path, ma
     with pytest.raises(ConfigError, match=r"empty is not the folder of a run .*trainer\.output_dir"):
         read_run(tmp_path / "empty")
     folder = make_run(STEPS)
-    with pytest.raises(ConfigError, match=rf"it holds the folders of runs, name one of them: {folder}"):
+    with pytest.raises(ConfigError, match=rf"it contains the folders of runs, name one of them: {folder}"):
         read_run(tmp_path)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl is a file"):
         read_run(folder / "metrics.jsonl")

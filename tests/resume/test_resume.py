@@ -245,7 +245,8 @@ def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):
     assert said("trainer.max_steps=2") == (
         f"{output} is finished: 2 of 2 steps are done, the model is in {output}/final and {output}/final-adapter. "
         "Nothing was trained.\n"
-        "To go on, set trainer.max_steps to more than 2; to train anew, set trainer.output_dir to another folder."
+        "To continue, set trainer.max_steps to more than 2; to train from step 0, set trainer.output_dir to another "
+        "folder."
     )
     assert "2 steps are done, trainer.max_steps=1 asks for 1," in str(said("trainer.max_steps=1"))
     eight = ("trainer.max_steps=0", "data.max_rows=8")
@@ -361,7 +362,7 @@ def test_data_that_is_not_what_it_was_is_told_with_both(tmp_path: Path, capfd):
     (line,) = shown(3)
     both = re.fullmatch(
         rf"warning: data.train='{train}' is not what it was at the checkpoint: 12 rows \(sha256 (\w{{12}})\) then, "
-        r"12 rows \(sha256 (\w{12})\) now; the run goes on with what is there now",
+        r"12 rows \(sha256 (\w{12})\) now; the run continues with the present one",
         line.strip(),
     )
     assert both is not None, line

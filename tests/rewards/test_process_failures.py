@@ -36,13 +36,13 @@ ERRORS = {
     "sends a pickle": (
         "import pickle; import my_pickle; body = pickle.dumps(my_pickle.Evil()); "
         "[write(n, len(body).to_bytes(8, 'big') + body) for n in range(3, 64)]",
-        "lost its process, which sent what is no answer",
+        "lost its process, which sent an invalid reply",
     ),
-    "sends gibberish": ("[write(n, b'x' * 64) for n in range(3, 64)]", "which sent what is no answer"),
+    "sends gibberish": ("[write(n, b'x' * 64) for n in range(3, 64)]", "which sent an invalid reply"),
     "sends an answer to nothing": (
         """body = b'{"number": 77}'; [write(n, len(body).to_bytes(8, 'big') + body) for n in range(3, 64)]; """
         "time.sleep(60)",
-        "which sent what is no answer",
+        "which sent an invalid reply",
     ),
 }
 NANS = {"returns nan": "return float('nan')", "returns none": "return None", "returns inf": "return float('inf')"}

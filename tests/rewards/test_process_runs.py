@@ -126,7 +126,7 @@ def test_a_dry_run_tells_of_a_reward_that_hangs(function, tmp_path, reward_file,
     with pytest.raises(ConfigError, match="took longer than its timeout of 1 s at"):
         make_plan(runs.small(tmp_path / "run", function(timeout=1.0)), BACKEND, 1)
     told = make_plan(runs.small(tmp_path / "run", function(timeout=1.0, on_timeout="mask_sample")), BACKEND, 1).text
-    assert "hangs_once_a_step fails, which the run would go on after: reward hangs_once_a_step" in told
+    assert "hangs_once_a_step fails, which would not stop the run: reward hangs_once_a_step" in told
     assert "took longer than its timeout of 1 s at" in told
     assert "mend it" not in told
     soon(lambda: processes() == [])

@@ -59,7 +59,7 @@ def test_gsm8k_refuses_an_unknown_method():
 
 
 def test_gsm8k_refuses_a_ground_truth_without_a_number():
-    with pytest.raises(DataError, match="'none' holds no number"):
+    with pytest.raises(DataError, match="'none' contains no number"):
         gsm8k("#### 1", "none")
 
 

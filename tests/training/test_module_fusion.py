@@ -85,5 +85,5 @@ def test_ranks_that_took_different_modules_end_the_run():
     mine, less = {"taken": {"swiglu": ("a", "b")}}, {"taken": {"swiglu": ("a",)}}
     check_ranks_agree(Fused(attention), strategy({}, {}))
     check_ranks_agree(Fused(attention, mine), strategy(mine, mine))
-    with pytest.raises(RunError, match=r"rank 1 has taken the fused module swiglu in 1 places and rank 0 in 2"):
+    with pytest.raises(RunError, match=r"rank 1 uses the fused module swiglu in 1 places and rank 0 in 2"):
         check_ranks_agree(Fused(attention, mine), strategy(mine, less, mine))

@@ -81,7 +81,7 @@ def as_json(message: Mapping[str, Any]) -> bytes:
     body = json.dumps(message, default=jsonable).encode()
     if len(body) > LARGEST:
         raise ValueError(
-            f"it returned {len(body) / 2**20:,.0f} MiB; from a process of its own a function can return "
+            f"it returned {len(body) / 2**20:,.0f} MiB; from a separate process a function can return "
             f"{LARGEST >> 20} MiB at most"
         )
     return body

@@ -140,7 +140,7 @@ class Child:
         try:
             yield from self._reader.feed(piece)
         except ValueError as error:
-            raise EOFError(f"sent what is no answer ({error})") from error
+            raise EOFError(f"sent an invalid reply ({error})") from error
 
     def flush(self) -> None:
         """Send what the pipe takes now."""

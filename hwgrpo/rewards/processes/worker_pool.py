@@ -151,7 +151,7 @@ class Pool:
                     child.deadline = self._deadline() if child.calls else math.inf
                     file(number, self._answer(message))
                 else:
-                    return "sent what is no answer"
+                    return "sent an invalid reply"
         except EOFError as end:
             return str(end)
         return None

@@ -44,5 +44,5 @@ SGLANG_SERVER = EngineKind(
     refuse=_refuse_sglang,
     check_host="hwgrpo.rollout.server.attachment:check_sglang_server",
     check_server="hwgrpo.rollout.server.sglang:check_running",
-    remark="part of hwgrpo; it has never met a real SGLang server",
+    remark="part of hwgrpo; it has never run with a real SGLang server",
 )

@@ -224,7 +224,7 @@ def _claim(parts: EngineParts, dialect: Dialect, server: Server) -> None:
             if wait.over:
                 raise ConfigError(
                     f"rollout.server.url={url!r} is in use by another run: {taken.holder}. Wait for it "
-                    f"(rollout.server.wait_for_owner={s.wait_for_owner:g} s), or give this run a server of its own; "
+                    f"(rollout.server.wait_for_owner={s.wait_for_owner:g} s), or give this run its own server; "
                     f"{dialect.lease}"
                 ) from taken
             wait.pause(PAUSE)

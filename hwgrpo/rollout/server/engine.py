@@ -36,7 +36,7 @@ CLOSE_TIMEOUT = 60.0
 """Seconds that `close` waits for another thread to stop waiting for the server."""
 NOT_JSON = "Out of range float values are not JSON compliant"
 """What a server answers whose log-probs are not numbers."""
-NOT_FINITE = ". Log-probs are not finite: weights hold NaN or infinite values, or a dtype overflows (rollout.dtype)"
+NOT_FINITE = ". Log-probs are not finite: weights contain NaN or infinite values, or a dtype overflows (rollout.dtype)"
 
 
 class ServerEngine:
@@ -136,7 +136,7 @@ class ServerEngine:
                 if self._dialect.wake(self._client, self._settings.request_timeout):
                     self._hand_over()
             except ServerProblem as problem:
-                raise RunError(f"the rollout server did not take its memory again: {problem}") from problem
+                raise RunError(f"the rollout server did not wake up: {problem}") from problem
         self._usable = True
 
     def health(self) -> bool:
@@ -207,8 +207,8 @@ class ServerEngine:
                 return
             except ServerProblem as problem:
                 if attempt == self._settings.retries:
-                    raise RunError(f"the rollout server did not take weights {self._version}: {problem}") from problem
-                self._recover(f"it did not take weights: {problem}")
+                    raise RunError(f"the rollout server did not apply weights {self._version}: {problem}") from problem
+                self._recover(f"it did not apply weights: {problem}")
                 if self._has_current_weights():
                     return
 

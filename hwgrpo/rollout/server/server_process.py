@@ -94,14 +94,14 @@ class ServerProcess:
                 refused_since = (refused_since or time.monotonic()) if isinstance(error, Refused) else 0.0
                 if refused_since and time.monotonic() - refused_since > REFUSAL_TIMEOUT:
                     raise ConfigError(
-                        f"the rollout server does not take this run's requests{problem}; its log {self.log} says:\n"
+                        f"the rollout server rejects this run's requests{problem}; its log {self.log} says:\n"
                         f"{self._tail()}"
                     ) from error
                 wait.pause(PAUSE)
             else:
                 return
         raise ConfigError(
-            f"the rollout server did not answer within rollout.server.start_timeout={seconds:g} s{problem}; its log "
+            f"the rollout server did not start within rollout.server.start_timeout={seconds:g} s{problem}; its log "
             f"{self.log} says:\n{self._tail()}"
         )
 

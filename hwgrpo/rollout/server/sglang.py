@@ -58,15 +58,15 @@ class SglangServer:
 
     name = "SGLang"
     caveat = (
-        "this engine has never met a real SGLang server; log-probs are those before top_k, top_p and min_p; a seed "
-        "repeats its responses only with rollout.engine_kwargs={enable_deterministic_inference: true}"
+        "this engine has never run with a real SGLang server; log-probs are those before top_k, top_p and min_p; a "
+        "seed repeats its responses only with rollout.engine_kwargs={enable_deterministic_inference: true}"
     )
     start_by_hand = (
         "A server of your own is started as `python -m sglang.launch_server --model-path MODEL --api-key ... "
         "--sampling-defaults openai`"
     )
 
-    lease = "if that run is gone without having said so, rollout.server.take_over=true takes it"
+    lease = "if that run ended without releasing it, rollout.server.take_over=true takes it over"
 
     def __init__(self, *, sleeps: bool = False) -> None:
         self._sleeps = sleeps
@@ -139,7 +139,7 @@ class SglangServer:
         }
         told, _ = client.ask("POST", "/update_weights_from_disk", order, timeout=timeout)
         if not isinstance(told, dict) or told.get("success") is not True:
-            raise Garbage(f"it did not take weights {version}: {told}")
+            raise Garbage(f"it did not apply weights {version}: {told}")
         self._claimed = True
 
     def sample(self, client: Client, question: Question, timeout: float) -> tuple[list[Answer], str | None]:

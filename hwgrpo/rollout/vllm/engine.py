@@ -114,7 +114,7 @@ class VllmEngine:
             problem = problem_of(found, request, sampling, config.get_text_config().vocab_size)
             if problem is not None:
                 raise RunError(
-                    f"vLLM's answer cannot be used: {problem}. Log-probs that are not finite mean weights that hold "
+                    f"vLLM's output cannot be used: {problem}. Log-probs that are not finite mean weights that hold "
                     "NaN or infinite values, or a dtype that overflows (rollout.dtype)"
                 )
             sampled_with = {span.version for sample in samples for span in sample.weight_versions or ()}

@@ -76,12 +76,12 @@ def _check_checksum(folder: Path, data: bytes) -> str | None:
 
 def _check(path: Path, content: Any) -> None:
     if not isinstance(content, dict) or "schema" not in content:
-        raise CheckpointError(f"{path} is damaged: it lacks what every manifest holds")
+        raise CheckpointError(f"{path} is damaged: it lacks keys of a manifest")
     if content["schema"] != SCHEMA:
         raise CheckpointError(f"{path} has schema {content['schema']!r}; this version reads {SCHEMA}")
     kinds = {"state": dict, "parameters": dict, "files": dict}
     if not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
-        raise CheckpointError(f"{path} is damaged: it lacks what every manifest holds")
+        raise CheckpointError(f"{path} is damaged: it lacks keys of a manifest")
     for name in content["files"]:
         if name != Path(name).name or name == "..":
             raise CheckpointError(f"{path} is damaged: the file {name!r} leaves the folder")

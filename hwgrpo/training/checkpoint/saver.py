@@ -190,7 +190,7 @@ class Saver:
         left = checkpoint_files.folders(self._root)
         return (
             f"the checkpoint of step {step} could not be written to {self._root}: {problem}; make room or restore "
-            f"access there, then start again: the run goes on from {left[-1][1].name if left else 'the start'}"
+            f"access there, then start again: the run resumes from {left[-1][1].name if left else 'the start'}"
         )
 
 

@@ -75,7 +75,7 @@ def merged(tables: Sequence[Table]) -> Table:
 
 
 def is_count(value: Any) -> bool:
-    """Tell whether a value that was read is a whole number of zero or more."""
+    """Tell whether a value that was read is an integer of zero or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -98,13 +98,15 @@ def check_table(manifest: Path, table: Any, names: Any) -> None:
             end, whole = 0, math.prod(entry["shape"])
             for rank, start, count in entry["pieces"]:
                 if start != end or count < 1:
-                    raise CheckpointError(f"{manifest} is damaged: {name} has its elements from {end} on in no piece")
+                    raise CheckpointError(f"{manifest} is damaged: no shard has the elements of {name} from {end} on")
                 end = start + count
                 for file in (weights_file(rank), moments_file(rank)):
                     if file not in names:
-                        raise CheckpointError(f"{manifest} is damaged: {name} has a piece in {file}, which it lacks")
+                        raise CheckpointError(
+                            f"{manifest} is damaged: a shard of {name} is in {file}, which it does not list"
+                        )
             if end != whole:
-                raise CheckpointError(f"{manifest} is damaged: {end} of the {whole} elements of {name} are in pieces")
+                raise CheckpointError(f"{manifest} is damaged: its shards have {end} of the {whole} elements of {name}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise

@@ -59,7 +59,7 @@ def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tu
         return [], []
     step, ranks = checkpoint.step, checkpoint.manifest["world_size"]
     if ranks != source.world_size:
-        return [], [f"what {ranks} ranks had sampled ahead is sampled again: now there are {source.world_size}"]
+        return [], [f"what {ranks} ranks had prefetched is sampled again: now there are {source.world_size}"]
     waiting: list[PrefetchedBatch] = []
     for completions, words in _read(checkpoint.folder / name):
         age = step + len(waiting) - completions.weight_version
@@ -68,7 +68,7 @@ def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tu
         if age > max_staleness or _asked(prompts) != words["asked"]:
             source.restore(before)
             why = f"rollout.max_staleness={max_staleness}" if age > max_staleness else "the prompts are others"
-            return waiting, [f"what was sampled ahead is sampled again from step {step + len(waiting) + 1} on: {why}"]
+            return waiting, [f"prefetched responses are sampled again from step {step + len(waiting) + 1} on: {why}"]
         waiting.append(PrefetchedBatch(Batch(prompts, completions, words["metrics"]), source.state()))
     return waiting, []
 

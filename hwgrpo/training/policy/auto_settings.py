@@ -111,7 +111,7 @@ def choose_attention(
                 "that takes masks as sdpa does"
             )
         if name not in ACCEPT_MASKS and not fused and config.model.layout not in ("auto", "padded"):
-            return f"the {config.model.layout} layout needs an attention that takes a mask"
+            return f"the {config.model.layout} layout needs an attention that accepts a mask"
         return reason_model_cannot_use("sdpa" if fused else name, model_config) or reason_against(
             name, backend, arch, dtype, explicit=name == wanted
         )
@@ -192,7 +192,7 @@ def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
     states = layers_beyond_attention(text)
     window = windows_in_reach(config, model_config)
     if states:
-        return f"a {text.model_type} model has layers in which no mask keeps sequences apart ({', '.join(states)})"
+        return f"a {text.model_type} model has layers in which no mask separates sequences ({', '.join(states)})"
     if ranks_per_sequence(config) > 1:
         return "a mask over full rows would be as large on each of the ranks that share them"
     if attention not in ACCEPT_MASKS:

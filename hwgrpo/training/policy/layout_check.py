@@ -102,7 +102,7 @@ def obstacle_to(
     try:
         gap = _gap(policy, layout, group, expected, device)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:  # what a forward raises at a mask it cannot read
-        what = "does not take such a mask" if group.size == 1 else "fails where ranks share rows"
+        what = "does not accept such a mask" if group.size == 1 else "fails where ranks share rows"
         return f"its forward {what} ({type(error).__name__}: {str(error).splitlines()[0]})"
     return None if gap <= tolerance[policy.compute_dtype] else f"its hidden states would differ by {gap:.2g}"
 

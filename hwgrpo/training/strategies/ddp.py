@@ -36,7 +36,7 @@ class Ddp(Processes, Replicated):
         self.meets_in_passes = self.sequence_group.size > 1
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
-        assert weights is None, "it is whole on every rank"
+        assert weights is None, "it is unsharded on every rank"
         self.policy = self.module = policy
         with torch.no_grad():
             for parameter in policy.parameters():

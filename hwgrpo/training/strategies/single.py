@@ -33,7 +33,7 @@ class Single(Replicated):
         pass
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
-        assert weights is None, "it is whole on every rank"
+        assert weights is None, "it is unsharded on every rank"
         self.policy = self.module = policy
         self.optimizer = build_optimizer(policy, config.optim)
 

@@ -54,7 +54,7 @@ class TokenBudget:
             self.tokens = max(smaller, self._least)
             self.notes.append(
                 f"memory ran out before at {tokens:,} tokens per micro-batch: now {self.tokens:,} "
-                f"(from {self._file}; remove it to begin with trainer.tokens_per_micro_batch again)"
+                f"(from {self._file}; remove it to start with trainer.tokens_per_micro_batch again)"
             )
 
     def within(self, strategy: Strategy, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
@@ -141,7 +141,7 @@ def remembered(folder: Path) -> int | None:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} does not hold a size of micro-batches; remove it") from error
+        raise CheckpointError(f"{path} contains no micro-batch size; remove it") from error
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         shown = f"{tokens!r}"[:80]
         raise CheckpointError(f"{path} says tokens_per_micro_batch={shown}, which is no number of tokens; remove it")

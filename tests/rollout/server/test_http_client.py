@@ -52,7 +52,7 @@ def test_an_answer_that_holds_the_token_is_shown_without_it(address, status, bef
 
 def test_what_is_said_of_an_answers_content_lacks_the_token_too():
     Client("http://nowhere", TOKEN, 100)
-    assert TOKEN not in str(Garbage(f"it did not take weights 3: {TOKEN}"))
+    assert TOKEN not in str(Garbage(f"it did not apply weights 3: {TOKEN}"))
 
 
 def test_an_address_is_shown_without_its_password(address):

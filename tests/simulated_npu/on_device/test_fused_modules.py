@@ -99,7 +99,7 @@ def failing_attention(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_attention_asked_for_by_name_and_left_by_its_trial_ends_the_run(tmp_path: Path, failing_attention: str):
-    says = re.escape(f"model.attention='npu_fusion_attention': attention is taken nowhere: {failing_attention}")
+    says = re.escape(f"model.attention='npu_fusion_attention': attention replaces no module: {failing_attention}")
     with npu_reference_ops.registered(), pytest.raises(ConfigError, match=says):
         runs.run(tmp_path / "run", *WORDS, "model.attention=npu_fusion_attention", backend=NPU)
 
@@ -136,7 +136,7 @@ def test_attention_that_its_trial_left_is_not_recorded_as_taken(tmp_path: Path, 
     [
         (
             "model.fused_modules=[swiglu]",
-            r"model.fused_modules=\['swiglu'\]: swiglu is taken nowhere: this torch-npu has",
+            r"model.fused_modules=\['swiglu'\]: swiglu replaces no module: this torch-npu has",
         ),
         ("model.attention=npu_fusion_attention", "model.attention='npu_fusion_attention': this torch-npu has no"),
     ],

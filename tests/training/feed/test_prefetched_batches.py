@@ -115,7 +115,7 @@ def test_what_was_sampled_ahead_is_left_where_its_weights_are_older_than_the_bou
     source.restore(checkpoint.manifest["state"]["sampler"])
     ahead, told = prefetched_batches.load(checkpoint, source, bound)
     assert [4 + i for i in range(len(ahead))] == steps
-    again = f"what was sampled ahead is sampled again from step {4 + len(steps)} on: rollout.max_staleness={bound}"
+    again = f"prefetched responses are sampled again from step {4 + len(steps)} on: rollout.max_staleness={bound}"
     assert told == ([again] if len(steps) < 3 else [])
     assert source.state() == ahead[-1].state
 
@@ -139,4 +139,4 @@ def test_what_was_sampled_ahead_is_left_where_there_are_other_ranks(far_ahead):
     output, source = far_ahead
     steps, told = loaded(output, replace(source, world_size=2), bound=3)
     assert steps == []
-    assert told == ["what 1 ranks had sampled ahead is sampled again: now there are 2"]
+    assert told == ["what 1 ranks had prefetched is sampled again: now there are 2"]

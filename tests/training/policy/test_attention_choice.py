@@ -71,7 +71,7 @@ def test_flash_attention_is_for_16_bits(packages: None):
 def test_flash_attention_is_not_taken_for_a_layout_that_needs_masks(packages: None):
     choice = choose("cuda", "model.layout=packed", arch="sm_90")
     assert choice.name == "sdpa"
-    assert {reason for _, reason in choice.passed_over} == {"the packed layout needs an attention that takes a mask"}
+    assert {reason for _, reason in choice.passed_over} == {"the packed layout needs an attention that accepts a mask"}
 
 
 def test_a_kernel_of_the_hub_is_taken_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):

@@ -219,7 +219,7 @@ def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error()
     ignores = policy_of(tiny_llama())
     hidden_states = ignores.hidden_states
     ignores.hidden_states = lambda micro: hidden_states(replace(micro, attention_mask=None, branches=None))
-    for policy, said in ((refuses, "Bloom.* does not take such a mask"), (ignores, "Llama.* differ")):
+    for policy, said in ((refuses, "Bloom.* does not accept such a mask"), (ignores, "Llama.* differ")):
         layout, reason = proven_layout(settings(), policy, GROUPED)
         assert layout is PADDED
         assert policy.base.config._attn_implementation == "sdpa" or policy is refuses

@@ -151,7 +151,7 @@ def test_models_whose_tokens_cannot_be_shared_out_are_refused_before_they_are_lo
             Qwen3MoeConfig(),
             "qwen3_moe: its tensor-parallel plan has moe_tp_experts, packed_colwise; supported are colwise",
         ),
-        (Qwen2MoeConfig(), "qwen2_moe: its 60 experts would not be cut"),
+        (Qwen2MoeConfig(), "qwen2_moe: its 60 experts would not be sharded"),
         (Phi3Config(), "phi3: its tensor-parallel plan has colwise_gather_output, rowwise_split_input; supported are"),
         (GPT2Config(), "gpt2: transformers has no tensor-parallel plan for it"),
         (Qwen3Config(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "length .dynamic."),
@@ -183,7 +183,7 @@ def test_branches_stay_inside_of_the_exchange_whichever_comes_first():
 def test_attention_that_cannot_be_exchanged_is_refused():
     model = tiny_llama()
     model.set_attn_implementation("eager")
-    with pytest.raises(ValueError, match="eager attention does not take masks as sdpa does"):
+    with pytest.raises(ValueError, match="eager attention does not accept masks as sdpa does"):
         ulysses_attention.enable(model)
 
 

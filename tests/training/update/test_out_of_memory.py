@@ -42,7 +42,7 @@ def test_the_command_says_what_was_done_how_full_it_is_and_what_to_lower(tmp_pat
     assert "lower trainer.tokens_per_micro_batch (now 4096), which changes no numbers but the speed; " in lower
     assert "model.gradient_checkpointing=true" in lower
     assert "model.lora.rank=16" in lower
-    assert after.strip() == "Started again, the run begins anew, for there is no checkpoint yet."
+    assert after.strip() == "Started again, the run restarts from step 0 (no checkpoint yet)."
 
 
 def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monkeypatch):

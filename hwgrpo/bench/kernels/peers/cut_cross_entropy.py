@@ -24,7 +24,7 @@ def _load() -> Score:
 
 def _cannot(device_type: str, dtype: torch.dtype, shape: Shape) -> str:
     if dtype.itemsize != 2:
-        return "it takes 16-bit operands only"
+        return "it accepts 16-bit operands only"
     return needs_triton_device(device_type)
 
 

@@ -105,7 +105,7 @@ class Guard:
         self._app = app
         token = os.environ.get(TOKEN_VARIABLE, "")
         if not token:
-            raise ValueError(f"{TOKEN_VARIABLE} is empty: a server without a token would answer anybody")
+            raise ValueError(f"{TOKEN_VARIABLE} is empty: a server without a token would serve anybody")
         self._token = b"Bearer " + token.encode()
         self._version = NO_WEIGHTS
         self._holder = Holder()
