@@ -174,9 +174,9 @@ def already_finished(
     changed += _changed_code(checkpoint, config) + _changed_data(checkpoint, train=training)
     if changed and not allow_changes:
         raise ConfigError(
-            f"{output} contains a finished run of other settings, and nothing would be trained: {', '.join(changed)}; "
-            "to train with these, set trainer.output_dir to another folder; to leave it as it is, put them back, or give "
-            "--allow-finished"
+            f"{output} contains a finished run of other settings, and nothing would be trained: "
+            f"{', '.join(changed)}; to train with these, set trainer.output_dir to another folder; "
+            "to leave it as it is, put them back, or give --allow-finished"
         )
     notes += _changes(checkpoint, config) + compare_data(checkpoint, train=training)
     key, asked = ("trainer.max_steps", t.max_steps) if t.max_steps else ("trainer.epochs", t.epochs)
