@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             strategy = update.strategy
             seconds = {
                 "update": timed(strategy, lambda update=update: update(batch)),
-                "weights": timed(strategy, lambda strategy=strategy: [None for _ in strategy.whole()]),
+                "weights": timed(strategy, lambda strategy=strategy: [None for _ in strategy.gather_full_parameters()]),
             }
             if number:
                 for name, each in seconds.items():

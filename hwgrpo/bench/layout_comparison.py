@@ -16,7 +16,7 @@ from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout, micro_batch_tokens
-from hwgrpo.training.policy.layout_check import proven_layout
+from hwgrpo.training.policy.layout_check import select_supported_layout
 from hwgrpo.training.policy.layouts import PADDED, Layout
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import TrainBatch
@@ -50,7 +50,9 @@ def possible_layout(update: PolicyUpdate, device: Device, name: str) -> tuple[La
     config = replace(update.config, model=replace(update.config.model, layout=name))
     attention = attention_of(update.config, device).loaded_as
     try:
-        layout, told = proven_layout(config, update.policy, choose_layout(config, update.policy.base.config, attention))
+        layout, told = select_supported_layout(
+            config, update.policy, choose_layout(config, update.policy.base.config, attention)
+        )
     except ConfigError as error:
         return None, str(error).split("; use model.layout=")[0]
     if layout.name != name:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hwgrpo.config import Config
     from hwgrpo.planning.memory import Memory
-    from hwgrpo.planning.scale_plan import OnChip, ScalePlan
+    from hwgrpo.planning.scale_plan import ChipPlan, ScalePlan
 
 HELP = "estimate a recipe's memory and step time on devices that need not be here"
 DEFAULT_CHIPS = ("H100 SXM", "H200 SXM", "MI300X", "910B3", "910C die")
@@ -161,7 +161,7 @@ def text(plan: ScalePlan) -> str:
     trained = "" if shape.trainable == shape.parameters else f", {_count(shape.trainable)} trained"
     nodes = "" if cluster.nodes == 1 else f" on {cluster.nodes:,} nodes"
     devices = f"{cluster.devices:,} device{'s' * (cluster.devices > 1)}{nodes}"
-    what = "layers cut over" if plan.layers_cut else "sequences shared by"
+    what = "layers cut over" if plan.shards_layers else "sequences shared by"
     shared = f", {what} {plan.shared_by}" if plan.shared_by > 1 else ""
     computes = f"{str(plan.work.dtype).removeprefix('torch.')}, {plan.layout} layout{shared}"
     lines = [
@@ -201,7 +201,7 @@ def _components(memory: Memory) -> list[str]:
     return [*lines, f"  {'peak':<11}{'always and the largest of the others: ' + when:<42}{_size(memory.peak):>12}"]
 
 
-def _table(chips: Sequence[OnChip]) -> list[str]:
+def _table(chips: Sequence[ChipPlan]) -> list[str]:
     width = max(len("chip"), *(len(chip.name) for chip in chips))
     heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
     apart = any(chip.samplers for chip in chips)

@@ -37,8 +37,8 @@ from hwgrpo.training.checkpoint.restore import Checkpoint
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint
-from hwgrpo.training.run_folder import reason_against_claim
-from hwgrpo.training.startup_checks import Data, check_start, lacking, open_data
+from hwgrpo.training.run_folder import reason_against_folder
+from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def make_plan(
     settings, shipped = planned_settings(config.model)
     device = Device(backend) if obstacle is None else None
     if device is not None:
-        obstacles += filter(None, (*lacking(config, device), reason_against_claim(Path(t.output_dir))))
+        obstacles += filter(None, (*missing_requirements(config, device), reason_against_folder(Path(t.output_dir))))
     data, tried = _open_data(config, obstacles, from_hub=shipped is not None)
     start = check_start(config, backend, settings, device=device, data=data)
     dtype, attention, layout = start.dtype, start.attention, start.layout

@@ -99,22 +99,24 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     adapters = shape.trainable if uses_lora(config.model.lora) else 0
     rollout_dtype = rollout_dtype_of(config, work.dtype)
     size = work.dtype.itemsize
-    stored = work.dtype if sharding.narrow else torch.float32
-    parameters = {f"parameters ({_named(stored)})": stored.itemsize * sharding.held(shape.units, sharding.parameters)}
-    moments = {"optimizer states (AdamW)": 8 * sharding.held(shape.trained_units, sharding.moments)}
+    stored = work.dtype if sharding.in_compute_dtype else torch.float32
+    parameters = {
+        f"parameters ({_named(stored)})": stored.itemsize * sharding.stored_elements(shape.units, sharding.parameters)
+    }
+    moments = {"optimizer states (AdamW)": 8 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)}
     if sharding.masters is not None:
-        moments["masters (fp32)"] = 4 * sharding.held(shape.trained_units, sharding.masters)
-    gradients = {"gradients (fp32)": 4 * sharding.held(shape.trained_units, sharding.gradients)}
+        moments["masters (fp32)"] = 4 * sharding.stored_elements(shape.trained_units, sharding.masters)
+    gradients = {"gradients (fp32)": 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)}
     always: dict[str, int] = {}
     update: dict[str, int] = {}
     host: dict[str, int] = {}
     (host if sharding.offloads_parameters else always).update(parameters)
-    (host if sharding.offloads_moments else always).update(moments)
+    (host if sharding.offloads_optimizer else always).update(moments)
     if config.algorithm.kl.coef and not adapters:
-        reference = {"reference model": 4 * sharding.held(shape.units, sharding.parameters)}
+        reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
         (host if sharding.offloads_parameters else always).update(reference)
-    if work.samples and (rollout_dtype != torch.float32 or not sharding.whole):
-        always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.whole else adapters))
+    if work.samples and (rollout_dtype != torch.float32 or not sharding.keeps_full_parameters):
+        always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.keeps_full_parameters else adapters))
     held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
     held.update(gradients)
     tokens, passes = micro_batches(config, work)
@@ -131,18 +133,21 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     update |= activations | {"a chunk of logits": _logits_bytes(config, shape, work, tokens)}
     if not adapters:
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
-    if sharding.units is not None:
+    if sharding.gathered_units is not None:
         update["weights gathered"] = size * _gathered(shape, sharding)
         # in the compute dtype as they come, and once more in fp32, padded, to be summed over ranks
         update["unsharded gradients of a unit"] = max(
-            size * sharding.computed_with(unit) + 4 * sharding.gathered(unit) for unit in shape.trained_units
+            size * sharding.computed_elements(unit) + 4 * sharding.gathered_elements(unit)
+            for unit in shape.trained_units
         )
     elif work.dtype != torch.float32:
         # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
         recast = adapters and config.model.gradient_checkpointing
         update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
     if config.trainer.save_async and config.trainer.save_every:
-        copied = {"copy for a checkpoint being written": 12 * sharding.held(shape.trained_units, sharding.ranks)}
+        copied = {
+            "copy for a checkpoint being written": 12 * sharding.stored_elements(shape.trained_units, sharding.ranks)
+        }
         (always if work.device_type == "cpu" else host).update(copied)
     if work.sent_copies:
         sent = {SENT: work.sent_copies * rollout_dtype.itemsize * shape.parameters}
@@ -150,19 +155,19 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.device_type == "cpu":
         always["libraries, about"] = LIBRARIES
         if held is update:
-            small = 4 * sharding.held(_small(shape.trained_units), sharding.gradients)
+            small = 4 * sharding.stored_elements(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
-    if work.device_type != "cpu" and not sharding.offloads_moments:
-        step["values between in AdamW"] = 4 * sharding.held(shape.trained_units, sharding.moments)
-    if passes == 1 and held is update and sharding.units is None:
+    if work.device_type != "cpu" and not sharding.offloads_optimizer:
+        step["values between in AdamW"] = 4 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
+    if passes == 1 and held is update and sharding.gathered_units is None:
         # Activations go as gradients come: both are never whole at a time. From a second pass on they are.
         kept = {name: size for name, size in update.items() if name not in gradients}
         layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
         rest = {name: size for name, size in kept.items() if name not in activations}
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
     loading = {}
-    if not sharding.whole:
+    if not sharding.keeps_full_parameters:
         unit = 4 * max(unit.count for unit in shape.units)
         loading = {name: size for name, size in always.items() if name in parameters or name == COPY}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
@@ -172,9 +177,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
 
 def _gathered(shape: ModelShape, sharding: Sharding) -> int:
     """Return the elements of gathered parameters that a device holds at a time, padding included."""
-    layers = [sharding.gathered(unit) for unit in shape.units if unit.is_layer for _ in range(unit.copies)]
-    rest = sum(sharding.gathered(unit) for unit in shape.units if not unit.is_layer)
-    at_once = len(layers) if sharding.units == "all" else sharding.units
+    layers = [sharding.gathered_elements(unit) for unit in shape.units if unit.is_layer for _ in range(unit.copies)]
+    rest = sum(sharding.gathered_elements(unit) for unit in shape.units if not unit.is_layer)
+    at_once = len(layers) if sharding.gathered_units == "all" else sharding.gathered_units
     return rest + sum(sorted(layers, reverse=True)[:at_once])
 
 

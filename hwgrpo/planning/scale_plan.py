@@ -23,7 +23,7 @@ from hwgrpo.rollout.server.weight_transfer import sent_copies
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
-from hwgrpo.training.startup_checks import assumed_choices
+from hwgrpo.training.startup_checks import assumed_selections
 from hwgrpo.training.strategies.sharding import Sharding
 
 USABLE = 0.9
@@ -50,7 +50,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class OnChip:
+class ChipPlan:
     """A run on one kind of chip."""
 
     name: str
@@ -83,11 +83,11 @@ class ScalePlan:
     layout: str
     shared_by: int
     """Devices that go through a sequence together."""
-    layers_cut: bool
+    shards_layers: bool
     """Decoder layers are cut over them."""
     strategy: str
     cluster: Cluster
-    chips: tuple[OnChip, ...]
+    chips: tuple[ChipPlan, ...]
     padding: str | None
     """Why more devices do not make state smaller, where they do not."""
     rollout_bytes: int
@@ -109,8 +109,8 @@ class ScalePlan:
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "layout": self.layout,
-            "sequence_parallel_size": 1 if self.layers_cut else self.shared_by,
-            "tensor_parallel_size": self.shared_by if self.layers_cut else 1,
+            "sequence_parallel_size": 1 if self.shards_layers else self.shared_by,
+            "tensor_parallel_size": self.shared_by if self.shards_layers else 1,
             "assumed": {"usable": c.usable, "mfu": c.rates.mfu, "mbu": c.rates.mbu, "link": c.rates.link},
             "chips": [
                 {
@@ -149,17 +149,17 @@ class _Planner:
 
     def check(self, backend: Backend) -> None:
         """Check that as many ranks as the settings say can share the model's sequences."""
-        _, attention = assumed_choices(self.config, backend, self.settings)
+        _, attention = assumed_selections(self.config, backend, self.settings)
         check_sequence_parallel(self.config, self.settings, attention)
 
     def layout(self, backend: Backend) -> Layout:
         """Return the layout of micro-batches."""
-        _, attention = assumed_choices(self.config, backend, self.settings)
+        _, attention = assumed_selections(self.config, backend, self.settings)
         return choose_layout(self.config, self.settings, attention.loaded_as)
 
     def work(self, backend: Backend, devices: int, *, apart: bool) -> Work:
         """Return what one device does."""
-        dtype, _ = assumed_choices(self.config, backend, self.settings)
+        dtype, _ = assumed_selections(self.config, backend, self.settings)
         longest = self.config.data.max_prompt_tokens
         work = planned_work(self.config, backend, devices, dtype, self.layout(backend), prompt_tokens=longest)
         if not (apart and work.samples):
@@ -246,7 +246,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
             samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
         fits = None if room is None else memory.peak <= room
         results.append(
-            OnChip(
+            ChipPlan(
                 name=chip.title,
                 memory=memory,
                 limit=chip.memory,
@@ -274,7 +274,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         work=work,
         layout=planner.layout(backend).name,
         shared_by=ranks_per_sequence(config),
-        layers_cut=config.trainer.tensor_parallel_size > 1,
+        shards_layers=config.trainer.tensor_parallel_size > 1,
         strategy=cluster.strategy or _strategy(config, cluster.devices),
         cluster=cluster,
         padding=sharding.padding_note(planner.shape.units),

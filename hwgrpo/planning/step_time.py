@@ -152,12 +152,12 @@ def step_seconds(
     size = rollout_dtype_of(config, work.dtype).itemsize
     state = shape.parameters * size
     updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
-    copied = samplers or size != 4 or not sharding.whole
-    held = sharding.held(shape.units, sharding.parameters)
+    copied = samplers or size != 4 or not sharding.keeps_full_parameters
+    held = sharding.stored_elements(shape.units, sharding.parameters)
     sync = 0.0 if not copied else None if memory is None else 4 * held / memory
     if sync is not None and copied:
         # a ring gathers what is trained in fp32, and rank 0 sends it on to those that sample apart
-        shard = 4 * sharding.held(shape.trained_units, sharding.parameters)
+        shard = 4 * sharding.stored_elements(shape.trained_units, sharding.parameters)
         sync += ((sharding.gather_ranks - 1) * shard + (state if samplers else 0)) / rates.link
     return {
         "prefill": _quotient(of and of.prefill * shared, matrix),
@@ -165,7 +165,9 @@ def step_seconds(
         "scoring": _quotient(of and of.scoring, matrix),
         "update": _quotient(of and of.update, matrix),
         # parameter, gradient and two moments are read, all but the gradient written; fp32
-        "optimizer": _quotient(updates * 28.0 * sharding.held(shape.trained_units, sharding.moments), memory),
+        "optimizer": _quotient(
+            updates * 28.0 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states), memory
+        ),
         "exchange": (
             _exchanged(config, shape, work, sharding, updates, devices)
             + _tokens_exchanged(config, shape, work, sharding, rescored=rescored)
@@ -218,17 +220,17 @@ def _decode(
 def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, updates: int, devices: int) -> float:
     """Return the bytes of state that a device sends in a step."""
     _, number = micro_batches(config, work)
-    if sharding.units is not None:
-        gathers = 1 if sharding.units == "all" else 2  # for the forward and for the backward
-        weights = gathers * work.dtype.itemsize * sharding.held(shape.units, sharding.parameters)
-        scattered = 4 * sharding.held(shape.trained_units, sharding.gradients)
+    if sharding.gathered_units is not None:
+        gathers = 1 if sharding.gathered_units == "all" else 2  # for the forward and for the backward
+        weights = gathers * work.dtype.itemsize * sharding.stored_elements(shape.units, sharding.parameters)
+        scattered = 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)
         # in a ring each sends a shard, padding included, to all others
         return float(updates * number * (sharding.gather_ranks - 1) * (weights + scattered))
     gradients = 4.0 * shape.trainable * (devices - 1) / devices
     # All-reduce is a reduce-scatter and an all-gather. ZeRO-1 and -2 reduce so too (DeepSpeed 0.19), after every
     # micro-batch where only a part of the gradients is kept, and then gather the new weights.
     reductions = number if sharding.gradients > 1 else 1
-    gathered = gradients if sharding.moments > 1 else 0.0
+    gathered = gradients if sharding.optimizer_states > 1 else 0.0
     return updates * (2 * reductions * gradients + gathered)
 
 

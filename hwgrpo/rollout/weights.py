@@ -88,7 +88,7 @@ class ShardedWeights:
 
     Args:
         model: a transformers causal LM, or one wrapped by peft, as a strategy has cut it.
-        whole: `Strategy.whole`: yields its parameters whole, by name; with True only those that are trained.
+        whole: `Strategy.gather_full_parameters`: yields each name and full value; with True, of trained ones.
     """
 
     def __init__(self, model: Any, whole: Callable[[bool], Iterator[tuple[str, torch.Tensor]]]) -> None:

@@ -15,7 +15,7 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.saving import save_model, source_folder
 from hwgrpo.training.checkpoint.checkpoint_files import discard
 from hwgrpo.training.loop import Status
-from hwgrpo.training.out_of_memory import SAVING, explained
+from hwgrpo.training.out_of_memory import SAVING, explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.shared_setup import load_trainable
@@ -33,7 +33,7 @@ def finish(run: Run, status: Status) -> None:
     output = Path(run.config.trainer.output_dir)
     raise_if_moved(run.lock, run.strategy)
     paths: dict[str, Path] = {}
-    with explained(run.config, run.device, lambda: SAVING):
+    with explain_out_of_memory(run.config, run.device, lambda: SAVING):
         paths |= _save_models(run, status, output)
     if run.strategy.rank == 0 and (output / "checkpoints").is_dir():
         paths["checkpoint"] = output / "checkpoints"
@@ -61,7 +61,7 @@ def _whole_model(run: Run) -> Any:
         return run.update.policy.model if main else None
     model = load_trainable(run.config) if main else None
     own = dict(model.named_parameters()) if model is not None else {}
-    for name, weight in run.strategy.whole(trainable_only=True):
+    for name, weight in run.strategy.gather_full_parameters(trainable_only=True):
         if main:
             own[name].copy_(weight)
     return model

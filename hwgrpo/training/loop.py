@@ -8,10 +8,10 @@ from hwgrpo.observe.completions import pick_sample
 from hwgrpo.observe.custom_metrics import over_ranks
 from hwgrpo.training.evaluate import validate
 from hwgrpo.training.interrupt import Interrupt
-from hwgrpo.training.out_of_memory import explained
+from hwgrpo.training.out_of_memory import explain_out_of_memory
 from hwgrpo.training.run_folder import raise_if_moved
 from hwgrpo.training.run_parts import Run
-from hwgrpo.training.strategies.strategy import together
+from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.update.step_metrics import failure_notes, sample_metrics, utilisation
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards
 from hwgrpo.values import StepMetrics
@@ -29,7 +29,7 @@ def train(run: Run) -> Status:
         RunError: it cannot go on: memory ran out, a gradient is not finite, a checkpoint cannot be written.
     """
     t = run.config.trainer
-    with Interrupt() as interrupt, explained(run.config, run.device, lambda: run.watch.failed), run.saver:
+    with Interrupt() as interrupt, explain_out_of_memory(run.config, run.device, lambda: run.watch.failed), run.saver:
         if run.start_step == 0 and t.validate_at_start:
             validate_now(run, 0)
         for step in range(run.start_step + 1, run.total_steps + 1):
@@ -59,10 +59,10 @@ def train_step(run: Run, step: int) -> None:
     config, watch = run.config, run.watch
     with watch("step"):
         with watch("gen"):
-            given = together(run.strategy, lambda: run.responses.next(step))
+            given = raise_on_all_ranks(run.strategy, lambda: run.responses.next(step))
         prompts, completions = given.prompts, given.completions
         with watch("reward"):
-            rewards = together(run.strategy, lambda: run.rewards.score(prompts, completions, step))
+            rewards = raise_on_all_ranks(run.strategy, lambda: run.rewards.score(prompts, completions, step))
             if config.reward.shuffle:
                 rewards = shuffle_rewards(rewards, config.trainer.seed, step, run.strategy.rank)
         with watch("adv"):
@@ -78,7 +78,9 @@ def train_step(run: Run, step: int) -> None:
             run.responses.update_weights(step)
     values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
     if run.metrics:
-        measured = together(run.strategy, lambda: run.metrics.measure(prompts, completions, rewards, advantages))
+        measured = raise_on_all_ranks(
+            run.strategy, lambda: run.metrics.measure(prompts, completions, rewards, advantages)
+        )
         values |= over_ranks(run.strategy.gather_objects(measured), values | updated)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
@@ -86,7 +88,7 @@ def train_step(run: Run, step: int) -> None:
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(given.metrics) | run.memory()
     raise_if_moved(run.lock, run.strategy)  # before anything is written there
-    for note in (*run.update.take_notes(), *failure_notes(values, rewards, step, run.told)):
+    for note in (*run.update.pop_notes(), *failure_notes(values, rewards, step, run.reported_failures)):
         run.observer.note(note)
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
     run.observer.completions(step, prompts, completions, rewards, advantages)
@@ -96,7 +98,7 @@ def validate_now(run: Run, step: int) -> None:
     """Measure the policy on the validation prompts, when there are any."""
     if run.validation is None:
         return
-    with run.watch("testing"), run.responses.alone():
+    with run.watch("testing"), run.responses.exclusive_engine():
         values = validate(
             run.engine, run.validation, run.rewards, run.sampling, run.config.trainer.validation_n, run.strategy, step
         )

@@ -11,7 +11,7 @@ from hwgrpo_kernels import fused_modules
 
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.training.policy.auto_settings import AttentionChoice
+from hwgrpo.training.policy.auto_settings import AttentionSelection
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.strategies.strategy import Strategy
 
@@ -20,7 +20,7 @@ from hwgrpo.training.strategies.strategy import Strategy
 class Fused:
     """What became of the fused modules."""
 
-    attention: AttentionChoice
+    attention: AttentionSelection
     """What computes attention now: the choice, but for a fused one that its trial left."""
     record: dict[str, Any] = field(default_factory=dict)
     """{"taken": {module: names}, "left": {module: {name: why}}}; empty where none was wanted."""
@@ -49,7 +49,7 @@ def choose_modules(config: Config, backend: Backend) -> tuple[str, ...]:
     return wanted
 
 
-def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: AttentionChoice) -> Fused:
+def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: AttentionSelection) -> Fused:
     """Put the fused modules into a policy on its device, before a strategy wraps it.
 
     Raises:
@@ -73,12 +73,12 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
             )
     if attention.is_fused and not applied.replaced[fused_modules.ATTENTION_MODULE]:
         why = applied.skip_reasons(fused_modules.ATTENTION_MODULE)
-        passed_over = (*attention.passed_over, (attention.name, why))
-        attention = AttentionChoice(attention.loaded_as, passed_over=passed_over)
+        skipped = (*attention.skipped, (attention.name, why))
+        attention = AttentionSelection(attention.loaded_as, skipped=skipped)
     return Fused(attention, applied.as_json(), applied.line())
 
 
-def fuse_alike(fused: Fused, policy: PolicyModel, device: torch.device) -> None:
+def fuse_as_on_rank_0(fused: Fused, policy: PolicyModel, device: torch.device) -> None:
     """Put the fused modules that rank 0 has tried and taken into this rank's policy.
 
     Args:

@@ -16,7 +16,7 @@ from hwgrpo.models.lora import uses_lora
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.training.checkpoint import restore
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
-from hwgrpo.training.update.token_budget import remembered
+from hwgrpo.training.update.token_budget import read_saved_budget
 
 LOADING, SAVING = "load", "save"
 """Stages outside a step."""
@@ -35,7 +35,7 @@ STAGES = {
 
 
 @contextmanager
-def explained(config: Config, device: Device, stage: Callable[[], str | None]) -> Iterator[None]:
+def explain_out_of_memory(config: Config, device: Device, stage: Callable[[], str | None]) -> Iterator[None]:
     """Turn running out of memory within the block into an error that says where, how full, and what to lower.
 
     Args:
@@ -62,7 +62,7 @@ def _message(config: Config, device: Device, stage: str | None, error: BaseExcep
     goes_on = f"goes on after step {last}" if last is not None else "restarts from step 0 (no checkpoint yet)"
     smaller = None
     with contextlib.suppress(CheckpointError):  # the next start says what is wrong with it
-        smaller = remembered(Path(config.trainer.output_dir))
+        smaller = read_saved_budget(Path(config.trainer.output_dir))
     if smaller is not None and smaller < micro_batch_tokens(config, device.torch_device):
         goes_on = f"begins with {smaller} tokens per micro-batch, which it has found, and {goes_on}"
     return (

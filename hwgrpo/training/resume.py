@@ -28,7 +28,7 @@ from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.code_files import checksums
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.shared_setup import seed_everything
-from hwgrpo.training.strategies.strategy import Strategy, together
+from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
 
 FIXED = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
@@ -205,15 +205,15 @@ def restore(
     Raises:
         CheckpointError: the model has other trainable parameters, or a file cannot be read any more; on all ranks.
     """
-    pieces = strategy.pieces()
-    shapes = {piece.name: piece.shape for piece in pieces}
-    together(strategy, lambda: checkpoints.restore(checkpoint, pieces, shapes))
-    strategy.pieces_written()
+    shards = strategy.param_shards()
+    shapes = {shard.name: shard.shape for shard in shards}
+    raise_on_all_ranks(strategy, lambda: checkpoints.restore(checkpoint, shards, shapes))
+    strategy.refresh_from_shards()
     state = checkpoint.manifest["state"]
     source.restore(state["sampler"])
     update.updates_done = state["updates_done"]
     update.skipped_in_a_row = state.get("skipped_in_a_row", 0)
-    saved = together(strategy, lambda: checkpoints.load_rng(checkpoint, strategy.rank))
+    saved = raise_on_all_ranks(strategy, lambda: checkpoints.load_rng(checkpoint, strategy.rank))
     if saved is not None:
         note = rng_state.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
         return [note] if note else []

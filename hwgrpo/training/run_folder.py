@@ -36,7 +36,7 @@ FILES = (*(name for name in START_FILES if "." in name), "kernels.json", "summar
 """What a run writes; a file in the place of a folder would only be seen when it is written, after hours."""
 
 
-class Claim:
+class FolderLock:
     """A run's folder, held until it is closed or the process ends.
 
     Args:
@@ -105,19 +105,19 @@ class Claim:
                     path.unlink()
 
 
-def claim_on_rank_0(folder: Path, strategy: Strategy) -> Claim | None:
-    """Hold the run's folder on rank 0, as `claim` does; every rank calls this, before it looks into the folder.
+def lock_folder_on_rank_0(folder: Path, strategy: Strategy) -> FolderLock | None:
+    """Hold the run's folder on rank 0, as `lock_folder` does; every rank calls this, before it looks into the folder.
 
     Returns:
-        The claim; None on ranks other than the first.
+        The lock; None on ranks other than the first.
 
     Raises:
-        ConfigError: as `claim`, on all ranks.
+        ConfigError: as `lock_folder`, on all ranks.
     """
     held, refusal = None, None
     if strategy.rank == 0:
         try:
-            held = claim(folder)
+            held = lock_folder(folder)
         except ConfigError as error:
             refusal = str(error)
     refusal = strategy.gather_objects(refusal)[0]
@@ -126,11 +126,11 @@ def claim_on_rank_0(folder: Path, strategy: Strategy) -> Claim | None:
     return held
 
 
-def raise_if_moved(held: Claim | None, strategy: Strategy) -> None:
+def raise_if_moved(held: FolderLock | None, strategy: Strategy) -> None:
     """Raise on all ranks where rank 0 finds the run's folder gone from its path; every rank calls this.
 
     Args:
-        held: the claim; None on ranks other than the first.
+        held: the lock; None on ranks other than the first.
         strategy: joins the ranks.
 
     Raises:
@@ -141,14 +141,14 @@ def raise_if_moved(held: Claim | None, strategy: Strategy) -> None:
         raise RunError(moved)
 
 
-def claim(folder: Path) -> Claim:
+def lock_folder(folder: Path) -> FolderLock:
     """Make the folder and hold it until the process ends or what is returned is closed.
 
     Args:
         folder: `trainer.output_dir`.
 
     Returns:
-        The claim; the lock file `.lock` names the process that holds it.
+        The lock; the lock file `.lock` names the process that holds it.
 
     Raises:
         ConfigError: the folder cannot be written, holds a file where a run makes a folder or the other way round, or
@@ -177,7 +177,7 @@ def claim(folder: Path) -> Claim:
     lock.truncate()
     lock.write(str(os.getpid()))
     lock.flush()
-    return Claim(folder, lock, made)
+    return FolderLock(folder, lock, made)
 
 
 def _check_places(folder: Path) -> None:
@@ -191,8 +191,8 @@ def _check_places(folder: Path) -> None:
             )
 
 
-def reason_against_claim(folder: Path) -> str | None:
-    """Return why `claim` could not make or hold a folder now, or None; nothing is made."""
+def reason_against_folder(folder: Path) -> str | None:
+    """Return why `lock_folder` could not make or hold a folder now, or None; nothing is made."""
     nearest = next(each for each in (folder, *folder.parents) if each.exists())
     if not nearest.is_dir():
         return _cannot_be_written(folder, os.strerror(errno.ENOTDIR))

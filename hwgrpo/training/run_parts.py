@@ -20,7 +20,7 @@ from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource
 from hwgrpo.training.policy.reference_model import Reference
-from hwgrpo.training.run_folder import Claim
+from hwgrpo.training.run_folder import FolderLock
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import Sampling
@@ -49,7 +49,7 @@ class Run:
     """Writes checkpoints of finished steps."""
     record_kernels: Callable[[], None]
     """Writes which kernels ran to the run's folder."""
-    lock: Claim | None
+    lock: FolderLock | None
     """Holds the run's folder; None on ranks other than the main one."""
     memory: Callable[[], dict[str, float]]
     """Reads the device's memory metrics; empty on devices that keep none."""
@@ -60,7 +60,7 @@ class Run:
     start_step: int
     """Steps done already, 0 in a fresh run."""
     total_steps: int
-    told: set[str] = field(default_factory=set)
+    reported_failures: set[str] = field(default_factory=set)
     """Reward failures that were shown already: a failing function is told of once."""
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def write_run_record(
             s.name: {"value": s.value, "set by": "user" if s.kept else "hwgrpo"}
             for s in profile(device.backend, "train", deterministic=config.trainer.deterministic)
         },
-        "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.passed_over)},
+        "attention": {"taken": fused.attention.name, "passed_over": dict(fused.attention.skipped)},
         "fused_modules": fused.record,
         "total_steps": total_steps,
         **strategy.record,
@@ -71,7 +71,7 @@ def write_run_record(
     (output / "environment.json").write_text(json.dumps(environment, indent=1), encoding="utf-8")
 
 
-def write_kernel_choices(output: Path, rank: int) -> None:
+def write_kernel_selections(output: Path, rank: int) -> None:
     if rank == 0:
         (output / "kernels.json").write_text(json.dumps(hwgrpo_kernels.choices(), indent=1), encoding="utf-8")
 

@@ -11,8 +11,8 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tensor_parallel import reason_against_plan, tensor_parallel_error
-from hwgrpo.training.policy.auto_settings import AttentionChoice, layers_beyond_attention
-from hwgrpo.training.policy.layout_check import PADDING_TOLERANCE, obstacle_to
+from hwgrpo.training.policy.auto_settings import AttentionSelection, layers_beyond_attention
+from hwgrpo.training.policy.layout_check import PADDING_TOLERANCE, reason_against_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.sequence_group import SequenceGroup
@@ -22,7 +22,7 @@ ROPES_OF_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings that depend on how long a sequence is, which a rank with the first of its tokens cannot see."""
 
 
-def check_sequence_parallel(config: Config, model_config: Any, attention: AttentionChoice) -> None:
+def check_sequence_parallel(config: Config, model_config: Any, attention: AttentionSelection) -> None:
     """Check by a model's configuration that as many ranks as the settings say can share its sequences.
 
     Args:
@@ -67,7 +67,7 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
         raise refused(size, f"algorithm.loss.name={config.algorithm.loss.name!r} compares all tokens of a micro-batch")
 
 
-def prove_sequence_parallel(
+def self_test_sequence_parallel(
     policy: PolicyModel,
     layout: Layout,
     group: SequenceGroup,
@@ -80,7 +80,7 @@ def prove_sequence_parallel(
         policy: as the strategy holds it.
         layout: of rows.
         group: of ranks that share them.
-        states: what one rank alone has found (`states_alone`), where layers are cut over the group.
+        states: what one rank alone has found (`compute_unsharded_states`), where layers are cut over the group.
         device: where it computes; None: where its weights are.
 
     Raises:
@@ -88,7 +88,7 @@ def prove_sequence_parallel(
     """
     if group.size == 1:
         return
-    obstacle = obstacle_to(policy, layout, group, PADDING_TOLERANCE, states, device)
+    obstacle = reason_against_layout(policy, layout, group, PADDING_TOLERANCE, states, device)
     if obstacle is not None:
         raise (tensor_parallel_error if group.tensor else _shared)(
             group.size, f"{type(policy.base).__name__}: {obstacle}"

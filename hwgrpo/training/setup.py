@@ -26,28 +26,28 @@ from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.weights import ShardedWeights
-from hwgrpo.training.checkpoint.restore import Checkpoint, begin_after
+from hwgrpo.training.checkpoint.restore import Checkpoint, set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.code_files import checksums, keep_copies
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
-from hwgrpo.training.model_setup import Models, put_together
-from hwgrpo.training.out_of_memory import LOADING, explained
+from hwgrpo.training.model_setup import Models, build_models
+from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
-from hwgrpo.training.run_folder import Claim, claim_on_rank_0
+from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
     memory_metrics,
     prompt_notes,
     start_summary,
-    write_kernel_choices,
+    write_kernel_selections,
     write_run_record,
 )
 from hwgrpo.training.shared_setup import build_engine, prepare_process
-from hwgrpo.training.startup_checks import Data, check_start, lacking, open_data, require_running_server
-from hwgrpo.training.strategies.strategy import Strategy, together
+from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data, require_running_server
+from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.token_budget import TokenBudget
@@ -73,7 +73,7 @@ def build_run(
         RunFinished: all steps are done, and all that a run leaves is there.
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
-    with explained(config, device, lambda: LOADING), ExitStack() as undo:
+    with explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
         run = _build(with_absolute_paths(config), device, undo, allow_finished, written=config)
         undo.pop_all()
     return run
@@ -90,7 +90,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         written: the settings as they are recorded, with paths as the user wrote them.
     """
     strategy = _start_strategy(config, device)
-    folder = _claim_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
+    folder = _lock_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
     start, notes = folder.start, folder.notes
     metrics = CustomMetrics(config.observe)
     data = open_data(config, load_tokenizer(config.model), strategy.rank)
@@ -106,7 +106,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         )
     total_steps = max(start, planned)
 
-    models = put_together(config, device, strategy, data.tokenizer, chosen.attention, chosen.layout)
+    models = build_models(config, device, strategy, data.tokenizer, chosen.attention, chosen.layout)
     notes += filter(None, (models.fused.attention.line, models.fused.line, chosen.layout_note, models.obstacle))
     source = _prompt_source(config, data.training, strategy)
     update = _policy_update(config, device, strategy, models, folder.path, total_steps)
@@ -138,7 +138,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     observer = _observer(config, folder, strategy, total_steps)
     undo.callback(observer.close)
     if strategy.rank == 0:
-        for later in begin_after(folder.path / "checkpoints", start):
+        for later in set_aside_later(folder.path / "checkpoints", start):
             notes.append(f"later than step {start}, set aside: {later}")
         if start < total_steps or start == 0:
             keep_copies(config, folder.path)
@@ -165,7 +165,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         metrics=metrics,
         watch=Stopwatch(device.synchronize, trace=device.trace),
         saver=_saver(config, written, device, strategy, folder, data, update, responses, observer),
-        record_kernels=lambda: write_kernel_choices(folder.path, strategy.rank),
+        record_kernels=lambda: write_kernel_selections(folder.path, strategy.rank),
         memory=lambda: memory_metrics(device),
         peak=peak.flops if peak else None,
         tokenizer=data.tokenizer,
@@ -179,7 +179,7 @@ def _start_strategy(config: Config, device: Device) -> Strategy:
     """Check what this machine lacks for the run, and join the processes that train together."""
     # Makes a built-in model: once a process group exists, transformers writes on rank 0 alone.
     resolve_model_path(config.model.path)
-    for reason in lacking(config, device):
+    for reason in missing_requirements(config, device):
         raise ConfigError(reason)
     kind: StrategyKind = STRATEGIES.load(choose_strategy(config))
     strategy = kind.make(device.torch_device, device.comm_backend, config.trainer.process_group_timeout)
@@ -192,7 +192,7 @@ class _Folder:
     """A run's folder, held by this run."""
 
     path: Path
-    lock: Claim | None
+    lock: FolderLock | None
     """None on ranks other than the main one."""
     checkpoint: Checkpoint | None
     """What the run goes on from."""
@@ -204,15 +204,15 @@ class _Folder:
         return self.checkpoint.step if self.checkpoint else 0
 
 
-def _claim_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> _Folder:
-    """Claim the run's folder, then choose the checkpoint to go on from.
+def _lock_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> _Folder:
+    """FolderLock the run's folder, then choose the checkpoint to go on from.
 
     In this order: a run that still holds the folder saves checkpoints meanwhile.
 
     Raises:
         RunFinished: nothing is left to do.
     """
-    lock = claim_on_rank_0(path, strategy)
+    lock = lock_folder_on_rank_0(path, strategy)
     if lock is not None:
         undo.callback(lock.close)
     _raise_if_finished(written, strategy, allow_finished)
@@ -248,7 +248,7 @@ def _engine(
     config: Config, device: Device, strategy: Strategy, models: Models, data: Data, folder: _Folder, gate: Gate
 ) -> Engine:
     """Make the rollout engine, which has the weights of the first step then."""
-    weights = ShardedWeights(models.policy.model, strategy.whole) if strategy.shards else None
+    weights = ShardedWeights(models.policy.model, strategy.gather_full_parameters) if strategy.shards else None
     run_id = folder.lock.run_id if folder.lock is not None else None
     engine = build_engine(config, models.policy, data.tokenizer, device, models.replica, gate, weights, run_id)
     engine.update_weights(folder.start)
@@ -300,7 +300,7 @@ def _saver(
         keep=config.trainer.keep_checkpoints,
         asynchronous=config.trainer.save_async,
         state=state,
-        extra_files=lambda: prefetched_batches.files_of(responses.waiting(), strategy.rank),
+        extra_files=lambda: prefetched_batches.files_of(responses.prefetched(), strategy.rank),
         tell=observer.note,
         moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,
@@ -309,7 +309,9 @@ def _saver(
 
 def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) -> None:
     """Raise RunFinished on all ranks where rank 0, which looks, finds nothing left to do."""
-    said = together(strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes))
+    said = raise_on_all_ranks(
+        strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes)
+    )
     said = strategy.gather_objects(said)[0]
     if said is not None:
         strategy.close()

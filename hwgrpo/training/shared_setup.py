@@ -82,9 +82,9 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     return policy_of(config, device, model)
 
 
-def load_checked(config: Config, attention: str, tokenizer: Any, *, hollow: bool = False) -> Any:
+def load_checked(config: Config, attention: str, tokenizer: Any, *, on_meta_device: bool = False) -> Any:
     """Do as `load_trainable`, and check that the model fits the tokenizer and the settings."""
-    model = load_trainable(config, attention, hollow=hollow)
+    model = load_trainable(config, attention, on_meta_device=on_meta_device)
     check_vocabulary(model, tokenizer)
     check_router_loss(config.model.router_loss_coef, causal_lm(model).config)
     return model
@@ -111,20 +111,20 @@ def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None 
     return policy
 
 
-def load_trainable(config: Config, attention: str = "sdpa", *, hollow: bool = False) -> Any:
+def load_trainable(config: Config, attention: str = "sdpa", *, on_meta_device: bool = False) -> Any:
     """Load the model as it is before training, adapters on it, into host memory; fp32 throughout.
 
     Args:
         config: the run's settings.
         attention: attention implementation as transformers names it.
-        hollow: make the same model on the meta device, with no weights in it.
+        on_meta_device: make the same model on the meta device, with no weights in it.
     """
-    model: Any = load_model(config.model, attention=attention, on_meta_device=hollow)
+    model: Any = load_model(config.model, attention=attention, on_meta_device=on_meta_device)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
     if uses_lora(config.model.lora):
-        with without_weights() if hollow else nullcontext():
+        with without_weights() if on_meta_device else nullcontext():
             model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
     return model
@@ -183,7 +183,7 @@ def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | No
         policy: not wrapped by a strategy.
         weights: what the copy is filled with where the policy itself has no weights.
     """
-    pairs = None if weights is None else weights.named(policy.model)
+    pairs = None if weights is None else weights.broadcast_all(policy.model)
     return replica_of(policy.model, _rollout_dtype(config, policy), pairs)
 
 

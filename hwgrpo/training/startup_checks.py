@@ -1,7 +1,7 @@
 """What is checked before a model is loaded: one list, which a run and its dry run share.
 
 A check that a run needs belongs here, not into `build` or `plan`, so that a dry run accepts nothing that the run would
-refuse. What only the loaded model can show is checked after that, in `models.put_together`.
+refuse. What only the loaded model can show is checked after that, in `models.build_models`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import choose_modules
 from hwgrpo.training.policy.auto_settings import (
-    AttentionChoice,
+    AttentionSelection,
     choose_attention,
     choose_dtype,
     choose_layout,
@@ -59,7 +59,7 @@ class Start:
     """What the settings come to."""
 
     dtype: torch.dtype
-    attention: AttentionChoice
+    attention: AttentionSelection
     layout: Layout
     layout_note: str | None
     """Why rows are padded, where that is a fall-back."""
@@ -101,7 +101,7 @@ def check_start(
     check_router_loss(config.model.router_loss_coef, settings)
     check_adapters(config.model, settings)
     if device is None:
-        dtype, attention = assumed_choices(config, backend, settings)
+        dtype, attention = assumed_selections(config, backend, settings)
     else:
         dtype = choose_dtype(config, device)
         attention = choose_attention(config, backend, dtype, settings, device.arch)
@@ -114,7 +114,7 @@ def check_start(
     return Start(dtype, attention, layout, layout_note(config, settings, attention.loaded_as))
 
 
-def lacking(config: Config, device: Device) -> list[str]:
+def missing_requirements(config: Config, device: Device) -> list[str]:
     """Return what this machine lacks to run these settings: packages, programs, variables, processes."""
     strategy: StrategyKind = STRATEGIES.load(choose_strategy(config))
     checks = (
@@ -164,11 +164,11 @@ def check_adapters(config: ModelConfig, settings: PreTrainedConfig) -> None:
             apply_lora(model, config.lora)
 
 
-def assumed_choices(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionChoice]:
+def assumed_selections(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionSelection]:
     """Return compute dtype and attention as they are to be expected of a device that is not here."""
     wanted, attention = config.model.dtype, config.model.attention
     usual = torch.float32 if backend.is_host else torch.bfloat16
     dtype = usual if wanted == "auto" else getattr(torch, wanted)
     if attention == "auto":
         attention = "eager" if reason_model_cannot_use("sdpa", settings) else "sdpa"
-    return dtype, AttentionChoice(attention, is_fused(attention, backend))
+    return dtype, AttentionSelection(attention, is_fused(attention, backend))

@@ -31,7 +31,7 @@ from hwgrpo.models.loading import load_model_config, load_tokenizer
 from hwgrpo.models.lora import TRAINED_ADAPTER
 from hwgrpo.models.meta_device import non_parameter_tensors
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.training.model_setup import Models, put_together
+from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.policy.auto_settings import attention_of, choose_layout
 from hwgrpo.training.shared_setup import load_trainable, prepare_process
 from hwgrpo.training.strategies.deepspeed import Deepspeed
@@ -87,7 +87,7 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
     if isinstance(strategy, Deepspeed):  # what it makes as it starts, beside the weights, is another matter
         start = strategy._started
         strategy._started = lambda *given: (held.setdefault("host", resident_peak() - before), start(*given))[1]
-    models = put_together(config, device, strategy, tokenizer, attention, layout)
+    models = build_models(config, device, strategy, tokenizer, attention, layout)
     held = {"host": resident_peak() - before, "device": device.memory().peak} | held
     base = models.policy.base
     taken = [name for name, module in base.named_modules() if is_fused(module)] + [base.config._attn_implementation]
@@ -100,7 +100,7 @@ def faults(config: Config, models: Models, strategy: Strategy, device: torch.dev
     expected = load_trainable(config)
     fresh = "lora_A" if config.model.lora.rank and not config.model.lora.adapter else "none"
     weights = dict(expected.named_parameters())
-    found = {name: weight.cpu().clone() for name, weight in strategy.whole()}
+    found = {name: weight.cpu().clone() for name, weight in strategy.gather_full_parameters()}
     model = models.policy.model
     parts = [("policy", found)]
     if models.replica is not None:

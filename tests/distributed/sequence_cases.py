@@ -35,11 +35,11 @@ from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.lora import apply_lora
 from hwgrpo.models.tensor_parallel import TensorParallel
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, Layout
-from hwgrpo.training.policy.micro_batch import lay_out
+from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.reference_model import build_reference
 from hwgrpo.training.policy.sequence_group import SequenceGroup, join
-from hwgrpo.training.policy.sequence_shard import share_out
+from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -174,7 +174,7 @@ def run_case(
                     parameter.normal_(std=0.1)
     policy = PolicyModel(model, compute_dtype=getattr(torch, config.model.dtype), options=HeadOptions())
     strategy.prepare(config)
-    assert strategy.meets_in_passes == (size > 1 or isinstance(strategy, Fsdp2))
+    assert strategy.has_collectives_in_passes == (size > 1 or isinstance(strategy, Fsdp2))
     assert strategy.sequence_group.size == size
     reference = build_reference(policy, config)
     assert reference is not None
@@ -208,7 +208,7 @@ def run_case(
         ("some scored", update.score(batch, sequences=some)),
     ):
         result[name] = torch.cat(strategy.gather_objects(values))
-    return result | {f"weight.{name}": weight.clone() for name, weight in strategy.whole()}
+    return result | {f"weight.{name}": weight.clone() for name, weight in strategy.gather_full_parameters()}
 
 
 def run_all(out: Path, ways: Sequence[tuple[str, int]], titles: Sequence[str]) -> None:
@@ -240,7 +240,7 @@ def kept_bytes(size: int, rank: int = 0, *, tensor: bool = False) -> int:
     tokens = batch.tokens[:1].repeat(120)
     batch = replace(batch, tokens=tokens, offsets=torch.tensor([0, len(tokens)]), rollout_logprobs=torch.zeros(120))
     signals = token_signals(batch, [0], torch.ones(1), rollout=False)
-    micro = lay_out(batch, [[0]], signals, PADDED, multiple=size)
+    micro = build_micro_batch(batch, [[0]], signals, PADDED, multiple=size)
     group = join(size, "gloo", tensor=tensor)
     assert group.rank == rank
     if tensor:
@@ -253,7 +253,7 @@ def kept_bytes(size: int, rank: int = 0, *, tensor: bool = False) -> int:
 
     loss_fn = build_loss(AlgorithmConfig())
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        policy(share_out(micro, group, whole_sequences=False), loss_fn)
+        policy(shard_micro_batch(micro, group, whole_sequences=False), loss_fn)
     return sum(kept.values())
 
 

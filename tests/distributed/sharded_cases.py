@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config.schema import AlgorithmConfig, KlConfig
 from hwgrpo.training.policy.layouts import PADDED
-from hwgrpo.training.policy.micro_batch import MicroBatch, lay_out
+from hwgrpo.training.policy.micro_batch import MicroBatch, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.update.train_batch import token_signals
 from tests.support.models.tiny import ragged_batch, tiny_qwen3
@@ -81,7 +81,7 @@ def micro_batches() -> list[MicroBatch]:
     batch = ragged_batch(old=True, ref=True)
     weights = torch.full((len(batch),), RANKS / len(batch.tokens))
     signals = token_signals(batch, range(len(batch)), weights, rollout=False)
-    return [lay_out(batch, rows, signals, PADDED) for rows in MICRO_BATCHES]
+    return [build_micro_batch(batch, rows, signals, PADDED) for rows in MICRO_BATCHES]
 
 
 def share_of(rank: int) -> list[int]:

@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.cli.process_exit import ended_as_rank
 from hwgrpo.training.policy.layouts import PADDED
-from hwgrpo.training.policy.micro_batch import lay_out
+from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_shard import share_out
+from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
@@ -70,8 +70,8 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
 
     `grad.*` and the `norm` of the gradient, `loss` and `sum.*` of the metrics; the `clipped_norm` of the gradient once
     it was clipped; and after the step the log-probs [R] of the whole batch, `scored`, the `weight.*` themselves, and
-    what the pieces of all ranks hold. Then `again.*`, the gradients of the same update at the new weights, after those
-    of others were discarded; and the log-probs once all weights were halved in the pieces.
+    what the shards of all ranks hold. Then `again.*`, the gradients of the same update at the new weights, after those
+    of others were discarded; and the log-probs once all weights were halved in the shards.
     """
     torch.set_num_threads(1)
     bounds, words = CASES[case]
@@ -93,38 +93,40 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     result["clipped_norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
     strategy.step(0.05)
     result["scored"] = update.score(full)
-    result |= {f"weight.{name}": weight.clone() for name, weight in strategy.whole()}
-    result |= joined_pieces(strategy)
+    result |= {f"weight.{name}": weight.clone() for name, weight in strategy.gather_full_parameters()}
+    result |= joined_shards(strategy)
     update.accumulate_gradients(batch, range(len(batch) // 2))
     strategy.discard_gradients()
     signals = token_signals(full, range(len(full)), torch.ones(len(full)), rollout=False)
     with strategy.accumulate(last=False):  # as an update that was broken off leaves it
         group = strategy.sequence_group
-        micro = share_out(lay_out(full, [[0]], signals, PADDED, multiple=group.size), group, whole_sequences=False)
+        micro = shard_micro_batch(
+            build_micro_batch(full, [[0]], signals, PADDED, multiple=group.size), group, whole_sequences=False
+        )
         strategy.backward(strategy.module(micro, update.loss_fn, 0.0).loss)
     strategy.discard_gradients()
     update.accumulate_gradients(batch, range(len(batch)))
     result |= {f"again.{name}": gradient for name, gradient in gradients(strategy).items()}
     strategy.discard_gradients()
-    for piece in strategy.pieces():
-        piece.values["parameter"].mul_(0.5)
-    strategy.pieces_written()
+    for shard in strategy.param_shards():
+        shard.values["parameter"].mul_(0.5)
+    strategy.refresh_from_shards()
     result["scored halved"] = update.score(full)
     return result
 
 
-def joined_pieces(strategy: Strategy) -> dict[str, torch.Tensor]:
-    """Return what the pieces of all ranks hold, put together: `piece.KEY.NAME` [elements], and `step.NAME`."""
+def joined_shards(strategy: Strategy) -> dict[str, torch.Tensor]:
+    """Return what the shards of all ranks hold, put together: `shard.KEY.NAME` [elements], and `step.NAME`."""
     mine = [
         (p.name, p.shape, p.start, {key: value.clone() for key, value in p.values.items()}, float(p.step or 0))
-        for p in strategy.owned_pieces()
+        for p in strategy.owned_shards()
         if p.count
     ]
     whole: dict[str, torch.Tensor] = {}
-    for name, shape, start, values, step in (piece for rank in strategy.gather_objects(mine) for piece in rank):
+    for name, shape, start, values, step in (shard for rank in strategy.gather_objects(mine) for shard in rank):
         for key, value in values.items():
-            target = whole.setdefault(f"piece.{key}.{name}", torch.full((math.prod(shape),), torch.nan))
-            assert target[start : start + len(value)].isnan().all(), f"{name}: in two pieces"
+            target = whole.setdefault(f"shard.{key}.{name}", torch.full((math.prod(shape),), torch.nan))
+            assert target[start : start + len(value)].isnan().all(), f"{name}: in two shards"
             target[start : start + len(value)] = value
         whole[f"step.{name}"] = torch.tensor(step)
     return whole
@@ -145,7 +147,7 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
         assert gradient is not None, name
         if isinstance(strategy, Fsdp2):
             assert isinstance(gradient, DTensor)
-            gradient = strategy._tensor.whole(name, gradient.full_tensor())
+            gradient = strategy._tensor.gather_full(name, gradient.full_tensor())
         found[f"grad.{name}"] = gradient.clone()
     return found
 

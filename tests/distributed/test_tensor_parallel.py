@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config.schema import AlgorithmConfig
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.policy.layout_check import states_alone
+from hwgrpo.training.policy.layout_check import compute_unsharded_states
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
-from hwgrpo.training.policy.micro_batch import lay_out
+from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup, join
-from hwgrpo.training.policy.sequence_shard import share_out
-from hwgrpo.training.sequence_checks import prove_sequence_parallel
+from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join
+from hwgrpo.training.policy.sequence_shard import shard_micro_batch
+from hwgrpo.training.sequence_checks import self_test_sequence_parallel
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.train_batch import token_signals
@@ -107,14 +107,14 @@ def test_layers_that_do_not_add_up_over_ranks_are_refused_on_every_rank():
         dist.init_process_group("gloo")
         group = join(2, "gloo", tensor=True)
         whole = PolicyModel(tiny_llama(), compute_dtype=torch.float32, options=HeadOptions())
-        states = states_alone(whole)
+        states = compute_unsharded_states(whole)
         policy = cut_policy(group, tiny_llama())
         for layout in (PADDED, BRANCHED):
-            prove_sequence_parallel(policy, layout, group, states)
+            self_test_sequence_parallel(policy, layout, group, states)
         # a norm of sums that are not complete yet
         policy.base.model.layers[1].mlp.down_proj.register_forward_hook(lambda _, given, output: output.tanh())
         with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: LlamaForCausalLM: .* would differ by .*; use"):
-            prove_sequence_parallel(policy, PADDED, group, states)
+            self_test_sequence_parallel(policy, PADDED, group, states)
         dist.destroy_process_group()
 
     assert forked(2, body) == [0, 0]
@@ -137,8 +137,10 @@ def passed(policy: PolicyModel, group: SequenceGroup) -> dict[str, torch.Tensor]
     batch = ragged_batch(old=True)
     every = range(len(batch))
     rows = PADDED.rows(batch, every, 1000, policy.hidden_size)
-    micro = lay_out(batch, rows, token_signals(batch, every, torch.ones(len(batch)), rollout=False), PADDED, group.size)
-    policy(share_out(micro, group, whole_sequences=False), build_loss(AlgorithmConfig())).loss.backward()
+    micro = build_micro_batch(
+        batch, rows, token_signals(batch, every, torch.ones(len(batch)), rollout=False), PADDED, group.size
+    )
+    policy(shard_micro_batch(micro, group, whole_sequences=False), build_loss(AlgorithmConfig())).loss.backward()
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
 
 
@@ -148,9 +150,9 @@ def test_families_with_other_blocks_get_the_gradients_of_one_process():
         group = join(2, "gloo", tensor=True)
         for family, extra in FAMILIES.items():
             whole = PolicyModel(random_model(family, extra), compute_dtype=torch.float32, options=HeadOptions())
-            states, true = states_alone(whole), passed(whole, ALONE)
+            states, true = compute_unsharded_states(whole), passed(whole, SINGLE_RANK)
             policy = cut_policy(group, random_model(family, extra))
-            prove_sequence_parallel(policy, PADDED, group, states)
+            self_test_sequence_parallel(policy, PADDED, group, states)
             found = passed(policy, group)
             assert found.keys() == true.keys(), family
             for name, gradient in found.items():

@@ -12,7 +12,7 @@ from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import reason_model_cannot_use
 from hwgrpo.rollout.local.architectures import ARCHITECTURES, foreseen
-from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_layout
+from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from tests.docs.pages import REPO, blocks, page, section, table
 from tests.support.models.families import FALLING_BACK, FAMILIES, SHAPE, run_settings
@@ -54,7 +54,7 @@ def parallel(model_config: Any) -> str:
     """Return whether ranks may shard the layers of a model."""
     two = run_settings(Path("unused"), "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2")
     try:
-        check_sequence_parallel(two, model_config, AttentionChoice("sdpa"))
+        check_sequence_parallel(two, model_config, AttentionSelection("sdpa"))
     except ConfigError:
         return "no"
     return "yes"

@@ -75,7 +75,7 @@ def test_over_micro_batches_it_is_their_mean_by_response_tokens(tmp_path):
     double = reference_of(model).double()
     batch = ragged_batch(prompts=4, n=3, old=True)
     update = updater(model, f"model.router_loss_coef={COEF}", "trainer.tokens_per_micro_batch=32")
-    parts = update._parts(batch, range(12))
+    parts = update._micro_batches(batch, range(12))
     assert len(parts) > 2
     without, _, _ = gradients(updater(copy.deepcopy(model)), batch)
     loss, _, sums = gradients(update, batch)

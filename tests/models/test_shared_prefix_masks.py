@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hwgrpo.models.shared_prefix_masks import NAME, branched_attention, enable
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED
-from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
+from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
 from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
 from tests.support.numbers import npu_reference_ops
 from tests.support.numbers.rounding import STEP, assert_values_close, bound
@@ -42,7 +42,7 @@ def test_outputs_and_gradients_are_those_under_a_dense_mask(rows, empty, window,
     attend, dtype, value_size, close = attend
     batch = ragged_batch(prompts=3, n=3, empty=empty)
     nothing = TokenSignals({}, {})
-    micro, masked = (lay_out(batch, rows, nothing, layout) for layout in (BRANCHED, GROUPED_MASKED))
+    micro, masked = (build_micro_batch(batch, rows, nothing, layout) for layout in (BRANCHED, GROUPED_MASKED))
     assert micro.attention_mask is None
     assert masked.branches is None
     assert micro.branches is not None
@@ -85,7 +85,7 @@ def _tokens(batch, rows, shape) -> torch.Tensor:
 
 
 def test_a_layer_that_keeps_its_window_to_itself_is_refused():
-    micro = lay_out(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
+    micro = build_micro_batch(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
     tensors = [torch.randn(1, heads, micro.input_ids.shape[1], SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     kinds = ["sliding_attention", "full_attention"]
     for layer, refused in ((0, True), (1, False)):
@@ -96,7 +96,7 @@ def test_a_layer_that_keeps_its_window_to_itself_is_refused():
 
 
 def test_a_full_layer_that_tells_a_window_all_the_same_sees_everything():
-    micro = lay_out(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
+    micro = build_micro_batch(ragged_batch(), [[0, 1, 2]], TokenSignals({}, {}), BRANCHED)
     query, key, value = (torch.randn(1, n, micro.input_ids.shape[1], SIZE) for n in (HEADS, KEY_HEADS, KEY_HEADS))
     config = SimpleNamespace(sliding_window=2, layer_types=["full_attention"])
     module: Any = SimpleNamespace(**vars(MODULE), config=config, layer_idx=0)

@@ -15,7 +15,7 @@ from hwgrpo.rollout.local import decode_rows
 from hwgrpo.rollout.local.decode_rows import proven_cache
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_layout
-from hwgrpo.training.policy.layout_check import proven_layout
+from hwgrpo.training.policy.layout_check import select_supported_layout
 from hwgrpo.training.policy.layouts import PADDED
 from tests.support.models.families import SHAPE, TOKENIZER, run_settings
 from tests.support.models.steps import updater
@@ -38,7 +38,7 @@ def build(kind: str, **extra):
 def layout_of(model, *overrides: str):
     config = run_settings("unused", *overrides)
     update = updater(model)
-    return proven_layout(config, update.policy, choose_layout(config, model.config, "sdpa"))
+    return select_supported_layout(config, update.policy, choose_layout(config, model.config, "sdpa"))
 
 
 REACHED = ("data.max_prompt_tokens=40", "rollout.max_response_tokens=25")  # 65 tokens at most
@@ -48,7 +48,7 @@ NOT_REACHED = ("data.max_prompt_tokens=40", "rollout.max_response_tokens=24")
 def test_a_mask_that_padding_changes_beyond_a_window_is_refused_where_a_sequence_can_outgrow_it():
     model = build("Doge", keep_window_size=64)  # of all keys alike it keeps any 64, as the row happens to be wide
     with pytest.raises(
-        ConfigError, match=r"DogeForCausalLM: .* padding stands behind it once .* keep_window_size=64: keep .* at 64 or"
+        ConfigError, match=r"DogeForCausalLM: .* padding follows it once .* keep_window_size=64: keep .* at 64 or"
     ):
         layout_of(model, *REACHED)
     assert layout_of(model, *NOT_REACHED)[0].name in LAYOUTS.names()

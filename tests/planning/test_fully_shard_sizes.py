@@ -19,7 +19,7 @@ from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.planning.planned_sharding import planned_sharding
 from hwgrpo.planning.step_time import Rates, step_seconds
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup
+from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from tests.support.models.tiny import settings
 
@@ -82,7 +82,7 @@ def stored(model: PreTrainedConfig, devices: int, words: tuple[str, ...] = (), t
         policy = PolicyModel(base, compute_dtype=torch.float32, options=HeadOptions(), head=HeadSpec())
         strategy = Fsdp2.__new__(Fsdp2)
         strategy.device, strategy.world_size = torch.device("cpu"), devices
-        strategy.sequence_group = SequenceGroup(tensor, 0, group, group, tensor=True) if tensor > 1 else ALONE
+        strategy.sequence_group = SequenceGroup(tensor, 0, group, group, tensor=True) if tensor > 1 else SINGLE_RANK
         strategy.wrap(policy, config)
         policy._get_fsdp_state()._lazy_init()
         units = [module for module in policy.modules() if isinstance(module, FSDPModule)]

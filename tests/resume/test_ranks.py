@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import loop, setup
 from hwgrpo.training.checkpoint import checkpoint_files, restore
-from hwgrpo.training.run_folder import claim
+from hwgrpo.training.run_folder import lock_folder
 from hwgrpo.training.strategies.process_group import Processes
 from tests.support.numbers.rounding import GENTLE, assert_gradients_close, assert_metrics_close, drift
 from tests.support.processes import ranks
@@ -160,7 +160,7 @@ def test_a_rank_that_cannot_write_ends_all_with_its_reason(
 
 
 def test_a_folder_that_is_in_use_ends_all_ranks_with_the_same_refusal(tmp_path: Path):
-    held = claim(tmp_path / "run")
+    held = lock_folder(tmp_path / "run")
 
     def refused(rank: int) -> None:
         with pytest.raises(ConfigError, match="in use by another run"):

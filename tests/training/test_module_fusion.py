@@ -12,7 +12,7 @@ from hwgrpo_kernels import fused_modules, npu_modules
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.local.architectures import obstacle
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, choose_modules
-from hwgrpo.training.policy.auto_settings import AttentionChoice
+from hwgrpo.training.policy.auto_settings import AttentionSelection
 from tests.support.models.tiny import settings
 from tests.support.numbers import npu_module_cases, npu_reference_ops
 from tests.support.runs import runs
@@ -81,7 +81,7 @@ def test_ranks_that_took_different_modules_end_the_run():
     def strategy(*records: dict[str, Any]) -> Any:
         return SimpleNamespace(gather_objects=lambda mine: list(records))
 
-    attention = AttentionChoice("sdpa")
+    attention = AttentionSelection("sdpa")
     mine, less = {"taken": {"swiglu": ("a", "b")}}, {"taken": {"swiglu": ("a",)}}
     check_ranks_agree(Fused(attention), strategy({}, {}))
     check_ranks_agree(Fused(attention, mine), strategy(mine, mine))

@@ -21,14 +21,14 @@ from hwgrpo.training.evaluate import validate
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.policy.layouts import PADDED
-from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
+from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.reference_model import build_reference
 from hwgrpo.training.resume import seed_rank
 from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.optimizer import build_optimizer, learning_rate
 from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.strategies.strategy import together
+from hwgrpo.training.strategies.strategy import raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import advantages_over_ranks, assemble, shuffle_rewards, split_updates
 from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
@@ -104,12 +104,12 @@ def test_shuffled_rewards_are_a_permutation_of_the_valid_ones_and_repeatable():
 def test_the_reference_keeps_the_first_weights_while_the_policy_moves():
     policy = policy_of(tiny_qwen3())
     reference = build_reference(policy, settings("algorithm.kl.coef=0.1"))
-    before = policy(lay_out(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)).logprob.detach()
+    before = policy(build_micro_batch(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)).logprob.detach()
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.05)
     with reference.active(), torch.no_grad():
-        after = reference.policy(lay_out(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)).logprob
+        after = reference.policy(build_micro_batch(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)).logprob
     assert torch.equal(before, after)
     assert not any(p.requires_grad for p in reference.policy.parameters())
     assert build_reference(policy, settings()) is None
@@ -122,7 +122,7 @@ def lora_policy(config) -> PolicyModel:
 
 def test_with_a_fresh_adapter_the_reference_is_the_model_with_adapters_off():
     config = settings("algorithm.kl.coef=0.1", "model.lora.rank=2")
-    policy, micro = lora_policy(config), lay_out(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)
+    policy, micro = lora_policy(config), build_micro_batch(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)
     base = policy(micro).logprob.detach()
     move(policy, 0.3)
     reference = build_reference(policy, config)
@@ -134,7 +134,7 @@ def test_with_a_fresh_adapter_the_reference_is_the_model_with_adapters_off():
 
 def test_with_an_adapter_trained_further_the_reference_is_its_frozen_copy(tmp_path: Path):
     config = settings("algorithm.kl.coef=0.1", "model.lora.rank=2")
-    first, micro = lora_policy(config), lay_out(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)
+    first, micro = lora_policy(config), build_micro_batch(ragged_batch(), [[0], [1], [2], [3]], NOTHING, PADDED)
     move(first, 0.3)
     trained = first(micro).logprob.detach()
     first.model.save_pretrained(tmp_path / "adapter", selected_adapters=["default"])
@@ -253,15 +253,15 @@ def test_a_failure_on_one_rank_is_raised_on_all_with_its_message():
     def work():
         return 5
 
-    assert together(_SecondOfTwo(None), work) == 5
+    assert raise_on_all_ranks(_SecondOfTwo(None), work) == 5
     with pytest.raises(RunError, match="reward x raised"):
-        together(_SecondOfTwo("reward x raised"), work)
+        raise_on_all_ranks(_SecondOfTwo("reward x raised"), work)
 
     def failing():
         raise RewardError("mine")
 
     with pytest.raises(RewardError, match="mine"):
-        together(_SecondOfTwo(None), failing)
+        raise_on_all_ranks(_SecondOfTwo(None), failing)
 
 
 def test_a_models_own_dropout_is_off_and_an_adapters_asks_for_old_log_probs(tmp_path: Path):

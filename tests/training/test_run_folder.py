@@ -17,7 +17,7 @@ from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training import finish, loop, model_setup, setup
 from hwgrpo.training import run_folder as output
 from hwgrpo.training.interrupt import Interrupt
-from hwgrpo.training.run_folder import LOCK, START_FILES, claim
+from hwgrpo.training.run_folder import LOCK, START_FILES, lock_folder
 from tests.support.runs import runs
 
 REWARD = """
@@ -43,14 +43,14 @@ def everything_in(folder: Path) -> dict[str, bytes | None]:
 
 
 def test_a_runs_folder_is_held_by_one_run_at_a_time(tmp_path: Path):
-    held = claim(tmp_path / "run")
+    held = lock_folder(tmp_path / "run")
     with pytest.raises(ConfigError, match=rf"in use by another run \(process {os.getpid()}\)"):
-        claim(tmp_path / "run")
+        lock_folder(tmp_path / "run")
     held.close()
-    claim(tmp_path / "run").close()
+    lock_folder(tmp_path / "run").close()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        claim(tmp_path / "file" / "run")
+        lock_folder(tmp_path / "file" / "run")
 
 
 def write_start_files(folder: Path) -> None:
@@ -62,8 +62,8 @@ def write_start_files(folder: Path) -> None:
             (folder / name / "inside").write_text("new")
 
 
-def test_a_fresh_claim_that_no_step_was_done_under_leaves_neither_files_nor_folders(tmp_path: Path):
-    held = claim(tmp_path / "runs/mine")
+def test_a_fresh_lock_that_no_step_was_done_under_leaves_neither_files_nor_folders(tmp_path: Path):
+    held = lock_folder(tmp_path / "runs/mine")
     write_start_files(tmp_path / "runs/mine")
     held.close()
     assert everything_in(tmp_path) == {}
@@ -73,7 +73,7 @@ def test_what_was_there_before_and_what_a_run_does_not_write_stays(tmp_path: Pat
     (tmp_path / "runs/mine").mkdir(parents=True)
     for name in (LOCK, "config.yaml", "notes.txt"):
         (tmp_path / "runs/mine" / name).write_text("old")
-    held = claim(tmp_path / "runs/mine")
+    held = lock_folder(tmp_path / "runs/mine")
     write_start_files(tmp_path / "runs/mine")
     (tmp_path / "runs/mine/train.log").write_text("somebody's")
     held.close()
@@ -82,14 +82,14 @@ def test_what_was_there_before_and_what_a_run_does_not_write_stays(tmp_path: Pat
 
 def test_a_folder_that_the_user_made_stays_and_is_empty_again(tmp_path: Path):
     (tmp_path / "mine").mkdir()
-    held = claim(tmp_path / "mine")
+    held = lock_folder(tmp_path / "mine")
     write_start_files(tmp_path / "mine")
     held.close()
     assert everything_in(tmp_path) == {"mine": None}
 
 
-def test_everything_stays_once_the_claim_is_kept(tmp_path: Path):
-    held = claim(tmp_path / "mine")
+def test_everything_stays_once_the_lock_is_kept(tmp_path: Path):
+    held = lock_folder(tmp_path / "mine")
     held.keep()
     write_start_files(tmp_path / "mine")
     before = everything_in(tmp_path)
@@ -111,9 +111,9 @@ def test_a_lock_file_that_was_taken_away_before_it_was_locked_is_not_taken_for_t
         plain(file, operation)
 
     monkeypatch.setattr(output.fcntl, "flock", taken_away)
-    held = claim(tmp_path / "run")
+    held = lock_folder(tmp_path / "run")
     with pytest.raises(ConfigError, match="in use by another run"):
-        claim(tmp_path / "run")
+        lock_folder(tmp_path / "run")
     held.close()
     assert everything_in(tmp_path) == {}
 
@@ -122,7 +122,7 @@ def test_a_start_in_a_folder_that_another_run_holds_looks_at_no_checkpoint_and_c
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
-    held = claim(tmp_path / "run")
+    held = lock_folder(tmp_path / "run")
     held.keep()
     before = everything_in(tmp_path / "run")
     monkeypatch.setattr(setup, "find_checkpoint", lambda *_: pytest.fail("the other run may still write checkpoints"))
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_a_run_saves_while_another_starts_is_not_set_aside(
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step-00000001", "step-00000002"]
 
 
-def test_a_finished_run_is_reported_under_its_claim_and_nothing_is_left_of_the_look(tmp_path: Path, capsys):
+def test_a_finished_run_is_reported_under_its_lock_and_nothing_is_left_of_the_look(tmp_path: Path, capsys):
     assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
     (tmp_path / "run" / LOCK).unlink()
     before = everything_in(tmp_path / "run")
@@ -235,7 +235,7 @@ def test_a_run_keeps_its_id_when_it_is_started_again_and_a_broken_one_is_replace
     for text in (None, None, "", "broken off"):
         if text is not None:
             (tmp_path / "run" / output.RUN_ID).write_text(text)
-        held = claim(tmp_path / "run")
+        held = lock_folder(tmp_path / "run")
         held.keep()
         ids.append(held.run_id)
         held.close()
@@ -314,14 +314,14 @@ def test_something_in_the_place_of_what_a_run_writes_is_named_before_it_starts(t
     for name in ("checkpoints", "final", "final-adapter"):
         (tmp_path / name).write_text("precious")
         with pytest.raises(ConfigError, match=f"writes a folder {name}.*move .*/{name} away"):
-            claim(tmp_path)
+            lock_folder(tmp_path)
         (tmp_path / name).unlink()
     for name in ("metrics.jsonl", "summary.json", "micro_batch.json"):
         (tmp_path / name).mkdir()
         with pytest.raises(ConfigError, match=f"writes a file {name}.*move .*/{name} away"):
-            claim(tmp_path)
+            lock_folder(tmp_path)
         (tmp_path / name).rmdir()
-    claim(tmp_path).close()
+    lock_folder(tmp_path).close()
 
 
 def test_a_file_in_the_place_of_something_half_written_is_removed(tmp_path: Path):
@@ -353,10 +353,10 @@ def test_a_final_model_that_cannot_be_written_ends_the_run_with_what_to_do(
     assert runs.run(tmp_path / "run", "trainer.max_steps=1") == "completed"
 
 
-def test_a_dry_run_claims_nothing(tmp_path: Path):
+def test_a_dry_run_locks_nothing(tmp_path: Path):
     make_plan(runs.small(tmp_path / "run"), BACKEND, 1)
     assert everything_in(tmp_path) == {}
-    held = claim(tmp_path / "run")
+    held = lock_folder(tmp_path / "run")
     make_plan(runs.small(tmp_path / "run"), BACKEND, 1)
     held.close()
 

@@ -111,6 +111,6 @@ def test_neither_the_run_nor_the_dry_run_has_checks_of_its_own(module):
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
-    assert {"check_start", "lacking", "open_data"} <= called
+    assert {"check_start", "missing_requirements", "open_data"} <= called
     own = {name for name in called if name.startswith(("check_", "choose_"))} - {"check_start", "choose_strategy"}
     assert own == set(), "it belongs into startup_checks, so that the other does it too"

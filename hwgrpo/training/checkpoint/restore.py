@@ -18,7 +18,7 @@ from torch import nn
 from hwgrpo.errors import CheckpointError
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint import manifest as checkpoint_manifest
-from hwgrpo.training.strategies.param_shard import Piece, whole_pieces
+from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards
 from hwgrpo.training.strategies.strategy import Strategy
 
 
@@ -37,7 +37,7 @@ class Checkpoint:
         return int(self.manifest["step"])
 
 
-def begin_after(root: Path, step: int) -> list[Path]:
+def set_aside_later(root: Path, step: int) -> list[Path]:
     """Make a run's folder ready to go on after `step`: what lies beyond belongs to a branch that is left.
 
     Later checkpoints are set aside under another name, so that they are neither resumed from nor counted; unfinished
@@ -133,12 +133,12 @@ def _check_file(path: Path, manifest: Mapping[str, Any]) -> None:
     shard_files.check_file(path, manifest["parameters"])
 
 
-def restore(checkpoint: Checkpoint, pieces: Sequence[Piece], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Put a checkpoint's parameters, and AdamW's moments where pieces have them, in place.
+def restore(checkpoint: Checkpoint, shards: Sequence[ParamShard], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Put a checkpoint's parameters, and AdamW's moments where shards have them, in place.
 
     Args:
         checkpoint: verified.
-        pieces: what this rank holds.
+        shards: what this rank holds.
         shapes: of the model's trainable parameters, by name.
 
     Raises:
@@ -146,16 +146,16 @@ def restore(checkpoint: Checkpoint, pieces: Sequence[Piece], shapes: Mapping[str
     """
     table = checkpoint.manifest["parameters"]
     shard_files.check_parameters(checkpoint.folder, table, shapes)
-    shard_files.read(checkpoint.folder, table, pieces)
+    shard_files.read(checkpoint.folder, table, shards)
 
 
 def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Put a checkpoint's parameters in place in a model that is in one piece.
+    """Put a checkpoint's parameters in place in a model that is in one shard.
 
     Raises:
         CheckpointError: the model has other trainable parameters than the one that was saved.
     """
-    restore(checkpoint, whole_pieces(model), trainable_shapes(model))
+    restore(checkpoint, full_param_shards(model), trainable_shapes(model))
 
 
 def trainable_shapes(model: nn.Module) -> dict[str, torch.Size]:

@@ -90,9 +90,9 @@ class Saver:
         """
         self.wait()
         self._prepare(step)
-        pieces = self._strategy.owned_pieces()
+        shards = self._strategy.owned_shards()
         rank = self._strategy.rank
-        own = {checkpoint_files.rng_file(rank): rng_state.capture(self._device)} | shard_files.files_of(pieces, rank)
+        own = {checkpoint_files.rng_file(rank): rng_state.capture(self._device)} | shard_files.files_of(shards, rank)
         background = self._asynchronous and not last
         if background:
             own = {name: {key: _copied(t) for key, t in tensors.items()} for name, tensors in own.items()}
@@ -105,7 +105,7 @@ class Saver:
             "torch": torch.__version__,
             "state": json.loads(json.dumps(self._state())),  # a copy: the run's own may change meanwhile
         }
-        table = shard_files.table_of(pieces, rank)
+        table = shard_files.table_of(shards, rank)
         self._save = CheckpointWriter(self._root, manifest, own, table, rank, keep=self._keep, timeout=self._timeout)
         if background:
             self._save.begin()

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint: what ranks hold of each parameter, in files of their own, read back by any other cut.
 
-Each rank writes the pieces that are its own, flattened and under the parameter's name, into `weights-rankR.safetensors`
-and `moments-rankR.safetensors`; the table of pieces says which elements lie where. A rank that loads reads the elements
+Each rank writes the shards that are its own, flattened and under the parameter's name, into `weights-rankR.safetensors`
+and `moments-rankR.safetensors`; the table of shards says which elements lie where. A rank that loads reads the elements
 that it holds and no others, so that neither the number of ranks nor the strategy has to be the one that saved.
 """
 
@@ -18,19 +18,19 @@ from safetensors import safe_open
 
 from hwgrpo.errors import CheckpointError
 from hwgrpo.training.checkpoint import checkpoint_files
-from hwgrpo.training.strategies.param_shard import MOMENTS, Piece
+from hwgrpo.training.strategies.param_shard import ADAMW_STATES, ParamShard
 
 Table = dict[str, dict[str, Any]]
-"""By parameter: its `shape`, the `updates` it has seen, and its `pieces` [rank, first element, count]."""
+"""By parameter: its `shape`, the `updates` it has seen, and its `shards` [rank, first element, count]."""
 
 
-def files_of(pieces: Sequence[Piece], rank: int) -> dict[str, dict[str, torch.Tensor]]:
+def files_of(shards: Sequence[ParamShard], rank: int) -> dict[str, dict[str, torch.Tensor]]:
     """Return a rank's files by name, each with its tensors."""
-    held = [piece for piece in pieces if piece.count]
+    held = [shard for shard in shards if shard.count]
     return {
-        weights_file(rank): {piece.name: piece.values["parameter"] for piece in held},
+        weights_file(rank): {shard.name: shard.values["parameter"] for shard in held},
         moments_file(rank): {
-            f"{piece.name}.{key}": piece.values[key] for piece in held for key in MOMENTS if key in piece.values
+            f"{shard.name}.{key}": shard.values[key] for shard in held for key in ADAMW_STATES if key in shard.values
         },
     }
 
@@ -45,30 +45,30 @@ def moments_file(rank: int) -> str:
     return f"moments-rank{rank}.safetensors"
 
 
-def table_of(pieces: Sequence[Piece], rank: int) -> Table:
-    """Return where the pieces of one rank lie."""
+def table_of(shards: Sequence[ParamShard], rank: int) -> Table:
+    """Return where the shards of one rank lie."""
     return {
-        piece.name: {
-            "shape": list(piece.shape),
-            "updates": 0 if piece.step is None else int(piece.step),
-            "pieces": [[rank, piece.start, piece.count]],
+        shard.name: {
+            "shape": list(shard.shape),
+            "updates": 0 if shard.step is None else int(shard.step),
+            "pieces": [[rank, shard.start, shard.count]],
         }
-        for piece in pieces
-        if piece.count
+        for shard in shards
+        if shard.count
     }
 
 
 def merged(tables: Sequence[Table]) -> Table:
-    """Join the tables of all ranks, and see to it that every element is in exactly one piece."""
+    """Join the tables of all ranks, and see to it that every element is in exactly one shard."""
     joined: Table = {}
     for table in tables:
         for name, entry in table.items():
             joined.setdefault(name, entry | {"pieces": []})["pieces"] += entry["pieces"]
     for name, entry in joined.items():
-        entry["pieces"].sort(key=lambda piece: piece[1])
+        entry["pieces"].sort(key=lambda shard: shard[1])
         end = 0
         for _, start, count in entry["pieces"]:
-            assert start == end, f"{name}: elements {min(start, end)} to {max(start, end)} are in no piece or in two"
+            assert start == end, f"{name}: elements {min(start, end)} to {max(start, end)} are in no shard or in two"
             end = start + count
         assert end == math.prod(entry["shape"]), f"{name}: elements from {end} on are in no piece"
     return joined
@@ -80,7 +80,7 @@ def is_count(value: Any) -> bool:
 
 
 def check_table(manifest: Path, table: Any, names: Any) -> None:
-    """Check that a table that was read covers every parameter once, with pieces of files that are there.
+    """Check that a table that was read covers every parameter once, with shards of files that are there.
 
     Args:
         manifest: where it was read, for messages.
@@ -92,7 +92,7 @@ def check_table(manifest: Path, table: Any, names: Any) -> None:
     """
     try:
         for name, entry in table.items():
-            numbers = [*entry["shape"], entry["updates"], *(n for piece in entry["pieces"] for n in piece)]
+            numbers = [*entry["shape"], entry["updates"], *(n for shard in entry["pieces"] for n in shard)]
             if not all(map(is_count, numbers)):
                 raise CheckpointError(f"{manifest} is damaged: the numbers of {name} cannot be read")
             end, whole = 0, math.prod(entry["shape"])
@@ -125,7 +125,7 @@ def check_file(path: Path, table: Table) -> None:
             if path.name == weights_file(rank):
                 expected[name] = [count]
             elif path.name == moments_file(rank):
-                expected |= {f"{name}.{key}": [count] for key in MOMENTS}
+                expected |= {f"{name}.{key}": [count] for key in ADAMW_STATES}
     if not expected:
         return
     with checkpoint_files.reading(path), safe_open(path, framework="pt") as file:
@@ -162,13 +162,13 @@ def check_parameters(folder: Path, table: Table, shapes: Mapping[str, Sequence[i
 
 
 @torch.no_grad()
-def read(folder: Path, table: Table, pieces: Sequence[Piece]) -> None:
-    """Write a checkpoint's values into pieces, wherever they were cut when it was saved.
+def read(folder: Path, table: Table, shards: Sequence[ParamShard]) -> None:
+    """Write a checkpoint's values into shards, wherever they were cut when it was saved.
 
     Args:
         folder: of the checkpoint.
-        table: where its pieces lie.
-        pieces: what is held now; those without moments get their parameter alone.
+        table: where its shards lie.
+        shards: what is held now; those without moments get their parameter alone.
 
     Raises:
         CheckpointError: a file cannot be read any more.
@@ -182,25 +182,25 @@ def read(folder: Path, table: Table, pieces: Sequence[Piece]) -> None:
                     opened[file] = stack.enter_context(safe_open(folder / file, framework="pt"))
                 return opened[file].get_slice(key)[first:last]
 
-        for piece in pieces:
-            if not math.prod(piece.shape):
+        for shard in shards:
+            if not math.prod(shard.shape):
                 continue  # a parameter without elements is in no table
-            entry = table[piece.name]
-            for rank, source, target, count in _overlaps(entry["pieces"], piece):
+            entry = table[shard.name]
+            for rank, source, target, count in _overlaps(entry["pieces"], shard):
                 part = slice(target, target + count)
-                piece.values["parameter"][part] = values(weights_file(rank), piece.name, source, source + count)
-                for key in MOMENTS:
-                    if key in piece.values:
-                        saved = values(moments_file(rank), f"{piece.name}.{key}", source, source + count)
-                        piece.values[key][part] = saved
-            if piece.step is not None:
-                piece.step.fill_(entry["updates"])
+                shard.values["parameter"][part] = values(weights_file(rank), shard.name, source, source + count)
+                for key in ADAMW_STATES:
+                    if key in shard.values:
+                        saved = values(moments_file(rank), f"{shard.name}.{key}", source, source + count)
+                        shard.values[key][part] = saved
+            if shard.step is not None:
+                shard.step.fill_(entry["updates"])
 
 
-def _overlaps(saved: Sequence[Sequence[int]], piece: Piece) -> Iterator[tuple[int, int, int, int]]:
-    """Yield rank, first element in its file's piece, first element in `piece`, and count of what both have."""
-    end = piece.start + piece.count
+def _overlaps(saved: Sequence[Sequence[int]], shard: ParamShard) -> Iterator[tuple[int, int, int, int]]:
+    """Yield rank, first element in its file's shard, first element in `shard`, and count of what both have."""
+    end = shard.start + shard.count
     for rank, start, count in saved:
-        first, last = max(start, piece.start), min(start + count, end)
+        first, last = max(start, shard.start), min(start + count, end)
         if first < last:
-            yield rank, first - start, first - piece.start, last - first
+            yield rank, first - start, first - shard.start, last - first

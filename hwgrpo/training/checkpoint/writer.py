@@ -28,7 +28,7 @@ class CheckpointWriter:
         root: folder of the run's checkpoints.
         manifest: without what is known when all ranks have written.
         own: this rank's files by name, each with its tensors.
-        table: where this rank's pieces lie.
+        table: where this rank's shards lie.
         rank: this one.
         keep: how many checkpoints stay.
     """

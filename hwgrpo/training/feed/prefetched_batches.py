@@ -33,7 +33,7 @@ def files_of(batches: Sequence[Batch], rank: int) -> dict[str, dict[str, torch.T
     tensors: dict[str, torch.Tensor] = {}
     for i, batch in enumerate(batches):
         words = {
-            "asked": _asked(batch.prompts),
+            "asked": _prompt_key(batch.prompts),
             "texts": batch.completions.texts,
             "weight_version": batch.completions.weight_version,
             "metrics": dict(batch.metrics),
@@ -60,24 +60,26 @@ def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tu
     step, ranks = checkpoint.step, checkpoint.manifest["world_size"]
     if ranks != source.world_size:
         return [], [f"what {ranks} ranks had prefetched is sampled again: now there are {source.world_size}"]
-    waiting: list[PrefetchedBatch] = []
+    prefetched: list[PrefetchedBatch] = []
     for completions, words in _read(checkpoint.folder / name):
-        age = step + len(waiting) - completions.weight_version
+        age = step + len(prefetched) - completions.weight_version
         before = source.state()
         prompts = source.next()
-        if age > max_staleness or _asked(prompts) != words["asked"]:
+        if age > max_staleness or _prompt_key(prompts) != words["asked"]:
             source.restore(before)
             why = f"rollout.max_staleness={max_staleness}" if age > max_staleness else "the prompts are others"
-            return waiting, [f"prefetched responses are sampled again from step {step + len(waiting) + 1} on: {why}"]
-        waiting.append(PrefetchedBatch(Batch(prompts, completions, words["metrics"]), source.state()))
-    return waiting, []
+            return prefetched, [
+                f"prefetched responses are sampled again from step {step + len(prefetched) + 1} on: {why}"
+            ]
+        prefetched.append(PrefetchedBatch(Batch(prompts, completions, words["metrics"]), source.state()))
+    return prefetched, []
 
 
 def _file(rank: int) -> str:
     return f"ahead-rank{rank}.safetensors"
 
 
-def _asked(batch: PromptBatch) -> list[list[Any]]:
+def _prompt_key(batch: PromptBatch) -> list[list[Any]]:
     """Return what a batch asked, to be compared with another."""
     return [[prompt.uid, list(prompt.token_ids)] for prompt in batch.prompts]
 

@@ -36,7 +36,7 @@ def prefetch(parts: SourceParts) -> Prefetcher:
         max_staleness=parts.config.rollout.max_staleness,
         first_step=parts.start + 1,
         last_step=parts.total_steps,
-        waiting=parts.prefetched,
+        prefetched=parts.prefetched,
         state=parts.state,
         timeout=parts.config.trainer.process_group_timeout,
     )
@@ -54,14 +54,14 @@ class Prefetcher:
 
     Args:
         source: the prompts, drawn by the thread.
-        engine: generates with weights of its own; nobody else calls it but within `alone`.
+        engine: generates with weights of its own; nobody else calls it but within `exclusive_engine`.
         sampling: how responses are drawn.
         gate: the one that the engine makes way at, if it does so between tokens.
         device: made current in the thread.
         max_staleness: versions, at least 1.
         first_step: that will be asked for.
         last_step: after which nothing is generated.
-        waiting: batches of the first steps that there are already; `source` stands after them.
+        prefetched: batches of the first steps that there are already; `source` stands after them.
         state: the position in the data before them; None where there are none.
         timeout: seconds after which the thread is taken to hang.
     """
@@ -77,7 +77,7 @@ class Prefetcher:
         max_staleness: int,
         first_step: int,
         last_step: int,
-        waiting: Sequence[PrefetchedBatch] = (),
+        prefetched: Sequence[PrefetchedBatch] = (),
         state: dict[str, Any] | None = None,
         timeout: float = STUCK_AFTER,
     ) -> None:
@@ -88,8 +88,8 @@ class Prefetcher:
         self._timeout = timeout
         self._state = state or source.state()
         self._version = first_step - 1
-        self._done = deque(waiting)
-        self._begun = first_step + len(waiting) - 1
+        self._done = deque(prefetched)
+        self._begun = first_step + len(prefetched) - 1
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(
@@ -108,7 +108,7 @@ class Prefetcher:
         batch, self._state = taken.batch, taken.state
         policy = step - 1
         if self._too_old(batch, policy) and self._source.world_size == 1:
-            with self.alone():  # an engine that has lost weights, or a server that came back with older ones
+            with self.exclusive_engine():  # an engine that has lost weights, or a server that came back with older ones
                 self._engine.update_weights(policy)
                 batch = self._generate(batch.prompts)
         if self._too_old(batch, policy):  # new weights are brought by all ranks together, which only this one knows of
@@ -135,14 +135,14 @@ class Prefetcher:
             self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive_engine(self) -> Iterator[None]:
         with self._gate.held(whole_batch=True):
             yield
 
     def state(self) -> dict[str, Any]:
         return self._state
 
-    def waiting(self) -> list[Batch]:
+    def prefetched(self) -> list[Batch]:
         with self._changed:
             return [each.batch for each in self._done]
 

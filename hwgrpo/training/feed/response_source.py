@@ -48,7 +48,7 @@ class ResponseSource(Protocol):
         """Give the engine the policy's current weights, which are `version`. All ranks call it together."""
         ...
 
-    def alone(self) -> AbstractContextManager[Any]:
+    def exclusive_engine(self) -> AbstractContextManager[Any]:
         """Return a context in which the engine is the caller's."""
         ...
 
@@ -56,7 +56,7 @@ class ResponseSource(Protocol):
         """Return the position in the data after the last batch that was handed out, JSON-able."""
         ...
 
-    def waiting(self) -> list[Batch]:
+    def prefetched(self) -> list[Batch]:
         """Return the batches that are done and were not handed out, the next first."""
         ...
 
@@ -118,13 +118,13 @@ class OnDemand:
     def update_weights(self, version: int) -> None:
         self.engine.update_weights(version)
 
-    def alone(self) -> AbstractContextManager[Any]:
+    def exclusive_engine(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def state(self) -> dict[str, Any]:
         return self.source.state()
 
-    def waiting(self) -> list[Batch]:
+    def prefetched(self) -> list[Batch]:
         return []
 
     def close(self) -> None:

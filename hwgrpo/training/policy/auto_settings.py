@@ -1,4 +1,4 @@
-"""Settings left at `auto`: what they become on this backend, and a clear word where a wish cannot be met."""
+"""Settings left at `auto`: select their values for this backend, or raise for unsupported ones."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from hwgrpo.models.windows import described, windows_below
 from hwgrpo.training.policy.layouts import BRANCHED, Layout
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 4096, 16384
-"""Tokens per micro-batch. Activations of more stay in no CPU's caches: 16384 take 1.1 to 1.4 times as long."""
+"""Tokens per micro-batch. More activations exceed a CPU's caches: 16384 tokens take 1.1 to 1.4 times as long."""
 
 
 @dataclass(frozen=True)
-class AttentionChoice:
-    """The attention implementation taken, and why the backend's preferences before it were not."""
+class AttentionSelection:
+    """The selected attention implementation, and why the backend's earlier preferences were skipped."""
 
     name: str
     """Transformers' name."""
     is_fused: bool = False
-    """It is a fused module of the device, put into the model once that is there; until then `loaded_as` computes."""
-    passed_over: tuple[tuple[str, str], ...] = ()
+    """It is a fused module of the device, inserted after the model is loaded with `loaded_as`."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """(name, reason) of each skipped implementation."""
 
     @property
     def loaded_as(self) -> str:
-        """What the model is loaded with."""
+        """Implementation that the model is loaded with."""
         return "sdpa" if self.is_fused else self.name
 
     @property
     def line(self) -> str:
-        """One line for people: `attention sdpa (flash_attention_2: its package is not installed)`."""
-        notes = "; ".join(f"{name}: {reason}" for name, reason in self.passed_over)
+        """The selection as a log line: `attention sdpa (flash_attention_2: its package is not installed)`."""
+        notes = "; ".join(f"{name}: {reason}" for name, reason in self.skipped)
         return f"attention {self.name}" + (f" ({notes})" if notes else "")
 
 
 def choose_strategy(config: Config) -> str:
-    """Return the strategy: ddp where a launcher started several processes, else single."""
+    """Return the strategy: for `auto` ddp if a launcher started several processes, else single."""
     if config.trainer.strategy != "auto":
         return config.trainer.strategy
     return "ddp" if int(os.environ.get("WORLD_SIZE", 1)) > 1 or dist.is_torchelastic_launched() else "single"
@@ -58,15 +59,15 @@ def choose_dtype(config: Config, device: Device) -> torch.dtype:
     """Return the compute dtype.
 
     Raises:
-        ConfigError: the device has no real support for the dtype asked for.
+        ConfigError: the device does not support training in the configured dtype.
     """
-    # fp16 gradients underflow without loss scaling, which this trainer does not do
-    able = tuple(dtype for dtype in device.compute_dtypes if dtype != torch.float16)
+    # fp16 gradients underflow without loss scaling, which this trainer does not have
+    supported = tuple(dtype for dtype in device.compute_dtypes if dtype != torch.float16)
     if config.model.dtype == "auto":
-        return able[0]
+        return supported[0]
     wanted: torch.dtype = getattr(torch, config.model.dtype)
-    if wanted not in able:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in able)
+    if wanted not in supported:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in supported)
         raise ConfigError(
             f"model.dtype={config.model.dtype!r}: {device.name} cannot train in it; choose auto or one of: {names}"
         )
@@ -74,41 +75,41 @@ def choose_dtype(config: Config, device: Device) -> torch.dtype:
 
 
 def dtype_note(config: Config, device: Device) -> str | None:
-    """Say what `auto` had to leave out: chips without bf16 compute in fp16, which is not trained in. Else None."""
+    """Return a note if `auto` skipped float16, the fast dtype of chips without bfloat16; else None."""
     first = device.compute_dtypes[0]
     if config.model.dtype != "auto" or first != torch.float16:
         return None
-    taken = str(choose_dtype(config, device)).removeprefix("torch.")
+    selected = str(choose_dtype(config, device)).removeprefix("torch.")
     return (
-        f"model.dtype=auto is {taken}: {device.name} has no bfloat16, and float16, its fast dtype, would need loss "
+        f"model.dtype=auto is {selected}: {device.name} has no bfloat16, and float16, its fast dtype, would need loss "
         "scaling, which is not built in"
     )
 
 
 def choose_attention(
     config: Config, backend: Backend, dtype: torch.dtype, model_config: Any, arch: str | None = None
-) -> AttentionChoice:
-    """Return the attention implementation: the backend's first that runs here and is right for the model.
+) -> AttentionSelection:
+    """Return the attention implementation: the backend's first that runs here and supports the model.
 
     Args:
         config: the run's settings.
-        backend: the chosen device family.
+        backend: the selected device family.
         dtype: compute dtype.
         model_config: the transformers configuration of the model.
-        arch: of the device; None where there is none to ask.
+        arch: architecture of the device; None if the device is not here.
 
     Raises:
-        ConfigError: the one asked for cannot run here, or would not compute what the model defines.
+        ConfigError: the configured one cannot run here, or does not support the model.
     """
 
     wanted = config.model.attention
 
-    def obstacle(name: str) -> str | None:
+    def reason_to_skip(name: str) -> str | None:
         fused = is_fused(name, backend)
         if name not in ACCEPT_MASKS and not fused and ranks_per_sequence(config) > 1:
             return (
-                "ranks that share sequences (trainer.sequence_parallel_size, trainer.tensor_parallel_size) need one "
-                "that takes masks as sdpa does"
+                "sequence and tensor parallelism (trainer.sequence_parallel_size, trainer.tensor_parallel_size) need "
+                "an implementation that accepts masks as sdpa does"
             )
         if name not in ACCEPT_MASKS and not fused and config.model.layout not in ("auto", "padded"):
             return f"the {config.model.layout} layout needs an attention that accepts a mask"
@@ -117,45 +118,44 @@ def choose_attention(
         )
 
     if wanted == "auto":
-        passed_over = []
+        skipped = []
         for name in backend.attention:
-            reason = obstacle(name)
+            reason = reason_to_skip(name)
             if reason is None:
-                return AttentionChoice(name, is_fused(name, backend), tuple(passed_over))
-            passed_over.append((name, reason))
-        return AttentionChoice("eager", passed_over=tuple(passed_over))
-    reason = obstacle(wanted)
+                return AttentionSelection(name, is_fused(name, backend), tuple(skipped))
+            skipped.append((name, reason))
+        return AttentionSelection("eager", skipped=tuple(skipped))
+    reason = reason_to_skip(wanted)
     if reason:
         raise ConfigError(
             f"model.attention={wanted!r}: {reason}; use model.attention="
             f"{'eager' if reason_model_cannot_use('sdpa', model_config) else 'sdpa'}"
         )
-    return AttentionChoice(wanted, is_fused(wanted, backend))
+    return AttentionSelection(wanted, is_fused(wanted, backend))
 
 
-def attention_of(config: Config, device: Device) -> AttentionChoice:
-    """Return the attention implementation for the model and the compute dtype that the run has on this device."""
+def attention_of(config: Config, device: Device) -> AttentionSelection:
+    """Return the attention implementation for the run's model and compute dtype on this device."""
     return choose_attention(
         config, device.backend, choose_dtype(config, device), load_model_config(config.model), device.arch
     )
 
 
 def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
-    """Return the layout of micro-batches: `grouped` where rows of several sequences are possible, else `padded`.
+    """Return the layout of micro-batches: for `auto` `grouped` if the model supports it, else `padded`.
 
-    Ranks that share sequences do so because these are long: then `padded`, the one without masks, is best.
-
-    Without `sdpa`, which branches are built on, grouped means the form with a dense mask.
+    Sequence and tensor parallelism serve long sequences: then `padded`, which needs no mask, is best. Branched
+    attention is built on `sdpa`; with any other attention, grouped means `grouped_masked`.
 
     Args:
         config: the run's settings.
         model_config: the transformers configuration of the model.
-        attention: what the model is loaded with, as transformers names it; a device's fused attention, which takes what
-            sdpa takes, comes later.
+        attention: transformers' name of the attention that the model is loaded with; a device's fused attention, which
+            accepts the same arguments as sdpa, is inserted later.
 
     Raises:
-        ConfigError: the one asked for puts several sequences into a row, and the model's layers look at more than its
-            mask: a window shorter than a sequence can be, or a state that runs on from one sequence into the next.
+        ConfigError: the configured layout has several sequences per row, and the model's layers see beyond its mask: a
+            window shorter than the longest sequence, or a recurrent state that leaks into the next sequence.
     """
     text = model_config.get_text_config()
     states = layers_beyond_attention(text)
@@ -165,26 +165,26 @@ def choose_layout(config: Config, model_config: Any, attention: str) -> Layout:
         wanted = "grouped" if why_padded(config, model_config, attention) is None else "padded"
     if wanted == "grouped" and attention != "sdpa":
         wanted = "grouped_masked"
-    obstacles = (
+    conflicts = (
         (", ".join(states), wanted != "padded"),
         (_shorter(window), bool(window) and wanted in ("packed", "grouped_masked")),
     )
-    for what, applies in obstacles:
-        if what and applies:
+    for reason, applies in conflicts:
+        if reason and applies:
             raise ConfigError(
-                f"model.layout={config.model.layout!r} with a {text.model_type} model ({what}): sequences in one row "
+                f"model.layout={config.model.layout!r} with a {text.model_type} model ({reason}): sequences in one row "
                 "would see each other; use model.layout=padded"
             )
     return BRANCHED if window and wanted == "grouped" else LAYOUTS.load(wanted)
 
 
 def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
-    """Return why `model.layout=auto` is padded before anything is tried on the model, or None.
+    """Return why `model.layout=auto` is padded, as far as the model's configuration shows; None if it is not.
 
     Args:
         config: the run's settings.
         model_config: the transformers configuration of the model.
-        attention: what the model is loaded with.
+        attention: transformers' name of the attention that the model is loaded with.
     """
     if config.model.layout != "auto":
         return None
@@ -196,27 +196,27 @@ def why_padded(config: Config, model_config: Any, attention: str) -> str | None:
     if ranks_per_sequence(config) > 1:
         return "a mask over full rows would be as large on each of the ranks that share them"
     if attention not in ACCEPT_MASKS:
-        return f"attention {attention} takes no mask"
+        return f"attention {attention} accepts no mask"
     if window and attention != "sdpa":
         return f"{_shorter(window)}, and attention {attention} cannot be given windows without a mask over the row"
     return None
 
 
 def layout_note(config: Config, model_config: Any, attention: str) -> str | None:
-    """Return the line that names a fall-back to padded rows, and why; None where there is none."""
+    """Return a log line with the reason for a fallback to padded rows; None if there is no fallback."""
     reason = why_padded(config, model_config, attention)
     return None if reason is None else f"layout padded (one sequence per row): {reason}"
 
 
 def micro_batch_tokens(config: Config, device: torch.device) -> int:
-    """Return the token budget of a micro-batch: the one configured, else what suits the device."""
+    """Return the token budget of a micro-batch: the configured one, else the device's default."""
     if config.trainer.tokens_per_micro_batch is not None:
         return config.trainer.tokens_per_micro_batch
     return max(longest_share(config), CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH)
 
 
 def windows_in_reach(config: Config, model_config: Any) -> dict[str, int]:
-    """Return the windows of a model's attention that are shorter than a sequence can be, in tokens by setting."""
+    """Return setting -> tokens for the model's attention windows that are shorter than the longest sequence."""
     return windows_below(model_config, config.data.max_prompt_tokens + config.rollout.max_response_tokens)
 
 
@@ -225,6 +225,6 @@ def _shorter(windows: Mapping[str, int]) -> str:
 
 
 def layers_beyond_attention(text: Any) -> list[str]:
-    """Return the kinds of layers in which a token meets the ones before it by more than masked attention."""
+    """Return the kinds of layers in which earlier tokens affect a token by more than masked attention."""
     kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     return sorted(kinds) or (["no attention"] if getattr(text, "is_attention_free", False) else [])

@@ -1,6 +1,6 @@
-"""Which sequences stand in one row: the layouts `padded`, `packed` and `grouped`, and how rows become micro-batches.
+"""The layouts `padded`, `packed` and `grouped`, and splitting rows into micro-batches.
 
-A layout decides which sequences stand in one row and whether they share their prompt; the loss never sees it.
+A layout decides which sequences share a row and whether they share their prompt; the loss does not depend on it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True)
 class Layout:
-    """Which sequences stand in one row, and whether they share their prompt."""
+    """The assignment of sequences to rows."""
 
     name: str
     rows: Callable[[TrainBatch, Sequence[int], int, int], Rows]
-    """(batch, sequences, budget in tokens, hidden size) -> rows; a row is longer than the budget only if it must."""
+    """(batch, sequences, budget in tokens, hidden size) -> rows; only a single sequence may exceed the budget."""
     shares_prompt: bool
-    """A row holds the prompt once and then responses to it; else each response follows its own copy."""
+    """A row has the prompt once, followed by its responses; otherwise each response follows its own copy."""
     attention: Literal["masked", "branched"] = "masked"
-    """How the sequences of a row are kept apart: by a mask, or by attention that knows of branches."""
+    """How attention separates the sequences of a row: by a mask, or by shared-prefix attention over branches."""
     dense_up_to: int = 0
-    """Rows of at most this many tokens have a mask nevertheless."""
+    """Rows of at most this many tokens use a dense mask in any case."""
 
 
 def _padded_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
@@ -62,14 +62,14 @@ def _masked_group_rows(batch: TrainBatch, sequences: Sequence[int], budget: int,
 
 
 def _branched_group_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
-    # Attention never looks from one response at another, so that more of them in a row cost nothing.
+    # Attention never crosses from one response to another, so more responses in a row cost nothing.
     return _group_rows(batch, sequences, budget, lambda prompt_length, members: len(members))
 
 
 def _group_rows(
     batch: TrainBatch, sequences: Sequence[int], budget: int, at_most: Callable[[int, list[int]], int]
 ) -> Rows:
-    """Form rows of one prompt each; `at_most(prompt length, responses to it)` is how many responses a row takes."""
+    """Form rows of one prompt each; `at_most(prompt length, its responses)` is the most responses in a row."""
     prompts = batch.prompt_offsets.diff().tolist()
     responses = (batch.lengths - 1).clamp_min(0).tolist()
     prompt_of = batch.prompt_index.tolist()
@@ -79,11 +79,11 @@ def _group_rows(
     rows: Rows = []
     for prompt, members in groups.items():
         length = prompts[prompt]
-        together = at_most(length, members)
+        most = at_most(length, members)
         filled = 0
         row: list[int] = []
         for s in members:
-            if row and (len(row) == together or filled + responses[s] > budget):
+            if row and (len(row) == most or filled + responses[s] > budget):
                 rows.append(row)
                 row = []
             if not row:
@@ -95,7 +95,7 @@ def _group_rows(
 
 
 def responses_per_row(prompt_length: float, response_length: float, hidden_size: int) -> int:
-    """Return how many responses should share one copy of their prompt under a dense mask.
+    """Return the best number of responses per copy of their prompt under a dense mask.
 
     A row of k responses has T = P + k R tokens. Per layer, a token's matrix products cost about 12 H^2 multiply-adds
     (four H x H projections and a feed-forward part twice that), its attention under a dense mask 2 T H. Work per
@@ -114,33 +114,35 @@ PADDED = Layout("padded", _padded_rows, shares_prompt=False)
 """One sequence per row, padded on the right to the longest: causal attention never looks right, so there is no mask."""
 
 PACKED = Layout("packed", _packed_rows, shares_prompt=False)
-"""Sequences one behind the other in a row, each attending to itself alone."""
+"""Concatenated sequences in a row, each attending to itself alone."""
 
 GROUPED = Layout("grouped", _branched_group_rows, shares_prompt=True, attention="branched", dense_up_to=160)
-"""A prompt once, then responses to it, each attending to the prompt and itself, all starting at the same position.
+"""A prompt once, then its responses, each attending to the prompt and itself, all starting at the same position.
 
-Below about 160 tokens a dense mask costs less than taking rows apart (measured on a CPU at hidden sizes 64 to 320).
+Below about 160 tokens a dense mask costs less than splitting rows (measured on a CPU at hidden sizes 64 to 320).
 """
 
 BRANCHED = replace(GROUPED, dense_up_to=0)
-"""Grouped for models in which a mask over the row would not say all, as with sliding windows."""
+"""Grouped for models in which a mask over the row is not enough, as with sliding windows."""
 
 GROUPED_MASKED = Layout("grouped_masked", _masked_group_rows, shares_prompt=True)
-"""The same by a dense mask, for models whose attention cannot be replaced."""
+"""Grouped with a dense mask, for models whose attention cannot be replaced."""
 
 
-def cut(batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int) -> list[Rows]:
-    """Cut sequences into micro-batches of at most `budget` tokens, padding included; rows of like length together.
+def split_micro_batches(
+    batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int
+) -> list[Rows]:
+    """Split sequences into micro-batches of at most `budget` tokens, padding included; group rows of similar length.
 
     Args:
         batch: the update's sequences.
-        sequences: which of them; those without response tokens are left out (nothing is learned from them).
+        sequences: indices of the sequences; those without response tokens are skipped (they have no gradient).
         budget: tokens per micro-batch, prompt and response.
         layout: forms the rows.
-        hidden_size: of the model; layouts weigh attention against matrix products with it.
+        hidden_size: the model's; layouts weigh attention against matrix products with it.
 
     Returns:
-        Rows per micro-batch. A row longer than the budget stands alone.
+        Rows per micro-batch. A row longer than the budget is alone in its micro-batch.
     """
     filled = batch.lengths.gt(0).tolist()
     lengths = _input_lengths(batch).tolist()
@@ -162,5 +164,5 @@ def cut(batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout
 
 
 def _input_lengths(batch: TrainBatch) -> torch.Tensor:
-    """[S] int64: tokens of prompt and response that are fed to the model."""
+    """Return [S] int64: input tokens of each sequence, prompt and response."""
     return batch.prompt_offsets.diff()[batch.prompt_index] + (batch.lengths - 1).clamp_min(0)

@@ -1,7 +1,7 @@
-"""A micro-batch: what one forward pass reads, filled from the rows that a layout formed.
+"""A micro-batch: the input of one forward pass, built from the rows of a layout.
 
-Rows of hidden states that predict response tokens are compacted, so prompt tokens and padding never meet the
-vocabulary, and a response's last token, which predicts nothing, is no input.
+Only hidden states that predict response tokens reach the LM head, not those of prompts and padding. A response's last
+token, which predicts nothing, is not an input.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from hwgrpo.values import TrainBatch
 
 @dataclass(frozen=True)
 class SequenceShard:
-    """How a rank's [B * L / S] hidden states, its columns of all rows, become those that its own losses read."""
+    """The exchange from a rank's [B * L / S] hidden states, its columns of all rows, to those of its own losses."""
 
     group: Any
     """The process group."""
     size: int
-    """S, its ranks."""
+    """S, its number of ranks."""
     tensor: bool
-    """Layers are cut over them, and gather the tokens of all by themselves."""
+    """Tensor parallelism: layers are sharded over the ranks and gather all tokens themselves."""
     total: int
     """Response tokens of the micro-batch, over all ranks of the group."""
     rows: torch.Tensor
-    """[M] int64: which hidden states go to other ranks or stay, in the order of receivers."""
+    """[M] int64: indices of the hidden states to send, in the order of receivers, this rank included."""
     send: tuple[int, ...]
-    """How many go to each rank; M in all."""
+    """Number of hidden states for each rank; M in total."""
     receive: tuple[int, ...]
-    """How many come from each rank; N in all."""
+    """Number of hidden states from each rank; N in total."""
     order: torch.Tensor
-    """[N] int64: where the hidden state of each of this rank's response tokens is among those that came."""
+    """[N] int64: index of each response token's hidden state among the received ones."""
 
     def to(self, device: torch.device) -> SequenceShard:
         """Return the same on `device`."""
         return replace(self, rows=self.rows.to(device), order=self.order.to(device))
 
     def own(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [N, H], what predicts this rank's response tokens, of all ranks' [B * L / S, H]."""
+        """Exchange hidden states [B * L / S, H]; return those that predict this rank's response tokens [N, H]."""
         return all_to_all(hidden[self.rows], self.send, self.receive, self.group)[self.order]
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward pass reads. B rows of L tokens, N response tokens of S sequences."""
+    """The input of one forward pass: B rows of L tokens, N response tokens of S sequences."""
 
     input_ids: torch.Tensor
     """[B, L] int64."""
@@ -60,22 +60,22 @@ class MicroBatch:
     is_token: torch.Tensor
     """[B, L] bool: False at padding."""
     attention_mask: torch.Tensor | None
-    """[B, 1, L, L] bool (True: may attend); None where plain causal attention is right, or `branches` says more."""
+    """[B, 1, L, L] bool (True: may attend); None for plain causal attention or with `branches`."""
     branches: Branches | None
-    """Where prompts and responses stand, for attention that does without a mask over the row."""
+    """Positions of prompts and responses, for shared-prefix attention without a mask over the row."""
     hidden_rows: torch.Tensor
-    """[N] int64: index into the flattened [B * L] hidden states of the one that predicts each response token."""
+    """[N] int64: index in the flattened [B * L] hidden states of the one that predicts each response token."""
     targets: torch.Tensor
     """[N] int64: the response tokens."""
     cu_seqlens: torch.Tensor
     """[S + 1] int64: bounds of the sequences among the N rows."""
     token_index: torch.Tensor
-    """[N] int64: where each response token stands in the TrainBatch's [R] arrays."""
+    """[N] int64: index of each response token in the TrainBatch's [R] arrays."""
     signals: Mapping[str, torch.Tensor]
-    """name -> [N] fp32: what the loss reads per token (advantage, weight, old_logprob, ...)."""
+    """name -> [N] fp32: inputs of the loss per token (advantage, weight, old_logprob, ...)."""
     shard: SequenceShard | None = None
-    """Where a group of ranks goes through these rows: `input_ids`, `position_ids` and `is_token` are then this rank's
-    [B, L / S], N those response tokens whose loss it computes; mask, branches and `hidden_rows` are of whole rows."""
+    """Set if a group of ranks shares the rows: `input_ids`, `position_ids` and `is_token` are then this rank's
+    [B, L / S], N counts the response tokens whose loss it computes; mask, branches, `hidden_rows` cover full rows."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """Return the same micro-batch on `device`."""
@@ -98,7 +98,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class TokenSignals:
-    """Signals of a whole TrainBatch, ready to be cut: per sequence and per response token."""
+    """Signals of a full TrainBatch: per sequence and per response token."""
 
     per_sequence: Mapping[str, torch.Tensor]
     """name -> [S] fp32, repeated over a sequence's tokens."""
@@ -106,15 +106,17 @@ class TokenSignals:
     """name -> [R] fp32."""
 
 
-def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout, multiple: int = 1) -> MicroBatch:
-    """Fill rows with the tokens of their sequences.
+def build_micro_batch(
+    batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout, multiple: int = 1
+) -> MicroBatch:
+    """Build a micro-batch from rows of sequences.
 
     Args:
         batch: the update's sequences.
-        rows: B rows of sequence indices; none gives one row of one token and N = 0.
-        signals: what the loss reads per token.
-        layout: whether the sequences of a row share their prompt (they must then answer the same one).
-        multiple: what divides the width L, padding included.
+        rows: B rows of sequence indices; no rows give one row of one token and N = 0.
+        signals: inputs of the loss per token.
+        layout: layout of the rows; if it shares prompts, the sequences of a row must have the same prompt.
+        multiple: divisor of the width L, padding included.
     """
     sequence_S = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
     row_S = torch.repeat_interleave(torch.tensor([len(row) for row in rows], dtype=torch.int64))
@@ -128,7 +130,7 @@ def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout
     own_prompt_S = torch.where(first_S | (not layout.shares_prompt), prompt_length_S, 0)
     end_S = (own_prompt_S + input_S).cumsum(0)
     begin_S = end_S - own_prompt_S - input_S
-    column_S = begin_S - begin_S[first_S][row_S]  # where the sequence's first own token stands in its row
+    column_S = begin_S - begin_S[first_S][row_S]  # column of the sequence's first own token
     width = int((column_S + own_prompt_S + input_S).max()) if rows else 1
     width = -(-width // multiple) * multiple
     prompt_end_S = prompt_length_S if layout.shares_prompt else column_S + prompt_length_S
@@ -136,7 +138,7 @@ def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout
 
     input_ids = torch.zeros(max(len(rows), 1), width, dtype=torch.int64)
     positions = torch.zeros_like(input_ids)
-    # Which sequence a token belongs to: 0 a shared prompt, -1 padding.
+    # Number of the token's sequence; 0 for a shared prompt, -1 for padding.
     owner = torch.full_like(input_ids, -1)
     number_S = torch.arange(1, len(sequence_S) + 1)
     place, within, of = _spread(row_S * width + column_S, own_prompt_S)
@@ -173,7 +175,7 @@ def lay_out(batch: TrainBatch, rows: Rows, signals: TokenSignals, layout: Layout
 
 
 def _mask(positions: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
-    """[B, 1, L, L] bool: a token sees its own sequence and a shared prompt, up to its own position."""
+    """Return [B, 1, L, L] bool: a token sees its own sequence and a shared prompt, up to its own position."""
     visible = (owner[:, None, :] == owner[:, :, None]) | (owner[:, None, :] == 0)
     return (visible & (positions[:, None, :] <= positions[:, :, None]))[:, None]
 
@@ -186,14 +188,14 @@ def _branches(
     input_S: torch.Tensor,
     width: int,
 ) -> Branches:
-    """Describe rows of `width` tokens that begin with a prompt; `response_S` is the column where a response begins."""
+    """Return the branches of rows of `width` tokens with a shared prompt; `response_S`: first column of a response."""
     numbers = torch.arange(len(row_S))
     branch_S = numbers - numbers[first_S][row_S]
     B, K, P, R = int(row_S[-1]) + 1, int(branch_S.max()) + 1, int(prompt_length_S.max()), int(input_S.max())
     place, within, of = _spread(row_S * width + response_S, input_S)
     responses = torch.zeros(B, K, R, dtype=torch.int64)
     responses[row_S[of], branch_S[of], within] = place
-    # A token of a prompt stands in its row's first P; what else stands there is a response's, or padding.
+    # The prompt's tokens are in a row's first P columns; the others there are a response's, or padding.
     source = torch.arange(width).clamp_max(P - 1) + P * torch.arange(B)[:, None]
     source.view(-1)[place] = B * P + ((row_S * K + branch_S)[of] * R + within)
     return Branches(
@@ -202,7 +204,7 @@ def _branches(
 
 
 def _spread(start_S: torch.Tensor, length_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return, for ranges of `length_S` from `start_S` on: each element, its place in its range, and its range."""
+    """Return each element of the ranges of `length_S` from `start_S` on, its index in its range, and its range."""
     of = torch.repeat_interleave(length_S)
     within = torch.arange(len(of)) - (length_S.cumsum(0) - length_S)[of]
     return start_S[of] + within, within, of

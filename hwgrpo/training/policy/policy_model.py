@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """How logits are formed and streamed."""
+    """Options of the LM head: temperature, and chunks of rows."""
 
     temperature: float = 1.0
     chunk_rows: int | None = None
@@ -38,17 +38,17 @@ class PolicyModel(nn.Module):
     """A causal LM whose forward ends in per-token losses or log-probs instead of logits.
 
     DDP, FSDP2 and DeepSpeed wrap this module. FSDP2 may gather its layers and its LM head (with tied embeddings, both
-    as one) apart from the rest, but nothing between this module and those, whose forward is not called.
+    as one) separately, but no module between this one and those, because their forward is not called.
 
     Args:
         model: a transformers causal LM, or one wrapped by peft.
         compute_dtype: dtype of matrix products; parameters stay fp32 masters and autocast does the rest.
         options: temperature of the log-probs, and how logits are streamed.
-        head: how the model forms its logits, where that is known; None: it is tried, and the model must have weights.
+        head: how the model forms its logits, if known; None: it is detected, and the model must have weights.
 
     Raises:
-        ConfigError: the model's logits are not what hidden states and head give by any reading that is known; its
-            weights are in shards already.
+        ConfigError: the model's logits do not follow from hidden states and head in any known way; its weights are
+            sharded already.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class PolicyModel(nn.Module):
         Args:
             batch: N response tokens, on this model's device.
             loss_fn: `loss_fn(stats, rows) -> (loss_N, metrics)`; None scores only.
-            router_weight: factor of the load-balancing loss, which is added to the loss; 0 leaves it out.
+            router_weight: factor of the load-balancing loss, which is added to the loss; 0 skips it.
 
         Returns:
             With a loss function, its `TokenLoss`, in whose sums `router_loss` is N times the load-balancing loss;
-            without, its `TokenLogprob`. Of a shard it is the rank's part: losses and sums add up over the group.
+            without, its `TokenLogprob`. Of a shard it is the rank's share: losses and sums add up over the group.
 
         Raises:
-            ConfigError: it is sharded in a way in which weights stay in shards, or what losses read came rounded.
+            ConfigError: a wrong way of sharding leaves weights sharded, or rounds the inputs of losses.
         """
         refuse_sharded_inside(self.model, self.base)
         refuse_rounded(batch.signals)
@@ -150,7 +150,7 @@ class PolicyModel(nn.Module):
             exchanged = (None, 1) if batch.shard.tensor else (batch.shard.group, batch.shard.size)
             options["exchange"] = Exchange(*exchanged, mask)
         if branches is not None or batch.shard is not None:
-            # four dimensions: transformers builds none
+            # a 4-d mask keeps transformers from building one
             mask = torch.zeros(1, 1, 1, 1, device=batch.input_ids.device)
         with self._autocast(batch.input_ids.device):
             return backbone(self.base)(
@@ -168,12 +168,12 @@ class PolicyModel(nn.Module):
 
 
 def in_place_of_forward(module: nn.Module, function: Callable[[Tensor], T], hidden: Tensor) -> T:
-    """Call a module with `function` as its forward, between the hooks that stand around its own.
+    """Call a module with `function` as its forward, so that the module's hooks run.
 
     Args:
-        module: whose weights `function` reads.
-        function: of the module's input; returns tensors, or tuples and dicts of them, in which hooks look for what
-            to wait for in backward.
+        module: module whose weights `function` reads.
+        function: forward of the module's input; returns tensors, or tuples and dicts of them, on which hooks register
+            their backward.
         hidden: the module's input.
     """
     own = vars(module).get("forward")
@@ -188,7 +188,7 @@ def in_place_of_forward(module: nn.Module, function: Callable[[Tensor], T], hidd
 
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Raise ConfigError for a model whose weights are in shards already, since its head must be read whole first."""
+    """Raise ConfigError for a model with sharded weights, since detecting its head needs the full ones."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise ConfigError(
@@ -216,7 +216,7 @@ def refuse_sharded_inside(*modules: nn.Module) -> None:
     """Raise ConfigError where FSDP2 gathers weights before a forward that the policy never calls.
 
     Args:
-        modules: what lies between the policy and the parts of it that it calls.
+        modules: modules between the policy and the submodules that it calls.
     """
     for module in modules:
         if isinstance(module, FSDPModule):

@@ -16,11 +16,11 @@ from hwgrpo.training.policy.policy_model import PolicyModel
 
 @dataclass
 class Reference:
-    """What the policy is held close to.
+    """The reference model of the KL term.
 
-    `copy`: `policy` is a frozen model of its own. `adapters_off`: a fresh adapter starts at zero, so the base model is
-    where training began. `frozen_adapter`: an adapter trained before is kept frozen beside the one in training, since
-    with adapters off the model would be the wrong one.
+    `copy`: `policy` is a separate frozen model. `adapters_off`: a new adapter starts at zero, so the base model is the
+    reference. `frozen_adapter`: training continues an existing adapter, so a frozen copy of that adapter is the
+    reference, not the base model.
     """
 
     policy: PolicyModel
@@ -43,17 +43,17 @@ class Reference:
                 self.policy.model.set_adapter(trained)  # also makes this adapter alone trainable again
 
 
-def build_reference(policy: PolicyModel, config: Config, *, hollow: bool = False) -> Reference | None:
+def build_reference(policy: PolicyModel, config: Config, *, on_meta_device: bool = False) -> Reference | None:
     """Return the reference model, or None where no KL term needs one.
 
     Args:
         policy: the policy before its first update, not wrapped by a strategy.
         config: its `algorithm.kl.coef` and `model.lora` decide.
-        hollow: a copy gets no weights; the strategy fills it with those that the policy starts with.
+        on_meta_device: make a copy without weights; the strategy materializes it with the policy's initial ones.
     """
     if config.algorithm.kl.coef == 0:
         return None
     if not uses_lora(config.model.lora):
-        frozen = (copy_to_meta(policy) if hollow else copy.deepcopy(policy)).eval().requires_grad_(False)
+        frozen = (copy_to_meta(policy) if on_meta_device else copy.deepcopy(policy)).eval().requires_grad_(False)
         return Reference(frozen, "copy")
     return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")

@@ -1,9 +1,8 @@
-"""Ranks that share the tokens of their sequences: consecutive ones, as many as `ranks_per_sequence` says.
+"""Groups of `ranks_per_sequence` consecutive ranks that share the tokens of their sequences.
 
-They exchange heads for tokens in attention (`trainer.sequence_parallel_size`, Ulysses), or each has a part of every
-layer's weights (`trainer.tensor_parallel_size`). To everything else of a run each of them is a data-parallel rank like
-any other, with prompts of its own. Only for passes of the model do they pool what they have, and go through the same
-micro-batches, a part of the tokens each.
+They exchange heads for tokens in attention (`trainer.sequence_parallel_size`, Ulysses), or each has a shard of every
+layer's weights (`trainer.tensor_parallel_size`). Outside the model's passes each is a data-parallel rank with its own
+prompts. For passes they gather their sequences and compute the same micro-batches, each some of the tokens.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The ranks that this one shares sequences with, itself among them."""
+    """The ranks that share sequences, this rank included."""
 
     size: int = 1
     rank: int = 0
-    """Its place among them."""
+    """This rank's index in the group."""
     device_group: Any = None
-    """The process group that tensors of the device travel in; None for a rank alone."""
+    """Process group for tensors on the device; None for a single rank."""
     cpu_group: Any = None
-    """The one for values in host memory."""
+    """Process group for values in host memory."""
     tensor: bool = False
-    """Layers are cut over them, and see the tokens of all."""
+    """Tensor parallelism: layers are sharded over the ranks and see the tokens of all."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every member's Python value, in the order of ranks."""
+        """Return every member's Python value, in rank order."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -39,7 +38,7 @@ class SequenceGroup:
         return values
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum over members of a tensor in host memory."""
+        """Return the sum of a tensor in host memory over the members."""
         if self.size == 1:
             return values
         total = values.clone()
@@ -47,20 +46,20 @@ class SequenceGroup:
         return total
 
 
-ALONE = SequenceGroup()
+SINGLE_RANK = SequenceGroup()
 
 
 def join(size: int, comm_backend: str, *, tensor: bool = False, timeout: timedelta | None = None) -> SequenceGroup:
     """Return this rank's group; all ranks of the run call it together.
 
     Args:
-        size: ranks of a group; divides those of the run.
-        comm_backend: of the device.
-        tensor: layers are cut over its ranks.
-        timeout: how long a rank waits for the others; None: the library's default.
+        size: ranks of a group; divides the number of ranks.
+        comm_backend: the device's backend.
+        tensor: tensor parallelism instead of sequence parallelism.
+        timeout: longest wait of a rank for the others; None: torch's default.
     """
     if size == 1:
-        return ALONE
+        return SINGLE_RANK
     device_group, _ = dist.new_subgroups(size, timeout=timeout)
     cpu_group = device_group
     if comm_backend != "gloo":

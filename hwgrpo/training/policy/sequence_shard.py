@@ -1,4 +1,4 @@
-"""One rank's part of a micro-batch that a group of ranks goes through: columns of its rows, and some of its losses."""
+"""One rank's shard of a micro-batch that a group of ranks shares: columns of its rows, and some of its losses."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from hwgrpo.training.policy.micro_batch import MicroBatch, SequenceShard
 from hwgrpo.training.policy.sequence_group import SequenceGroup
 
 
-def share_out(micro: MicroBatch, group: SequenceGroup, *, whole_sequences: bool) -> MicroBatch:
-    """Return a rank's part of a micro-batch whose width its group's size divides.
+def shard_micro_batch(micro: MicroBatch, group: SequenceGroup, *, whole_sequences: bool) -> MicroBatch:
+    """Return this rank's shard of a micro-batch; the group's size divides its width.
 
-    It is every row's columns [rank * L / S, (rank + 1) * L / S), whoever's sequences stand there, and a run of about
-    1/S of the response tokens for head and loss. Mask and branches stay those of whole rows: attention sees these.
+    It has the columns [rank * L / S, (rank + 1) * L / S) of every row, whichever sequences are there, and about 1/S of
+    the response tokens for head and loss. Mask and branches cover full rows: attention sees those.
 
     Args:
-        micro: laid out alike on all ranks of the group, in host memory.
-        group: of this rank; alone, the micro-batch stays as it is.
-        whole_sequences: the loss looks at sequences (its scope), so that none is divided.
+        micro: the same micro-batch on all ranks of the group, in host memory.
+        group: this rank's group; for a single rank, the micro-batch is returned unchanged.
+        whole_sequences: do not split sequences, because the loss has sequence scope.
     """
     S = group.size
     if S == 1:
         return micro
     length = micro.input_ids.shape[1]
-    assert length % S == 0, "laid out for another group"
+    assert length % S == 0, "built for another group"
     width = length // S
     mine = slice(group.rank * width, (group.rank + 1) * width)
     total = len(micro.targets)
     column = micro.hidden_rows % length
     holder_N = column // width
     local_N = micro.hidden_rows // length * width + column % width
-    taker_N = _takers(micro.cu_seqlens, S, whole_sequences)
-    start, stop = (int((taker_N < rank).sum()) for rank in (group.rank, group.rank + 1))
-    held = (holder_N == group.rank).nonzero()[:, 0]  # takers ascend, so that they are in the order of receivers
-    come_from = holder_N[start:stop]
-    arrival = come_from.argsort(stable=True)
+    loss_rank_N = _loss_ranks(micro.cu_seqlens, S, whole_sequences)
+    start, stop = (int((loss_rank_N < rank).sum()) for rank in (group.rank, group.rank + 1))
+    held = (holder_N == group.rank).nonzero()[:, 0]  # loss ranks ascend: this is the order of receivers
+    senders = holder_N[start:stop]
+    arrival = senders.argsort(stable=True)
     shard = SequenceShard(
         group=group.device_group,
         size=S,
         tensor=group.tensor,
         total=total,
         rows=local_N[held],
-        send=tuple(taker_N[held].bincount(minlength=S).tolist()),
-        receive=tuple(come_from.bincount(minlength=S).tolist()),
+        send=tuple(loss_rank_N[held].bincount(minlength=S).tolist()),
+        receive=tuple(senders.bincount(minlength=S).tolist()),
         order=arrival.argsort(),
     )
     return replace(
@@ -61,10 +61,10 @@ def share_out(micro: MicroBatch, group: SequenceGroup, *, whole_sequences: bool)
     )
 
 
-def _takers(cu_seqlens: torch.Tensor, size: int, whole_sequences: bool) -> torch.Tensor:
-    """[N] int64, ascending: the rank that computes the loss of each response token."""
+def _loss_ranks(cu_seqlens: torch.Tensor, size: int, whole_sequences: bool) -> torch.Tensor:
+    """Return [N] int64, ascending: the rank that computes the loss of each response token."""
     total = int(cu_seqlens[-1])
     if not whole_sequences:
         return torch.arange(total) * size // max(total, 1)
-    middle = cu_seqlens[:-1] + cu_seqlens[1:]  # twice that
+    middle = cu_seqlens[:-1] + cu_seqlens[1:]  # twice the middle
     return torch.repeat_interleave((middle * size // max(2 * total, 1)).clamp_max(size - 1), cu_seqlens.diff())

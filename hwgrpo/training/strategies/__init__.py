@@ -1,16 +1,16 @@
-"""How one policy is trained by one or many processes. The trainer speaks to `Strategy` alone.
+"""Strategies: how one or many processes train a policy. The trainer calls `Strategy` alone.
 
-strategy.py                what a strategy does for the trainer
-strategy_kind.py           what is known of one before it is made; those that come with hwgrpo
-sharding.py                into how many parts state is sharded
+strategy.py                the interface
+strategy_kind.py           how a strategy shards, checks and is made, without torch; the built-in ones
+sharding.py                over how many devices each kind of state is sharded
 parameter_shapes.py        a model's parameters, by the unit that is gathered
-single.py, ddp.py          every rank has the full policy; replicated.py is what they share
+single.py, ddp.py          every rank has the full policy; replicated.py is their common base
 fsdp2.py                   parameters, gradients and optimizer states sharded (fully_shard)
-tensor_parallel_shard.py   its parameters where layers are sharded over a group of ranks too
+tensor_parallel_shard.py   its parameters under tensor parallelism
 deepspeed.py               ZeRO stages 1 to 3
-deepspeed_host.py          what DeepSpeed needs of the host
-deepspeed_shards.py        where ZeRO keeps a rank's part
-param_shard.py             what a rank holds, in terms that all strategies share
+deepspeed_host.py          DeepSpeed's requirements on the host
+deepspeed_shards.py        a rank's shards in ZeRO's optimizers
+param_shard.py             a rank's shard of a parameter and its optimizer states, for all strategies
 optimizer.py               AdamW and the learning rate
 stepping.py                an update with torch's own optimizer
 process_group.py           joining the processes of a run

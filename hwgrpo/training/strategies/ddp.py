@@ -1,8 +1,8 @@
-"""Data parallel: every rank holds the whole policy; gradients are averaged once an update.
+"""Data parallelism: every rank holds the full policy; gradients are averaged once per update.
 
-torch's DistributedDataParallel averages within the last backward pass. An update here is many passes and one exchange,
-so that little could overlap; kept apart, the passes meet no other rank, and one whose memory runs out can do its own
-again with smaller micro-batches while the others wait for the exchange.
+torch's DistributedDataParallel averages within the last backward pass. An update here is many passes and one
+all-reduce, so little could overlap. Without collectives in the passes, a rank that runs out of memory can repeat its
+own passes with smaller micro-batches while the others wait in the all-reduce.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hwgrpo.training.strategies.process_group import Processes
 from hwgrpo.training.strategies.replicated import Replicated
 
 BUCKET_BYTES = 32 * 2**20
-"""Gradients are exchanged this many bytes at a time: enough to be fast, little beside the gradients themselves."""
+"""Bytes of gradients per all-reduce: enough to be fast, little compared with all gradients."""
 
 
 class Ddp(Processes, Replicated):
     """Train with one process per device under torchrun; see `Strategy` for the methods."""
 
     name = "ddp"
-    meets_in_passes = False
+    has_collectives_in_passes = False
 
     def prepare(self, config: Config) -> None:
         super().prepare(config)
-        self.meets_in_passes = self.sequence_group.size > 1
+        self.has_collectives_in_passes = self.sequence_group.size > 1
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         assert weights is None, "it is unsharded on every rank"
@@ -41,7 +41,7 @@ class Ddp(Processes, Replicated):
         with torch.no_grad():
             for parameter in policy.parameters():
                 if parameter.requires_grad:
-                    dist.broadcast(parameter, src=0)  # what new adapters start with is drawn on each rank
+                    dist.broadcast(parameter, src=0)  # each rank draws the initial values of new adapters
         self.optimizer = build_optimizer(policy, config.optim)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
@@ -50,7 +50,7 @@ class Ddp(Processes, Replicated):
     @torch.no_grad()
     def reduce_gradients(self) -> None:
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
-        # what no rank has used has no gradient anywhere; what one has used, all have
+        # A parameter that one rank used needs a gradient on all; one that no rank used keeps none.
         used = self.sum([p.grad is not None for p in parameters])
         gradients = []
         for parameter, count in zip(parameters, used, strict=True):
@@ -67,7 +67,7 @@ class Ddp(Processes, Replicated):
 
 
 def _buckets(gradients: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield the gradients in runs of one dtype and about BUCKET_BYTES."""
+    """Yield the gradients in buckets of one dtype and about BUCKET_BYTES."""
     bucket: list[torch.Tensor] = []
     size = 0
     for gradient in gradients:

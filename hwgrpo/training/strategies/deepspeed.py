@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO: AdamW's moments (stage 1), gradients too (2), and weights too (3) cut over the ranks.
+"""DeepSpeed's ZeRO: shards optimizer states (stage 1), gradients too (2), and weights too (3).
 
-Stages 1 and 2 keep the policy whole and in fp32 on every rank, and compute under autocast, as ddp does. In stage 3 a
-pass finds the weights in the compute dtype, gathered a module at a time, with fp32 masters beside them in shards, as
-fsdp2 has it: autocast would gather fp32 weights and keep a cast copy of them all. Gradients are summed in fp32 always.
+Stages 1 and 2 keep the full policy in fp32 on every rank and compute under autocast, as ddp does. Stage 3 gathers
+weights in the compute dtype, one module at a time, and keeps sharded fp32 masters, as fsdp2 does: autocast would gather
+fp32 weights and keep a cast copy of them all. Gradients are always summed in fp32.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from hwgrpo.training.strategies.deepspeed_host import (
     remove_dead_locks,
     silence_expected,
 )
-from hwgrpo.training.strategies.deepspeed_shards import Cut, Flattened, Parts
+from hwgrpo.training.strategies.deepspeed_shards import Stage3Shards, Stage12Shards, ZeroShards
 from hwgrpo.training.strategies.optimizer import build_optimizer
-from hwgrpo.training.strategies.param_shard import MOMENTS, Piece, moments_of
+from hwgrpo.training.strategies.param_shard import ADAMW_STATES, ParamShard, adamw_state
 from hwgrpo.training.strategies.process_group import Processes
 from hwgrpo.training.strategies.strategy import clip_shards_by_norm
 
@@ -61,7 +61,7 @@ class Deepspeed(Processes):
 
     def prepare(self, config: Config) -> None:
         self.shards = config.trainer.deepspeed.stage == 3
-        # The device is chosen already; DeepSpeed, which other packages import as well, would look for one of its own.
+        # The device is set already; DeepSpeed, which other packages import as well, would detect one by itself.
         os.environ.setdefault("DS_ACCELERATOR", self.device.type)
         os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))
         self._merged = deepspeed_config(config)
@@ -72,51 +72,52 @@ class Deepspeed(Processes):
         trainable = [p for p in policy.parameters() if p.requires_grad]
         self._config = with_precision(self._merged, half=half, elements=sum(p.numel() for p in trainable))
         self.record: Mapping[str, Any] = {"deepspeed": self._config}
-        # DeepSpeed makes masters of weights that it has rounded already; these are what they were before.
-        exact: dict[str, torch.Tensor] = {}
-        for filled in self._cut(policy, weights) if weights is not None else [dict(policy.model.named_parameters())]:
-            exact |= {name: self._share(p) for name, p in filled.items() if half and p.requires_grad}
+        # DeepSpeed makes masters from weights that it has already rounded; these are the values before rounding.
+        unrounded: dict[str, torch.Tensor] = {}
+        units = [dict(policy.model.named_parameters())] if weights is None else self._shard_units(policy, weights)
+        for unit in units:
+            unrounded |= {name: self._local_elements(p) for name, p in unit.items() if half and p.requires_grad}
         self.policy = policy
-        self.optimizer = build_optimizer(policy, config.optim, masters_apart=bool(exact))
+        self.optimizer = build_optimizer(policy, config.optim, separate_masters=bool(unrounded))
         if config.trainer.deepspeed.offload_optimizer:
-            _step_on_host(self.optimizer)
-        self.module = self._engine = self._started(policy, self.optimizer)
-        self._parts: Parts
+            _use_cpu_implementation(self.optimizer)
+        self.module = self._engine = self._initialize_engine(policy, self.optimizer)
+        self._zero_shards: ZeroShards
         if self.shards:
             gathered = self._deepspeed.zero.GatheredParameters
-            self._parts = Cut(self._engine.optimizer, gathered, self.rank, self.world_size, self.device)
+            self._zero_shards = Stage3Shards(self._engine.optimizer, gathered, self.rank, self.world_size, self.device)
         else:
-            self._parts = Flattened(self._engine.optimizer)
+            self._zero_shards = Stage12Shards(self._engine.optimizer)
         self._references: list[Any] = []
-        if exact:
-            for piece in self.pieces():
-                piece.values["parameter"].copy_(exact[piece.name])
-            self.pieces_written()
+        if unrounded:
+            for shard in self.param_shards():
+                shard.values["parameter"].copy_(unrounded[shard.name])
+            self.refresh_from_shards()
 
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         if self.shards:
-            for _ in self._cut(policy, weights) if weights is not None else ():
+            for _ in self._shard_units(policy, weights) if weights is not None else ():
                 pass
-            self._references.append(self._started(policy))
+            self._references.append(self._initialize_engine(policy))
 
-    def _cut(self, policy: PolicyModel, weights: Rank0Weights) -> Iterator[dict[str, nn.Parameter]]:
-        """Fill a policy without weights and cut it over the ranks, a decoder layer at a time; yield each before."""
+    def _shard_units(self, policy: PolicyModel, weights: Rank0Weights) -> Iterator[dict[str, nn.Parameter]]:
+        """Materialize and shard a policy, a decoder layer at a time; yield each layer's full parameters before."""
         deepspeed: Any = importlib.import_module("deepspeed")
-        filling = weights.filling(policy.model)
+        materializer = weights.materializer(policy.model)
         for unit in (*decoder_layers(policy.base), policy.model):
-            filled = filling.fill(unit)
-            yield filled
-            for parameter in filled.values():
+            parameters = materializer.materialize(unit)
+            yield parameters
+            for parameter in parameters.values():
                 parameter.data = parameter.data.to(policy.compute_dtype)
             with quietly():
                 deepspeed.zero.Init(module=unit, config_dict_or_path=self._config, dtype=policy.compute_dtype)
 
-    def _started(self, policy: PolicyModel, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """Hand a policy to DeepSpeed; return its engine."""
+    def _initialize_engine(self, policy: PolicyModel, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Return DeepSpeed's engine for a policy."""
         if self.device.type == "cpu":
             if int(os.environ["LOCAL_RANK"]) == 0:
                 for lock in remove_dead_locks(extensions_root()):
-                    print(f"hwgrpo: removed {lock}, which a compilation that was killed has left", file=sys.stderr)
+                    print(f"hwgrpo: removed {lock}, left by a compilation that was killed", file=sys.stderr)
             self.barrier()
         note = compile_note(self.device)
         if note is not None and self.rank == 0:
@@ -126,8 +127,8 @@ class Deepspeed(Processes):
             silence_expected()
             return self._deepspeed.initialize(model=policy, optimizer=optimizer, config=self._config)[0]
 
-    def _share(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Copy the elements of a parameter that stage 3 will give this rank: runs of ceil(elements / ranks)."""
+    def _local_elements(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Copy this rank's elements of a parameter under stage 3: a run of ceil(elements / ranks)."""
         size = -(-parameter.numel() // self.world_size)
         return parameter.detach().view(-1)[self.rank * size : (self.rank + 1) * size].clone()
 
@@ -139,7 +140,7 @@ class Deepspeed(Processes):
         self._engine.backward(loss)
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        return clip_shards_by_norm(self._parts.gradients(), max_norm, self.sum)
+        return clip_shards_by_norm(self._zero_shards.gradients(), max_norm, self.sum)
 
     def step(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -148,42 +149,42 @@ class Deepspeed(Processes):
         self.discard_gradients()
 
     def discard_gradients(self) -> None:
-        self._parts.drop()
+        self._zero_shards.discard_gradients()
 
-    def pieces(self) -> list[Piece]:
-        return [self._piece(name, p) for name, p in self.policy.model.named_parameters() if p.requires_grad]
+    def param_shards(self) -> list[ParamShard]:
+        return [self._param_shard(name, p) for name, p in self.policy.model.named_parameters() if p.requires_grad]
 
-    def _piece(self, name: str, parameter: torch.Tensor) -> Piece:
-        place = self._parts.place(parameter)
-        if place is None:
+    def _param_shard(self, name: str, parameter: torch.Tensor) -> ParamShard:
+        location = self._zero_shards.locate(parameter)
+        if location is None:
             nothing = torch.empty(0)
-            return Piece(name, tuple(parameter.shape), 0, dict.fromkeys(("parameter", *MOMENTS), nothing))
-        state = moments_of(self.optimizer, place.flat)
-        flats = {"parameter": place.flat.detach(), **{key: state[key] for key in MOMENTS}}
-        values = {key: flat.narrow(0, place.first, place.count) for key, flat in flats.items()}
-        return Piece(name, place.shape, place.start, values, state["step"])
+            return ParamShard(name, tuple(parameter.shape), 0, dict.fromkeys(("parameter", *ADAMW_STATES), nothing))
+        state = adamw_state(self.optimizer, location.flat)
+        flats = {"parameter": location.flat.detach(), **{key: state[key] for key in ADAMW_STATES}}
+        values = {key: flat.narrow(0, location.first, location.count) for key, flat in flats.items()}
+        return ParamShard(name, location.shape, location.start, values, state["step"])
 
-    def owned_pieces(self) -> list[Piece]:
-        return self.pieces()
+    def owned_shards(self) -> list[ParamShard]:
+        return self.param_shards()
 
-    def pieces_written(self) -> None:
-        self._parts.masters_written()
+    def refresh_from_shards(self) -> None:
+        self._zero_shards.refresh_parameters()
 
-    def whole(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    def gather_full_parameters(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.policy.model.named_parameters():
             if parameter.requires_grad or not trainable_only:
-                for weight in self._parts.whole(parameter):
+                for weight in self._zero_shards.gather_full(parameter):
                     yield name, weight
 
     def close(self) -> None:
         for engine in (*self.__dict__.pop("_references", ()), self.__dict__.pop("_engine", None)):
             if engine is not None:
                 engine.destroy()
-        self.__dict__.pop("_parts", None)
+        self.__dict__.pop("_zero_shards", None)
         super().close()
 
 
-def _step_on_host(optimizer: torch.optim.AdamW) -> None:
-    """Choose AdamW's fast implementation on a CPU, where its state will be: it was made for the device's."""
+def _use_cpu_implementation(optimizer: torch.optim.AdamW) -> None:
+    """Select AdamW's fused CPU implementation: its states are offloaded, but it was made for the device."""
     for settings in (optimizer.defaults, *optimizer.param_groups):
         settings |= {"fused": True, "foreach": False}

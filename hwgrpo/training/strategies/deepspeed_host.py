@@ -1,4 +1,4 @@
-"""What DeepSpeed needs of the host before it is imported, and its own voice while it starts."""
+"""DeepSpeed's requirements on the host, checked before it is imported, and its output while it starts."""
 
 from __future__ import annotations
 
@@ -24,102 +24,102 @@ from hwgrpo.errors import ConfigError
 OLDEST = "0.19.8"
 INSTALL = 'pip install "hwgrpo[deepspeed]"'
 CANN = "ASCEND_HOME_PATH"
-"""What CANN's set_env.sh sets; without it DeepSpeed raises a bare KeyError, once the model is loaded."""
+"""Variable that CANN's set_env.sh sets; without it DeepSpeed raises a bare KeyError once the model is loaded."""
 EXPECTED = {
     "untested optimizer": "it is torch's AdamW, on purpose",
     "unknown inputs or outputs type": "the policy itself has no weights of its own that hooks would have to gather",
 }
-"""Warnings that tell nothing, and why."""
+"""Harmless warnings, and why they are harmless."""
 LOCK = "lock"
-"""File that torch makes in the folder of an extension while it compiles it (`torch.utils.file_baton`, 2.13)."""
+"""File in an extension's folder while torch compiles it (`torch.utils.file_baton`, 2.13)."""
 COMPILES_AT_MOST = 3600.0
-"""Seconds that a compilation on another host may take."""
+"""Longest compilation on another host, in seconds."""
 OWN_FILE_SYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs")
 DEPRECATED = "`torch.distributed.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
-"""What DeepSpeed calls at every step, and torch 2.13 warns of."""
+"""torch 2.13's warning about functions that DeepSpeed calls at every step."""
 
 
 def check_needs(device: torch.device) -> None:
-    """Check for DeepSpeed, and for what it compiles itself with or reads; put ninja on PATH where it is elsewhere.
+    """Check that DeepSpeed, its compilers and its variables are present; put ninja on PATH where it is elsewhere.
 
     Raises:
-        ConfigError: something is missing, with what installs it or sets it.
+        ConfigError: something is missing; the message says how to install or set it.
     """
-    chosen = "trainer.strategy='deepspeed'"
+    setting = "trainer.strategy='deepspeed'"
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
-            f"{chosen}: the package deepspeed is not installed; {INSTALL}, or use fsdp2, which needs none"
+            f"{setting}: the package deepspeed is not installed; {INSTALL}, or use fsdp2, which needs none"
         )
     try:
-        found = version("deepspeed")
+        installed = version("deepspeed")
     except PackageNotFoundError:
-        found = "0"
-    if Version(found) < Version(OLDEST):
-        raise ConfigError(f"{chosen}: deepspeed {found} is older than {OLDEST}; {INSTALL} --upgrade")
+        installed = "0"
+    if Version(installed) < Version(OLDEST):
+        raise ConfigError(f"{setting}: deepspeed {installed} is older than {OLDEST}; {INSTALL} --upgrade")
     if device.type == "npu" and not os.environ.get(CANN):  # hw: the one device for which DeepSpeed reads a variable
         raise ConfigError(
-            f"{chosen}: DeepSpeed looks for CANN where the variable {CANN} says, which is not set; "
-            "source the set_env.sh of CANN, as a rule /usr/local/Ascend/ascend-toolkit/set_env.sh"
+            f"{setting}: DeepSpeed finds CANN by the variable {CANN}, which is not set; source the set_env.sh of CANN, "
+            "usually /usr/local/Ascend/ascend-toolkit/set_env.sh"
         )
-    # Only on a CPU does DeepSpeed compile a part of itself in any case (its reductions over shared memory).
+    # Only on a CPU does DeepSpeed always compile a part of itself (its reductions over shared memory).
     if device.type != "cpu":
         return
     if not _find_ninja():
         raise ConfigError(
-            f"{chosen}: DeepSpeed compiles a part of itself on a CPU and needs ninja, which is neither on PATH nor "
-            "beside the Python that runs; pip install ninja, or apt-get install ninja-build"
+            f"{setting}: DeepSpeed compiles a part of itself on a CPU and needs ninja, which is neither on PATH nor "
+            "next to the running Python; pip install ninja, or apt-get install ninja-build"
         )
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         raise ConfigError(
-            f"{chosen}: DeepSpeed compiles a part of itself on a CPU and needs a C++ compiler, but there is no "
+            f"{setting}: DeepSpeed compiles a part of itself on a CPU and needs a C++ compiler, but there is no "
             f"{compiler!r} on PATH; apt-get install g++"
         )
 
 
 def _find_ninja() -> bool:
-    """Find ninja, and put it on PATH where it lies beside Python alone, as in a venv that is not activated."""
+    """Find ninja; put it on PATH if it is only in Python's folder, as in a venv that is not activated."""
     if shutil.which("ninja") is not None:
         return True
-    beside = str(Path(sys.executable).parent)
-    if shutil.which("ninja", path=beside) is None:
+    python_folder = str(Path(sys.executable).parent)
+    if shutil.which("ninja", path=python_folder) is None:
         return False
-    os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH"))))
+    os.environ["PATH"] = os.pathsep.join(filter(None, (python_folder, os.environ.get("PATH"))))
     return True
 
 
 def compile_note(device: torch.device) -> str | None:
-    """Say that DeepSpeed will compile a part of itself, where it has not done so yet; None where it need not."""
+    """Return a note that DeepSpeed will compile a part of itself; None where it need not or already has."""
     root = extensions_root()
     if device.type != "cpu" or any(root.glob("**/deepspeed_shm_comm.so")):
         return None
     return (
-        f"DeepSpeed compiles a part of itself into {root}, once; it takes a minute or more. Should it never end, "
-        "a start on another host was killed there: remove that folder"
+        f"DeepSpeed compiles a part of itself into {root}, once; it takes a minute or more. If it never ends, "
+        "a start on another host was killed while compiling: remove that folder"
     )
 
 
 def extensions_root() -> Path:
-    """Return the folder in which torch keeps what it has compiled."""
+    """Return the folder of torch's compiled extensions."""
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
 
 
 def remove_dead_locks(root: Path) -> list[Path]:
-    """Remove the locks of compilations that were killed, for which every later one would wait without an end.
+    """Remove the locks of killed compilations; every later compilation would wait for them forever.
 
     Args:
         root: folder in which torch compiles.
 
     Returns:
-        The files that were removed.
+        The removed files.
     """
     removed = []
     for lock in root.glob(f"**/{LOCK}"):
         with suppress(FileNotFoundError):  # the compilation has just ended
-            found = lock.stat()
-            # Its process has it open for as long as it compiles. One on another host cannot be seen from here.
-            elsewhere = _is_shared(lock) and time.time() - found.st_mtime < COMPILES_AT_MOST
-            if not elsewhere and not _is_open(found) and os.path.samestat(found, lock.stat()):
+            status = lock.stat()
+            # Its process keeps it open while it compiles. A process on another host is not visible from here.
+            elsewhere = _is_shared(lock) and time.time() - status.st_mtime < COMPILES_AT_MOST
+            if not elsewhere and not _is_open(status) and os.path.samestat(status, lock.stat()):
                 lock.unlink()
                 removed.append(lock)
     return removed
@@ -137,7 +137,7 @@ def _is_open(file: os.stat_result) -> bool:
 
 
 def _is_shared(path: Path) -> bool:
-    """Return whether other hosts may see a file: its file system is none of those that one host keeps alone."""
+    """Return whether other hosts may see a file: its file system is not a local one."""
     resolved, kind, longest = str(path.resolve()), "", -1
     for line in Path("/proc/mounts").read_text(errors="replace").splitlines():
         _, mounted, name, *_ = line.split()
@@ -148,28 +148,28 @@ def _is_shared(path: Path) -> bool:
 
 
 def silence_expected() -> None:
-    """Keep off the terminal warnings that tell nothing, in DeepSpeed's own log and torch's about it."""
+    """Suppress harmless warnings in DeepSpeed's log, and torch's about its calls."""
     warnings.filterwarnings("ignore", DEPRECATED, FutureWarning)
-    logging.getLogger("DeepSpeed").addFilter(_tells_something)
+    logging.getLogger("DeepSpeed").addFilter(_is_unexpected)
 
 
-def _tells_something(record: logging.LogRecord) -> bool:
-    return not any(words in record.getMessage() for words in EXPECTED)
+def _is_unexpected(record: logging.LogRecord) -> bool:
+    return not any(phrase in record.getMessage() for phrase in EXPECTED)
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep off the terminal what DeepSpeed and the compilers it calls print, but for warnings.
+    """Suppress the output of DeepSpeed and its compilers, except warnings.
 
-    Where the block fails, all of it is shown: it says why. The file descriptors are moved, since compilers write to
-    those.
+    If the block fails, all output is shown: it says why. File descriptors are redirected, because compilers write to
+    them directly.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as kept:
+    with tempfile.TemporaryFile() as captured:
         own = os.dup(1), os.dup(2)
-        os.dup2(kept.fileno(), 1)
-        os.dup2(kept.fileno(), 2)
+        os.dup2(captured.fileno(), 1)
+        os.dup2(captured.fileno(), 2)
         failed = True
         try:
             yield
@@ -180,7 +180,7 @@ def quietly() -> Iterator[None]:
             for number, original in zip((1, 2), own, strict=True):
                 os.dup2(original, number)
                 os.close(original)
-            kept.seek(0)
-            for line in kept.read().decode(errors="replace").splitlines():
+            captured.seek(0)
+            for line in captured.read().decode(errors="replace").splitlines():
                 if failed or "[WARNING]" in line:
                     print(line, file=sys.stderr)

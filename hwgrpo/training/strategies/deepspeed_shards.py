@@ -1,8 +1,8 @@
-"""Where DeepSpeed's ZeRO optimizers keep a rank's part of weights, gradients and moments.
+"""A rank's shards of weights, gradients and optimizer states in DeepSpeed's ZeRO optimizers.
 
-Stages 1 and 2 lay all parameters of a group one behind the other and give each rank a run of that; a run may begin and
-end within a parameter. Stage 3 gives each rank a run of every parameter, padded to one length. Both keep the fp32
-masters of a rank in a few flat tensors, which the optimizer steps.
+Stages 1 and 2 concatenate all parameters of a group and give each rank a run of elements, which may begin and end
+within a parameter. Stage 3 gives each rank a run of every parameter, padded to one length. Both keep a rank's fp32
+masters in a few flat tensors, which the optimizer steps.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank keeps its run of a parameter."""
+class ShardLocation:
+    """Location of a rank's shard of a parameter in its flat masters."""
 
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the full parameter."""
     start: int
-    """The first of its elements that is held."""
+    """First element of the parameter in the shard."""
     flat: torch.Tensor
     """The flat fp32 masters."""
     first: int
-    """Where in them the run begins."""
+    """Index of the shard's first element in `flat`."""
     count: int
-    """Elements held."""
+    """Elements in the shard."""
 
 
-class Parts(Protocol):
-    """A ZeRO optimizer, in terms that all stages share."""
+class ZeroShards(Protocol):
+    """The interface to a ZeRO optimizer of any stage."""
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return this rank's gradients once an update's last backward is done: each element on one rank only."""
+        """Return this rank's gradients after an update's last backward: each element on one rank only."""
         ...
 
-    def drop(self) -> None:
-        """Forget all gradients, also those of a backward that did not come to its end."""
+    def discard_gradients(self) -> None:
+        """Discard all gradients, including those of an interrupted backward."""
         ...
 
-    def place(self, parameter: torch.Tensor) -> Place | None:
-        """Return where this rank keeps its run of a trainable parameter; None: it holds nothing of it."""
+    def locate(self, parameter: torch.Tensor) -> ShardLocation | None:
+        """Return the location of this rank's shard of a trainable parameter; None if it has no element of it."""
         ...
 
-    def masters_written(self) -> None:
-        """Make the weights that passes use from the fp32 masters, on all ranks."""
+    def refresh_parameters(self) -> None:
+        """Copy the fp32 masters into the weights that passes use, on all ranks."""
         ...
 
-    def whole(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield a parameter whole, a trainable one in fp32; every rank asks for it."""
+    def gather_full(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the full parameter, a trainable one in fp32. A collective: every rank calls it."""
         ...
 
 
-class Flattened:
-    """Stages 1 and 2.
+class Stage12Shards:
+    """Shards of ZeRO stages 1 and 2.
 
     Args:
         zero: DeepSpeed's optimizer.
@@ -70,12 +70,12 @@ class Flattened:
             return [flat.grad for flat in self._zero.single_partition_of_fp32_groups]
         return [each for group in self._zero.averaged_gradients.values() if group for each in group]
 
-    def drop(self) -> None:
+    def discard_gradients(self) -> None:
         zero = self._zero
         zero.zero_grad(set_to_none=True)
-        for kept in (zero.averaged_gradients, zero.all_grad_tensors):
-            for group in kept:
-                kept[group] = None
+        for gradients in (zero.averaged_gradients, zero.all_grad_tensors):
+            for group in gradients:
+                gradients[group] = None
         zero.micro_step_id = -1
         for bucket in zero.ipg_buckets.values():
             bucket.clear()
@@ -89,30 +89,30 @@ class Flattened:
                 flat.grad.zero_()
         _end_backward(zero)
 
-    def place(self, parameter: torch.Tensor) -> Place | None:
+    def locate(self, parameter: torch.Tensor) -> ShardLocation | None:
         fragment: Any = getattr(parameter, "_hp_mapping", None)
         if fragment is None:
             return None
         flat = self._zero.single_partition_of_fp32_groups[fragment.param_group_index]
-        held, kept = fragment.lp_fragment_address, fragment.hp_fragment_address
-        return Place(tuple(parameter.shape), held.start, flat, kept.start, kept.numel)
+        in_parameter, in_flat = fragment.lp_fragment_address, fragment.hp_fragment_address
+        return ShardLocation(tuple(parameter.shape), in_parameter.start, flat, in_flat.start, in_flat.numel)
 
-    def masters_written(self) -> None:
+    def refresh_parameters(self) -> None:
         self._zero.update_lp_params()
 
-    def whole(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
+    def gather_full(self, parameter: torch.Tensor) -> Iterator[torch.Tensor]:
         yield parameter.detach()
 
 
-class Cut:
-    """Stage 3.
+class Stage3Shards:
+    """Shards of ZeRO stage 3.
 
     Args:
         zero: DeepSpeed's optimizer.
         gathered: deepspeed.zero.GatheredParameters.
-        rank: this process's.
-        ranks: how many there are.
-        device: where passes run.
+        rank: this process's rank.
+        ranks: number of ranks.
+        device: device of the passes.
     """
 
     def __init__(self, zero: Any, gathered: Any, rank: int, ranks: int, device: torch.device) -> None:
@@ -123,11 +123,11 @@ class Cut:
             return [flat.grad for flat in self._zero.fp32_partitioned_groups_flat]
         return [each for group in self._zero.averaged_gradients.values() if group for each in group]
 
-    def drop(self) -> None:
+    def discard_gradients(self) -> None:
         zero = self._zero
         zero.zero_grad(set_to_none=True)
         zero.averaged_gradients = {}
-        # A parameter without a gradient in the next update's first backward would be added to, not overwritten.
+        # The next update would add to a parameter's entry here if its first backward gives that parameter no gradient.
         zero.grad_partitions_flat_buffer.zero_()
         for bucket in zero.ipg_buckets.values():
             bucket.clear_params()
@@ -139,35 +139,37 @@ class Cut:
                 flat.grad.zero_()
         _end_backward(zero)
 
-    def place(self, parameter: Any) -> Place | None:
+    def locate(self, parameter: Any) -> ShardLocation | None:
         group, first, size = self._zero.grad_position[self._zero.get_param_id(parameter)]
         start = min(self._rank * size, parameter.ds_numel)
         count = min(size, parameter.ds_numel - start)
-        return Place(tuple(parameter.ds_shape), start, self._zero.fp32_partitioned_groups_flat[group], first, count)
+        return ShardLocation(
+            tuple(parameter.ds_shape), start, self._zero.fp32_partitioned_groups_flat[group], first, count
+        )
 
-    def masters_written(self) -> None:
+    def refresh_parameters(self) -> None:
         zero = self._zero
         zero._partition_all_parameters()
         for group in range(len(zero.fp32_partitioned_groups_flat)):
             zero._reassign_or_swap_out_partitioned_parameters(group)
-        if zero.persistent_parameters:  # small ones, kept whole on every rank
+        if zero.persistent_parameters:  # small ones, unsharded on every rank
             zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
-    def whole(self, parameter: Any) -> Iterator[torch.Tensor]:
+    def gather_full(self, parameter: Any) -> Iterator[torch.Tensor]:
         if not parameter.requires_grad:
             with self._gathered([parameter]):
                 yield parameter.detach()
             return
-        place = self.place(parameter)
-        assert place is not None
+        location = self.locate(parameter)
+        assert location is not None
         size = self._zero.grad_position[self._zero.get_param_id(parameter)][2]
-        mine = place.flat.detach().narrow(0, place.first, size).to(self._device)
+        mine = location.flat.detach().narrow(0, location.first, size).to(self._device)
         runs = mine.new_empty(self._ranks, size)
         dist.all_gather(list(runs), mine)
         yield runs.view(-1)[: parameter.ds_numel].view(parameter.ds_shape)
 
 
 def _end_backward(zero: Any) -> None:
-    """Leave a backward that an error ended in its middle."""
+    """Exit a backward that an error interrupted."""
     while zero._backward_active_depth:
         zero.exit_backward()

@@ -11,17 +11,17 @@ from torch import nn
 from hwgrpo.models.meta_device import full_shape
 
 
-def build_optimizer(module: nn.Module, optim: Any, *, masters_apart: bool = False) -> torch.optim.AdamW:
+def build_optimizer(module: nn.Module, optim: Any, *, separate_masters: bool = False) -> torch.optim.AdamW:
     """Return AdamW for the parameters that need gradients; norms and biases get no weight decay.
 
     Args:
         module: the policy; its trainable parameters must be fp32, since a step of lr 1e-6 is below bf16's resolution.
         optim: the `optim` section of the configuration.
-        masters_apart: fp32 masters are kept beside the parameters, which then may have the compute dtype.
+        separate_masters: fp32 masters exist outside the parameters, which may then have the compute dtype.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     assert trainable, "no parameter is trainable"
-    masters = masters_apart or all(p.dtype == torch.float32 for p in trainable)
+    masters = separate_masters or all(p.dtype == torch.float32 for p in trainable)
     assert masters, "trainable parameters are fp32 masters"
     groups = [
         {"params": [p for p in trainable if len(full_shape(p)) >= 2], "weight_decay": optim.weight_decay},
@@ -43,7 +43,7 @@ def learning_rate(optim: Any, update: int, total_updates: int) -> float:
     Args:
         optim: the `optim` section of the configuration.
         update: 0 for the first update of the run.
-        total_updates: updates of the whole run.
+        total_updates: updates of the full run.
     """
     if update < optim.warmup_steps:
         return optim.lr * (update + 1) / (optim.warmup_steps + 1)

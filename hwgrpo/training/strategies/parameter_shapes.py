@@ -1,4 +1,4 @@
-"""Shapes of a model's parameters, grouped by the unit that a strategy gathers at a time."""
+"""Shapes of a model's parameters, grouped by the unit that a strategy gathers at once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class ParameterShape:
     """A parameter of the model, or of an adapter on it."""
 
     name: str
-    """In its unit: mlp.experts.down_proj."""
+    """Name within its unit: mlp.experts.down_proj."""
     shape: tuple[int, ...]
     is_adapter: bool = False
     tensor_dim: int | None = None
-    """The dimension that tensor parallelism shards; None: every rank of a group has all of it."""
+    """Dimension that tensor parallelism shards; None: it is replicated."""
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def tensor_shard(self, size: int) -> tuple[int, ...]:
-        """Return the shape of the part that each of `size` ranks of a tensor-parallel group has."""
+        """Return the shape of the shard on each of `size` ranks of a tensor-parallel group."""
         if self.tensor_dim is None:
             return self.shape
         return tuple(n // size if dim == self.tensor_dim else n for dim, n in enumerate(self.shape))
@@ -32,25 +32,25 @@ class ParameterShape:
 
 @dataclass(frozen=True)
 class ParameterUnit:
-    """A decoder layer, or all that is in none."""
+    """A decoder layer, or everything outside decoder layers."""
 
     parameters: tuple[ParameterShape, ...]
     is_layer: bool = True
     copies: int = 1
-    """Units of the model with the same parameters."""
+    """Number of units in the model with these parameters."""
 
     @property
     def count(self) -> int:
-        """How many elements one of them has."""
+        """Number of elements in one of them."""
         return sum(parameter.count for parameter in self.parameters)
 
     def only(self, *, adapters: bool) -> ParameterUnit:
-        """Return the unit with its adapters alone, or without them."""
+        """Return the unit with only its adapters, or without them."""
         return replace(self, parameters=tuple(p for p in self.parameters if p.is_adapter == adapters))
 
 
 def count_elements(units: Sequence[ParameterUnit]) -> int:
-    """Return how many elements units have."""
+    """Return the number of elements in units, copies included."""
     return sum(unit.copies * unit.count for unit in units)
 
 
@@ -58,11 +58,11 @@ def shard_elements(shape: tuple[int, ...], parts: int, *, by_rows: bool) -> int:
     """Return the elements that each of `parts` devices stores of a parameter, padding included.
 
     Args:
-        shape: of the parameter.
+        shape: shape of the parameter.
         parts: devices that it is sharded over.
-        by_rows: torch's `fully_shard`: a device gets whole rows of the first dimension, and stores as many of them as
-            the first device (`FSDPParam.padded_sharded_param_size`). Else elements of the flattened parameter, as
-            DeepSpeed's ZeRO has them.
+        by_rows: shard full rows of the first dimension, as torch's `fully_shard` does; each device stores as many rows
+            as the first one (`FSDPParam.padded_sharded_param_size`). Otherwise shard the flattened parameter, as
+            DeepSpeed's ZeRO does.
     """
     if not by_rows:
         return -(-math.prod(shape) // parts)

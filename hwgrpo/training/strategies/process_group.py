@@ -1,4 +1,4 @@
-"""Several processes of one run: joining them, and moving small values between them."""
+"""The processes of a run: join the process group, and exchange small values."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from torch.distributed.rendezvous import rendezvous
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup, join
+from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torch.distributed needs to find the other processes; torchrun sets it."""
+"""Variables by which torch.distributed finds the other processes; torchrun sets them."""
 
 
 class Processes:
-    """One process per device under torchrun; what all strategies of several ranks have in common.
+    """One process per device under torchrun; the base of all strategies with several ranks.
 
     Args:
         device: this rank's device.
-        comm_backend: the process group's backend, from the device's backend.
-        timeout: seconds that a rank waits for the others; None: the library's default.
+        comm_backend: backend of the process group, from the device's backend.
+        timeout: seconds that a rank waits for the others; None: torch's default.
 
     Raises:
         ConfigError: the process was not started by torchrun, or another launcher that sets torch's variables.
     """
 
     name: str
-    """The strategy's, for messages."""
-    meets_in_passes = True
+    """Name of the strategy, for messages."""
+    has_collectives_in_passes = True
     record: Mapping[str, Any] = MappingProxyType({})
-    sequence_group: SequenceGroup = ALONE
+    sequence_group: SequenceGroup = SINGLE_RANK
 
     @classmethod
     def check(cls, config: Config, device: torch.device) -> None:
-        """Check that this process and this machine have what the strategy needs.
+        """Check that this process and this machine meet the strategy's requirements.
 
         Raises:
-            ConfigError: they do not.
+            ConfigError: one is not met.
         """
         cls._check_launched()
 
@@ -68,7 +68,7 @@ class Processes:
         self.comm_backend = comm_backend
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
-        # Small CPU values travel over gloo beside the device's own group.
+        # Small CPU values use a gloo group in addition to the device's group.
         self._cpu_group: Any = dist.group.WORLD
         if comm_backend != "gloo":
             self._cpu_group = dist.new_group(backend="gloo", timeout=limit)
@@ -97,19 +97,19 @@ class Processes:
 
     def close(self) -> None:
         if self._owns_group and dist.is_initialized():
-            # The group ends its threads when nobody holds it any more. One that lives on while the interpreter
-            # ends may abort the process: it lets go of a backward's Python objects, with no interpreter to take them.
+            # The group ends its threads once nothing refers to it. A thread that outlives the interpreter may abort
+            # the process: it frees Python objects of a backward pass.
             self.__dict__.pop("module", None)
             self._cpu_group = None
-            self.sequence_group = ALONE
+            self.sequence_group = SINGLE_RANK
             dist.destroy_process_group()
 
 
 def _join(comm_backend: str, timeout: timedelta | None) -> None:
-    """Join the process group, in the launcher's store under a name that no earlier start has used.
+    """Join the process group, under a prefix in the launcher's store that no earlier start used.
 
-    torchrun keeps its store when it starts failed processes again (torch 2.13), and the addresses in it that nobody
-    listens at any more. On one host all processes count the starts alike, so that the count makes the name.
+    When torchrun restarts failed processes it keeps its store, with addresses that no process listens at any more
+    (torch 2.13). On one host all processes have the same restart count, which becomes the prefix.
     """
     started_again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]

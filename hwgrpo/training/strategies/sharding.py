@@ -1,4 +1,4 @@
-"""Into how many parts a strategy shards a run's state, as far as memory and time depend on it."""
+"""Over how many devices a strategy shards each kind of state, as memory and time depend on it."""
 
 from __future__ import annotations
 
@@ -10,64 +10,65 @@ from typing import Literal
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements, shard_elements
 
 NOTED_PADDING = 0.1
-"""Share of the parameters from which on a plan says that padding is stored."""
+"""Smallest share of padding in the stored parameters that a plan mentions."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """Into how many parts each kind of state is cut; a device holds one part."""
+    """Number of shards of each kind of state; a device holds one shard."""
 
     parameters: int = 1
     gradients: int = 1
-    moments: int = 1
+    optimizer_states: int = 1
     masters: int | None = None
-    """Parts of fp32 masters beside the parameters; None: the optimizer steps the parameters themselves."""
-    narrow: bool = False
-    """Parameters are in the compute dtype; else in fp32."""
-    units: int | Literal["all"] | None = None
-    """Decoder layers whose weights are whole at a time, beside all that is no layer; None where nothing is gathered."""
+    """Shards of separate fp32 masters; None: the optimizer steps the parameters themselves."""
+    in_compute_dtype: bool = False
+    """Parameters are stored in the compute dtype instead of fp32."""
+    gathered_units: int | Literal["all"] | None = None
+    """Decoder layers gathered at the same time, beside everything outside layers; None: nothing is gathered."""
     keeps_gradients: bool = False
-    """The memory of gradients stays with the strategy during rollout."""
-    offloads_moments: bool = False
-    """AdamW's moments and masters lie in the host's memory."""
+    """Gradients keep their memory during rollout."""
+    offloads_optimizer: bool = False
+    """Optimizer states and masters are in the host's memory."""
     offloads_parameters: bool = False
-    """So do parameters and gradients that are not gathered."""
+    """Sharded parameters and gradients are in the host's memory."""
     by_rows: bool = False
-    """A device gets whole rows of a parameter's first dimension, padded to as many on each; else elements."""
+    """Full rows of a parameter's first dimension are sharded, padded to the same number; otherwise elements."""
     tensor: int = 1
-    """Devices over which decoder layers are cut first; `parameters` and the like count them in."""
+    """Tensor-parallel size; `parameters` and the other numbers include it as a factor."""
     ranks: int = 1
-    """Devices of the run: each copies this part of what a checkpoint holds before it writes it."""
+    """Devices of the run: each copies this fraction of a checkpoint before writing it."""
 
-    def held(self, units: Sequence[ParameterUnit], parts: int) -> int:
-        """Return the elements that a device stores of units which are cut into `parts`, padding included."""
+    def stored_elements(self, units: Sequence[ParameterUnit], parts: int) -> int:
+        """Return the elements that a device stores of units with `parts` shards, padding included."""
         return sum(
             unit.copies * shard_elements(p.tensor_shard(self.tensor), parts // self.tensor, by_rows=self.by_rows)
             for unit in units
             for p in unit.parameters
         )
 
-    def computed_with(self, unit: ParameterUnit) -> int:
-        """Return the elements of one such unit that a device computes with: all, or its part of layers that are cut."""
+    def computed_elements(self, unit: ParameterUnit) -> int:
+        """Return the elements of one such unit that a device computes with: all, or its tensor-parallel shard."""
         return sum(math.prod(p.tensor_shard(self.tensor)) for p in unit.parameters)
 
-    def gathered(self, unit: ParameterUnit) -> int:
-        """Return the elements of one such unit when its parameters are gathered, padding included."""
-        return self.gather_ranks * self.held([unit], self.parameters) // unit.copies
+    def gathered_elements(self, unit: ParameterUnit) -> int:
+        """Return the elements of one such unit with gathered parameters, padding included."""
+        return self.gather_ranks * self.stored_elements([unit], self.parameters) // unit.copies
 
     @property
     def gather_ranks(self) -> int:
-        """Devices that gather parameters from each other."""
+        """Number of devices that gather parameters from each other."""
         return self.parameters // self.tensor
 
     def padding_note(self, units: Sequence[ParameterUnit]) -> str | None:
-        """Return in a line why more devices do not make state smaller, where padding is a tenth of it or more."""
-        share = self.held(units, self.parameters) * self.parameters
+        """Return why more devices do not reduce the state per device, where padding is a tenth of it or more."""
+        share = self.stored_elements(units, self.parameters) * self.parameters
         even = count_elements(units)
         if not self.by_rows or share < (1 + NOTED_PADDING) * even:
             return None
         padding = {
-            (p.name, p.tensor_shard(self.tensor)[0]): unit.copies * (self.gathered(alone) - self.computed_with(alone))
+            (p.name, p.tensor_shard(self.tensor)[0]): unit.copies
+            * (self.gathered_elements(alone) - self.computed_elements(alone))
             for unit in units
             for p in unit.parameters
             for alone in [replace(unit, parameters=(p,))]
@@ -79,6 +80,6 @@ class Sharding:
         )
 
     @property
-    def whole(self) -> bool:
-        """Whether a device has all parameters, so that a local engine can sample from them."""
+    def keeps_full_parameters(self) -> bool:
+        """Whether a device has the full parameters, so that a local engine can sample from them."""
         return self.parameters == 1

@@ -12,7 +12,7 @@ import torch
 from hwgrpo.config import Config
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.policy.sequence_group import ALONE
+from hwgrpo.training.policy.sequence_group import SINGLE_RANK
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.replicated import Replicated
 
@@ -22,8 +22,8 @@ class Single(Replicated):
 
     rank = 0
     world_size = 1
-    meets_in_passes = False
-    sequence_group = ALONE
+    has_collectives_in_passes = False
+    sequence_group = SINGLE_RANK
     record: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, device: torch.device, comm_backend: str, timeout: float | None = None) -> None:

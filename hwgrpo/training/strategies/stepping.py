@@ -1,4 +1,4 @@
-"""How a strategy that has torch's own optimizer updates the policy."""
+"""Backward and step of the strategies that use torch's own optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy does for the trainer."""
+"""The interface of a strategy to the trainer."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from hwgrpo.errors import CheckpointError, ConfigError, DataError, RewardError, 
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.policy.sequence_group import SequenceGroup
-from hwgrpo.training.strategies.param_shard import Piece
+from hwgrpo.training.strategies.param_shard import ParamShard
 
 T = TypeVar("T")
 
 
 class Strategy(Protocol):
-    """Wraps the policy, averages gradients over ranks, updates it, and moves small values between ranks.
+    """Wraps the policy, averages gradients over ranks, updates it, and exchanges small values between ranks.
 
-    The loss that reaches `backward` is `sum / N_global * world_size`; a strategy averages gradients over ranks, so that
-    what results is the gradient of the global mean, whatever the number of ranks.
+    The loss passed to `backward` is `sum / N_global * world_size`. A strategy averages gradients over ranks, which
+    yields the gradient of the global mean for any number of ranks.
     """
 
     rank: int
     world_size: int
     shards: bool
-    """Whether a rank holds only a part of the policy's weights, so that its forward alone finds them whole."""
-    meets_in_passes: bool
-    """Whether ranks wait for each other within a forward or backward pass, so that none can repeat one by itself."""
+    """Whether the policy's weights are sharded, so that only its forward has the full ones."""
+    has_collectives_in_passes: bool
+    """Whether a forward or backward pass has collectives, so that no rank can repeat one alone."""
     sequence_group: SequenceGroup
-    """The ranks that go through the same micro-batches, a part of the tokens each; known once it is prepared."""
+    """Ranks that compute the same micro-batches, each some of the tokens; set by `prepare`."""
     module: nn.Module
     """The wrapped policy; call it as `module(micro_batch, loss_fn)`."""
     optimizer: torch.optim.Optimizer
     record: Mapping[str, Any]
-    """What it settled beyond the run's settings, once it has wrapped the policy; written to the run's folder."""
+    """Values derived from the settings by `wrap`, e.g. DeepSpeed's config; written to the run's folder."""
 
     def prepare(self, config: Config) -> None:
-        """Take the settings, before anything is loaded, and check that what they ask for is there.
+        """Apply the settings before anything is loaded, and check the requirements.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: a requirement is not met.
         """
         ...
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
-        """Take the policy, wrap it, and make its optimizer.
+        """Wrap the policy and make its optimizer.
 
         Args:
-            policy: on its device and whole, where there are no `weights`.
+            policy: on its device with full weights, or on the meta device if there are `weights`.
             config: the run's settings.
-            weights: where the strategy shards: what the policy is filled with, part by part.
+            weights: for a strategy that shards: the weights, materialized unit by unit.
         """
         ...
 
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
-        """Keep a frozen copy of the policy as the policy itself is kept; it is called as it is."""
+        """Shard a frozen copy of the policy as the policy is sharded; callers call the copy directly."""
         ...
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Return a context for one forward and backward pass of an update; `last` tells its last one."""
+        """Return a context for one forward and backward pass of an update; `last` marks its last pass."""
         ...
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -71,45 +71,45 @@ class Strategy(Protocol):
         ...
 
     def reduce_gradients(self) -> None:
-        """Average over ranks what all passes of an update have left, as far as the passes have not done so."""
+        """Average the gradients of an update over ranks, as far as its passes have not done so."""
         ...
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        """Scale gradients to at most `max_norm` (0: leave them) and return their norm before it, over all ranks."""
+        """Clip gradients to `max_norm` (0: do not clip); return their norm over all ranks before clipping."""
         ...
 
     def step(self, lr: float) -> None:
-        """Update the policy with its gradients at a learning rate, and drop them."""
+        """Update the policy with its gradients at a learning rate, then discard them."""
         ...
 
     def discard_gradients(self) -> None:
-        """Drop the gradients without an update."""
+        """Discard the gradients without an update."""
         ...
 
-    def pieces(self) -> list[Piece]:
-        """Return what this rank holds of the trainable parameters and of the optimizer's state."""
+    def param_shards(self) -> list[ParamShard]:
+        """Return this rank's shards of the trainable parameters and optimizer states."""
         ...
 
-    def owned_pieces(self) -> list[Piece]:
-        """Return this rank's share of all pieces: over all ranks every element is in exactly one of them."""
+    def owned_shards(self) -> list[ParamShard]:
+        """Return the shards that this rank saves: over all ranks, every element is in exactly one."""
         ...
 
-    def pieces_written(self) -> None:
-        """Take notice that somebody wrote into the pieces: what is derived from them is made anew."""
+    def refresh_from_shards(self) -> None:
+        """Recompute everything derived from the shards, after a caller wrote into them."""
         ...
 
-    def whole(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each parameter of the policy's model whole, by name, on this rank's device.
+    def gather_full_parameters(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the name and the full value of each parameter of the policy's model, on this rank's device.
 
-        Every rank runs through it to the end. A tensor is good until the next is asked for.
+        A collective: every rank iterates to the end. A tensor is valid until the next is yielded.
 
         Args:
-            trainable_only: leave out frozen ones, which are as they were before `wrap`.
+            trainable_only: skip frozen parameters, which have the same values as before `wrap`.
         """
         ...
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over ranks of a few numbers, in fp64."""
+        """Return the sums of a few numbers over ranks, in fp64."""
         ...
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -121,12 +121,12 @@ class Strategy(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the process group, if one was joined."""
+        """Leave the process group if one was joined."""
         ...
 
 
 def clip_by_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-    """Scale the gradients of `parameters` to at most `max_norm` in all (0: leave them); return the norm before it."""
+    """Clip the gradients of `parameters` to a total norm of `max_norm` (0: do not clip); return the norm before."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if max_norm > 0:
@@ -140,13 +140,13 @@ def clip_shards_by_norm(
     sum_over_ranks: Callable[[Sequence[float]], list[float]],
     copies: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
-    """Scale gradients to at most `max_norm` in all (0: leave them); return the norm before it, over all ranks.
+    """Clip gradients to a total norm of `max_norm` (0: do not clip); return the norm over all ranks before.
 
     Args:
-        shards: this rank's part of the gradients; each element is in those of one rank only.
-        max_norm: of the whole gradient.
-        sum_over_ranks: adds a few numbers up over the ranks.
-        copies: of what is in another rank's shards.
+        shards: this rank's shards of the gradients; each element is on one rank only.
+        max_norm: largest norm of the full gradient.
+        sum_over_ranks: sums a few numbers over the ranks.
+        copies: gradients whose elements are also in another rank's shards.
     """
     squared = torch.nn.utils.get_total_norm(shards).double().square()
     norm = torch.tensor(sum_over_ranks([float(squared)])[0], dtype=torch.float64).sqrt().float()
@@ -156,8 +156,8 @@ def clip_shards_by_norm(
     return norm
 
 
-def together(strategy: Strategy, work: Callable[[], T]) -> T:
-    """Do this rank's part of a stage; when it fails on one rank, fail on all of them with that rank's message.
+def raise_on_all_ranks(strategy: Strategy, work: Callable[[], T]) -> T:
+    """Run this rank's part of a stage; if it fails on one rank, raise that rank's message on all of them.
 
     Otherwise the others would wait in their next collective and bury the message under their own errors.
     """

@@ -1,4 +1,4 @@
-"""What is known of a strategy before it is made, and the strategies that come with hwgrpo. Imports no torch."""
+"""Properties of a strategy before it is made, and the built-in strategies. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyKind:
-    """A strategy: how it shards state, what it refuses and why, and how it is made.
+    """A strategy: how it shards state, which settings it rejects, and how it is made.
 
     An entry of `hwgrpo.catalog.STRATEGIES`.
     """
 
     maker: str | Callable[..., Strategy]
-    """Returns a `Strategy` of (torch device, communication backend, timeout in seconds); or `module:callable`."""
+    """`(torch device, communication backend, timeout in seconds) -> Strategy`, or its name `module:callable`."""
     sharding: Callable[[TrainerConfig, int], Sharding]
-    """How it shards the state of a run with these settings over so many devices."""
+    """`(settings, number of devices) -> Sharding` of a run's state."""
     one_process: bool = False
-    """It trains in one process; others in several."""
+    """It trains in one process instead of several."""
     shards_layers: bool = False
-    """It takes `trainer.tensor_parallel_size`."""
+    """It supports `trainer.tensor_parallel_size`."""
     refuse: Callable[[Config], Any] | None = None
     """Raises ConfigError for settings that it does not support."""
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Names for `hwgrpo plan --strategy` -> settings below `trainer`, from the simplest on."""
 
     def make(self, device: torch.device, comm_backend: str, *timeout: float) -> Strategy:
-        """Join the processes of a run, and return the strategy by which they train."""
+        """Join the processes of a run and return their strategy."""
         return self._maker()(device, comm_backend, *timeout)
 
     def check_host(self, config: Config, device: torch.device) -> None:
-        """Check that this machine has what the strategy needs, where its maker has a method `check` for that.
+        """Check that this machine meets the requirements, if the maker has a method `check`.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: a requirement is not met.
         """
         check = getattr(self._maker(), "check", None)
         if check is not None:
@@ -60,7 +60,7 @@ def _replicated(_: TrainerConfig, devices: int) -> Sharding:
 
 
 def _ddp(_: TrainerConfig, devices: int) -> Sharding:
-    return Sharding(keeps_gradients=True, ranks=devices)  # gradients are views of buckets, which DDP keeps
+    return Sharding(keeps_gradients=True, ranks=devices)  # gradients are views of DDP's buckets
 
 
 def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
@@ -68,9 +68,9 @@ def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
     return Sharding(
         parameters=devices,
         gradients=devices,
-        moments=devices,
-        units=2 if fsdp2.reshard_after_forward else "all",  # the layer at work and the one that is fetched meanwhile
-        offloads_moments=fsdp2.offload,
+        optimizer_states=devices,
+        gathered_units=2 if fsdp2.reshard_after_forward else "all",  # the current layer and the prefetched one
+        offloads_optimizer=fsdp2.offload,
         offloads_parameters=fsdp2.offload,
         by_rows=True,
         tensor=trainer.tensor_parallel_size,
@@ -83,12 +83,12 @@ def _deepspeed(trainer: TrainerConfig, devices: int) -> Sharding:
     return Sharding(
         parameters=devices if deepspeed.stage >= 3 else 1,
         gradients=devices if deepspeed.stage >= 2 else 1,
-        moments=devices,
+        optimizer_states=devices,
         masters=devices,
-        narrow=deepspeed.stage >= 3,
-        units=2 if deepspeed.stage >= 3 else None,
+        in_compute_dtype=deepspeed.stage >= 3,
+        gathered_units=2 if deepspeed.stage >= 3 else None,
         keeps_gradients=True,
-        offloads_moments=deepspeed.offload_optimizer or deepspeed.offload_parameters,
+        offloads_optimizer=deepspeed.offload_optimizer or deepspeed.offload_parameters,
         offloads_parameters=deepspeed.offload_parameters,
         ranks=devices,
     )

@@ -1,4 +1,4 @@
-"""A strategy's parameters where decoder layers are cut over a group of ranks (`trainer.tensor_parallel_size`)."""
+"""A rank's shards of parameters under tensor parallelism (`trainer.tensor_parallel_size`)."""
 
 from __future__ import annotations
 
@@ -15,130 +15,131 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from hwgrpo.models.tensor_parallel import ShardSpec, TensorParallel
 from hwgrpo.models.ulysses_attention import all_to_all
 from hwgrpo.training.policy.sequence_group import SequenceGroup
-from hwgrpo.training.strategies.param_shard import Piece, flat
+from hwgrpo.training.strategies.param_shard import ParamShard, flat
 
 
-class TensorCut:
-    """What of each parameter this rank's group leaves to it; a rank alone has all of it.
+class TensorParallelShard:
+    """A rank's share of each parameter in its tensor-parallel group; a single rank has all of it.
 
     Args:
-        group: the ranks that layers are cut over.
+        group: the ranks that layers are sharded over.
     """
 
     def __init__(self, group: SequenceGroup) -> None:
         self._group = group
         self.size = group.size
-        self.cuts: Mapping[str, ShardSpec] = {}
-        """The parameters that are cut, by name; of others every rank of the group has the same."""
-        self._lent: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.shard_specs: Mapping[str, ShardSpec] = {}
+        """Name -> shard of the sharded parameters; the others are replicated in the group."""
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def mesh(self, device_type: str, ranks: int, timeout: float) -> DeviceMesh:
-        """Return the ranks that have the same part of every layer as this one.
+        """Return the mesh of ranks that have the same tensor-parallel shard as this one.
 
         Args:
-            device_type: as torch names it.
-            ranks: of the run.
+            device_type: torch's device type.
+            ranks: number of ranks of the run.
             timeout: seconds that they wait for each other.
         """
         if self.size == 1:
             return init_device_mesh(device_type, (ranks,))
         mesh = init_device_mesh(device_type, (ranks // self.size, self.size), mesh_dim_names=("same", "group"))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch can set it for two libraries; others keep their own
+            warnings.simplefilter("ignore")  # torch sets the timeout of two libraries; others keep their own
             for group in mesh.get_all_groups():
                 c10d._set_pg_timeout(timedelta(seconds=timeout), group)
         return mesh["same"]
 
-    def layers(self, base: Any) -> TensorParallel | None:
-        """Return what cuts the decoder layers of a transformers model; None for a rank alone.
+    def layer_sharder(self, base: Any) -> TensorParallel | None:
+        """Return the object that shards the decoder layers of a transformers model; None for a single rank.
 
         Raises:
-            ConfigError: transformers has no plan for it, or one that cannot be followed.
+            ConfigError: transformers has no tensor-parallel plan for it, or an unsupported one.
         """
         if self.size == 1:
             return None
         return TensorParallel(base, self.size, self._group.rank, self._group.device_group)
 
     def owns(self, name: str) -> bool:
-        """Whether this rank's part of a parameter is no copy of one that another rank of the group has."""
-        return self._group.rank == 0 or name in self.cuts
+        """Return whether this rank's shard of a parameter is not a copy of another rank's in the group."""
+        return self._group.rank == 0 or name in self.shard_specs
 
-    def reduce(self, gradients: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Make gradients that are means over groups those over all ranks, once an update.
+    def reduce_gradients(self, gradients: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Turn gradients averaged over groups into averages over all ranks, once per update.
 
-        Each rank of a group has seen all of the group's tokens with its part of a parameter that is cut, and its own
-        tokens alone with what is not.
+        A sharded parameter's gradient comes from all tokens of the group, a replicated one's from this rank's tokens.
         """
         if self.size == 1:
             return
-        apart = [gradient for name, gradient in gradients if name not in self.cuts]
-        if apart:
-            joined = torch.cat([gradient.flatten() for gradient in apart])
-            dist.all_reduce(joined, group=self._of(joined))
-            for gradient, total in zip(apart, joined.split([g.numel() for g in apart]), strict=True):
+        replicated = [gradient for name, gradient in gradients if name not in self.shard_specs]
+        if replicated:
+            bucket = torch.cat([gradient.flatten() for gradient in replicated])
+            dist.all_reduce(bucket, group=self._process_group(bucket))
+            for gradient, total in zip(replicated, bucket.split([g.numel() for g in replicated]), strict=True):
                 gradient.copy_(total.view_as(gradient))
         for _, gradient in gradients:
             gradient.div_(self.size)
 
-    def piece(
+    def param_shard(
         self, name: str, shape: tuple[int, ...], start: int, values: Mapping[str, torch.Tensor], step: torch.Tensor
-    ) -> Piece:
-        """Return a run of a parameter's elements; every rank of the group asks for the same ones in the same order.
+    ) -> ParamShard:
+        """Return the shard of a parameter; every rank of the group calls this in the same order.
 
         Args:
-            name: of the parameter.
-            shape: of this rank's part of it, and of all that its strategy cuts that into.
-            start: where `values` begin in that part.
-            values: rows of it, live, by what they are of; where columns are cut, the piece has copies of as many
-                elements instead, which `take_back` puts in place.
-            step: of the optimizer.
+            name: name of the parameter.
+            shape: shape of this rank's tensor-parallel shard, before its strategy shards it further.
+            start: first element of `values` in that shard.
+            values: state name -> live rows. If columns are sharded, the returned shard has copies of as many elements
+                instead, which `write_back_copies` writes back.
+            step: the optimizer's step counter.
         """
-        cut = self.cuts.get(name)
-        if cut is None:
-            return Piece(name, shape, start, {key: flat(value) for key, value in values.items()}, step)
-        if cut.dim == 0:
+        spec = self.shard_specs.get(name)
+        if spec is None:
+            return ParamShard(name, shape, start, {key: flat(value) for key, value in values.items()}, step)
+        if spec.dim == 0:
             start += self._group.rank * _elements(shape)
-            return Piece(name, cut.shape, start, {key: flat(value) for key, value in values.items()}, step)
-        first = start // shape[1] + sum(self._shares(values["parameter"])[: self._group.rank])
-        lent = {key: self._rows(value) for key, value in values.items()}
-        self._lent += [(lent[key], value.detach()) for key, value in values.items()]
-        return Piece(name, cut.shape, first * cut.shape[1], {key: flat(value) for key, value in lent.items()}, step)
+            return ParamShard(name, spec.shape, start, {key: flat(value) for key, value in values.items()}, step)
+        first = start // shape[1] + sum(self._rows_per_rank(values["parameter"])[: self._group.rank])
+        copies = {key: self._rows(value) for key, value in values.items()}
+        self._copies += [(copies[key], value.detach()) for key, value in values.items()]
+        return ParamShard(
+            name, spec.shape, first * spec.shape[1], {key: flat(value) for key, value in copies.items()}, step
+        )
 
-    def forget(self) -> None:
-        """Drop the copies in pieces: nobody will write into them."""
-        self._lent = []
+    def drop_copies(self) -> None:
+        """Drop the copies in shards: no caller will write into them."""
+        self._copies = []
 
-    def take_back(self) -> None:
-        """Put what was written into the copies in pieces where it belongs."""
-        for lent, value in self._lent:
-            shares = self._shares(value)
-            columns = lent.unflatten(1, (self.size, -1)).transpose(0, 1).flatten(0, 1)
-            own = all_to_all(columns, [len(lent)] * self.size, shares, self._of(value))
+    def write_back_copies(self) -> None:
+        """Copy values written into the copies in shards back into the parameters."""
+        for copies, value in self._copies:
+            shares = self._rows_per_rank(value)
+            columns = copies.unflatten(1, (self.size, -1)).transpose(0, 1).flatten(0, 1)
+            own = all_to_all(columns, [len(copies)] * self.size, shares, self._process_group(value))
             value.copy_(own)
-        self.forget()
+        self.drop_copies()
 
-    def whole(self, name: str, part: torch.Tensor) -> torch.Tensor:
-        """Return a parameter whole, of every rank's part of it on its device."""
-        cut = self.cuts.get(name)
-        if cut is None:
-            return part
-        parts = part.new_empty(self.size, *part.shape)
-        dist.all_gather_into_tensor(parts.view(-1), part.contiguous().view(-1), group=self._group.device_group)
-        return torch.cat(parts.unbind(), cut.dim)
+    def gather_full(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """Return the full parameter from every rank's shard on its device."""
+        spec = self.shard_specs.get(name)
+        if spec is None:
+            return shard
+        shards = shard.new_empty(self.size, *shard.shape)
+        dist.all_gather_into_tensor(shards.view(-1), shard.contiguous().view(-1), group=self._group.device_group)
+        return torch.cat(shards.unbind(), spec.dim)
 
     def _rows(self, value: torch.Tensor) -> torch.Tensor:
-        """Return [n, C]: about 1/size of whole rows, of every rank's columns [r, C / size] of them."""
-        shares = self._shares(value)
+        """Return [n, C]: about 1/size of the rows with all columns, from every rank's columns [r, C / size]."""
+        shares = self._rows_per_rank(value)
         own = shares[self._group.rank]
-        received = all_to_all(value.detach(), shares, [own] * self.size, self._of(value))
+        received = all_to_all(value.detach(), shares, [own] * self.size, self._process_group(value))
         return received.unflatten(0, (self.size, own)).transpose(0, 1).flatten(1, 2)
 
-    def _shares(self, value: torch.Tensor) -> list[int]:
+    def _rows_per_rank(self, value: torch.Tensor) -> list[int]:
         rows = len(value)
         return [rows * (rank + 1) // self.size - rows * rank // self.size for rank in range(self.size)]
 
-    def _of(self, tensor: torch.Tensor) -> Any:
-        """Return the process group that a tensor can travel in."""
+    def _process_group(self, tensor: torch.Tensor) -> Any:
+        """Return the process group for a tensor's device."""
         return self._group.cpu_group if tensor.device.type == "cpu" else self._group.device_group
 
 

@@ -15,15 +15,15 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
-from hwgrpo.training.policy.layouts import Layout, Rows, cut
-from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, lay_out
+from hwgrpo.training.policy.layouts import Layout, Rows, split_micro_batches
+from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, build_micro_batch
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
-from hwgrpo.training.policy.sequence_shard import share_out
+from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.optimizer import learning_rate
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.flops import training_work
-from hwgrpo.training.update.sequence_exchange import Pool, pool
+from hwgrpo.training.update.group_batch import GroupBatch, gather_group_batch
 from hwgrpo.training.update.step_metrics import gap_to_rollout, update_metrics
 from hwgrpo.training.update.token_budget import TokenBudget
 from hwgrpo.training.update.train_batch import split_updates, token_signals
@@ -49,7 +49,7 @@ class PolicyUpdate:
     budget: TokenBudget | None = None
     """Of a micro-batch; None: what the settings say, and a full memory ends the run."""
     notes: list[str] = field(default_factory=list)
-    """What `take_notes` will return."""
+    """What `pop_notes` will return."""
     updates_done: int = 0
     skipped_in_a_row: int = 0
     """Updates that were left out up to now because their gradient was not finite, since the last that was not."""
@@ -99,18 +99,18 @@ class PolicyUpdate:
         scorer = policy or self.policy
         logprobs = torch.zeros(len(batch.tokens))
         wanted = range(len(batch)) if sequences is None else sequences
-        given = pool(self.strategy.sequence_group, batch, wanted, TokenSignals({}, {}))
+        given = gather_group_batch(self.strategy.sequence_group, batch, wanted, TokenSignals({}, {}))
         found = torch.zeros(len(given.batch.tokens))
 
         def passes() -> None:
-            for part in self._parts(given.batch, given.sequences):
-                micro = share_out(self._laid_out(given, part), given.group, whole_sequences=False)
+            for part in self._micro_batches(given.batch, given.sequences):
+                micro = shard_micro_batch(self._build_micro_batch(given, part), given.group, whole_sequences=False)
                 found[micro.token_index] = scorer(micro.to(self.device)).logprob.float().cpu()
 
         was_training = scorer.training
         scorer.eval()
         with torch.no_grad():
-            self._within_budget("scoring", passes, undo=lambda: None)
+            self._run_within_budget("scoring", passes, undo=lambda: None)
         scorer.train(was_training)
         logprobs[given.own_tokens] = given.own(found)
         return logprobs
@@ -146,7 +146,7 @@ class PolicyUpdate:
                 skipped += not math.isfinite(norm)
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + value
-        restarts = self.budget.take_restarts() if self.budget else 0
+        restarts = self.budget.pop_restarts() if self.budget else 0
         faults = {"actor/skipped_updates": float(skipped), "perf/oom_restarts": float(restarts)}
         lr = float(self.strategy.optimizer.param_groups[0]["lr"])
         computed = torch.zeros(len(batch), dtype=torch.bool)
@@ -166,11 +166,11 @@ class PolicyUpdate:
         else:
             self.strategy.discard_gradients()
             self.skipped_in_a_row += 1
-            self._tell_of_skipped(loss)
+            self._report_skipped_update(loss)
         self.updates_done += 1
         return sums | {"loss": loss}, norm
 
-    def _tell_of_skipped(self, loss: float) -> None:
+    def _report_skipped_update(self, loss: float) -> None:
         most = self.config.trainer.max_skipped_updates
         what = f"the gradient of update {self.updates_done + 1} is not finite (loss {loss:.4g})"
         remedy = "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
@@ -205,9 +205,9 @@ class PolicyUpdate:
         weights = weights * self.strategy.world_size
         signals = token_signals(batch, sequences, weights, rollout=self.config.algorithm.correction.name != "none")
         trained = self.trained(batch, sequences)
-        given = pool(self.strategy.sequence_group, batch, trained, signals)
+        given = gather_group_batch(self.strategy.sequence_group, batch, trained, signals)
         found = None if logprobs is None else torch.zeros(len(given.batch.tokens))
-        loss, sums = self._within_budget(
+        loss, sums = self._run_within_budget(
             "updating", lambda: self._passes(given, tokens, found), undo=self.strategy.discard_gradients
         )
         self.strategy.reduce_gradients()
@@ -226,23 +226,23 @@ class PolicyUpdate:
         return total_loss, dict(zip(names, totals, strict=True)) | {"tokens": tokens}
 
     def _passes(
-        self, given: Pool, tokens: float, logprobs: torch.Tensor | None
+        self, given: GroupBatch, tokens: float, logprobs: torch.Tensor | None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Run the forward and backward passes over what is trained; leave its log-probs in `logprobs` [R] if given.
 
         Returns:
             Loss and metric sums of this rank, both before they are divided by the number of ranks.
         """
-        parts = self._parts(given.batch, given.sequences)
+        parts = self._micro_batches(given.batch, given.sequences)
         loss = torch.zeros((), dtype=torch.float64)
         sums: dict[str, torch.Tensor] = {}
         flops = 0.0
         self.policy.train()
         for i, part in enumerate(parts):
-            micro = self._laid_out(given, part)
+            micro = self._build_micro_batch(given, part)
             flops += self._work.of(micro) / given.group.size if self._work else 0.0
             share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
-            micro = share_out(micro, given.group, whole_sequences=self.loss_fn.scope != "token")
+            micro = shard_micro_batch(micro, given.group, whole_sequences=self.loss_fn.scope != "token")
             with self.strategy.accumulate(last=i == len(parts) - 1):
                 out = self.strategy.module(
                     micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share
@@ -256,7 +256,7 @@ class PolicyUpdate:
         self.flops += flops
         return loss, sums
 
-    def take_notes(self) -> list[str]:
+    def pop_notes(self) -> list[str]:
         """Return what a user should know since this was last asked, in words."""
         told = self.notes + (self.budget.notes if self.budget else [])
         self.notes.clear()
@@ -264,17 +264,17 @@ class PolicyUpdate:
             self.budget.notes.clear()
         return told
 
-    def _within_budget(self, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
-        return self.budget.within(self.strategy, what, work, undo) if self.budget else work()
+    def _run_within_budget(self, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
+        return self.budget.run(self.strategy, what, work, undo) if self.budget else work()
 
-    def _laid_out(self, given: Pool, part: Rows) -> MicroBatch:
-        return lay_out(given.batch, part, given.signals, self.layout, multiple=given.group.size)
+    def _build_micro_batch(self, given: GroupBatch, part: Rows) -> MicroBatch:
+        return build_micro_batch(given.batch, part, given.signals, self.layout, multiple=given.group.size)
 
-    def _parts(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
+    def _micro_batches(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
         """Cut into micro-batches; every rank gets the same number, since collectives must match."""
         tokens = self.budget.tokens if self.budget else micro_batch_tokens(self.config, self.device)
         tokens *= self.strategy.sequence_group.size  # each of its ranks has a part of them
-        parts = cut(batch, sequences, tokens, self.layout, self.policy.hidden_size)
+        parts = split_micro_batches(batch, sequences, tokens, self.layout, self.policy.hidden_size)
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]
 

@@ -171,7 +171,7 @@ def _mean(values: torch.Tensor) -> float:
     return float(values.double().mean()) if values.numel() else 0.0
 
 
-def failure_notes(values: Mapping[str, float], rewards: Rewards, step: int, told: set[str]) -> Iterator[str]:
+def failure_notes(values: Mapping[str, float], rewards: Rewards, step: int, reported: set[str]) -> Iterator[str]:
     """Say which rewards failed in a step, each kind of failure once.
 
     Args:
@@ -181,8 +181,8 @@ def failure_notes(values: Mapping[str, float], rewards: Rewards, step: int, told
         told: the metrics that were told of; what is told now is added.
     """
     for name, count in values.items():
-        if name.startswith("reward_failures/") and count and name not in told:
-            told.add(name)
+        if name.startswith("reward_failures/") and count and name not in reported:
+            reported.add(name)
             what = name.removeprefix("reward_failures/")
             first = f" ({rewards.first_failures[what]})" if what in rewards.first_failures else ""
             yield f"reward {what}: {count:.0f} samples in step {step}{first}; metrics count further ones"

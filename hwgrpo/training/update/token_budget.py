@@ -42,11 +42,11 @@ class TokenBudget:
         self._device = device
         self._file = folder / FILE if folder else None
         self.restarts = 0
-        """How often work was begun again since `take_restarts`."""
+        """How often work was begun again since `pop_restarts`."""
         self.notes: list[str] = []
         """What a user should know, in words; whoever shows them takes them out."""
         try:
-            smaller = remembered(folder) if folder else None
+            smaller = read_saved_budget(folder) if folder else None
         except CheckpointError as error:
             smaller = None
             self.notes.append(f"{error}; trainer.tokens_per_micro_batch is used: {tokens:,}")
@@ -57,11 +57,11 @@ class TokenBudget:
                 f"(from {self._file}; remove it to start with trainer.tokens_per_micro_batch again)"
             )
 
-    def within(self, strategy: Strategy, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
+    def run(self, strategy: Strategy, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
         """Do work that is cut by this budget, again with less where memory runs out; ranks agree.
 
-        Where ranks meet within the work (`strategy.meets_in_passes`), one that fails cannot be waited for: the smaller
-        budget is only remembered, and the error goes on.
+        Where the work has collectives (`strategy.has_collectives_in_passes`), the other ranks cannot wait for one that
+        fails: the smaller budget is saved for the next start, and the error is raised.
 
         Args:
             strategy: joins the ranks.
@@ -82,7 +82,7 @@ class TokenBudget:
             except (RuntimeError, MemoryError) as failure:
                 if self._device is None or not self._device.is_oom(failure):
                     raise
-                if strategy.meets_in_passes and not alone:
+                if strategy.has_collectives_in_passes and not alone:
                     self._shrink(strategy.rank, what)
                     raise
                 error = failure.with_traceback(None)  # whose frames hold the tensors that filled the memory
@@ -97,7 +97,7 @@ class TokenBudget:
             self._shrink(strategy.rank, what)
             self.restarts += 1
 
-    def take_restarts(self) -> int:
+    def pop_restarts(self) -> int:
         """Return how often work was begun again since this was last asked."""
         count, self.restarts = self.restarts, 0
         return count
@@ -127,7 +127,7 @@ class TokenBudget:
         self._device.set_rng_state(state[1])
 
 
-def remembered(folder: Path) -> int | None:
+def read_saved_budget(folder: Path) -> int | None:
     """Return the budget that a run in `folder` has found, or None where it has found none.
 
     Raises:

@@ -59,7 +59,7 @@ def no_model(monkeypatch):
     def refuse(*arguments) -> None:
         raise AssertionError("the model was loaded first")
 
-    monkeypatch.setattr(setup, "put_together", refuse)
+    monkeypatch.setattr(setup, "build_models", refuse)
     monkeypatch.setattr(attachment, "REFUSAL_TIMEOUT", 0.2)
 
 

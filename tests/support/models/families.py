@@ -18,9 +18,9 @@ from hwgrpo.models.loading import load_model
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_layout, layout_note
-from hwgrpo.training.policy.layout_check import proven_layout
+from hwgrpo.training.policy.layout_check import select_supported_layout
 from hwgrpo.training.policy.layouts import Layout
-from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
+from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import Prompt, PromptBatch, Sampling, TrainBatch
 from tests.support.models.steps import gradients, reference_gradients, updater
@@ -118,7 +118,7 @@ FAMILIES: dict[str, Family] = {
     "StableLm": Family(
         "grouped_masked",
         "model",
-        says="StableLmForCausalLM cannot have the grouped layout",
+        says="StableLmForCausalLM does not support the grouped layout",
         layouts=("grouped_masked", "packed", "padded"),
     ),
     "Mixtral": Family("grouped", "model", {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -255,7 +255,7 @@ def run_layout(update: PolicyUpdate, folder: Path, name: str, attention: str) ->
     """Return the layout that a run with `model.layout=name` has, and what it says of it; ConfigError if it cannot."""
     config, model = run_settings(folder, f"model.layout={name}"), update.policy.base
     model.set_attn_implementation(attention)
-    layout, reason = proven_layout(config, update.policy, choose_layout(config, model.config, attention))
+    layout, reason = select_supported_layout(config, update.policy, choose_layout(config, model.config, attention))
     return layout, layout_note(config, model.config, attention) or reason
 
 
@@ -271,8 +271,8 @@ def possible_layout(update: PolicyUpdate, folder: Path, name: str, attention: st
 def entropies(update: PolicyUpdate, batch: TrainBatch) -> torch.Tensor:
     """Return the entropy [R] of each response token's distribution, as a training step computes it."""
     found = torch.zeros(len(batch.tokens))
-    for part in update._parts(batch, range(len(batch))):
-        micro = lay_out(batch, part, TokenSignals({}, {}), update.layout)
+    for part in update._micro_batches(batch, range(len(batch))):
+        micro = build_micro_batch(batch, part, TokenSignals({}, {}), update.layout)
         found[micro.token_index] = update.policy(micro, lambda stats, rows: (-stats.logprob, {})).entropy_N
     return found
 

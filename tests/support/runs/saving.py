@@ -73,8 +73,8 @@ def saved(root: Path, strategy: Strategy, step: int = 5) -> Path:
 def load(folder: Path, strategy: Strategy, model: nn.Module) -> None:
     """Put a checkpoint into a wrapped policy."""
     checkpoint = restore.verify(folder, strategy)
-    restore.restore(checkpoint, strategy.pieces(), restore.trainable_shapes(model))
-    strategy.pieces_written()
+    restore.restore(checkpoint, strategy.param_shards(), restore.trainable_shapes(model))
+    strategy.refresh_from_shards()
 
 
 @contextmanager

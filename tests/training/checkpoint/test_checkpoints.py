@@ -17,7 +17,7 @@ from hwgrpo.models.lora import apply_lora
 from hwgrpo.training.checkpoint import checkpoint_files, restore, shard_files
 from hwgrpo.training.checkpoint import saver as checkpoint_saver
 from hwgrpo.training.checkpoint.saver import Saver
-from hwgrpo.training.strategies.param_shard import Piece, whole_pieces
+from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards
 from tests.support.models.tiny import settings, tiny_qwen3
 from tests.support.runs.full_disk import largest_file, small_disk
 from tests.support.runs.saving import Gate, flipped, load, policy_of, saved, saver, trained, update
@@ -26,9 +26,9 @@ from tests.support.runs.saving import Gate, flipped, load, policy_of, saved, sav
 def values(strategy) -> dict[str, torch.Tensor]:
     """Return copies of all that a checkpoint holds of a strategy."""
     found = {}
-    for piece in strategy.pieces():
-        found |= {f"{piece.name}.{key}": value.clone() for key, value in piece.values.items()}
-        found[f"{piece.name}.step"] = piece.step.clone()
+    for shard in strategy.param_shards():
+        found |= {f"{shard.name}.{key}": value.clone() for key, value in shard.values.items()}
+        found[f"{shard.name}.step"] = shard.step.clone()
     return found
 
 
@@ -260,7 +260,7 @@ def test_what_a_kill_left_of_a_checkpoint_is_not_mistaken_for_one(tmp_path: Path
     saver(tmp_path, strategy).save(2, last=True)
     restore.verify(tmp_path / "step-00000002")
     os.rename(tmp_path / "step-00000002", tmp_path / ".step-00000003.partial")
-    assert restore.begin_after(tmp_path, 1) == []
+    assert restore.set_aside_later(tmp_path, 1) == []
     assert names(tmp_path) == ["step-00000001"]
 
 
@@ -373,7 +373,7 @@ MANIFESTS = {
     "another rank": (lambda m: first(m).update(pieces=[[1, 0, 32]]), "a piece in weights-rank1.safetensors"),
     "another shape": (lambda m: first(m).update(shape=[4, 8, 2]), "32 of the 64 elements of model.norm.weight"),
     "no shape": (lambda m: first(m).pop("shape"), "table of parameters cannot be read"),
-    "pieces of another kind": (lambda m: first(m).update(pieces=3), "table of parameters cannot be read"),
+    "shards of another kind": (lambda m: first(m).update(pieces=3), "table of parameters cannot be read"),
     "another tensor's": (
         lambda m: m["parameters"].update({"model.norm": m["parameters"].pop("model.norm.weight")}),
         "rank0.safetensors is not the file of the manifest's table: model.norm",
@@ -449,14 +449,14 @@ def moved(module: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def cut(pieces: list[Piece], rank: int, ranks: int) -> list[Piece]:
-    """Cut every piece into runs of ceil(count / ranks) elements, the last ranks' shorter or of none."""
+def cut(shards: list[ParamShard], rank: int, ranks: int) -> list[ParamShard]:
+    """Cut every shard into runs of ceil(count / ranks) elements, the last ranks' shorter or of none."""
     own = []
-    for piece in pieces:
-        size = -(-piece.count // ranks)
-        start, end = min(rank * size, piece.count), min((rank + 1) * size, piece.count)
-        parts = {key: value[start:end] for key, value in piece.values.items()}
-        own.append(Piece(piece.name, piece.shape, start, parts, piece.step))
+    for shard in shards:
+        size = -(-shard.count // ranks)
+        start, end = min(rank * size, shard.count), min((rank + 1) * size, shard.count)
+        parts = {key: value[start:end] for key, value in shard.values.items()}
+        own.append(ParamShard(shard.name, shard.shape, start, parts, shard.step))
     return own
 
 
@@ -464,12 +464,12 @@ def cut(pieces: list[Piece], rank: int, ranks: int) -> list[Piece]:
 @pytest.mark.parametrize("after", [1, 3, 4, 9])
 def test_any_cut_reads_what_any_other_has_written(tmp_path: Path, before: int, after: int):
     module, fresh = Odd(seed=1), Odd(seed=2)
-    pieces, blank = whole_pieces(module, moved(module)), whole_pieces(fresh, moved(fresh))
-    for piece in blank:
-        piece.step.fill_(17)
+    shards, blank = full_param_shards(module, moved(module)), full_param_shards(fresh, moved(fresh))
+    for shard in blank:
+        shard.step.fill_(17)
     tables = []
     for rank in reversed(range(before)):  # the table is in the order of elements, not of ranks
-        own = cut(pieces, rank, before)
+        own = cut(shards, rank, before)
         tables.append(shard_files.table_of(own, rank))
         for name, tensors in shard_files.files_of(own, rank).items():
             checkpoint_files.write_tensors(tmp_path / name, tensors)
@@ -481,8 +481,8 @@ def test_any_cut_reads_what_any_other_has_written(tmp_path: Path, before: int, a
     shard_files.check_parameters(tmp_path, table, restore.trainable_shapes(fresh))
     for rank in range(after):
         shard_files.read(tmp_path, table, cut(blank, rank, after))
-    assert {piece.name for piece in pieces} == {"scalar", "vector", "cube", "empty"}
-    for old, new in zip(pieces, blank, strict=True):
+    assert {shard.name for shard in shards} == {"scalar", "vector", "cube", "empty"}
+    for old, new in zip(shards, blank, strict=True):
         assert float(new.step) == (17 if old.name == "empty" else 1)
         for key, value in old.values.items():
             assert torch.equal(new.values[key], value), (old.name, key)

@@ -59,9 +59,9 @@ def test_batches_that_wait_are_handed_out_first_and_the_position_in_the_data_is_
         nothing = torch.zeros(0, dtype=torch.int64)
         completions = Completions(nothing, nothing, nothing, nothing.float(), nothing.bool(), (), 0)
         batches.append(PrefetchedBatch(Batch(prompts, completions, {}), source.state()))
-    responses = ahead(2, source=source, waiting=batches, state=before)
+    responses = ahead(2, source=source, prefetched=batches, state=before)
     responses._engine.may.release(100)
-    assert [batch.prompts for batch in responses.waiting()] == [1, 2]
+    assert [batch.prompts for batch in responses.prefetched()] == [1, 2]
     assert responses.state() == {"position": 0}
     for step in (1, 2, 3):
         assert responses.next(step).prompts == step

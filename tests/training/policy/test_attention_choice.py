@@ -8,7 +8,7 @@ from hwgrpo_kernels import fused_modules
 from transformers import Gemma2Config, Qwen3Config
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_attention
+from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_attention
 from tests.support.models.tiny import settings
 
 MISSING = "its package is not installed or does not support this device"
@@ -17,7 +17,7 @@ ASK = "kernels-community/aiter-flash-attn"
 NO_KERNELS = "it is a kernel from the hub, which needs the package `kernels` (not installed)"
 
 
-def choose(backend: str, *words: str, arch: str | None = None, dtype=torch.bfloat16, model=None) -> AttentionChoice:
+def choose(backend: str, *words: str, arch: str | None = None, dtype=torch.bfloat16, model=None) -> AttentionSelection:
     model = model or Qwen3Config()
     return choose_attention(settings(*words), hwgrpo_backends.get(backend), dtype, model, arch)
 
@@ -36,7 +36,7 @@ def fused_attention(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    "backend,passed_over",
+    "backend,skipped",
     [
         ("cpu", ()),
         ("cuda", (("flash_attention_3", MISSING), ("flash_attention_2", MISSING))),
@@ -44,54 +44,54 @@ def fused_attention(monkeypatch: pytest.MonkeyPatch):
         ("npu", (("npu_fusion_attention", NO_OP), ("flash_attention_2", NO_OP))),
     ],
 )
-def test_without_packages_every_backend_takes_sdpa_and_says_why(backend: str, passed_over: tuple[tuple[str, str], ...]):
+def test_without_packages_every_backend_takes_sdpa_and_says_why(backend: str, skipped: tuple[tuple[str, str], ...]):
     choice = choose(backend, arch="sm_90")
-    assert choice == AttentionChoice("sdpa", passed_over=passed_over)
-    notes = "; ".join(f"{name}: {reason}" for name, reason in passed_over)
+    assert choice == AttentionSelection("sdpa", skipped=skipped)
+    notes = "; ".join(f"{name}: {reason}" for name, reason in skipped)
     assert choice.line == ("attention sdpa" + (f" ({notes})" if notes else ""))
 
 
 def test_hopper_takes_flash_attention_3(packages: None):
-    assert choose("cuda", arch="sm_90") == AttentionChoice("flash_attention_3")
+    assert choose("cuda", arch="sm_90") == AttentionSelection("flash_attention_3")
 
 
 @pytest.mark.parametrize("arch,told", [("sm_80", "sm_80"), ("sm_100", "sm_100"), (None, "an unknown device")])
 def test_other_chips_take_flash_attention_2(packages: None, arch: str | None, told: str):
     choice = choose("cuda", arch=arch)
     assert choice.name == "flash_attention_2"
-    assert choice.passed_over == (("flash_attention_3", f"it is for sm_90, and this is {told}"),)
+    assert choice.skipped == (("flash_attention_3", f"it is for sm_90, and this is {told}"),)
 
 
 def test_flash_attention_is_for_16_bits(packages: None):
     choice = choose("cuda", arch="sm_90", dtype=torch.float32)
     assert choice.name == "sdpa"
-    assert {reason for _, reason in choice.passed_over} == {"it computes in 16 bits only, not in torch.float32"}
+    assert {reason for _, reason in choice.skipped} == {"it computes in 16 bits only, not in torch.float32"}
 
 
 def test_flash_attention_is_not_taken_for_a_layout_that_needs_masks(packages: None):
     choice = choose("cuda", "model.layout=packed", arch="sm_90")
     assert choice.name == "sdpa"
-    assert {reason for _, reason in choice.passed_over} == {"the packed layout needs an attention that accepts a mask"}
+    assert {reason for _, reason in choice.skipped} == {"the packed layout needs an attention that accepts a mask"}
 
 
 def test_a_kernel_of_the_hub_is_taken_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(transformers.utils, "is_kernels_available", lambda: True)
     choice = choose("rocm", arch="gfx942")
-    assert f"fetched only with model.attention={ASK}" in dict(choice.passed_over)[ASK]
-    assert choose("rocm", f"model.attention={ASK}", arch="gfx942") == AttentionChoice(ASK)
+    assert f"fetched only with model.attention={ASK}" in dict(choice.skipped)[ASK]
+    assert choose("rocm", f"model.attention={ASK}", arch="gfx942") == AttentionSelection(ASK)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_fusion_attention_is_taken_where_it_is_offered_in_every_dtype(fused_attention: None, dtype: torch.dtype):
     choice = choose("npu", dtype=dtype)
-    assert choice == AttentionChoice("npu_fusion_attention", is_fused=True)
+    assert choice == AttentionSelection("npu_fusion_attention", is_fused=True)
     assert choice.loaded_as == "sdpa"
 
 
 def test_fusion_attention_leaves_a_model_that_caps_its_scores(fused_attention: None):
     choice = choose("npu", model=Gemma2Config(), dtype=torch.float32)
     assert choice.name == "eager"
-    assert "soft-caps attention scores" in dict(choice.passed_over)["npu_fusion_attention"]
+    assert "soft-caps attention scores" in dict(choice.skipped)["npu_fusion_attention"]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,17 @@ from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralFo
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.policy.auto_settings import choose_layout, micro_batch_tokens
-from hwgrpo.training.policy.layout_check import proven_layout
-from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PACKED, PADDED, cut, responses_per_row
-from hwgrpo.training.policy.micro_batch import TokenSignals, lay_out
+from hwgrpo.training.policy.layout_check import select_supported_layout
+from hwgrpo.training.policy.layouts import (
+    BRANCHED,
+    GROUPED,
+    GROUPED_MASKED,
+    PACKED,
+    PADDED,
+    responses_per_row,
+    split_micro_batches,
+)
+from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from tests.support.models.tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
 
@@ -28,7 +36,7 @@ def policy_of(model) -> PolicyModel:
 @LAYOUTS
 def test_hidden_rows_point_at_the_token_that_each_target_follows(layout):
     batch = ragged_batch(empty=True)
-    micro = lay_out(batch, layout.rows(batch, range(len(batch)), 1000, 32), NOTHING, layout)
+    micro = build_micro_batch(batch, layout.rows(batch, range(len(batch)), 1000, 32), NOTHING, layout)
     ids, positions = micro.input_ids.flatten(), micro.position_ids.flatten()
     assert sorted(micro.token_index.tolist()) == list(range(len(batch.tokens)))
     assert torch.equal(batch.tokens[micro.token_index], micro.targets)
@@ -43,7 +51,7 @@ def test_hidden_rows_point_at_the_token_that_each_target_follows(layout):
 
 def test_the_packed_mask_lets_a_token_see_its_own_past_alone():
     batch = ragged_batch(prompts=2, n=2)
-    micro = lay_out(batch, [[0, 2]], NOTHING, PACKED)
+    micro = build_micro_batch(batch, [[0, 2]], NOTHING, PACKED)
     assert micro.attention_mask is not None
     mask = micro.attention_mask[0, 0]
     first = int(batch.prompt_offsets[1]) + int(batch.lengths[0]) - 1
@@ -55,7 +63,7 @@ def test_the_packed_mask_lets_a_token_see_its_own_past_alone():
 def test_the_grouped_mask_lets_a_response_see_the_prompt_and_itself():
     batch = ragged_batch(prompts=1, n=3)
     prompt = int(batch.prompt_offsets[1])
-    micro = lay_out(batch, [[0, 1, 2]], NOTHING, GROUPED_MASKED)
+    micro = build_micro_batch(batch, [[0, 1, 2]], NOTHING, GROUPED_MASKED)
     assert micro.attention_mask is not None
     mask = micro.attention_mask[0, 0]
     assert torch.equal(mask[:prompt, :prompt], torch.ones(prompt, prompt).tril().bool())
@@ -73,7 +81,7 @@ def test_a_group_feeds_its_prompt_once_and_no_last_token():
     batch = ragged_batch(prompts=4, n=3)
     rows = GROUPED.rows(batch, range(len(batch)), 1000, 4096)
     assert [len(row) for row in rows] == [3] * 4
-    micro = lay_out(batch, rows, NOTHING, GROUPED)
+    micro = build_micro_batch(batch, rows, NOTHING, GROUPED)
     expected = len(batch.prompt_tokens) + len(batch.tokens) - len(batch)
     widths = [int(batch.prompt_offsets.diff()[p] + (batch.lengths - 1)[3 * p : 3 * p + 3].sum()) for p in range(4)]
     assert sum(widths) == expected
@@ -83,7 +91,7 @@ def test_a_group_feeds_its_prompt_once_and_no_last_token():
 def test_rows_of_single_responses_need_no_mask():
     batch = ragged_batch(prompts=3, n=1)
     for layout in (GROUPED, PADDED):
-        micro = lay_out(batch, layout.rows(batch, range(3), 1000, 32), NOTHING, layout)
+        micro = build_micro_batch(batch, layout.rows(batch, range(3), 1000, 32), NOTHING, layout)
         assert micro.attention_mask is None
         # with positions that start anew, transformers would take the padding for further sequences and build a mask
         assert torch.equal(micro.position_ids, torch.arange(micro.input_ids.shape[1]).expand(3, -1))
@@ -92,24 +100,24 @@ def test_rows_of_single_responses_need_no_mask():
 @LAYOUTS
 def test_micro_batches_keep_within_the_budget_and_hold_each_sequence_once(layout):
     batch = ragged_batch(prompts=8, n=4, empty=True)
-    parts = cut(batch, range(len(batch)), 30, layout, 4096)
+    parts = split_micro_batches(batch, range(len(batch)), 30, layout, 4096)
     filled = [s for s in range(len(batch)) if batch.lengths[s] > 0]
     assert sorted(s for part in parts for row in part for s in row) == filled
     assert len(parts) > 2
     for part in parts:
-        assert lay_out(batch, part, NOTHING, layout).input_ids.numel() <= 30
+        assert build_micro_batch(batch, part, NOTHING, layout).input_ids.numel() <= 30
 
 
 @LAYOUTS
 def test_a_sequence_longer_than_the_budget_stands_alone(layout):
     batch = ragged_batch(prompts=2, n=2)
-    parts = cut(batch, range(len(batch)), 1, layout, 4096)
+    parts = split_micro_batches(batch, range(len(batch)), 1, layout, 4096)
     assert [len(part) for part in parts] == [1] * 4
 
 
 @LAYOUTS
 def test_no_rows_give_one_token_and_no_target(layout):
-    micro = lay_out(ragged_batch(), [], NOTHING, layout)
+    micro = build_micro_batch(ragged_batch(), [], NOTHING, layout)
     assert micro.input_ids.shape == (1, 1)
     assert len(micro.targets) == 0
     assert micro.cu_seqlens.tolist() == [0]
@@ -158,9 +166,9 @@ def test_a_sliding_window_that_no_sequence_reaches_changes_nothing(window, group
 
 def test_a_layout_is_tried_on_the_model_before_it_is_used():
     policy = policy_of(tiny_llama())
-    assert proven_layout(settings(), policy, GROUPED) == (GROUPED, None)
-    assert proven_layout(settings(), policy, GROUPED_MASKED) == (GROUPED_MASKED, None)
-    assert proven_layout(settings(), policy, PACKED) == (PACKED, None)
+    assert select_supported_layout(settings(), policy, GROUPED) == (GROUPED, None)
+    assert select_supported_layout(settings(), policy, GROUPED_MASKED) == (GROUPED_MASKED, None)
+    assert select_supported_layout(settings(), policy, PACKED) == (PACKED, None)
 
 
 def test_a_model_whose_windows_a_mask_would_not_show_does_not_fall_back_to_one(monkeypatch):
@@ -170,25 +178,25 @@ def test_a_model_whose_windows_a_mask_would_not_show_does_not_fall_back_to_one(m
     monkeypatch.setattr("hwgrpo.models.shared_prefix_masks.enable", refuse)
     config = MistralConfig(**tiny_llama().config.to_dict() | {"sliding_window": 8, "model_type": "mistral"})
     windowed = policy_of(MistralForCausalLM(config))
-    assert proven_layout(settings(), windowed, GROUPED)[0] is PADDED
-    assert proven_layout(settings(), policy_of(tiny_llama()), GROUPED)[0] is GROUPED_MASKED
+    assert select_supported_layout(settings(), windowed, GROUPED)[0] is PADDED
+    assert select_supported_layout(settings(), policy_of(tiny_llama()), GROUPED)[0] is GROUPED_MASKED
 
 
 def test_short_rows_have_a_mask_and_long_ones_branches():
     batch = ragged_batch(prompts=1, n=3)
-    micro = lay_out(batch, [[0, 1, 2]], NOTHING, GROUPED)
+    micro = build_micro_batch(batch, [[0, 1, 2]], NOTHING, GROUPED)
     width = micro.input_ids.shape[1]
     assert micro.attention_mask is not None
     assert micro.branches is None
     for up_to, dense in ((width, True), (width - 1, False)):
-        micro = lay_out(batch, [[0, 1, 2]], NOTHING, replace(GROUPED, dense_up_to=up_to))
+        micro = build_micro_batch(batch, [[0, 1, 2]], NOTHING, replace(GROUPED, dense_up_to=up_to))
         assert (micro.attention_mask is not None) == dense == (micro.branches is None)
 
 
 def test_packed_rows_end_where_attention_would_cost_more_than_matrix_products():
     batch = ragged_batch(prompts=4, n=3)
     rows = PACKED.rows(batch, range(12), 1000, 4)
-    widths = [lay_out(batch, [row], NOTHING, PACKED).input_ids.shape[1] for row in rows]
+    widths = [build_micro_batch(batch, [row], NOTHING, PACKED).input_ids.shape[1] for row in rows]
     assert len(widths) > 3
     assert max(widths) <= 24 < sum(widths)
 
@@ -197,13 +205,13 @@ def test_a_model_that_honours_branches_but_no_mask_gets_branches_in_every_row(mo
     policy = policy_of(tiny_llama())
     hidden_states = policy.hidden_states
     monkeypatch.setattr(policy, "hidden_states", lambda micro: hidden_states(replace(micro, attention_mask=None)))
-    assert proven_layout(settings(), policy, GROUPED) == (BRANCHED, None)
+    assert select_supported_layout(settings(), policy, GROUPED) == (BRANCHED, None)
 
 
 def test_a_micro_batch_moves_with_all_it_has():
     batch = ragged_batch(prompts=1, n=3)
     for layout in (BRANCHED, GROUPED_MASKED):
-        micro = lay_out(batch, [[0, 1, 2]], NOTHING, layout)
+        micro = build_micro_batch(batch, [[0, 1, 2]], NOTHING, layout)
         if micro.branches:
             assert micro.branches.masks(None, torch.float32, 1)[1].device.type == "cpu"
         micro = micro.to(torch.device("meta"))
@@ -220,12 +228,12 @@ def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error()
     hidden_states = ignores.hidden_states
     ignores.hidden_states = lambda micro: hidden_states(replace(micro, attention_mask=None, branches=None))
     for policy, said in ((refuses, "Bloom.* does not accept such a mask"), (ignores, "Llama.* differ")):
-        layout, reason = proven_layout(settings(), policy, GROUPED)
+        layout, reason = select_supported_layout(settings(), policy, GROUPED)
         assert layout is PADDED
         assert policy.base.config._attn_implementation == "sdpa" or policy is refuses
         assert re.search(said, reason or "")
         with pytest.raises(ConfigError, match="layout=padded"):
-            proven_layout(settings("model.layout=grouped"), policy, GROUPED)
+            select_supported_layout(settings("model.layout=grouped"), policy, GROUPED)
 
 
 def test_the_default_budget_suits_the_device_and_the_longest_sequence():
@@ -245,4 +253,4 @@ def test_a_model_that_lets_padding_behind_a_sequence_into_it_is_refused():
 
     policy.hidden_states = disturbed
     with pytest.raises(ConfigError, match=r"Llama.*: hidden states of a sequence change by .* when padding stands"):
-        proven_layout(settings(), policy, PADDED)
+        select_supported_layout(settings(), policy, PADDED)

@@ -23,29 +23,31 @@ from hwgrpo.models.ulysses_attention import Exchange
 from hwgrpo.models.ulysses_attention import exchanged_attention as attend_exchanged
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.training import sequence_checks
-from hwgrpo.training.policy.auto_settings import AttentionChoice, choose_layout, micro_batch_tokens
+from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_layout, micro_batch_tokens
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED, Layout
-from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, lay_out
+from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import ALONE, SequenceGroup
-from hwgrpo.training.policy.sequence_shard import share_out
+from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup
+from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.strategies.single import Single
+from hwgrpo.training.update.group_batch import gather_group_batch
 from hwgrpo.training.update.policy_update import PolicyUpdate
-from hwgrpo.training.update.sequence_exchange import pool
 from hwgrpo.training.update.train_batch import token_signals
 from tests.support.models.tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
 from tests.support.runs import runs
 
-SDPA = AttentionChoice("sdpa")
+SDPA = AttentionSelection("sdpa")
 
 
 def shards(size: int, layout: Layout, *, whole_sequences: bool) -> tuple[MicroBatch, list[MicroBatch]]:
     batch = ragged_batch(empty=True)
     signals = token_signals(batch, range(len(batch)), torch.ones(len(batch)), rollout=True)
     rows = [[0], [2], [3]] if layout is PADDED else [[0, 1, 2], [3, 4, 6]]
-    micro = lay_out(batch, rows, signals, layout, multiple=size)
-    return micro, [share_out(micro, SequenceGroup(size, r), whole_sequences=whole_sequences) for r in range(size)]
+    micro = build_micro_batch(batch, rows, signals, layout, multiple=size)
+    return micro, [
+        shard_micro_batch(micro, SequenceGroup(size, r), whole_sequences=whole_sequences) for r in range(size)
+    ]
 
 
 @pytest.mark.parametrize("whole_sequences", [False, True])
@@ -91,9 +93,9 @@ def test_losses_of_tokens_are_shared_out_evenly_and_hidden_states_meet_their_tok
 
 def test_a_rank_alone_keeps_batch_and_micro_batch_as_they_are():
     batch = ragged_batch()
-    micro = lay_out(batch, [[0]], TokenSignals({}, {}), PADDED)
-    assert share_out(micro, ALONE, whole_sequences=False) is micro
-    given = pool(ALONE, batch, [1, 3], TokenSignals({}, {}))
+    micro = build_micro_batch(batch, [[0]], TokenSignals({}, {}), PADDED)
+    assert shard_micro_batch(micro, SINGLE_RANK, whole_sequences=False) is micro
+    given = gather_group_batch(SINGLE_RANK, batch, [1, 3], TokenSignals({}, {}))
     assert given.batch is batch
     assert given.own(torch.arange(len(batch.tokens))).tolist() == given.own_tokens.tolist()
     assert len(given.own_tokens) == int(batch.lengths[[1, 3]].sum())
@@ -123,7 +125,7 @@ def test_ranks_that_share_sequences_take_the_layout_without_masks_and_budgets_of
         (Qwen3Config(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), SDPA, "length .dynamic."),
         (
             Gemma2Config(num_attention_heads=8),
-            AttentionChoice("eager", passed_over=(("sdpa", "the model soft-caps"),)),
+            AttentionSelection("eager", skipped=(("sdpa", "the model soft-caps"),)),
             "attention eager .sdpa: the model soft-caps.: only one that takes masks as sdpa does",
         ),
     ],
@@ -212,9 +214,9 @@ def test_a_pool_of_one_group_keeps_the_signals_of_what_is_computed(monkeypatch: 
     sent: list[Any] = []
     monkeypatch.setattr(SequenceGroup, "gather", lambda self, value: sent.append(value) or [value, value])
     for batch, each in zip(batches, signals, strict=True):
-        pool(SequenceGroup(2, 0), batch, [0, 3], each)
+        gather_group_batch(SequenceGroup(2, 0), batch, [0, 3], each)
     monkeypatch.setattr(SequenceGroup, "gather", lambda self, value: sent)
-    given = pool(SequenceGroup(2, 1), batches[1], [0, 3], signals[1])
+    given = gather_group_batch(SequenceGroup(2, 1), batches[1], [0, 3], signals[1])
     assert given.signals.per_sequence["weight"].tolist() == [1, 4, 1, 4]
     assert given.batch.prompt_index.tolist() == [0, 1, 2, 3]
     assert len(given.sequences) == 4
@@ -261,6 +263,6 @@ def test_a_micro_batch_has_as_many_tokens_as_its_ranks_may_hold_together():
         longest = ("data.max_prompt_tokens=8", "rollout.max_response_tokens=8")
         config = settings(*longest, f"trainer.tokens_per_micro_batch={tokens}")
         update = PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1)
-        return len(update._parts(ragged_batch(), range(12)))
+        return len(update._micro_batches(ragged_batch(), range(12)))
 
     assert parts(16, 2) == parts(32, 1) < parts(16, 1)

@@ -51,7 +51,7 @@ def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     other = updater(model, *words, f"trainer.tokens_per_micro_batch={budget}", layout=layout)
-    assert len(other._parts(batch, range(len(batch)))) > (1 if budget == 32 else 0)
+    assert len(other._micro_batches(batch, range(len(batch)))) > (1 if budget == 32 else 0)
     again, ours, again_sums = gradients(other, batch)
     assert again == pytest.approx(loss, rel=STEP, abs=STEP)
     assert_gradients_close(ours, expected)

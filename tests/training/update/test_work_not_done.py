@@ -20,7 +20,10 @@ def some_zero(**kinds):
 
 def computed(update, batch) -> list[int]:
     return sorted(
-        s for part in update._parts(batch, update.trained(batch, range(len(batch)))) for row in part for s in row
+        s
+        for part in update._micro_batches(batch, update.trained(batch, range(len(batch))))
+        for row in part
+        for s in row
     )
 
 

@@ -13,7 +13,7 @@ from hwgrpo.values import TrainBatch
 
 
 @dataclass(frozen=True)
-class Pool:
+class GroupBatch:
     """The sequences that a group computes together."""
 
     group: SequenceGroup
@@ -35,7 +35,9 @@ class Pool:
         return self.group.sum(values)[self.places]
 
 
-def pool(group: SequenceGroup, batch: TrainBatch, sequences: Sequence[int], signals: TokenSignals) -> Pool:
+def gather_group_batch(
+    group: SequenceGroup, batch: TrainBatch, sequences: Sequence[int], signals: TokenSignals
+) -> GroupBatch:
     """Put together the sequences that each member of a group wants computed.
 
     Args:
@@ -48,7 +50,7 @@ def pool(group: SequenceGroup, batch: TrainBatch, sequences: Sequence[int], sign
     wanted[torch.tensor(list(sequences), dtype=torch.int64)] = True
     own_tokens = torch.repeat_interleave(wanted, batch.lengths).nonzero()[:, 0]
     if group.size == 1:
-        return Pool(group, batch, sequences, signals, own_tokens, own_tokens)
+        return GroupBatch(group, batch, sequences, signals, own_tokens, own_tokens)
     parts = group.gather(_cut_out(batch, wanted, own_tokens, signals))
     first = sum(len(part.tokens) for part, _ in parts[: group.rank])
     places = torch.arange(first, first + len(own_tokens))
@@ -58,7 +60,7 @@ def pool(group: SequenceGroup, batch: TrainBatch, sequences: Sequence[int], sign
         per_sequence={name: torch.cat([s.per_sequence[name] for _, s in parts]) for name in names.per_sequence},
         per_token={name: torch.cat([s.per_token[name] for _, s in parts]) for name in names.per_token},
     )
-    return Pool(group, joined, range(len(joined)), together, own_tokens, places)
+    return GroupBatch(group, joined, range(len(joined)), together, own_tokens, places)
 
 
 def _cut_out(
