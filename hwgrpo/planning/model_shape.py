@@ -22,7 +22,7 @@ from hwgrpo.models.lora import apply_lora, rank_of, uses_lora
 from hwgrpo.models.tensor_parallel import shard_dims
 from hwgrpo.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
-from hwgrpo.training.update.flops import EXPERTS, EXPERTS_MET, first_of
+from hwgrpo.training.update.flops import ACTIVATED_EXPERTS, EXPERTS, first_of
 
 HEAD_NORMS = frozenset({"q_norm", "k_norm"})
 """What models call their norms of queries and keys."""
@@ -113,7 +113,7 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     text = settings.get_text_config()
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    experts, met = first_of(text, EXPERTS), first_of(text, EXPERTS_MET)
+    experts, met = first_of(text, EXPERTS), first_of(text, ACTIVATED_EXPERTS)
     if met:
         width = (met + (getattr(text, "n_shared_experts", None) or 0)) * (
             getattr(text, "moe_intermediate_size", None) or width

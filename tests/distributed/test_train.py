@@ -114,7 +114,7 @@ def test_a_rank_without_memory_makes_all_ranks_take_smaller_micro_batches(tmp_pa
     assert done.returncode == 0, done.stderr[-3000:]
     done = forked(2, *starved("1", *scarce[2:]), HWGRPO_CACHE=cache)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "with 48 tokens per micro-batch: the same is done with 24, and from here on" in done.stdout
+    assert "with 48 tokens per micro-batch: repeated with 24, and so from here on" in done.stdout
     assert runs.metrics(tmp_path / "scarce") == runs.metrics(tmp_path / "enough")
 
 

@@ -197,7 +197,7 @@ def test_an_accelerator_with_too_little_memory_takes_smaller_micro_batches(tmp_p
         return done.stdout
 
     said = train("scarce", 14, 4096)
-    smaller = [int(n.replace(",", "")) for n in re.findall(r"the same is done with ([\d,]+), and from here on", said)]
+    smaller = [int(n.replace(",", "")) for n in re.findall(r"repeated with ([\d,]+), and so from here on", said)]
     assert smaller, said
     train("enough", 4096, smaller[-1])
     assert_metrics_close(runs.metrics(tmp_path / "scarce"), runs.metrics(tmp_path / "enough"), drift(3))

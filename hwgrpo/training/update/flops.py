@@ -1,14 +1,14 @@
 """Floating-point operations that a training pass needs, for model FLOPs utilisation.
 
-Needed, not done: what checkpointing computes again, padding and masked scores do not count. The prompt of a group that
+Only necessary operations count, not recomputation under gradient checkpointing, padding or masked scores. A prompt that
 a layout computes once counts once.
 
-Formula (Chowdhery et al. 2022, PaLM, appendix B; Kaplan et al. 2020, section 2.1): a token costs 2 FLOPs for each
-weight of a matrix it meets on the way forward, 2 more on the way back through the activations and 2 more where the
-weight is trained: 6 per parameter, or 4 for one that is frozen under adapters. A query and a key that it may see cost
-4 x heads x head size per layer forward (score and weighted value) and twice that backward; a causal token at position p
-sees p + 1 keys, at most a window. The LM head is met by response tokens alone. Norms, activations, embeddings and the
-recurrences of state-space layers are left out, as is usual.
+Formula (Chowdhery et al. 2022, PaLM, appendix B; Kaplan et al. 2020, section 2.1): a token costs 2 FLOPs per activated
+matrix weight in the forward, 2 more for the gradient of the activations and 2 more where the weight is trained: 6 per
+parameter, or 4 for one that is frozen under adapters. A pair of a query and a visible key costs 4 x heads x head size
+per layer in the forward (score and weighted value) and twice that in the backward; a causal token at position p sees
+p + 1 keys, at most a window. The LM head counts for response tokens only. Norms, activations, embeddings and the
+recurrences of state-space layers are ignored, as is usual.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FORWARD, BACKWARD, WEIGHT = 2, 2, 2
 """FLOPs per weight and token: its product, the gradient of its input, and its own gradient."""
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-EXPERTS_MET = ("num_experts_per_tok", "top_k_experts", "moe_topk")
-"""What models call the number of their experts, and of those that a token is sent to."""
+ACTIVATED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+"""Names in model configurations for the number of experts, and of activated experts per token."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class TrainingWork:
     """FLOPs of a forward and a backward pass through a policy."""
 
     per_token: float
-    """Of a token in the layers' matrices."""
+    """FLOPs per token in the layers' matrices."""
     per_response_token: float
-    """Of a response token in the LM head."""
+    """FLOPs per response token in the LM head."""
     per_pair: tuple[tuple[int | None, float], ...]
-    """(window, FLOPs of a query and a key it sees, over the layers with that window); None: no window."""
+    """(window, FLOPs per pair of a query and a visible key, over the layers with that window); None: no window."""
 
     def of(self, batch: MicroBatch) -> float:
-        """Return the FLOPs of a micro-batch, which lies on the host."""
+        """Return the FLOPs of a micro-batch in host memory."""
         seen = batch.position_ids[batch.is_token] + 1
         pairs = sum(
             flops * int((seen if window is None else seen.clamp_max(window)).sum()) for window, flops in self.per_pair
@@ -53,20 +53,20 @@ class TrainingWork:
 
 
 def training_work(policy: PolicyModel) -> TrainingWork | None:
-    """Count a policy's work from its parameters, which may be in shards; see `model_work`."""
+    """Count a policy's FLOPs from its parameters, which may be sharded; see `model_work`."""
     return model_work(policy.base, policy, policy.head.vocab)
 
 
 def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> TrainingWork | None:
-    """Count the work of a model, whose parameters may be in shards or on the meta device.
+    """Count the FLOPs of a model, whose parameters may be sharded or on the meta device.
 
     Args:
         base: the transformers causal LM.
-        module: what holds its parameters, adapters included.
+        module: module with its parameters, adapters included.
         vocab: rows of the LM head that have logits; None: all.
 
     Returns:
-        None where a mixture of experts does not say how many it has and a token meets, so that the share is not known.
+        The FLOPs; None if a mixture of experts does not state its numbers of experts and of activated experts.
     """
     head = base.get_output_embeddings()
     text = base.config.get_text_config()
@@ -78,10 +78,10 @@ def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> Traini
             continue
         share = 1.0
         if ".experts." in name:
-            experts, met = first_of(text, EXPERTS), first_of(text, EXPERTS_MET)
-            if experts is None or met is None:
+            experts, activated = first_of(text, EXPERTS), first_of(text, ACTIVATED_EXPERTS)
+            if experts is None or activated is None:
                 return None
-            share = met / experts
+            share = activated / experts
         per_token += share * math.prod(shape) * _per_weight(parameter)
     rows, hidden = full_shape(head.weight)
     return TrainingWork(per_token, min(rows, vocab or rows) * hidden * _per_weight(head.weight), _attention(text))
@@ -92,7 +92,7 @@ def _per_weight(parameter: torch.Tensor) -> int:
 
 
 def first_of(text: Any, names: tuple[str, ...]) -> int | None:
-    """Return the first of these settings that a model has, None where it has none."""
+    """Return the value of the first of these settings that a model has; None if it has none."""
     return next((int(value) for name in names if (value := getattr(text, name, None))), None)
 
 

@@ -1,4 +1,4 @@
-"""The sequences that a group of ranks computes together, put together and given back."""
+"""The sequences that a group of ranks computes together: gather them, and scatter the results back."""
 
 from __future__ import annotations
 
@@ -14,59 +14,60 @@ from hwgrpo.values import TrainBatch
 
 @dataclass(frozen=True)
 class GroupBatch:
-    """The sequences that a group computes together."""
+    """The sequences that a group of ranks computes together."""
 
     group: SequenceGroup
     batch: TrainBatch
+    """The members' sequences, concatenated."""
     sequences: Sequence[int]
-    """Those of the batch that are computed."""
+    """Indices of the sequences to compute."""
     signals: TokenSignals
     own_tokens: torch.Tensor
-    """[r] int64: where the response tokens of the sequences that this rank brought stand in its own batch."""
-    places: torch.Tensor
-    """[r] int64: where they stand in the pool's."""
+    """[r] int64: indices of this rank's response tokens in its own batch."""
+    positions: torch.Tensor
+    """[r] int64: indices of the same tokens in `batch`."""
 
-    def own(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [r]: what any member found for this rank's tokens.
+    def scatter_back(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [r]: the values that the members computed for this rank's tokens.
 
         Args:
-            values: [R] of the pool's response tokens; 0 where another member has found the value.
+            values: [R], one per response token of `batch`; 0 where another member computed the value.
         """
-        return self.group.sum(values)[self.places]
+        return self.group.sum(values)[self.positions]
 
 
 def gather_group_batch(
     group: SequenceGroup, batch: TrainBatch, sequences: Sequence[int], signals: TokenSignals
 ) -> GroupBatch:
-    """Put together the sequences that each member of a group wants computed.
+    """Gather the sequences that each member of a group needs computed.
 
     Args:
-        group: of this rank; a rank alone keeps its batch as it is.
-        batch: this rank's.
-        sequences: which of its sequences are computed.
-        signals: of the whole batch.
+        group: this rank's group; a single rank keeps its batch.
+        batch: this rank's sequences.
+        sequences: indices of the sequences to compute.
+        signals: signals of the full batch.
     """
     wanted = torch.zeros(len(batch), dtype=torch.bool)
     wanted[torch.tensor(list(sequences), dtype=torch.int64)] = True
     own_tokens = torch.repeat_interleave(wanted, batch.lengths).nonzero()[:, 0]
     if group.size == 1:
         return GroupBatch(group, batch, sequences, signals, own_tokens, own_tokens)
-    parts = group.gather(_cut_out(batch, wanted, own_tokens, signals))
+    parts = group.gather(_select(batch, wanted, own_tokens, signals))
     first = sum(len(part.tokens) for part, _ in parts[: group.rank])
-    places = torch.arange(first, first + len(own_tokens))
-    joined = _joined([part for part, _ in parts])
+    positions = torch.arange(first, first + len(own_tokens))
+    joined = _concatenate([part for part, _ in parts])
     names = parts[0][1]
-    together = TokenSignals(
+    group_signals = TokenSignals(
         per_sequence={name: torch.cat([s.per_sequence[name] for _, s in parts]) for name in names.per_sequence},
         per_token={name: torch.cat([s.per_token[name] for _, s in parts]) for name in names.per_token},
     )
-    return GroupBatch(group, joined, range(len(joined)), together, own_tokens, places)
+    return GroupBatch(group, joined, range(len(joined)), group_signals, own_tokens, positions)
 
 
-def _cut_out(
+def _select(
     batch: TrainBatch, wanted: torch.Tensor, tokens: torch.Tensor, signals: TokenSignals
 ) -> tuple[TrainBatch, TokenSignals]:
-    """Return the `wanted` sequences [S] with their `tokens` [r], beside all prompts, and their signals."""
+    """Return all prompts and the `wanted` [S] sequences with their `tokens` [r], and their signals."""
     part = TrainBatch(
         prompt_tokens=batch.prompt_tokens,
         prompt_offsets=batch.prompt_offsets,
@@ -82,8 +83,8 @@ def _cut_out(
     )
 
 
-def _joined(parts: list[TrainBatch]) -> TrainBatch:
-    """Put batches one behind the other; what only signals say of them (old log-probs) is left out."""
+def _concatenate(parts: list[TrainBatch]) -> TrainBatch:
+    """Concatenate batches without old and reference log-probs, which are in their signals."""
     indices, prompts = [], 0
     for part in parts:
         indices.append(part.prompt_index + prompts)

@@ -1,4 +1,4 @@
-"""One step's optimizer updates: micro-batches by token budget, losses normalised by counts of the whole update."""
+"""One step's optimizer updates: micro-batches by token budget, losses normalised by counts of the full update."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ T = TypeVar("T")
 class PolicyUpdate:
     """Trains the policy on one TrainBatch after another.
 
-    Gradients are those of the global mean: token and sequence counts of the whole update, over all ranks, are known
-    before the first pass, so nothing depends on how the update is cut into micro-batches or spread over ranks.
+    Gradients are those of the global mean: token and sequence counts of the full update, over all ranks, are known
+    before the first pass, so the split into micro-batches and ranks has no effect.
     """
 
     config: Config
@@ -47,14 +47,14 @@ class PolicyUpdate:
     layout: Layout
     total_updates: int
     budget: TokenBudget | None = None
-    """Of a micro-batch; None: what the settings say, and a full memory ends the run."""
+    """Token budget of a micro-batch; None: the configured one, and out of memory ends the run."""
     notes: list[str] = field(default_factory=list)
-    """What `pop_notes` will return."""
+    """Notes for the user, returned by `pop_notes`."""
     updates_done: int = 0
     skipped_in_a_row: int = 0
-    """Updates that were left out up to now because their gradient was not finite, since the last that was not."""
+    """Consecutive updates skipped until now because their gradient was not finite."""
     flops: float = 0.0
-    """FLOPs that this rank's part of the last step's updates needed; 0 where they cannot be counted."""
+    """FLOPs of this rank's share of the last step's updates; 0 where they cannot be counted."""
 
     def __post_init__(self) -> None:
         self._work = training_work(self.policy)
@@ -70,21 +70,21 @@ class PolicyUpdate:
 
     @property
     def skips_zero_advantages(self) -> bool:
-        """Whether a sequence with zero advantage adds nothing to loss and gradient, so that it need not be computed.
+        """Whether sequences with zero advantage have zero loss and gradient, so that their passes can be skipped.
 
-        Not with a KL term, an entropy bonus or a router loss, which every token feeds, nor with a loss that compares
-        tokens of the whole update with each other.
+        False with a KL term, an entropy bonus or a router loss, to which every token contributes, and with a loss that
+        compares tokens of the full update with each other.
         """
         a = self.config.algorithm
         coefficients = (a.kl.coef, a.entropy_coef, self.config.model.router_loss_coef)
         return not any(coefficients) and self.loss_fn.scope != "batch"
 
-    def trained(self, batch: TrainBatch, sequences: Sequence[int]) -> list[int]:
-        """Return those of `sequences` that the gradient depends on."""
+    def trained_sequences(self, batch: TrainBatch, sequences: Sequence[int]) -> list[int]:
+        """Return those of `sequences` on which the gradient depends."""
         if not self.skips_zero_advantages:
             return list(sequences)
-        counts = batch.advantages.ne(0).tolist()
-        return [s for s in sequences if counts[s]]
+        has_gradient = batch.advantages.ne(0).tolist()
+        return [s for s in sequences if has_gradient[s]]
 
     def score(
         self, batch: TrainBatch, policy: PolicyModel | None = None, sequences: Sequence[int] | None = None
@@ -93,26 +93,26 @@ class PolicyUpdate:
 
         Args:
             batch: this rank's sequences.
-            policy: the model that scores; None: the one being trained, as it stands.
-            sequences: those to score, the others get 0; None: all.
+            policy: the model that scores; None: the policy in training.
+            sequences: indices of the sequences to score, the others get 0; None: all.
         """
         scorer = policy or self.policy
         logprobs = torch.zeros(len(batch.tokens))
         wanted = range(len(batch)) if sequences is None else sequences
-        given = gather_group_batch(self.strategy.sequence_group, batch, wanted, TokenSignals({}, {}))
-        found = torch.zeros(len(given.batch.tokens))
+        pooled = gather_group_batch(self.strategy.sequence_group, batch, wanted, TokenSignals({}, {}))
+        pooled_logprobs = torch.zeros(len(pooled.batch.tokens))
 
         def passes() -> None:
-            for part in self._micro_batches(given.batch, given.sequences):
-                micro = shard_micro_batch(self._build_micro_batch(given, part), given.group, whole_sequences=False)
-                found[micro.token_index] = scorer(micro.to(self.device)).logprob.float().cpu()
+            for part in self._micro_batches(pooled.batch, pooled.sequences):
+                micro = shard_micro_batch(self._build_micro_batch(pooled, part), pooled.group, whole_sequences=False)
+                pooled_logprobs[micro.token_index] = scorer(micro.to(self.device)).logprob.float().cpu()
 
         was_training = scorer.training
         scorer.eval()
         with torch.no_grad():
             self._run_within_budget("scoring", passes, undo=lambda: None)
         scorer.train(was_training)
-        logprobs[given.own_tokens] = given.own(found)
+        logprobs[pooled.own_tokens] = pooled.scatter_back(pooled_logprobs)
         return logprobs
 
     def __call__(self, batch: TrainBatch) -> dict[str, float]:
@@ -150,14 +150,14 @@ class PolicyUpdate:
         faults = {"actor/skipped_updates": float(skipped), "perf/oom_restarts": float(restarts)}
         lr = float(self.strategy.optimizer.param_groups[0]["lr"])
         computed = torch.zeros(len(batch), dtype=torch.bool)
-        computed[self.trained(batch, range(len(batch)))] = True
+        computed[self.trained_sequences(batch, range(len(batch)))] = True
         gap = gap_to_rollout(batch, computed, trainer_logprobs, self.strategy)
         return update_metrics(totals, norms, lr) | faults | gap
 
     def _update(
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None
     ) -> tuple[dict[str, float], float]:
-        """Run one optimizer update; write the current log-probs into `logprobs` [R] where it is given."""
+        """Run one optimizer update; write the current log-probs into `logprobs` [R] if it is not None."""
         loss, sums = self.accumulate_gradients(batch, sequences, logprobs)
         norm = float(self.strategy.clip_gradients(self.config.optim.grad_clip))
         if math.isfinite(norm):
@@ -172,24 +172,24 @@ class PolicyUpdate:
 
     def _report_skipped_update(self, loss: float) -> None:
         most = self.config.trainer.max_skipped_updates
-        what = f"the gradient of update {self.updates_done + 1} is not finite (loss {loss:.4g})"
+        problem = f"the gradient of update {self.updates_done + 1} is not finite (loss {loss:.4g})"
         remedy = "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
         if self.skipped_in_a_row > most:
             raise RunError(
-                f"{what}, number {self.skipped_in_a_row} in a row, and trainer.max_skipped_updates={most} may be "
-                f"left out; {remedy}"
+                f"{problem}, number {self.skipped_in_a_row} in a row, and trainer.max_skipped_updates={most} may be "
+                f"skipped; {remedy}"
             )
-        self.notes.append(f"{what}: the update is left out and the weights stay as they were; {remedy}")
+        self.notes.append(f"{problem}: the update is skipped and the weights are unchanged; {remedy}")
 
     def accumulate_gradients(
         self, batch: TrainBatch, sequences: Sequence[int], logprobs: torch.Tensor | None = None
     ) -> tuple[float, dict[str, float]]:
-        """Leave the gradient of one update in the parameters, averaged over ranks.
+        """Accumulate the gradient of one update in the parameters, averaged over ranks.
 
         Returns:
-            The update's loss, and the sums over tokens of its metrics, with the number of `tokens` and of those that
-            were `trained`; all over all ranks. The entropy of a token that was not trained is taken from its rollout
-            log-prob, whose negative has the entropy as its mean; left out, the rest would be no fair sample.
+            The update's loss, and the sums over tokens of its metrics, with the numbers of all `tokens` and of
+            `trained` tokens; over all ranks. The entropy of an untrained token is estimated by its negative rollout
+            log-prob, whose mean is the entropy; the trained tokens alone would be a biased sample.
         """
         lengths = batch.lengths[torch.tensor(list(sequences), dtype=torch.int64)]
         tokens, filled = self.strategy.sum(count(lengths))
@@ -204,15 +204,15 @@ class PolicyUpdate:
         # Strategies average gradients over ranks; the factor turns that average into a sum.
         weights = weights * self.strategy.world_size
         signals = token_signals(batch, sequences, weights, rollout=self.config.algorithm.correction.name != "none")
-        trained = self.trained(batch, sequences)
-        given = gather_group_batch(self.strategy.sequence_group, batch, trained, signals)
-        found = None if logprobs is None else torch.zeros(len(given.batch.tokens))
+        trained = self.trained_sequences(batch, sequences)
+        pooled = gather_group_batch(self.strategy.sequence_group, batch, trained, signals)
+        pooled_logprobs = None if logprobs is None else torch.zeros(len(pooled.batch.tokens))
         loss, sums = self._run_within_budget(
-            "updating", lambda: self._passes(given, tokens, found), undo=self.strategy.discard_gradients
+            "updating", lambda: self._passes(pooled, tokens, pooled_logprobs), undo=self.strategy.discard_gradients
         )
         self.strategy.reduce_gradients()
-        if logprobs is not None and found is not None:
-            logprobs[given.own_tokens] = given.own(found)
+        if logprobs is not None and pooled_logprobs is not None:
+            logprobs[pooled.own_tokens] = pooled.scatter_back(pooled_logprobs)
         skipped = torch.ones(len(batch), dtype=torch.bool)
         skipped[trained] = False
         skipped &= torch.isin(torch.arange(len(batch)), torch.tensor(list(sequences), dtype=torch.int64))
@@ -226,23 +226,23 @@ class PolicyUpdate:
         return total_loss, dict(zip(names, totals, strict=True)) | {"tokens": tokens}
 
     def _passes(
-        self, given: GroupBatch, tokens: float, logprobs: torch.Tensor | None
+        self, pooled: GroupBatch, tokens: float, logprobs: torch.Tensor | None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Run the forward and backward passes over what is trained; leave its log-probs in `logprobs` [R] if given.
+        """Run the forward and backward passes of an update; write its log-probs into `logprobs` [R] if not None.
 
         Returns:
-            Loss and metric sums of this rank, both before they are divided by the number of ranks.
+            This rank's loss and metric sums, not yet divided by the number of ranks.
         """
-        parts = self._micro_batches(given.batch, given.sequences)
+        parts = self._micro_batches(pooled.batch, pooled.sequences)
         loss = torch.zeros((), dtype=torch.float64)
         sums: dict[str, torch.Tensor] = {}
         flops = 0.0
         self.policy.train()
         for i, part in enumerate(parts):
-            micro = self._build_micro_batch(given, part)
-            flops += self._work.of(micro) / given.group.size if self._work else 0.0
+            micro = self._build_micro_batch(pooled, part)
+            flops += self._work.of(micro) / pooled.group.size if self._work else 0.0
             share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
-            micro = shard_micro_batch(micro, given.group, whole_sequences=self.loss_fn.scope != "token")
+            micro = shard_micro_batch(micro, pooled.group, whole_sequences=self.loss_fn.scope != "token")
             with self.strategy.accumulate(last=i == len(parts) - 1):
                 out = self.strategy.module(
                     micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share
@@ -257,32 +257,34 @@ class PolicyUpdate:
         return loss, sums
 
     def pop_notes(self) -> list[str]:
-        """Return what a user should know since this was last asked, in words."""
-        told = self.notes + (self.budget.notes if self.budget else [])
+        """Return and clear the notes for the user."""
+        notes = self.notes + (self.budget.notes if self.budget else [])
         self.notes.clear()
         if self.budget:
             self.budget.notes.clear()
-        return told
+        return notes
 
     def _run_within_budget(self, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
         return self.budget.run(self.strategy, what, work, undo) if self.budget else work()
 
-    def _build_micro_batch(self, given: GroupBatch, part: Rows) -> MicroBatch:
-        return build_micro_batch(given.batch, part, given.signals, self.layout, multiple=given.group.size)
+    def _build_micro_batch(self, pooled: GroupBatch, part: Rows) -> MicroBatch:
+        return build_micro_batch(pooled.batch, part, pooled.signals, self.layout, multiple=pooled.group.size)
 
     def _micro_batches(self, batch: TrainBatch, sequences: Sequence[int]) -> list[Rows]:
-        """Cut into micro-batches; every rank gets the same number, since collectives must match."""
+        """Split into micro-batches, the same number on every rank, since collectives must match."""
         tokens = self.budget.tokens if self.budget else micro_batch_tokens(self.config, self.device)
-        tokens *= self.strategy.sequence_group.size  # each of its ranks has a part of them
+        tokens *= self.strategy.sequence_group.size  # its ranks share them
         parts = split_micro_batches(batch, sequences, tokens, self.layout, self.policy.hidden_size)
         most = max(1, *self.strategy.gather_objects(len(parts)))
         return parts + [[] for _ in range(most - len(parts))]
 
     def with_old_logprobs(self, batch: TrainBatch) -> TrainBatch:
-        """Return the batch with the log-probs that ratios are taken against, where they can differ from the current."""
+        """Return the batch with old log-probs, the denominator of ratios, where they can differ from the current."""
         if not self.needs_old_logprobs:
             return batch
-        return replace(batch, old_logprobs=self.score(batch, sequences=self.trained(batch, range(len(batch)))))
+        return replace(
+            batch, old_logprobs=self.score(batch, sequences=self.trained_sequences(batch, range(len(batch))))
+        )
 
     def with_ref_logprobs(self, batch: TrainBatch, reference: Reference | None) -> TrainBatch:
         """Return the batch with the reference model's log-probs, where a KL term needs them."""

@@ -1,4 +1,4 @@
-"""A step's numbers, computed over all ranks, under verl's and TRL's names."""
+"""A step's metrics over all ranks, under verl's and TRL's names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METRIC_NAMES = {
 """The loss functions' metrics, under verl's and TRL's names."""
 
 RATIO_METRICS = ("ppo_kl", "ratio")
-"""Metrics that are means over the tokens that were trained; the others are 0 at zero advantage, or known for all."""
+"""Metrics averaged over trained tokens; the others are 0 at zero advantage, or known for all tokens."""
 
 
 def sample_metrics(
@@ -66,7 +66,7 @@ def sample_metrics(
     finished = torch.cat([r["finished"] for r in ranks])
     stds = torch.cat([r["group_std"] for r in ranks])
     values = {
-        "reward": _mean(total) if total.numel() else math.nan,  # all samples failed: there is no reward to show
+        "reward": _mean(total) if total.numel() else math.nan,  # all samples failed: there is no reward
         "reward_std": _mean(stds),
         "frac_reward_zero_std": sum(r["zero"] for r in ranks) / max(1, sum(r["groups"] for r in ranks)),
         **_spread("critic/rewards", total),
@@ -82,9 +82,9 @@ def sample_metrics(
     for name in ranks[0]["functions"]:
         scores = torch.cat([r["functions"][name] for r in ranks])
         values[f"rewards/{name}/mean"] = float(scores.nanmean())
-        given = scores[~scores.isnan()]
-        if given.numel() > 1:
-            values[f"rewards/{name}/std"] = float(given.std())
+        finite = scores[~scores.isnan()]
+        if finite.numel() > 1:
+            values[f"rewards/{name}/std"] = float(finite.std())
     for r in ranks:
         for name, count in r["failures"].items():
             key = f"reward_failures/{name}"
@@ -96,9 +96,9 @@ def update_metrics(totals: Mapping[str, float], norms: Sequence[float], lr: floa
     """Return the `actor/*` metrics of a step's updates, means over its tokens.
 
     Args:
-        totals: sums over all updates and ranks, the number of `tokens` and of those that were `trained` among them.
-        norms: of each update's gradient.
-        lr: of the last update.
+        totals: sums over all updates and ranks, among them the numbers of `tokens` and of `trained` tokens.
+        norms: gradient norm of each update.
+        lr: learning rate of the last update.
     """
     tokens, trained = (max(totals.get(name, 0.0), 1.0) for name in ("tokens", "trained"))
     metrics: dict[str, float] = {
@@ -121,7 +121,7 @@ def gap_to_rollout(
 
     Args:
         batch: this rank's sequences.
-        computed: [S] bool, the sequences whose log-probs the trainer knows.
+        computed: [S] bool, the sequences whose log-probs the trainer computed.
         logprobs: [R] fp32, the trainer's.
         strategy: sums over ranks.
     """
@@ -141,13 +141,13 @@ def gap_to_rollout(
 
 
 def utilisation(flops: float, seconds: float, peak: float | None, world_size: int) -> dict[str, float]:
-    """Return what share of the chips' peak the update's model FLOPs were, or nothing where either is not known.
+    """Return the update's model FLOPs utilisation; empty if FLOPs or peak are unknown.
 
     Args:
-        flops: of all ranks.
-        seconds: that the update took.
+        flops: the update's model FLOPs on all ranks.
+        seconds: duration of the update.
         peak: FLOP/s of one rank's device in the compute dtype.
-        world_size: ranks.
+        world_size: number of ranks.
     """
     if peak is None or not flops:
         return {}
@@ -155,7 +155,7 @@ def utilisation(flops: float, seconds: float, peak: float | None, world_size: in
 
 
 def _group_std(total: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """[groups with two or more samples] unbiased standard deviations."""
+    """Return [groups with two or more samples]: unbiased standard deviations."""
     return torch.tensor(
         [float(total[group == g].std()) for g in group.unique() if int((group == g).sum()) > 1], dtype=torch.float64
     )
@@ -172,17 +172,17 @@ def _mean(values: torch.Tensor) -> float:
 
 
 def failure_notes(values: Mapping[str, float], rewards: Rewards, step: int, reported: set[str]) -> Iterator[str]:
-    """Say which rewards failed in a step, each kind of failure once.
+    """Yield a note for each reward that failed in a step, each kind of failure once per run.
 
     Args:
         values: the step's metrics.
         rewards: this rank's, for the first failure of each kind.
         step: the step.
-        told: the metrics that were told of; what is told now is added.
+        reported: metrics reported before; new ones are added.
     """
     for name, count in values.items():
         if name.startswith("reward_failures/") and count and name not in reported:
             reported.add(name)
-            what = name.removeprefix("reward_failures/")
-            first = f" ({rewards.first_failures[what]})" if what in rewards.first_failures else ""
-            yield f"reward {what}: {count:.0f} samples in step {step}{first}; metrics count further ones"
+            failure = name.removeprefix("reward_failures/")
+            first = f" ({rewards.first_failures[failure]})" if failure in rewards.first_failures else ""
+            yield f"reward {failure}: {count:.0f} samples in step {step}{first}; metrics count further ones"

@@ -1,8 +1,8 @@
-"""The token budget of a micro-batch, and what happens to it when memory runs out: less of it, and the same work again.
+"""The token budget of a micro-batch: halve it and repeat the work when memory runs out.
 
-Losses are normalised by counts of the whole update, so that its gradient does not depend on how it is cut. A pass that
-finds no memory is therefore no loss: what it has done is dropped, the random state put back, and the same sequences go
-in smaller micro-batches. The smaller budget is kept in the run's folder: a run that is started again begins with it.
+Losses are normalised by counts of the full update, so its gradient does not depend on the micro-batches. When a pass
+runs out of memory, its gradients are discarded, the random state is restored, and the same sequences are computed in
+smaller micro-batches. The smaller budget is saved in the run's folder, and the next start of the run uses it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FILE = "micro_batch.json"
 
 
 class TokenBudget:
-    """Tokens of a micro-batch on each device.
+    """Tokens per micro-batch on each device.
 
     Args:
-        tokens: to begin with.
-        least: the longest that one sequence can be; less than that is no budget.
-        device: of this process, which knows what a full memory looks like; None: nothing is tried again.
-        folder: the run's, where a smaller budget is remembered; None: it is not.
+        tokens: initial budget.
+        least: smallest budget: the length of the longest possible sequence.
+        device: this process's device, which recognizes out-of-memory errors; None: never repeat work.
+        folder: the run's folder, where a smaller budget is saved; None: do not save it.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class TokenBudget:
         self._device = device
         self._file = folder / FILE if folder else None
         self.restarts = 0
-        """How often work was begun again since `pop_restarts`."""
+        """Number of repetitions since `pop_restarts`."""
         self.notes: list[str] = []
-        """What a user should know, in words; whoever shows them takes them out."""
+        """Notes for the user; whoever shows them clears them."""
         try:
             smaller = read_saved_budget(folder) if folder else None
         except CheckpointError as error:
@@ -54,23 +54,23 @@ class TokenBudget:
             self.tokens = max(smaller, self._least)
             self.notes.append(
                 f"memory ran out before at {tokens:,} tokens per micro-batch: now {self.tokens:,} "
-                f"(from {self._file}; remove it to start with trainer.tokens_per_micro_batch again)"
+                f"(from {self._file}; remove it to use trainer.tokens_per_micro_batch again)"
             )
 
     def run(self, strategy: Strategy, what: str, work: Callable[[], T], undo: Callable[[], None]) -> T:
-        """Do work that is cut by this budget, again with less where memory runs out; ranks agree.
+        """Run work that is split by this budget; if memory runs out on any rank, repeat it with a smaller one.
 
         Where the work has collectives (`strategy.has_collectives_in_passes`), the other ranks cannot wait for one that
         fails: the smaller budget is saved for the next start, and the error is raised.
 
         Args:
-            strategy: joins the ranks.
-            what: is done, for the note.
-            work: cuts by `tokens`, and can be done again after `undo`.
-            undo: drops what the work has left so far.
+            strategy: connects the ranks.
+            what: name of the work in notes, e.g. "scoring".
+            work: splits by `tokens`, and can be repeated after `undo`.
+            undo: discards the work's partial results.
 
         Raises:
-            RuntimeError or MemoryError: memory ran out and the budget cannot be smaller. Other errors pass.
+            RuntimeError or MemoryError: memory ran out and the budget cannot be smaller. Other errors propagate.
         """
         alone = strategy.world_size == 1
         while True:
@@ -85,7 +85,7 @@ class TokenBudget:
                 if strategy.has_collectives_in_passes and not alone:
                     self._shrink(strategy.rank, what)
                     raise
-                error = failure.with_traceback(None)  # whose frames hold the tensors that filled the memory
+                error = failure.with_traceback(None)  # its frames hold the tensors that filled the memory
             failed = error is not None if alone else strategy.sum([error is not None])[0] > 0
             if not failed:
                 return result  # type: ignore[return-value]
@@ -98,22 +98,22 @@ class TokenBudget:
             self.restarts += 1
 
     def pop_restarts(self) -> int:
-        """Return how often work was begun again since this was last asked."""
+        """Return and reset the number of repetitions."""
         count, self.restarts = self.restarts, 0
         return count
 
     def _shrink(self, rank: int, what: str) -> None:
         before, self.tokens = self.tokens, max(self.tokens // 2, self._least)
         self.notes.append(
-            f"out of memory while {what} with {before:,} tokens per micro-batch: the same is done with "
-            f"{self.tokens:,}, and from here on"
+            f"out of memory while {what} with {before:,} tokens per micro-batch: repeated with {self.tokens:,}, and "
+            "so from here on"
         )
         if self._file is not None:
             partial = self._file.with_name(f".{self._file.name}.{rank}")
             try:
                 partial.write_text(json.dumps({"tokens_per_micro_batch": self.tokens, "too_many": before}))
                 os.replace(partial, self._file)
-            except OSError as error:  # it is found again
+            except OSError as error:  # the next start runs out of memory once more and recovers
                 self.notes.append(f"{self._file} cannot be written: {error.strerror}; a new start finds the size again")
 
     def _random_state(self) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -128,10 +128,10 @@ class TokenBudget:
 
 
 def read_saved_budget(folder: Path) -> int | None:
-    """Return the budget that a run in `folder` has found, or None where it has found none.
+    """Return the smaller budget saved in a run's folder; None if there is none.
 
     Raises:
-        CheckpointError: the file cannot be read, or holds something else.
+        CheckpointError: the file cannot be read, or has other content.
     """
     path = folder / FILE
     try:

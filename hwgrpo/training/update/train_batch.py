@@ -38,25 +38,25 @@ def advantages_over_ranks(
 
 
 def shuffle_rewards(rewards: Rewards, seed: int, step: int, rank: int) -> Rewards:
-    """Permute the rewards of the valid samples: a control run keeps their mean and loses what they say.
+    """Permute the rewards of the valid samples: a control run keeps their mean and loses their signal.
 
     The permutation is a function of its arguments, so a resumed control run repeats it.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 1_009 + rank)
-    places = rewards.valid.nonzero()[:, 0]
+    indices = rewards.valid.nonzero()[:, 0]
     total = rewards.total.clone()
-    total[places] = rewards.total[places[torch.randperm(len(places), generator=generator)]]
+    total[indices] = rewards.total[indices[torch.randperm(len(indices), generator=generator)]]
     return replace(rewards, total=total)
 
 
 def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Tensor, valid: torch.Tensor) -> TrainBatch:
-    """Put prompts, responses and advantages together, leaving out samples that a reward failure took out.
+    """Build the batch to train on from prompts, responses and advantages, without invalid samples.
 
     Args:
         batch: G prompts.
         completions: S responses.
         advantages: [S] fp32.
-        valid: [S] bool; the others leave the batch, their siblings stay.
+        valid: [S] bool; False for samples removed by a reward's failure policy, the others of their group stay.
 
     Returns:
         The batch with every prompt once and the valid sequences, ragged.
@@ -77,11 +77,11 @@ def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Ten
 
 
 def split_updates(batch: TrainBatch, prompts: int, prompts_per_update: int) -> list[list[int]]:
-    """Cut a step's sequences into optimizer updates of `prompts_per_update` prompts each, in order.
+    """Split a step's sequences into optimizer updates of `prompts_per_update` prompts each, in order.
 
     Args:
         batch: the step's sequences on this rank.
-        prompts: prompts of the step on this rank (also those whose every sample dropped out).
+        prompts: prompts of the step on this rank (also those whose samples are all invalid).
         prompts_per_update: prompts per update on this rank; divides `prompts`.
 
     Returns:
@@ -95,12 +95,12 @@ def split_updates(batch: TrainBatch, prompts: int, prompts_per_update: int) -> l
 
 
 def token_signals(batch: TrainBatch, sequences: Sequence[int], weights: torch.Tensor, rollout: bool) -> TokenSignals:
-    """Collect what the loss reads per token.
+    """Return the loss's inputs per sequence and per token.
 
     Args:
         batch: the step's sequences.
-        sequences: those of this update.
-        weights: [len(sequences)] fp32: the weight of each token of each of them.
+        sequences: indices of this update's sequences.
+        weights: [len(sequences)] fp32: weight of every token of a sequence.
         rollout: whether the loss needs the rollout engine's log-probs (for a correction).
     """
     weight = torch.zeros(len(batch))

@@ -97,7 +97,7 @@ def test_a_rank_alone_keeps_batch_and_micro_batch_as_they_are():
     assert shard_micro_batch(micro, SINGLE_RANK, whole_sequences=False) is micro
     given = gather_group_batch(SINGLE_RANK, batch, [1, 3], TokenSignals({}, {}))
     assert given.batch is batch
-    assert given.own(torch.arange(len(batch.tokens))).tolist() == given.own_tokens.tolist()
+    assert given.scatter_back(torch.arange(len(batch.tokens))).tolist() == given.own_tokens.tolist()
     assert len(given.own_tokens) == int(batch.lengths[[1, 3]].sum())
 
 
@@ -222,7 +222,7 @@ def test_a_pool_of_one_group_keeps_the_signals_of_what_is_computed(monkeypatch: 
     assert len(given.sequences) == 4
     expected = torch.cat([b.rollout_logprobs[torch.repeat_interleave(b.lengths) % 3 == 0] for b in batches])
     assert torch.equal(given.signals.per_token["rollout_logprob"], expected)
-    assert torch.equal(given.batch.rollout_logprobs[given.places], batches[1].rollout_logprobs[given.own_tokens])
+    assert torch.equal(given.batch.rollout_logprobs[given.positions], batches[1].rollout_logprobs[given.own_tokens])
 
 
 def test_a_size_that_divides_the_heads_is_named():

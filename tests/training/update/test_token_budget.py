@@ -42,8 +42,8 @@ def test_a_full_memory_makes_micro_batches_smaller_and_the_numbers_are_those_of_
     assert max(refused) > 48 >= min(refused), "it ran out at 96 tokens, and then at 48"
     assert metrics(tmp_path / "large") == metrics(tmp_path / "small"), "bit for bit, dropout too"
     told = capsys.readouterr().out
-    assert "with 96 tokens per micro-batch: the same is done with 48, and from here on" in told
-    assert "with 48 tokens per micro-batch: the same is done with 24, and from here on" in told
+    assert "with 96 tokens per micro-batch: repeated with 48, and so from here on" in told
+    assert "with 48 tokens per micro-batch: repeated with 24, and so from here on" in told
     restarts = [line.get("perf/oom_restarts") for line in read_lines(tmp_path / "large/metrics.jsonl")]
     assert sum(filter(None, restarts)) == 2, "later steps begin with what was found"
 
@@ -129,7 +129,9 @@ def test_an_update_whose_gradient_is_not_finite_is_left_out_counted_and_told(tmp
     assert [line["actor/skipped_updates"] for line in lines] == [0, 1, 0]
     assert [line["actor/loss"] for line in lines][1] == "NaN"
     told = capsys.readouterr().out
-    assert "the gradient of update 2 is not finite (loss nan): the update is left out and the weights stay" in told
+    assert (
+        "the gradient of update 2 is not finite (loss nan): the update is skipped and the weights are unchanged" in told
+    )
     assert "lower optim.lr" in told
 
 

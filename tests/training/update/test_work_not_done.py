@@ -21,7 +21,7 @@ def some_zero(**kinds):
 def computed(update, batch) -> list[int]:
     return sorted(
         s
-        for part in update._micro_batches(batch, update.trained(batch, range(len(batch))))
+        for part in update._micro_batches(batch, update.trained_sequences(batch, range(len(batch))))
         for row in part
         for s in row
     )
