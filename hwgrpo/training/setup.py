@@ -301,8 +301,8 @@ def _saver(
         asynchronous=config.trainer.save_async,
         state=state,
         extra_files=lambda: prefetched_batches.files_of(responses.prefetched(), strategy.rank),
-        tell=observer.note,
-        moved=lambda: folder.lock.moved() if folder.lock is not None else None,
+        note=observer.note,
+        folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,
     )
 

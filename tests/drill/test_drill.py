@@ -169,7 +169,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_once_there_is
         assert runs.forked(lambda: runs.run(tmp_path / "run", *WORDS)) != 0
         said = capfd.readouterr().err
         assert "No space left on device" in said, said
-        assert "the run goes on from step-00000002" in said
+        assert "the run resumes from step-00000002" in said
         filler.unlink()
         assert resumed(tmp_path / "run") == undisturbed
     told("the disk is full", "the run ended and said so; with room again it goes on; bitwise equal", "nothing")

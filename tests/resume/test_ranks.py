@@ -127,7 +127,7 @@ def spoil_the_folder(output: Path) -> None:
 @pytest.mark.parametrize(
     ("rank", "fault", "said"),
     [
-        (1, fail_on_rank_1, r"rank 1: .*File too large.* goes on from step-00000002"),
+        (1, fail_on_rank_1, r"rank 1: .*File too large.* resumes from step-00000002"),
         (0, spoil_the_folder, r"(Not a directory|File exists)"),
     ],
 )

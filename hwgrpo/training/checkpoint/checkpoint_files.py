@@ -1,4 +1,4 @@
-"""A checkpoint's folder and files: their names, and writing them so that they are on the disk and known by checksum."""
+"""A checkpoint's folder and files: their names, durable writes, and checksums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hwgrpo.permissions import follow_umask
 
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest.sha256"
-"""The manifest's checksum, which `sha256sum --check` reads."""
+"""File with the manifest's checksum, in the format of `sha256sum --check`."""
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -30,7 +30,7 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def partial_of(root: Path, step: int) -> Path:
-    """Return the folder in which a step's checkpoint is made, before it is whole; or unmade."""
+    """Return the folder of a step's unfinished checkpoint, while it is written or removed."""
     return root / f".step-{step:08d}.partial"
 
 
@@ -45,9 +45,9 @@ def folders(root: Path) -> list[tuple[int, Path]]:
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step that a checkpoint's folder is named for; None where it has another name."""
-    named = _NAME.fullmatch(folder.name)
-    return int(named[1]) if named else None
+    """Return the step in the name of a checkpoint's folder; None for another name."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else None
 
 
 def rng_file(rank: int) -> str:
@@ -56,12 +56,12 @@ def rng_file(rank: int) -> str:
 
 
 def share_file(rank: int) -> str:
-    """Return the name of the file by which a rank says that it has written its files; it is gone from a whole one."""
+    """Return the name of the file that marks a rank's files as written; a finished checkpoint has none."""
     return f"share-rank{rank}.json"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Write a safetensors file through to the disk; return its fingerprint."""
+    """Write a safetensors file and fsync it; return its fingerprint."""
     save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
     follow_umask(path)
     with open(path, "rb") as file:
@@ -73,20 +73,20 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a verified file.
 
     Raises:
-        CheckpointError: it cannot be read any more.
+        CheckpointError: the file cannot be read any more.
     """
     with reading(path):
         return load_file(path)
 
 
 def checksum_line(manifest: bytes) -> str:
-    """Return what the file beside a manifest says of its bytes."""
+    """Return the content of the checksum file for a manifest's bytes."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST}\n"
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a CheckpointError that names the file where a verified file cannot be read within the block any more."""
+    """Raise a CheckpointError with the file's path if a verified file cannot be read any more in the block."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -96,7 +96,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file through to the disk; it appears under its name at once whole."""
+    """Write a file and fsync it; it appears under its name atomically."""
     unfinished = path.with_name(f"{path.name}.tmp")
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write(text)
@@ -106,7 +106,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring a folder's list of names to the disk."""
+    """Fsync a folder's directory entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -121,15 +121,15 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def discard(path: Path) -> None:
-    """Remove what lies at a path, if anything does: a folder with all in it, or a file."""
+    """Remove the file or folder at a path, if there is one."""
     try:
         path.unlink(missing_ok=True)
-    except (IsADirectoryError, PermissionError):  # Linux says the first of a folder, other systems the second
+    except (IsADirectoryError, PermissionError):  # for a folder: Linux raises the first, other systems the second
         shutil.rmtree(path)
 
 
 def remove(root: Path, step: int) -> None:
-    """Remove a checkpoint; it loses its name first, so that a kill leaves no part of it under it."""
+    """Remove a checkpoint; rename it first, so that a kill leaves no incomplete checkpoint under its name."""
     partial = partial_of(root, step)
     discard(partial)
     os.replace(folder_of(root, step), partial)

@@ -1,7 +1,7 @@
-"""A checkpoint's manifest: reading it, checking its checksum, and checking that it holds what a run resumes with.
+"""A checkpoint's manifest: read it, and check its checksum and the values that a resumed run needs.
 
-The checksum lies beside the manifest in the format of `sha256sum`. Earlier versions wrote none; for their manifests the
-checks of types and ranges are all there is.
+The checksum is in a file next to the manifest, in the format of `sha256sum`. Earlier versions wrote none; for their
+manifests only types and ranges are checked.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _DIGEST = re.compile(r"(?:[0-9a-f]{2})+:.+")
 
 
 class Manifest(NamedTuple):
-    """A manifest that was read and checked."""
+    """A checked manifest."""
 
     content: dict[str, Any]
     sha256: str
     """Checksum of the file's bytes."""
     note: str | None
-    """Why its checksum was not checked; None where it was."""
+    """Why its checksum was not checked; None if it was."""
 
 
 def read(folder: Path) -> Manifest:
@@ -58,7 +58,7 @@ def read(folder: Path) -> Manifest:
 
 
 def _check_checksum(folder: Path, data: bytes) -> str | None:
-    """Compare a manifest's bytes with the checksum beside them; return a note where there is none."""
+    """Compare a manifest's bytes with its checksum file; return a note if there is none."""
     path = folder / checkpoint_files.CHECKSUM
     try:
         expected = path.read_bytes()
@@ -87,15 +87,15 @@ def _check(path: Path, content: Any) -> None:
             raise CheckpointError(f"{path} is damaged: the file {name!r} leaves the folder")
     require = _Requirements(path, content)
     require("step", shard_files.is_count)
-    named = checkpoint_files.step_of(path.parent)
-    if named not in (None, content["step"]):
-        raise CheckpointError(f"{path} is of step {content['step']}, its folder is named for step {named}")
+    folder_step = checkpoint_files.step_of(path.parent)
+    if folder_step not in (None, content["step"]):
+        raise CheckpointError(f"{path} is of step {content['step']}, its folder is named for step {folder_step}")
     require("world_size", lambda value: shard_files.is_count(value) and value > 0)
     shard_files.check_table(path, content["parameters"], content["files"])
-    lacking = (rank for rank in range(content["world_size"]) if checkpoint_files.rng_file(rank) not in content["files"])
-    rank = next(lacking, None)
-    if rank is not None:
-        raise CheckpointError(f"{path} is damaged: it names no {checkpoint_files.rng_file(rank)}")
+    rng_files = map(checkpoint_files.rng_file, range(content["world_size"]))
+    missing = next((name for name in rng_files if name not in content["files"]), None)
+    if missing is not None:
+        raise CheckpointError(f"{path} is damaged: it does not list {missing}")
     _check_state(require, content["state"])
 
 
@@ -124,7 +124,7 @@ def _check_state(require: _Requirements, state: Mapping[str, Any]) -> None:
 
 
 class _Requirements:
-    """Raises where a value of a manifest, named by its keys with dots, is missing or does not pass a test."""
+    """Raises CheckpointError if the value of a dotted key of a manifest is missing or fails a test."""
 
     def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
         self._path, self._content = path, content
@@ -138,13 +138,13 @@ class _Requirements:
         if not passes(value):
             shown = repr(value)
             shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
-            raise CheckpointError(f"{self._path} is damaged: {key}={shown} cannot be")
+            raise CheckpointError(f"{self._path} is damaged: {key}={shown} is not a valid value")
 
 
 def _is_settings(value: Any) -> bool:
     try:
         settings = OmegaConf.create(value) if isinstance(value, str) else None
-        return OmegaConf.is_dict(settings)  # not resolved: a variable that they name may be unset here
+        return OmegaConf.is_dict(settings)  # not resolved: a variable in them may be unset here
     except (OmegaConfBaseException, YAMLError, ValueError):
         return False
 

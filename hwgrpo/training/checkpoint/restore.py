@@ -1,8 +1,8 @@
-"""Checkpoints on disk: safetensors and a JSON manifest with checksums, verified before use.
+"""Loading checkpoints: safetensors and a JSON manifest with checksums, verified before use.
 
-A checkpoint folder `step-00000012` holds the trainable parameters and AdamW's moments as each rank holds them, the
-random state of each rank, and `manifest.json`. `checkpoint_saver` writes it: it appears by one rename after everything
-in it has reached the disk, so a kill at any instruction leaves either the whole of it or none. No pickles.
+A checkpoint folder `step-00000012` has each rank's shards of trainable parameters and optimizer states, each rank's
+random state, and `manifest.json`. `saver.py` writes it: it appears by one rename after all its files are on the disk,
+so a kill at any instruction leaves a complete checkpoint or none. No pickles.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ class Checkpoint:
     folder: Path
     manifest: Mapping[str, Any]
     note: str | None = None
-    """What the user should know of it: its manifest has no checksum."""
+    """Note for the user: its manifest has no checksum."""
 
     @property
     def step(self) -> int:
-        """The last step that is in it."""
+        """The last step in it."""
         return int(self.manifest["step"])
 
 
 def set_aside_later(root: Path, step: int) -> list[Path]:
-    """Make a run's folder ready to go on after `step`: what lies beyond belongs to a branch that is left.
+    """Rename checkpoints later than `step`, which belong to an abandoned branch; remove unfinished ones.
 
-    Later checkpoints are set aside under another name, so that they are neither resumed from nor counted; unfinished
-    ones are removed. Call it on one rank, before anything is saved.
+    Renamed checkpoints are neither resumed from nor counted. Call it on one rank, before the first save.
 
     Returns:
-        The folders that were set aside, under their new names.
+        The renamed folders, under their new names.
     """
     aside = []
     for later, folder in checkpoint_files.folders(root):
@@ -64,7 +63,7 @@ def newest(root: Path, strategy: Strategy | None = None) -> tuple[Checkpoint | N
 
     Args:
         root: folder of the run's checkpoints; it need not exist.
-        strategy: as in `verify`; every rank gets the same answer.
+        strategy: as in `verify`; the result is the same on all ranks.
     """
     problems: list[str] = []
     steps = [step for step, _ in checkpoint_files.folders(root)]
@@ -79,7 +78,7 @@ def newest(root: Path, strategy: Strategy | None = None) -> tuple[Checkpoint | N
 
 
 def newest_step(root: Path) -> int | None:
-    """Return the step of the newest checkpoint, whose files are not read: it had a name only once it was whole."""
+    """Return the step of the newest checkpoint, without verifying it: its name shows that it was completed."""
     return max((step for step, _ in checkpoint_files.folders(root)), default=None)
 
 
@@ -87,8 +86,8 @@ def verify(folder: Path, strategy: Strategy | None = None) -> Checkpoint:
     """Check a checkpoint's files against its manifest.
 
     Args:
-        folder: of the checkpoint.
-        strategy: shares the files out among its ranks, which all must call this; None: this process reads them all.
+        folder: folder of the checkpoint.
+        strategy: distributes the files over its ranks, which all must call this; None: this process reads them all.
 
     Raises:
         CheckpointError: a file is missing, cut short or altered, the manifest is not one of ours, or ranks read
@@ -110,39 +109,39 @@ def verify(folder: Path, strategy: Strategy | None = None) -> Checkpoint:
     return Checkpoint(folder, manifest.content, manifest.note)
 
 
-def _first_problem(folder: Path, found: Sequence[tuple[str | None, str | None]]) -> str | None:
-    """Return what is wrong with a checkpoint by what each rank found: its problem, and its manifest's checksum."""
-    for problem, _ in found:
+def _first_problem(folder: Path, results: Sequence[tuple[str | None, str | None]]) -> str | None:
+    """Return the first problem in the ranks' results: (problem, checksum of the manifest) of each."""
+    for problem, _ in results:
         if problem is not None:
             return problem
-    for rank, (_, sha256) in enumerate(found):
-        if sha256 != found[0][1]:
+    for rank, (_, sha256) in enumerate(results):
+        if sha256 != results[0][1]:
             return f"{folder / checkpoint_files.MANIFEST}: rank {rank} reads another content than rank 0"
     return None
 
 
 def _check_file(path: Path, manifest: Mapping[str, Any]) -> None:
     try:
-        found = checkpoint_files.fingerprint(path)
+        fingerprint = checkpoint_files.fingerprint(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    if found != manifest["files"][path.name]:
+    if fingerprint != manifest["files"][path.name]:
         raise CheckpointError(f"{path} is damaged: its size or checksum differs from the manifest")
     shard_files.check_file(path, manifest["parameters"])
 
 
 def restore(checkpoint: Checkpoint, shards: Sequence[ParamShard], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Put a checkpoint's parameters, and AdamW's moments where shards have them, in place.
+    """Load a checkpoint's parameters, and optimizer states if the shards have them, into shards.
 
     Args:
         checkpoint: verified.
-        shards: what this rank holds.
-        shapes: of the model's trainable parameters, by name.
+        shards: this rank's shards.
+        shapes: name -> full shape of the model's trainable parameters.
 
     Raises:
-        CheckpointError: the model has other trainable parameters than the one that was saved.
+        CheckpointError: the model's trainable parameters differ from the saved ones.
     """
     table = checkpoint.manifest["parameters"]
     shard_files.check_parameters(checkpoint.folder, table, shapes)
@@ -150,21 +149,21 @@ def restore(checkpoint: Checkpoint, shards: Sequence[ParamShard], shapes: Mappin
 
 
 def restore_weights(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Put a checkpoint's parameters in place in a model that is in one shard.
+    """Load a checkpoint's parameters into an unsharded model.
 
     Raises:
-        CheckpointError: the model has other trainable parameters than the one that was saved.
+        CheckpointError: the model's trainable parameters differ from the saved ones.
     """
     restore(checkpoint, full_param_shards(model), trainable_shapes(model))
 
 
 def trainable_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Return the shapes of a model's trainable parameters, whole, by name."""
+    """Return name -> full shape of a model's trainable parameters."""
     return {name: parameter.shape for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def load_rng(checkpoint: Checkpoint, rank: int) -> dict[str, torch.Tensor] | None:
-    """Return the random state of a rank, or None when the checkpoint was written by fewer ranks.
+    """Return the random state of a rank; None if the checkpoint was written by fewer ranks.
 
     Raises:
         CheckpointError: its file cannot be read any more.

@@ -13,10 +13,10 @@ from hwgrpo_backends.device import Device
 
 
 def capture(device: Device) -> dict[str, torch.Tensor]:
-    """Return the state of every generator of this process.
+    """Return the state of every random generator of this process.
 
-    Sampling needs none of it (its numbers are a function of seed, prompt and position); dropout and users' reward
-    functions may.
+    Dropout and users' reward functions may use them. Sampling does not: its random numbers are a function of seed,
+    prompt and position.
     """
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
@@ -29,19 +29,19 @@ def capture(device: Device) -> dict[str, torch.Tensor]:
 
 
 def restore(state: Mapping[str, torch.Tensor], device: Device, seed: int) -> str | None:
-    """Put every generator into a state that `capture` returned.
+    """Restore every generator to a state from `capture`.
 
-    The generators of two device families have nothing in common: on another family than the one the state is from, the
-    device's generator starts from `seed` instead.
+    Device families have different generators: on a family other than the state's, the device's generator is seeded
+    with `seed` instead.
 
     Returns:
-        A note where that was so, else None.
+        A note if that happened, else None.
     """
-    # Written before families were recorded: states of another length are of another family.
+    # Older checkpoints do not record the family: a state of another length is of another family.
     family = _value(state["family"]) if "family" in state else None
     same = state["device"].numel() == device.rng_state().numel() if family is None else family == device.backend.name
     if not same:
-        device.manual_seed(seed)  # the host's generator, too, whose state is restored below
+        device.manual_seed(seed)  # also seeds the host's generator, whose state is restored below
     torch.set_rng_state(state["torch"])
     if same:
         device.set_rng_state(state["device"])
@@ -53,7 +53,7 @@ def restore(state: Mapping[str, torch.Tensor], device: Device, seed: int) -> str
         return None
     return (
         f"the checkpoint's random state is of {family or 'another device family'}, not of {device.backend.name}: its "
-        f"generator starts anew from seed {seed}, so dropout draws other numbers than it would have there"
+        f"generator is seeded with {seed}, so dropout draws other numbers than it would have there"
     )
 
 

@@ -1,13 +1,12 @@
-"""Writing checkpoints while the training goes on.
+"""Saves checkpoints while training continues.
 
-At the end of a step every rank copies its share of the state to host memory, and a thread of its own writes the copy.
-A rank that is done says so by a small file; rank 0's thread waits for those of all ranks, writes the manifest, and
-gives the folder its name. So a checkpoint gets whole without a collective, even when the run ends by an error
-meanwhile. Whether it did is told to all ranks at the ends of steps, in their main threads.
+At the end of a step every rank copies its share of the state to host memory, and a thread writes the copy. A rank marks
+its files as written by a small file; rank 0's thread waits for those of all ranks, writes the manifest, and renames the
+folder. So a checkpoint is completed without a collective, even if the run ends with an error meanwhile. The main
+threads of all ranks learn of success or failure at the ends of steps.
 
-What is under way within a step (prompts drawn, responses half done) is not in a checkpoint: a run that goes on from it
-repeats the step after it from that step's beginning, with the same prompts and the same random numbers. Batches that
-were sampled ahead are in it.
+A checkpoint has no state from within a step (prompts drawn, unfinished responses): a resumed run repeats the next step
+from its beginning, with the same prompts and random numbers. Prefetched batches are in the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,25 +29,26 @@ from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.waits import STUCK_AFTER, wait_for_thread
 
 GRACE_S = 20.0
-"""How long an error waits for a checkpoint to get whole; launchers kill after about 30 seconds."""
+"""Seconds that an error waits for a checkpoint to complete; launchers kill after about 30 seconds."""
 
 
 class Saver:
-    """Writes a run's checkpoints. Use as a context manager around the loop: an error then waits for the one under way.
+    """Saves a run's checkpoints. Use as a context manager around the loop: an error then waits for an unfinished one.
 
-    All methods are to be called by all ranks, in the main thread, at the end of a step.
+    All ranks call every method, in the main thread, at the end of a step.
 
     Args:
-        root: folder of the run's checkpoints, which all ranks see.
-        strategy: holds parameters and moments; each rank writes a part of them.
-        device: of this process.
-        keep: how many checkpoints stay.
-        asynchronous: whether the training goes on meanwhile, at the price of a copy of this rank's share (fp32
-            parameters and two moments) in host memory.
-        state: returns the JSON-able rest (sampler position, updates done, ...), equal on all ranks.
-        batches: returns what this rank has sampled ahead and not handed out.
-        tell: takes a line for the user.
-        moved: returns what became of the run's folder where it is no longer at its path; asked where writing fails.
+        root: folder of the run's checkpoints, shared by all ranks.
+        strategy: has parameters and optimizer states; each rank writes a share of them.
+        device: this process's device.
+        keep: number of checkpoints to keep.
+        asynchronous: whether training continues during the write, which costs a copy of this rank's share (fp32
+            parameters and two optimizer states) in host memory.
+        state: returns the remaining state as JSON values (sampler position, updates done, ...), equal on all ranks.
+        extra_files: returns further files of this rank: its prefetched batches.
+        note: shows a line to the user.
+        folder_moved: returns where the run's folder is if it was moved, else None; called when writing fails.
+        timeout: seconds after which a writing thread counts as hanging.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Saver:
         asynchronous: bool,
         state: Callable[[], Mapping[str, Any]],
         extra_files: Callable[[], dict[str, dict[str, torch.Tensor]]],
-        tell: Callable[[str], None],
-        moved: Callable[[], str | None] = lambda: None,
+        note: Callable[[str], None],
+        folder_moved: Callable[[], str | None] = lambda: None,
         timeout: float = STUCK_AFTER,
     ) -> None:
         self._root = root
@@ -72,21 +72,21 @@ class Saver:
         self._asynchronous = asynchronous
         self._state = state
         self._extra_files = extra_files
-        self._tell = tell
-        self._moved = moved
+        self._note = note
+        self._folder_moved = folder_moved
         self._timeout = timeout
         self._save: CheckpointWriter | None = None
 
     def save(self, step: int, *, last: bool = False) -> None:
-        """Begin a checkpoint, once the one before is whole.
+        """Start writing a checkpoint, after the previous one is complete.
 
         Args:
             step: the last finished step.
-            last: nothing is trained after it, so it is whole when this returns, and nothing is copied.
+            last: training has ended, so the checkpoint is complete on return, and nothing is copied.
 
         Raises:
-            RunError: a rank could not write this one or the one before, told on all of them. Earlier checkpoints are
-                as they were, and nothing is left of the one that failed.
+            RunError: a rank could not write this one or the previous one; raised on all ranks. Earlier checkpoints are
+                untouched, and the failed one is removed.
         """
         self.wait()
         self._prepare(step)
@@ -95,7 +95,7 @@ class Saver:
         own = {checkpoint_files.rng_file(rank): rng_state.capture(self._device)} | shard_files.files_of(shards, rank)
         background = self._asynchronous and not last
         if background:
-            own = {name: {key: _copied(t) for key, t in tensors.items()} for name, tensors in own.items()}
+            own = {name: {key: _copy_to_host(t) for key, t in tensors.items()} for name, tensors in own.items()}
             self._device.synchronize()
         own |= self._extra_files()
         manifest = {
@@ -103,7 +103,7 @@ class Saver:
             "step": step,
             "world_size": self._strategy.world_size,
             "torch": torch.__version__,
-            "state": json.loads(json.dumps(self._state())),  # a copy: the run's own may change meanwhile
+            "state": json.loads(json.dumps(self._state())),  # a copy: the run's own may change
         }
         table = shard_files.table_of(shards, rank)
         self._save = CheckpointWriter(self._root, manifest, own, table, rank, keep=self._keep, timeout=self._timeout)
@@ -114,7 +114,7 @@ class Saver:
             self.wait()
 
     def poll(self) -> None:
-        """Tell of a checkpoint that has got whole or has failed since the last call; wait for none.
+        """Report a checkpoint that completed or failed since the last call, without waiting.
 
         Raises:
             RunError: as `save`.
@@ -126,7 +126,7 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the checkpoint under way, if there is one, is whole.
+        """Wait until the unfinished checkpoint, if there is one, is complete.
 
         Raises:
             RunError: as `save`.
@@ -142,14 +142,14 @@ class Saver:
         self._save = None
         if errors:
             self._fail(save, errors)
-        self._tell(f"saved {checkpoint_files.folder_of(self._root, save.step)}")
+        self._note(f"saved {checkpoint_files.folder_of(self._root, save.step)}")
 
     def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         save, self._save = self._save, None
-        # No rank knows here what the others do, so nothing is said or asked. A second Ctrl-C waits for nothing.
+        # No collectives here: the other ranks may be anywhere. A second Ctrl-C does not wait.
         if save is not None and isinstance(error, Exception):
             save.give_time(GRACE_S)
 
@@ -159,7 +159,7 @@ class Saver:
         if self._strategy.rank == 0:
             partial = checkpoint_files.partial_of(self._root, step)
             try:
-                self._root.mkdir(exist_ok=True)  # without its parents: a run's folder that was moved is not made anew
+                self._root.mkdir(exist_ok=True)  # without parents: a run's folder that was moved is not recreated
                 checkpoint_files.discard(partial)
                 partial.mkdir()
             except OSError as error:
@@ -169,22 +169,22 @@ class Saver:
             raise RunError(self._message(step, problems[0]))
 
     def _errors(self, save: CheckpointWriter) -> list[str]:
-        """Return what went wrong on any rank."""
+        """Return the errors of all ranks."""
         mine = None if save.error is None else str(save.error) or type(save.error).__name__
-        told = enumerate(self._strategy.gather_objects(mine))
+        errors = enumerate(self._strategy.gather_objects(mine))
         several = self._strategy.world_size > 1
-        return [f"rank {rank}: {problem}" if several else problem for rank, problem in told if problem is not None]
+        return [f"rank {rank}: {error}" if several else error for rank, error in errors if error is not None]
 
     def _fail(self, save: CheckpointWriter, errors: list[str]) -> NoReturn:
         save.give_up()
         if self._strategy.rank == 0:
-            # a full disk gets its room back
+            # frees space on a full disk
             shutil.rmtree(checkpoint_files.partial_of(self._root, save.step), ignore_errors=True)
         self._strategy.barrier()
         raise RunError(self._message(save.step, errors[0])) from save.error
 
     def _message(self, step: int, problem: str) -> str:
-        moved = self._moved()
+        moved = self._folder_moved()
         if moved is not None:
             return f"the checkpoint of step {step} could not be written: {moved}"
         left = checkpoint_files.folders(self._root)
@@ -194,9 +194,9 @@ class Saver:
         )
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in host memory; that of a device's tensor is there after the next synchronization."""
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in host memory; a copy from the device is complete after the next synchronization."""
     if tensor.device.type == "cpu":
         return tensor.clone()
-    # Page-locked memory, into which a device copies by itself and several times as fast.
+    # Pinned memory: the device copies asynchronously, and several times as fast.
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,8 +1,8 @@
-"""The tensors of a checkpoint: what ranks hold of each parameter, in files of their own, read back by any other cut.
+"""The tensors of a checkpoint: each rank's shards in its own files, loadable by any other sharding.
 
-Each rank writes the shards that are its own, flattened and under the parameter's name, into `weights-rankR.safetensors`
-and `moments-rankR.safetensors`; the table of shards says which elements lie where. A rank that loads reads the elements
-that it holds and no others, so that neither the number of ranks nor the strategy has to be the one that saved.
+Each rank writes its own shards, flattened and under the parameter's name, into `weights-rankR.safetensors` and
+`moments-rankR.safetensors`; the table of shards lists the elements of each. A loading rank reads only its own elements,
+so the number of ranks and the strategy may differ from those of the saving run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.strategies.param_shard import ADAMW_STATES, ParamShard
 
 Table = dict[str, dict[str, Any]]
-"""By parameter: its `shape`, the `updates` it has seen, and its `shards` [rank, first element, count]."""
+"""Parameter -> its full `shape`, its number of `updates`, and its shards, `pieces`: [rank, first element, count]."""
 
 
 def files_of(shards: Sequence[ParamShard], rank: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Return a rank's files by name, each with its tensors."""
+    """Return file name -> tensors of a rank's files."""
     held = [shard for shard in shards if shard.count]
     return {
         weights_file(rank): {shard.name: shard.values["parameter"] for shard in held},
@@ -41,12 +41,12 @@ def weights_file(rank: int) -> str:
 
 
 def moments_file(rank: int) -> str:
-    """Return the name of a rank's file with AdamW's moments."""
+    """Return the name of a rank's file with optimizer states."""
     return f"moments-rank{rank}.safetensors"
 
 
 def table_of(shards: Sequence[ParamShard], rank: int) -> Table:
-    """Return where the shards of one rank lie."""
+    """Return the table of one rank's shards."""
     return {
         shard.name: {
             "shape": list(shard.shape),
@@ -58,8 +58,8 @@ def table_of(shards: Sequence[ParamShard], rank: int) -> Table:
     }
 
 
-def merged(tables: Sequence[Table]) -> Table:
-    """Join the tables of all ranks, and see to it that every element is in exactly one shard."""
+def merge_tables(tables: Sequence[Table]) -> Table:
+    """Merge the tables of all ranks; assert that every element is in exactly one shard."""
     joined: Table = {}
     for table in tables:
         for name, entry in table.items():
@@ -70,32 +70,32 @@ def merged(tables: Sequence[Table]) -> Table:
         for _, start, count in entry["pieces"]:
             assert start == end, f"{name}: elements {min(start, end)} to {max(start, end)} are in no shard or in two"
             end = start + count
-        assert end == math.prod(entry["shape"]), f"{name}: elements from {end} on are in no piece"
+        assert end == math.prod(entry["shape"]), f"{name}: elements from {end} on are in no shard"
     return joined
 
 
 def is_count(value: Any) -> bool:
-    """Tell whether a value that was read is an integer of zero or more."""
+    """Return whether a value read from JSON is an integer of zero or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def check_table(manifest: Path, table: Any, names: Any) -> None:
-    """Check that a table that was read covers every parameter once, with shards of files that are there.
+    """Check that a table covers every parameter once, with shards in listed files.
 
     Args:
-        manifest: where it was read, for messages.
-        table: what ought to be a `Table`.
-        names: what ought to be a checkpoint's files by name.
+        manifest: path of the manifest, for messages.
+        table: a `Table`, not checked yet.
+        names: the manifest's file names, not checked yet.
 
     Raises:
-        CheckpointError: it does not.
+        CheckpointError: the table is not valid.
     """
     try:
         for name, entry in table.items():
             numbers = [*entry["shape"], entry["updates"], *(n for shard in entry["pieces"] for n in shard)]
             if not all(map(is_count, numbers)):
                 raise CheckpointError(f"{manifest} is damaged: the numbers of {name} cannot be read")
-            end, whole = 0, math.prod(entry["shape"])
+            end, total = 0, math.prod(entry["shape"])
             for rank, start, count in entry["pieces"]:
                 if start != end or count < 1:
                     raise CheckpointError(f"{manifest} is damaged: no shard has the elements of {name} from {end} on")
@@ -105,8 +105,8 @@ def check_table(manifest: Path, table: Any, names: Any) -> None:
                         raise CheckpointError(
                             f"{manifest} is damaged: a shard of {name} is in {file}, which it does not list"
                         )
-            if end != whole:
-                raise CheckpointError(f"{manifest} is damaged: its shards have {end} of the {whole} elements of {name}")
+            if end != total:
+                raise CheckpointError(f"{manifest} is damaged: its shards have {end} of the {total} elements of {name}")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -114,10 +114,10 @@ def check_table(manifest: Path, table: Any, names: Any) -> None:
 
 
 def check_file(path: Path, table: Table) -> None:
-    """Check that a rank's file with weights or moments has the tensors that the table says; others are passed over.
+    """Check that a rank's file of weights or optimizer states has the table's tensors; skip other files.
 
     Raises:
-        CheckpointError: it has not.
+        CheckpointError: its tensors differ.
     """
     expected: dict[str, list[int]] = {}
     for name, entry in table.items():
@@ -129,31 +129,31 @@ def check_file(path: Path, table: Table) -> None:
     if not expected:
         return
     with checkpoint_files.reading(path), safe_open(path, framework="pt") as file:
-        found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (it is no dict)
-    for name in expected.keys() | found.keys():
-        if found.get(name) != expected.get(name):
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (it is no dict)
+    for name in expected.keys() | shapes.keys():
+        if shapes.get(name) != expected.get(name):
             raise CheckpointError(
-                f"{path} is not the file of the manifest's table: {name} has shape {found.get(name)} in it, "
+                f"{path} is not the file of the manifest's table: {name} has shape {shapes.get(name)} in it, "
                 f"{expected.get(name)} in the table"
             )
 
 
 def check_parameters(folder: Path, table: Table, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Check that a checkpoint holds the parameters of a model.
+    """Check that a checkpoint has the parameters of a model.
 
     Args:
-        folder: of the checkpoint, for messages.
-        table: the checkpoint's.
-        shapes: of the model's trainable parameters, by name, over all ranks.
+        folder: folder of the checkpoint, for messages.
+        table: the checkpoint's table.
+        shapes: name -> full shape of the model's trainable parameters.
 
     Raises:
-        CheckpointError: the model has other trainable parameters than the one that was saved.
+        CheckpointError: the model's trainable parameters differ from the saved ones.
     """
-    odd = sorted(table.keys() ^ {name for name, shape in shapes.items() if math.prod(shape)})
-    if odd:
+    unmatched = sorted(table.keys() ^ {name for name, shape in shapes.items() if math.prod(shape)})
+    if unmatched:
         raise CheckpointError(
-            f"{folder} was saved by another model or LoRA setting: {len(odd)} parameters are in one and not "
-            f"in the other, e.g. {odd[0]}"
+            f"{folder} was saved by another model or LoRA setting: {len(unmatched)} parameters are in one and not "
+            f"in the other, e.g. {unmatched[0]}"
         )
     for name, entry in table.items():
         saved, shape = tuple(entry["shape"]), tuple(shapes[name])
@@ -163,12 +163,12 @@ def check_parameters(folder: Path, table: Table, shapes: Mapping[str, Sequence[i
 
 @torch.no_grad()
 def read(folder: Path, table: Table, shards: Sequence[ParamShard]) -> None:
-    """Write a checkpoint's values into shards, wherever they were cut when it was saved.
+    """Load a checkpoint's values into shards, whatever its own sharding.
 
     Args:
-        folder: of the checkpoint.
-        table: where its shards lie.
-        shards: what is held now; those without moments get their parameter alone.
+        folder: folder of the checkpoint.
+        table: the checkpoint's table.
+        shards: this rank's shards; those without optimizer states get only their parameter.
 
     Raises:
         CheckpointError: a file cannot be read any more.
@@ -198,7 +198,7 @@ def read(folder: Path, table: Table, shards: Sequence[ParamShard]) -> None:
 
 
 def _overlaps(saved: Sequence[Sequence[int]], shard: ParamShard) -> Iterator[tuple[int, int, int, int]]:
-    """Yield rank, first element in its file's shard, first element in `shard`, and count of what both have."""
+    """Yield (rank, first element in the saved shard, first element in `shard`, count) of each overlap."""
     end = shard.start + shard.count
     for rank, start, count in saved:
         first, last = max(start, shard.start), min(start + count, end)

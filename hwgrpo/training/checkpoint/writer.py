@@ -1,4 +1,4 @@
-"""One checkpoint under way: its files, and what makes it whole. Nothing here is a collective."""
+"""Writes one checkpoint: a rank's files, and on rank 0 the manifest and the final rename. Has no collectives."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint.shard_files import Table
 from hwgrpo.waits import LONG_WORK, STUCK_AFTER, Wait, join
 
-_LOOK_S = 0.02
-"""Between two looks for the shares of other ranks."""
+_POLL_S = 0.02
+"""Seconds between two checks for the files of other ranks."""
 
 
 class CheckpointWriter:
-    """What this rank writes of a checkpoint, in a thread or as it is called, and, on rank 0, what makes it whole.
+    """Writes this rank's files, in a thread or in the caller's, and on rank 0 completes the checkpoint.
 
     Args:
         root: folder of the run's checkpoints.
-        manifest: without what is known when all ranks have written.
-        own: this rank's files by name, each with its tensors.
-        table: where this rank's shards lie.
-        rank: this one.
-        keep: how many checkpoints stay.
+        manifest: the manifest without the entries of the ranks' files.
+        own: file name -> tensors of this rank's files.
+        table: table of this rank's shards.
+        rank: this process's rank.
+        keep: number of checkpoints to keep.
+        timeout: seconds to wait for the other ranks' files.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class CheckpointWriter:
         self.step: int = manifest["step"]
         self.error: Exception | None = None
         self.written = threading.Event()
-        """This rank has written its share, or failed to."""
+        """Set when this rank has written its files, or failed to."""
         self._root = root
         self._partial = checkpoint_files.partial_of(root, self.step)
         self._manifest = manifest
@@ -57,22 +58,22 @@ class CheckpointWriter:
         self._keep = keep
         self._timeout = timeout
         self._given_up = threading.Event()
-        # A daemon: an interpreter that ends does not wait for a disk that has hung.
+        # A daemon thread: the interpreter can exit while a disk hangs.
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-{self.step}", daemon=True)
         self._in_background = False
 
     @property
     def done(self) -> bool:
-        """Whether this rank's part in it has come to its end."""
+        """Whether this rank's work is finished."""
         return not self._thread.is_alive()
 
     def begin(self) -> None:
-        """Do this rank's part in a thread."""
+        """Do this rank's work in a thread."""
         self._in_background = True
         self._thread.start()
 
     def write(self) -> None:
-        """Write this rank's files, then say so; what goes wrong is in `error`."""
+        """Write this rank's files and mark them as written; store a failure in `error`."""
         try:
             written = {
                 name: checkpoint_files.write_tensors(self._partial / name, tensors)
@@ -81,17 +82,17 @@ class CheckpointWriter:
             share = {"files": written, "table": self._table}
             checkpoint_files.write_text(self._partial / checkpoint_files.share_file(self._rank), json.dumps(share))
         except Exception as error:
-            self.error = error  # the main thread tells it
+            self.error = error  # the main thread raises it
         finally:
-            self._own = {}  # the copies' memory
+            self._own = {}  # frees the copies
             self.written.set()
 
     def complete(self) -> None:
-        """Return when the checkpoint has its name, or `error` says why not; only rank 0 has something to do there."""
+        """Wait until rank 0 has renamed the complete checkpoint, or has set `error`."""
         if self._in_background:
             join(self._thread, f"checkpoint {self.step}", self._timeout)
         elif self._rank == 0:
-            self._give_name()
+            self._finalize()
 
     def give_up(self) -> None:
         """Stop waiting for other ranks."""
@@ -100,7 +101,7 @@ class CheckpointWriter:
             join(self._thread, f"checkpoint {self.step}", self._timeout)
 
     def give_time(self, seconds: float) -> None:
-        """Wait for the checkpoint to get whole, for so long; remove on rank 0 what cannot become one any more."""
+        """Wait up to `seconds` for the checkpoint to complete; on rank 0, remove one that failed."""
         self._thread.join(seconds)
         if self.done and self.error is not None and self._rank == 0:
             shutil.rmtree(self._partial, ignore_errors=True)
@@ -108,10 +109,10 @@ class CheckpointWriter:
     def _run(self) -> None:
         self.write()
         if self._rank == 0 and self.error is None:
-            self._give_name()
+            self._finalize()
 
-    def _give_name(self) -> None:
-        """Wait for the shares of all ranks, join them into the manifest, rename, and drop the oldest checkpoints."""
+    def _finalize(self) -> None:
+        """Wait for all ranks' files, write the manifest, rename the folder, and remove the oldest checkpoints."""
         ranks = range(self._manifest["world_size"])
         shares = [self._partial / checkpoint_files.share_file(rank) for rank in ranks]
         try:
@@ -120,12 +121,12 @@ class CheckpointWriter:
                 if wait.over:
                     raise RunError(f"the other ranks' files were not written within {self._timeout:g} s")
                 wait.report()
-                if self._given_up.wait(_LOOK_S):
+                if self._given_up.wait(_POLL_S):
                     return
-            said = [json.loads(share.read_text(encoding="utf-8")) for share in shares]
-            parameters = shard_files.merged([each["table"] for each in said])
-            named = {name: entry for each in said for name, entry in each["files"].items()}
-            text = json.dumps({**self._manifest, "parameters": parameters, "files": named}, indent=1)
+            contents = [json.loads(share.read_text(encoding="utf-8")) for share in shares]
+            parameters = shard_files.merge_tables([content["table"] for content in contents])
+            files = {name: entry for content in contents for name, entry in content["files"].items()}
+            text = json.dumps({**self._manifest, "parameters": parameters, "files": files}, indent=1)
             checkpoint_files.write_text(self._partial / checkpoint_files.MANIFEST, text)
             checkpoint_files.write_text(
                 self._partial / checkpoint_files.CHECKSUM, checkpoint_files.checksum_line(text.encode())
@@ -138,4 +139,4 @@ class CheckpointWriter:
             for step, _ in checkpoint_files.folders(self._root)[: -self._keep]:
                 checkpoint_files.remove(self._root, step)
         except Exception as error:
-            self.error = error  # the main thread tells it
+            self.error = error  # the main thread raises it

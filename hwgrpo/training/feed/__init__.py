@@ -1,7 +1,7 @@
-"""Where the batches of each step come from.
+"""Sources of each step's prompts and responses.
 
-prompt_source.py        prompts, in the same order on every number of ranks
-response_source.py      responses: the interface, and those generated on demand
+prompt_source.py        prompts, in the same order on any number of ranks
+response_source.py      responses: the interface, and generation on demand
 prefetcher.py           responses that a thread generates while earlier steps are trained
 prefetched_batches.py   prefetched batches as a file of a checkpoint
 """

@@ -1,7 +1,6 @@
-"""Batches that were sampled ahead and are not trained on yet, as a file of a checkpoint.
+"""Prefetched batches that are not trained on yet, as a file of a checkpoint.
 
-A run that goes on from it learns from the very responses that it would have learned from. The prompts themselves are
-not in the file: they are drawn again from the data.
+A resumed run trains on the same responses. The file has no prompts: they are drawn from the data again.
 """
 
 from __future__ import annotations
@@ -20,58 +19,57 @@ from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch
 from hwgrpo.values import Completions, PromptBatch
 
 _TENSORS = ("prompt_index", "tokens", "offsets", "logprobs", "finished", "versions")
-_WORDS = "words"
+_JSON = "words"
+"""Suffix of a batch's JSON values, as bytes."""
 
 
 def files_of(batches: Sequence[Batch], rank: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Return a rank's file with batches, under its name; nothing where there are no batches.
+    """Return a rank's file name -> tensors of its batches; empty if there are none.
 
     Args:
-        batches: sampled and not handed out, the next first.
-        rank: whose they are.
+        batches: prefetched batches, the next first.
+        rank: rank of this process.
     """
     tensors: dict[str, torch.Tensor] = {}
     for i, batch in enumerate(batches):
-        words = {
+        values_json = {
             "asked": _prompt_key(batch.prompts),
             "texts": batch.completions.texts,
             "weight_version": batch.completions.weight_version,
             "metrics": dict(batch.metrics),
         }
         values = {name: getattr(batch.completions, name) for name in _TENSORS}
-        values[_WORDS] = torch.tensor(list(json.dumps(words).encode()), dtype=torch.uint8)
+        values[_JSON] = torch.tensor(list(json.dumps(values_json).encode()), dtype=torch.uint8)
         tensors |= {f"{i}.{name}": value for name, value in values.items() if value is not None}
     return {_file(rank): tensors} if tensors else {}
 
 
 def load(checkpoint: Checkpoint, source: PromptSource, max_staleness: int) -> tuple[list[PrefetchedBatch], list[str]]:
-    """Return the batches of a checkpoint that this rank can go on with, and what to tell of those that it cannot.
-
-    What cannot be used is sampled again.
+    """Return a checkpoint's batches that this rank can use, and a note on the others, which are sampled again.
 
     Args:
         checkpoint: verified.
-        source: this rank's prompts, where they were after the checkpoint's step; on return, after the last batch's.
-        max_staleness: the bound that the run has now, in weight versions.
+        source: this rank's prompts, positioned after the checkpoint's step; on return, after the last batch.
+        max_staleness: the run's current bound, in weight versions.
     """
     name = _file(source.rank)
     if name not in checkpoint.manifest["files"]:
         return [], []
     step, ranks = checkpoint.step, checkpoint.manifest["world_size"]
     if ranks != source.world_size:
-        return [], [f"what {ranks} ranks had prefetched is sampled again: now there are {source.world_size}"]
+        return [], [f"responses prefetched by {ranks} ranks are sampled again: now there are {source.world_size}"]
     prefetched: list[PrefetchedBatch] = []
-    for completions, words in _read(checkpoint.folder / name):
+    for completions, values_json in _read(checkpoint.folder / name):
         age = step + len(prefetched) - completions.weight_version
         before = source.state()
         prompts = source.next()
-        if age > max_staleness or _prompt_key(prompts) != words["asked"]:
+        if age > max_staleness or _prompt_key(prompts) != values_json["asked"]:
             source.restore(before)
-            why = f"rollout.max_staleness={max_staleness}" if age > max_staleness else "the prompts are others"
+            reason = f"rollout.max_staleness={max_staleness}" if age > max_staleness else "the prompts have changed"
             return prefetched, [
-                f"prefetched responses are sampled again from step {step + len(prefetched) + 1} on: {why}"
+                f"prefetched responses are sampled again from step {step + len(prefetched) + 1} on: {reason}"
             ]
-        prefetched.append(PrefetchedBatch(Batch(prompts, completions, words["metrics"]), source.state()))
+        prefetched.append(PrefetchedBatch(Batch(prompts, completions, values_json["metrics"]), source.state()))
     return prefetched, []
 
 
@@ -80,15 +78,16 @@ def _file(rank: int) -> str:
 
 
 def _prompt_key(batch: PromptBatch) -> list[list[Any]]:
-    """Return what a batch asked, to be compared with another."""
+    """Return the uid and tokens of each prompt of a batch, for comparison."""
     return [[prompt.uid, list(prompt.token_ids)] for prompt in batch.prompts]
 
 
 def _read(path: Path) -> Iterator[tuple[Completions, dict[str, Any]]]:
     tensors = checkpoint_files.read_tensors(path)
     i = 0
-    while f"{i}.{_WORDS}" in tensors:
-        words = json.loads(bytes(tensors[f"{i}.{_WORDS}"].tolist()))
+    while f"{i}.{_JSON}" in tensors:
+        values_json = json.loads(bytes(tensors[f"{i}.{_JSON}"].tolist()))
         values: dict[str, Any] = {name: tensors.get(f"{i}.{name}") for name in _TENSORS}
-        yield Completions(**values, texts=tuple(words["texts"]), weight_version=words["weight_version"]), words
+        texts, version = tuple(values_json["texts"]), values_json["weight_version"]
+        yield Completions(**values, texts=texts, weight_version=version), values_json
         i += 1

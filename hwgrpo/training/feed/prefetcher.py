@@ -1,8 +1,8 @@
 """Prefetched responses: a thread generates them while earlier steps are trained.
 
-They are sampled by weights some versions older than the policy that learns from them. The bound,
-`rollout.max_staleness`, is checked twice: the thread begins no batch before the engine has weights that will be new
-enough, and the policy is not trained on a batch of older weights.
+Their weights are some versions older than the policy trained on them. The bound `rollout.max_staleness` is checked
+twice: the thread starts a batch only once the engine's weights are new enough, and the policy is not trained on a
+batch of older weights.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ def prefetch(parts: SourceParts) -> Prefetcher:
 
 
 class Prefetcher:
-    """Generates in a thread of its own, at most `max_staleness` versions behind the policy.
+    """Generates in its own thread, at most `max_staleness` versions behind the policy.
 
-    With a bound of 1 (one-step-off policy) the order of things is fixed: while a step is trained, the responses of the
-    next are sampled, and its new weights wait for them. With more the thread runs ahead as far as the bound lets it,
-    and which version samples a batch depends on time.
+    With a bound of 1 (one-step-off policy) the order is fixed: while a step is trained, the responses of the next are
+    sampled, and its new weights wait for them. With a larger bound the thread prefetches as far as the bound allows,
+    and the version that samples a batch depends on timing.
 
-    Batches that wait to be handed out are part of a checkpoint, and the one that is being sampled is begun again after
-    a resume: with a bound of 1 from the same weights, so that the run goes on to the last bit as it would have.
+    Prefetched batches are part of a checkpoint. The batch in flight is sampled again after a resume: with a bound of 1
+    from the same weights, so the resumed run is identical to the last bit.
 
     Args:
         source: the prompts, drawn by the thread.
-        engine: generates with weights of its own; nobody else calls it but within `exclusive_engine`.
-        sampling: how responses are drawn.
-        gate: the one that the engine makes way at, if it does so between tokens.
+        engine: generates with a separate copy of the weights; others call it only within `exclusive_engine`.
+        sampling: sampling parameters.
+        gate: gate at which the engine pauses, if it can between tokens.
         device: made current in the thread.
-        max_staleness: versions, at least 1.
-        first_step: that will be asked for.
-        last_step: after which nothing is generated.
-        prefetched: batches of the first steps that there are already; `source` stands after them.
-        state: the position in the data before them; None where there are none.
-        timeout: seconds after which the thread is taken to hang.
+        max_staleness: bound in weight versions, at least 1.
+        first_step: first step to be requested.
+        last_step: last step to generate for.
+        prefetched: existing batches of the first steps; `source` is positioned after them.
+        state: position in the data before them; None if there are none.
+        timeout: seconds after which the thread counts as hanging.
     """
 
     def __init__(
@@ -104,20 +104,20 @@ class Prefetcher:
             if not self._done:
                 assert self._error is not None
                 raise self._error
-            taken = self._done.popleft()
-        batch, self._state = taken.batch, taken.state
+            prefetched = self._done.popleft()
+        batch, self._state = prefetched.batch, prefetched.state
         policy = step - 1
         if self._too_old(batch, policy) and self._source.world_size == 1:
-            with self.exclusive_engine():  # an engine that has lost weights, or a server that came back with older ones
+            with self.exclusive_engine():  # an engine lost its weights, or a server restarted with older ones
                 self._engine.update_weights(policy)
                 batch = self._generate(batch.prompts)
-        if self._too_old(batch, policy):  # new weights are brought by all ranks together, which only this one knows of
+        if self._too_old(batch, policy):  # sending weights needs all ranks, but only this one has noticed
             raise RunError(
                 f"the responses of step {step} were sampled with weights {batch.completions.weight_version}, but the "
                 f"policy has weights {policy} and rollout.max_staleness={self._max_staleness}: the rollout engine does "
-                "not take new weights; start again from the newest checkpoint"
+                "not apply new weights; start again from the newest checkpoint"
             )
-        # What is to be sampled beside this step begins before it: else its new weights could come first.
+        # The next batch must be in flight before this step trains: otherwise this step's weights could come first.
         wanted = min(step + 1, self._last_step)
         with self._changed:
             self._until(
@@ -159,7 +159,7 @@ class Prefetcher:
         try:
             self._device.set_device()
             for step in range(first_step, self._last_step + 1):
-                # the policy that will learn from it is version step - 1
+                # the policy to be trained on it is version step - 1
                 self._wait(lambda step=step: self._version >= step - 1 - self._max_staleness)
                 prompts = self._source.next()
                 state = self._source.state()
@@ -172,7 +172,7 @@ class Prefetcher:
                     if self._error is None:
                         self._done.append(PrefetchedBatch(batch, state))
                         self._changed.notify_all()
-        except BaseException as error:  # the thread that asks for the batch raises it
+        except BaseException as error:  # `next` raises it in the caller's thread
             with self._changed:
                 self._error = self._error or error
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The prompts of each step: drawn in the same order on every number of ranks, and from any step on."""
+"""The prompts of each step, in the same order on any number of ranks and resumable at any step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hwgrpo.values import PromptBatch
 
 @dataclass
 class PromptSource:
-    """Hands each rank its share of a step's prompts.
+    """Returns this rank's share of each step's prompts.
 
-    Every rank draws the same rows and keeps a slice of each update, so that an update sees the same prompts whatever
-    the number of ranks.
+    Every rank draws the same rows and keeps a slice of each update, so that an update has the same prompts on any
+    number of ranks.
     """
 
     dataset: PromptDataset
@@ -37,7 +37,7 @@ class PromptSource:
         return PromptBatch(tuple(self.dataset.prompt(row, epoch) for epoch, row in mine))
 
     def state(self) -> dict[str, Any]:
-        """Return the position in the data, JSON-able."""
+        """Return the position in the data, as JSON values."""
         return self.sampler.state()
 
     def restore(self, state: dict[str, Any]) -> None:

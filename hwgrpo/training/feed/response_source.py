@@ -20,74 +20,74 @@ from hwgrpo.values import Completions, PromptBatch, Sampling
 
 @dataclass(frozen=True)
 class Batch:
-    """The prompts of one step on this rank, and the responses."""
+    """The prompts of one step on this rank, and their responses."""
 
     prompts: PromptBatch
     completions: Completions
     metrics: Mapping[str, float]
-    """The engine's, and how old the weights were."""
+    """The engine's metrics, and the staleness of the weights."""
 
 
 @dataclass(frozen=True)
 class PrefetchedBatch:
-    """A batch that is done and was not handed out."""
+    """A finished batch that `next` has not returned yet."""
 
     batch: Batch
     state: dict[str, Any]
-    """The position in the data after it."""
+    """Position in the data after it."""
 
 
 class ResponseSource(Protocol):
-    """Hands out the batches of one step after the other."""
+    """Returns the batches of the steps in order."""
 
     def next(self, step: int) -> Batch:
-        """Return the batch of a step, waiting for it where it is not done."""
+        """Return the batch of a step; wait until it is finished."""
         ...
 
     def update_weights(self, version: int) -> None:
-        """Give the engine the policy's current weights, which are `version`. All ranks call it together."""
+        """Send the policy's current weights, which are `version`, to the engine. All ranks call it together."""
         ...
 
     def exclusive_engine(self) -> AbstractContextManager[Any]:
-        """Return a context in which the engine is the caller's."""
+        """Return a context in which only the caller uses the engine."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return the position in the data after the last batch that was handed out, JSON-able."""
+        """Return the position in the data after the last batch from `next`, as JSON values."""
         ...
 
     def prefetched(self) -> list[Batch]:
-        """Return the batches that are done and were not handed out, the next first."""
+        """Return the finished batches that `next` has not returned yet, the next first."""
         ...
 
     def close(self) -> None:
-        """End what is under way; batches that were not handed out are lost."""
+        """Stop generating; prefetched batches are lost."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceParts:
-    """All that the maker of a response source may need."""
+    """Arguments for making a response source."""
 
     config: Config
     """Checked settings of the run."""
     prompts: PromptSource
     engine: Engine
-    """Has the weights of the first step."""
+    """The rollout engine, with the weights of the first step."""
     gate: Gate
-    """Where an engine that generates in a thread of its own makes way for new weights."""
+    """Gate at which an engine that generates in its own thread pauses for new weights."""
     device: Device
     start: int = 0
-    """Steps done already."""
+    """Steps finished before this start."""
     total_steps: int
     prefetched: Sequence[PrefetchedBatch] = ()
-    """Batches of the first steps that a checkpoint held; `prompts` stands after them."""
+    """Batches of the first steps from a checkpoint; `prompts` is positioned after them."""
     state: dict[str, Any] | None = None
-    """The position in the data before them; None where there are none."""
+    """Position in the data before them; None if there are none."""
 
 
 def on_demand(parts: SourceParts) -> OnDemand:
-    """Return the source that generates a step's responses when they are asked for."""
+    """Return the source that generates a step's responses on demand."""
     return OnDemand(parts.prompts, parts.engine, sampling_of(parts.config))
 
 
@@ -98,13 +98,13 @@ def choose_source(config: Config) -> str:
 
 
 def make_source(parts: SourceParts) -> ResponseSource:
-    """Return where the steps after `parts.start` get their responses from."""
+    """Return the source of responses for the steps after `parts.start`."""
     return RESPONSE_SOURCES.load(choose_source(parts.config))(parts)
 
 
 @dataclass
 class OnDemand:
-    """Generates a step's responses when they are asked for, with the newest weights."""
+    """Generates a step's responses on demand, with the newest weights."""
 
     source: PromptSource
     engine: Engine

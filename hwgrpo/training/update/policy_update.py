@@ -282,9 +282,8 @@ class PolicyUpdate:
         """Return the batch with old log-probs, the denominator of ratios, where they can differ from the current."""
         if not self.needs_old_logprobs:
             return batch
-        return replace(
-            batch, old_logprobs=self.score(batch, sequences=self.trained_sequences(batch, range(len(batch))))
-        )
+        trained = self.trained_sequences(batch, range(len(batch)))
+        return replace(batch, old_logprobs=self.score(batch, sequences=trained))
 
     def with_ref_logprobs(self, batch: TrainBatch, reference: Reference | None) -> TrainBatch:
         """Return the batch with the reference model's log-probs, where a KL term needs them."""

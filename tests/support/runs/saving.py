@@ -46,7 +46,7 @@ def saver(
     *,
     keep: int = 2,
     asynchronous: bool = True,
-    tell: Callable[[str], None] = print,
+    note: Callable[[str], None] = print,
     timeout: float = 60.0,
 ) -> Saver:
     sampler = {"size": 8, "seed": 0, "shuffle": True, "epoch": 0, "position": 4}
@@ -59,7 +59,7 @@ def saver(
         asynchronous=asynchronous,
         state=lambda: state,
         extra_files=dict,
-        tell=tell,
+        note=note,
         timeout=timeout,
     )
 

@@ -76,8 +76,8 @@ def test_a_checkpoint_gives_back_weights_and_moments_bit_for_bit(tmp_path: Path,
 def test_training_goes_on_while_a_slow_disk_writes_what_was_there_at_the_end_of_the_step(
     tmp_path: Path, strategy, monkeypatch: pytest.MonkeyPatch
 ):
-    gate, told = Gate(monkeypatch), []
-    own = saver(tmp_path, strategy, tell=told.append)
+    gate, notes = Gate(monkeypatch), []
+    own = saver(tmp_path, strategy, note=notes.append)
     expected = values(strategy)
     own.save(1)
     assert gate.reached.wait(60)
@@ -85,13 +85,13 @@ def test_training_goes_on_while_a_slow_disk_writes_what_was_there_at_the_end_of_
         update(strategy)
         own.poll()
     assert names(tmp_path) == [".step-00000001.partial"]
-    assert told == []
+    assert notes == []
     assert not same(values(strategy), expected)
     gate.open()
     folder = tmp_path / "step-00000001"
     assert waited_for(folder.exists)
     own.wait()
-    assert told == [f"saved {folder}"]
+    assert notes == [f"saved {folder}"]
     assert same(loaded(folder), expected)
 
 
@@ -105,14 +105,14 @@ def test_a_disk_that_hangs_ends_the_run_after_the_time_limit(tmp_path: Path, str
     gate.open()
 
 
-def test_what_is_told_is_told_once_and_without_waiting(tmp_path: Path, strategy):
-    told = []
-    own = saver(tmp_path, strategy, tell=told.append)
+def test_a_finished_checkpoint_is_reported_once_and_without_waiting(tmp_path: Path, strategy):
+    notes = []
+    own = saver(tmp_path, strategy, note=notes.append)
     own.save(1)
-    assert waited_for(lambda: own.poll() is None and told != [])
+    assert waited_for(lambda: own.poll() is None and notes != [])
     own.poll()
     own.wait()
-    assert told == [f"saved {tmp_path}/step-00000001"]
+    assert notes == [f"saved {tmp_path}/step-00000001"]
 
 
 def test_a_checkpoint_waits_for_the_one_before(tmp_path: Path, strategy, monkeypatch: pytest.MonkeyPatch):
@@ -228,7 +228,7 @@ def test_a_file_that_cannot_be_written_ends_the_run_with_what_is_left_and_nothin
 ):
     own = saver(tmp_path, strategy, asynchronous=asynchronous)
     own.save(1, last=True)
-    with largest_file(4096), pytest.raises(RunError, match=r"step 2 .*File too large.* goes on from step-00000001"):
+    with largest_file(4096), pytest.raises(RunError, match=r"step 2 .*File too large.* resumes from step-00000001"):
         save_and_wait(own, 2)
     assert names(tmp_path) == ["step-00000001"]
     restore.verify(tmp_path / "step-00000001")
@@ -236,16 +236,16 @@ def test_a_file_that_cannot_be_written_ends_the_run_with_what_is_left_and_nothin
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
 
 
-def test_a_failure_in_the_background_is_told_at_the_end_of_the_next_step(tmp_path: Path, strategy):
+def test_a_failure_in_the_background_is_reported_at_the_end_of_the_next_step(tmp_path: Path, strategy):
     own = saver(tmp_path, strategy)
     with largest_file(4096):
         own.save(1)
-        with pytest.raises(RunError, match=r"step 1 .*File too large.* goes on from the start"):
+        with pytest.raises(RunError, match=r"step 1 .*File too large.* resumes from the start"):
             waited_for(lambda: own.poll())
     assert names(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, strategy):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path, strategy):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(RunError, match=r"step 1 could not be written.*(Not a directory|File exists)"):
         saver(tmp_path / "checkpoints", strategy).save(1)
@@ -364,13 +364,25 @@ def rename_file(manifest: dict, before: str, after: str) -> None:
 
 
 MANIFESTS = {
-    "a hole": (lambda m: first(m).update(pieces=[[0, 0, 8], [0, 16, 16]]), "norm.weight has its elements from 8"),
-    "an overlap": (lambda m: first(m).update(pieces=[[0, 0, 8], [0, 4, 28]]), "norm.weight has its elements from 8"),
-    "not sorted": (lambda m: first(m).update(pieces=[[0, 8, 24], [0, 0, 8]]), "norm.weight has its elements from 0"),
+    "a hole": (
+        lambda m: first(m).update(pieces=[[0, 0, 8], [0, 16, 16]]),
+        "no shard has .*norm.weight from 8 on",
+    ),
+    "an overlap": (
+        lambda m: first(m).update(pieces=[[0, 0, 8], [0, 4, 28]]),
+        "no shard has .*norm.weight from 8 on",
+    ),
+    "not sorted": (
+        lambda m: first(m).update(pieces=[[0, 8, 24], [0, 0, 8]]),
+        "no shard has .*norm.weight from 0 on",
+    ),
     "too little": (lambda m: first(m).update(pieces=[[0, 0, 31]]), "31 of the 32 elements of model.norm.weight"),
     "too much": (lambda m: first(m).update(pieces=[[0, 0, 33]]), "33 of the 32 elements of model.norm.weight"),
-    "no piece": (lambda m: first(m).update(pieces=[]), "0 of the 32 elements of model.norm.weight"),
-    "another rank": (lambda m: first(m).update(pieces=[[1, 0, 32]]), "a piece in weights-rank1.safetensors"),
+    "no shard": (lambda m: first(m).update(pieces=[]), "0 of the 32 elements of model.norm.weight"),
+    "another rank": (
+        lambda m: first(m).update(pieces=[[1, 0, 32]]),
+        "norm.weight is in weights-rank1.safetensors",
+    ),
     "another shape": (lambda m: first(m).update(shape=[4, 8, 2]), "32 of the 64 elements of model.norm.weight"),
     "no shape": (lambda m: first(m).pop("shape"), "table of parameters cannot be read"),
     "shards of another kind": (lambda m: first(m).update(pieces=3), "table of parameters cannot be read"),
@@ -382,8 +394,8 @@ MANIFESTS = {
         lambda m: m["parameters"].pop("model.norm.weight"),
         "rank0.safetensors is not the file of the manifest's table: model.norm.weight",
     ),
-    "no random state": (lambda m: m["files"].pop("rng-rank0.safetensors"), "names no rng-rank0"),
-    "no files": (lambda m: m.update(files=["weights-rank0.safetensors"]), "lacks what every manifest holds"),
+    "no random state": (lambda m: m["files"].pop("rng-rank0.safetensors"), "does not list rng-rank0"),
+    "no files": (lambda m: m.update(files=["weights-rank0.safetensors"]), "lacks keys of a manifest"),
     "another format": (lambda m: m.update(schema="hwgrpo.checkpoint/1"), "this version reads hwgrpo.checkpoint/2"),
     "a file above the folder": (
         lambda m: rename_file(m, "rng-rank0.safetensors", "../step-00000001/rng-rank0.safetensors"),
@@ -397,7 +409,7 @@ MANIFESTS = {
     "updates that are no number": (lambda m: first(m).update(updates=1e999), "cannot be read"),
     "a step below zero": (lambda m: m.update(step=-1), "step=-1"),
     "a step that is a truth": (lambda m: m.update(step=True), "step=True"),
-    "ranks without end": (lambda m: m.update(world_size=10**18), "names no rng-rank1"),
+    "ranks without end": (lambda m: m.update(world_size=10**18), "does not list rng-rank1"),
     "no ranks": (lambda m: m.update(world_size=0), "world_size=0"),
     "no sampler": (lambda m: m["state"].pop("sampler"), "state.sampler"),
     "a sampler elsewhere": (lambda m: m["state"]["sampler"].update(position=9), "state.sampler.position=9"),
@@ -473,7 +485,7 @@ def test_any_cut_reads_what_any_other_has_written(tmp_path: Path, before: int, a
         tables.append(shard_files.table_of(own, rank))
         for name, tensors in shard_files.files_of(own, rank).items():
             checkpoint_files.write_tensors(tmp_path / name, tensors)
-    table = shard_files.merged(tables)
+    table = shard_files.merge_tables(tables)
     files = {path.name for path in tmp_path.iterdir()}
     shard_files.check_table(tmp_path, json.loads(json.dumps(table)), files)
     for name in files:

@@ -131,7 +131,7 @@ def test_what_was_sampled_ahead_is_left_where_the_prompts_are_others(far_ahead, 
     monkeypatch.setattr(PromptDataset, "prompt", other)
     steps, told = loaded(output, source, bound=3)
     assert steps == []
-    assert "from step 4 on: the prompts are others" in told[0]
+    assert "from step 4 on: the prompts have changed" in told[0]
     assert source.state() == restore.verify(output / "checkpoints/step-00000003").manifest["state"]["sampler"]
 
 
@@ -139,4 +139,4 @@ def test_what_was_sampled_ahead_is_left_where_there_are_other_ranks(far_ahead):
     output, source = far_ahead
     steps, told = loaded(output, replace(source, world_size=2), bound=3)
     assert steps == []
-    assert told == ["what 1 ranks had prefetched is sampled again: now there are 2"]
+    assert told == ["responses prefetched by 1 ranks are sampled again: now there are 2"]

@@ -74,7 +74,7 @@ def test_a_run_started_again_begins_with_what_it_has_found(tmp_path, starved, ca
     assert not refused
     told = capsys.readouterr().out
     assert "memory ran out before at 96 tokens per micro-batch: now 24" in told
-    assert "remove it to begin with trainer.tokens_per_micro_batch again" in told
+    assert "remove it to use trainer.tokens_per_micro_batch again" in told
 
 
 def test_a_memory_that_holds_not_one_sequence_ends_the_run_with_what_to_lower(tmp_path, starved):
@@ -129,9 +129,7 @@ def test_an_update_whose_gradient_is_not_finite_is_left_out_counted_and_told(tmp
     assert [line["actor/skipped_updates"] for line in lines] == [0, 1, 0]
     assert [line["actor/loss"] for line in lines][1] == "NaN"
     told = capsys.readouterr().out
-    assert (
-        "the gradient of update 2 is not finite (loss nan): the update is skipped and the weights are unchanged" in told
-    )
+    assert "the gradient of update 2 is not finite (loss nan): the update is skipped and the weights are" in told
     assert "lower optim.lr" in told
 
 
