@@ -1,4 +1,4 @@
-"""Python files of the user's that a run calls: copied into its folder, and compared by checksum when it is resumed."""
+"""The user's Python files that a run calls: copied into its folder, and compared by checksum on resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hwgrpo.config import Config
 from hwgrpo.user_code import split_name
 
 FOLDER = "code"
-"""Folder of a run with the copies, each named for its checksum."""
+"""A run's folder with the copies, whose names contain their checksums."""
 
 
 def code_files(config: Config) -> dict[str, Path]:
@@ -32,12 +32,12 @@ def code_files(config: Config) -> dict[str, Path]:
 
 
 def checksums(config: Config) -> dict[str, str]:
-    """Return setting -> SHA-256 of its file; files that are gone are left out."""
+    """Return setting -> SHA-256 of its file; missing files are skipped."""
     return {key: _checksum(file) for key, file in code_files(config).items() if file.is_file()}
 
 
 def keep_copies(config: Config, run_dir: Path) -> None:
-    """Copy the files into a run's folder; those of an earlier start stay beside them."""
+    """Copy the files into a run's folder; copies from earlier starts stay."""
     for file in set(code_files(config).values()):
         folder = run_dir / FOLDER
         folder.mkdir(exist_ok=True)

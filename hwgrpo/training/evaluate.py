@@ -39,29 +39,29 @@ def scores(
     rows: range,
     step: int | None = None,
 ) -> tuple[torch.Tensor, list[str]]:
-    """Generate and score.
+    """Generate responses and score them.
 
     Args:
-        engine: generates.
+        engine: generates the responses.
         dataset: the prompts.
-        rewards: scores.
-        sampling: n responses per prompt.
-        rows: which prompts.
-        step: the training step after which this is done, for rewards that draw random numbers; None: there is none.
+        rewards: scores the responses.
+        sampling: sampling parameters, with n responses per prompt.
+        rows: indices of the prompts.
+        step: the last finished training step, for rewards that draw random numbers; None outside training.
 
     Returns:
-        [len(rows), n] fp64 total rewards (NaN where a failure policy took the sample out), and the prompts' sources.
+        [len(rows), n] fp64 total rewards (NaN for a sample removed by a failure policy), and the prompts' sources.
     """
     parts: list[torch.Tensor] = []
     sources: list[str] = []
     for start in range(0, len(rows), PROMPTS_AT_ONCE):
-        chosen = rows[start : start + PROMPTS_AT_ONCE]
+        chunk = rows[start : start + PROMPTS_AT_ONCE]
         # epoch -1: validation prompts share no uid, and so no random numbers, with training prompts
-        batch = PromptBatch(tuple(dataset.prompt(row, -1) for row in chosen))
+        batch = PromptBatch(tuple(dataset.prompt(row, -1) for row in chunk))
         drawing = ("validation", step, "greedy" if sampling.greedy else "sampled", start)
         scored = rewards.score(batch, engine.generate(batch, sampling), drawing=drawing)
         total = torch.where(scored.valid, scored.total, torch.nan)
-        parts.append(total.view(len(chosen), sampling.n))
+        parts.append(total.view(len(chunk), sampling.n))
         sources += [prompt.source for prompt in batch.prompts]
     return torch.cat(parts) if parts else torch.zeros(0, sampling.n, dtype=torch.float64), sources
 
@@ -75,18 +75,18 @@ def validate(
     strategy: Strategy,
     step: int,
 ) -> dict[str, float]:
-    """Return `val-core/<source>/reward/{greedy, mean@n, best@n}` over all prompts, shared out among the ranks.
+    """Return `val-core/<source>/reward/{greedy, mean@n, best@n}` over all prompts, distributed over the ranks.
 
-    Beside each `val-core/X` stands `val-aux/X/stderr`, its standard error over two or more prompts.
+    Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts.
 
     Args:
-        engine: generates.
+        engine: generates the responses.
         dataset: validation prompts.
-        rewards: scores.
-        sampling: as in training; its n is replaced.
-        n: sampled responses per prompt; 0 makes only greedy ones.
+        rewards: scores the responses.
+        sampling: sampling parameters of training; n is replaced.
+        n: sampled responses per prompt; 0: only greedy ones.
         strategy: gathers over ranks.
-        step: the training step after which this is done.
+        step: the last finished training step.
     """
     rows = range(strategy.rank, len(dataset), strategy.world_size)
     greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step)
@@ -116,14 +116,14 @@ def validate(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model, prompts and rewards, ready to be measured."""
+    """A model, prompts and rewards, ready for evaluation."""
 
     engine: Engine
     dataset: PromptDataset
     rewards: RewardPipeline
     sampling: Sampling
     notes: tuple[str, ...] = ()
-    """What the user should know of the checkpoint."""
+    """Notes for the user on the checkpoint."""
 
     def greedy(self) -> torch.Tensor:
         """Return the rewards [prompts, 1] of greedy responses."""
@@ -139,13 +139,13 @@ class Evaluation:
 
 
 def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoint: Path | None = None) -> Evaluation:
-    """Make what is needed to measure a model, and nothing that is needed to train it.
+    """Make the parts for evaluating a model, without those for training it.
 
     Args:
-        config: settings; those of the run where there is a checkpoint.
-        backend: the chosen device family.
-        local_rank: which of this host's devices is ours.
-        checkpoint: folder of a checkpoint whose weights are measured; None: those of the model.
+        config: settings; with a checkpoint, those of its run.
+        backend: the selected device family.
+        local_rank: index of this process's device on the host.
+        checkpoint: folder of the checkpoint to evaluate; None: the model itself.
 
     Raises:
         ConfigError: there are no validation prompts.
@@ -158,7 +158,9 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     tokenizer = load_tokenizer(config.model)
     dataset = build_dataset(config.data, tokenizer, "validation")
     if dataset is None:
-        raise ConfigError("data.validation is not set; name the prompts to measure on, e.g. data.validation=test.jsonl")
+        raise ConfigError(
+            "data.validation is not set; set it to prompts, e.g. data.validation=test.jsonl"
+        )
     rewards = build_rewards(config, dataset)
     check_length(config, dataset)
     check_head_size(config, load_model_config(config.model), on_host=backend.is_host)

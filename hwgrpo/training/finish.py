@@ -22,10 +22,10 @@ from hwgrpo.training.shared_setup import load_trainable
 
 
 def finish(run: Run, status: Status) -> None:
-    """Save what a finished or interrupted run leaves, and show the summary.
+    """Save the final model of a completed run, and show the summary.
 
-    With LoRA, `final/` is the merged model and `final-adapter/` the adapter alone. Each folder appears whole or not at
-    all.
+    With LoRA, `final/` is the merged model and `final-adapter/` the adapter alone. Each folder appears complete or not
+    at all.
 
     Raises:
         RunError: memory ran out, the final model cannot be written, or the run's folder was moved.
@@ -42,7 +42,7 @@ def finish(run: Run, status: Status) -> None:
 
 
 def _save_models(run: Run, status: Status, output: Path) -> dict[str, Path]:
-    """Save what a completed run was to leave, on rank 0; return the folders there."""
+    """Save the final model of a completed run on rank 0; return its folders there."""
     paths: dict[str, Path] = {}
     if status == "completed" and run.config.trainer.save_final_model:
         model = _whole_model(run)
@@ -55,7 +55,7 @@ def _save_models(run: Run, status: Status, output: Path) -> dict[str, Path]:
 
 @torch.no_grad()
 def _whole_model(run: Run) -> Any:
-    """Return the trained model in one piece on rank 0, None on others; with shards it is put together on the host."""
+    """Return the unsharded trained model on rank 0, None on others; shards are gathered in host memory."""
     main = run.strategy.rank == 0
     if not run.strategy.shards:
         return run.update.policy.model if main else None
@@ -71,7 +71,7 @@ def _save(run: Run, model: Any, folder: Path, *, merge: bool) -> Path:
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         discard(partial)
-        partial.mkdir()  # without its parents: a run's folder that was moved meanwhile is not made anew
+        partial.mkdir()  # without parents: a run's folder that was moved is not recreated
         save_model(model, run.tokenizer, partial, merge=merge, source=source_folder(run.config.model))
         if folder.is_dir():  # nothing else is replaced: it is not the run's
             shutil.rmtree(folder)
@@ -79,10 +79,10 @@ def _save(run: Run, model: Any, folder: Path, *, merge: bool) -> Path:
     except (OSError, SafetensorError) as error:
         moved = run.lock.moved() if run.lock is not None else None
         if moved is None and partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)  # a full disk gets its room back
+            shutil.rmtree(partial, ignore_errors=True)  # frees space on a full disk
         raise RunError(
             moved
             or f"the final model could not be written to {folder}: {error}; make room or restore access there, then "
-            "start again: its steps are done and saved"
+            "start again: the run's steps are finished and saved"
         ) from error
     return folder

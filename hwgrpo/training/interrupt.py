@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a run at the next step boundary, with a checkpoint; a second one ends it at once.
+"""Ctrl-C, SIGTERM and SIGHUP end a run after the current step, with a checkpoint; a second one ends it at once.
 
-A second SIGHUP does not: a terminal that closes may send several, and SIGTERM at a logout is followed by one. Where
-SIGHUP was ignored when the run started, as nohup does, it stays ignored. Nor does a SIGTERM within seconds of the
-first: a cluster's scheduler sends it to all processes, and torchrun passes its own on to its workers.
+Two exceptions: a second SIGHUP (a closing terminal may send several, and at a logout one follows SIGTERM), and a
+SIGTERM within seconds of the first (a cluster's scheduler sends it to all processes, and torchrun forwards its own to
+its workers). If SIGHUP was ignored at the start, as under nohup, it stays ignored.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from types import FrameType
 from typing import Any
 
 SAME_REQUEST = 10.0
-"""Seconds in which a further SIGTERM is the one that came before."""
+"""Seconds in which a further SIGTERM counts as the same request."""
 
 
 class Interrupt:
-    """Remembers that the run was asked to stop. Use as a context manager around the loop.
+    """Records a request to stop the run. Use as a context manager around the loop.
 
-    Handlers are only set in the main thread, where Python allows them; elsewhere the object does nothing.
+    Python allows signal handlers only in the main thread; in another thread the object does nothing.
     """
 
     def __init__(self) -> None:

@@ -14,15 +14,15 @@ from hwgrpo.models.windows import rope_switches_at
 def check_length(
     config: Config, *datasets: PromptDataset | None, settings: transformers.PreTrainedConfig | None = None
 ) -> None:
-    """Check that the longest prompt and response fit the model's positions, and do not change those of others.
+    """Check that the longest prompt and response fit the model's positions, and do not change its rotary embeddings.
 
     Args:
         config: the run's settings.
         datasets: training and validation prompts.
-        settings: the model's transformers configuration; None reads it.
+        settings: the model's transformers configuration; None: read it.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: one of these is not so.
     """
     settings = settings or load_model_config(config.model)
     positions = getattr(settings.get_text_config(), "max_position_embeddings", None)
@@ -36,7 +36,7 @@ def check_length(
         )
     switch = rope_switches_at(settings)
     if switch is not None and longest + response > switch:
-        # the log-probs of a short sequence would depend on what stands in its batch, and cached keys on when they came
+        # the log-probs of a short sequence would depend on the other sequences in its batch, and cached keys on timing
         raise ConfigError(
             f"rollout.max_response_tokens={response}: with the longest prompt ({longest} tokens) a sequence can be "
             f"{longest + response} tokens long, but the rotary embeddings of model.path={config.model.path!r} "

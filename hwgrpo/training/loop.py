@@ -26,7 +26,7 @@ def train(run: Run) -> Status:
         "interrupted" when a signal ended the run early; its last finished step is then in a checkpoint.
 
     Raises:
-        RunError: it cannot go on: memory ran out, a gradient is not finite, a checkpoint cannot be written.
+        RunError: memory ran out, a gradient is not finite, or a checkpoint cannot be written.
     """
     t = run.config.trainer
     with Interrupt() as interrupt, explain_out_of_memory(run.config, run.device, lambda: run.watch.failed), run.saver:
@@ -39,7 +39,7 @@ def train(run: Run) -> Status:
             if step == run.start_step + 1:
                 run.record_kernels()
             last = step == run.total_steps
-            # all ranks must leave together, though the signal may have reached only one of them
+            # all ranks must stop together, though the signal may have reached only one of them
             stopping = run.strategy.sum([interrupt.received is not None])[0] > 0
             if last or (t.validate_every and step % t.validate_every == 0):
                 validate_now(run, step)
@@ -55,7 +55,7 @@ def train(run: Run) -> Status:
 
 
 def train_step(run: Run, step: int) -> None:
-    """Generate, score and learn from one batch of prompts."""
+    """Generate responses to one batch of prompts, score them, and update the policy."""
     config, watch = run.config, run.watch
     with watch("step"):
         with watch("gen"):
@@ -87,7 +87,7 @@ def train_step(run: Run, step: int) -> None:
     flops = run.strategy.sum([run.update.flops])[0]
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(given.metrics) | run.memory()
-    raise_if_moved(run.lock, run.strategy)  # before anything is written there
+    raise_if_moved(run.lock, run.strategy)  # before writing to the run's folder
     for note in (*run.update.pop_notes(), *failure_notes(values, rewards, step, run.reported_failures)):
         run.observer.note(note)
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
@@ -95,7 +95,7 @@ def train_step(run: Run, step: int) -> None:
 
 
 def validate_now(run: Run, step: int) -> None:
-    """Measure the policy on the validation prompts, when there are any."""
+    """Evaluate the policy on the validation prompts, if there are any."""
     if run.validation is None:
         return
     with run.watch("testing"), run.responses.exclusive_engine():

@@ -1,4 +1,4 @@
-"""The models of a run, from the settings to where they train: the policy, its reference, the copy that samples."""
+"""Makes a run's models: the policy, its reference, and the sampler's copy."""
 
 from __future__ import annotations
 
@@ -29,48 +29,48 @@ from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 
 @dataclass(frozen=True)
 class Models:
-    """What was put together."""
+    """The models of a run, and their startup checks' results."""
 
     policy: PolicyModel
-    """Wrapped by the strategy."""
+    """The policy, wrapped by the strategy."""
     reference: Reference | None
     replica: Any
-    """What the local engine samples with, where that is not the policy itself."""
+    """The sampler's copy for the local engine; None if it samples with the policy itself."""
     trainable: int
-    """Parameters that are trained, over all ranks."""
+    """Number of trained parameters, over all ranks."""
     fused: Fused
     layout: Layout
-    """The one chosen, or what the model honours instead."""
-    obstacle: str | None
-    """Why it is not the one chosen."""
+    """The layout from the settings, or a supported fallback."""
+    layout_reason: str | None
+    """Reason for a fallback."""
 
 
 def build_models(
     config: Config, device: Device, strategy: Strategy, tokenizer: Any, attention: AttentionSelection, layout: Layout
 ) -> Models:
-    """Load the model, try what depends on it, and hand it to the strategy.
+    """Load the model, run its startup checks, and wrap it by the strategy.
 
-    Where the strategy cuts the policy over ranks, no device ever holds all of it in fp32, and rank 0 alone reads it.
+    If the strategy shards the policy, no device ever holds all of it in fp32, and only rank 0 reads it.
 
     Args:
         config: the run's settings.
-        device: this rank's.
-        strategy: has wrapped nothing yet.
-        tokenizer: of the model.
-        attention: what the model is to be loaded with.
-        layout: of micro-batches, as the settings have it.
+        device: this rank's device.
+        strategy: prepared, without a policy.
+        tokenizer: the model's tokenizer.
+        attention: the selected attention implementation.
+        layout: layout of micro-batches from the settings.
 
     Raises:
-        ConfigError: the model cannot be read, or is none that can be trained like this, or by ranks that share rows.
-        RunError: ranks differ in what they have.
+        ConfigError: the model cannot be read, or does not support these settings.
+        RunError: the ranks have different models or fused modules.
     """
     weights = None
     if strategy.shards:
-        policy, tried, weights = _read_by_rank_0(config, device, strategy, tokenizer, attention, layout)
+        policy, checked, weights = _load_on_rank_0(config, device, strategy, tokenizer, attention, layout)
     else:
         policy = load_policy(config, device, tokenizer)
-        tried = _try_out(config, device, policy, attention, layout)
-        check_ranks_agree(tried.fused, strategy)
+        checked = _check_model(config, device, policy, attention, layout)
+        check_ranks_agree(checked.fused, strategy)
     reference = build_reference(policy, config, on_meta_device=weights is not None)
     trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     replica = None
@@ -80,49 +80,51 @@ def build_models(
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
     with shortened(policy.base, windows_in_reach(config, policy.base.config)):
-        self_test_sequence_parallel(policy, tried.layout, strategy.sequence_group, tried.states, device.torch_device)
-    return Models(policy, reference, replica, trainable, tried.fused, tried.layout, tried.obstacle)
+        self_test_sequence_parallel(
+            policy, checked.layout, strategy.sequence_group, checked.unsharded_states, device.torch_device
+        )
+    return Models(policy, reference, replica, trainable, checked.fused, checked.layout, checked.layout_reason)
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """What is known of a model once it has computed something."""
+class _Checked:
+    """Results of a model's startup checks."""
 
     head: HeadSpec
     fused: Fused
     layout: Layout
-    obstacle: str | None
-    states: torch.Tensor | None
-    """Hidden states of a few tokens, where nobody has the layers whole later."""
+    layout_reason: str | None
+    unsharded_states: torch.Tensor | None
+    """Hidden states of a few tokens, for tensor parallelism: no rank has unsharded layers later."""
 
 
-def _try_out(
+def _check_model(
     config: Config, device: Device, policy: PolicyModel, attention: AttentionSelection, layout: Layout
-) -> _Tried:
+) -> _Checked:
     fused = fuse(config, device.backend, policy, attention)
-    layout, obstacle = select_supported_layout(config, policy, layout)
+    layout, layout_reason = select_supported_layout(config, policy, layout)
     with shortened(policy.base, windows_in_reach(config, policy.base.config)):
-        states = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
-    return _Tried(policy.head, fused, layout, obstacle, states)
+        unsharded_states = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
+    return _Checked(policy.head, fused, layout, layout_reason, unsharded_states)
 
 
-def _read_by_rank_0(
+def _load_on_rank_0(
     config: Config, device: Device, strategy: Strategy, tokenizer: Any, attention: AttentionSelection, layout: Layout
-) -> tuple[PolicyModel, _Tried, Rank0Weights]:
-    """Read the model into the host's memory on rank 0, try it there on its device, and make the others' like it."""
+) -> tuple[PolicyModel, _Checked, Rank0Weights]:
+    """Load the model into rank 0's host memory, check it on its device, and make the same model on the others."""
     main = strategy.rank == 0
 
-    def read() -> tuple[Any, PolicyModel | None, _Tried | None]:
+    def load() -> tuple[Any, PolicyModel | None, _Checked | None]:
         model = load_checked(config, attention.loaded_as, tokenizer, on_meta_device=not main)
         if not main:
             return model, None, None
         with layerwise_on_device(causal_lm(model), device.torch_device):
             policy = policy_of(config, device, model)
-            return model, policy, _try_out(config, device, policy, attention, layout)
+            return model, policy, _check_model(config, device, policy, attention, layout)
 
-    model, policy, tried = raise_on_all_ranks(strategy, read)
-    mine = (tried, non_parameter_tensors(model), _structure(model)) if main else None
-    tried, beside, structure = strategy.gather_objects(mine)[0]
+    model, policy, checked = raise_on_all_ranks(strategy, load)
+    mine = (checked, non_parameter_tensors(model), _structure(model)) if main else None
+    checked, tensors, structure = strategy.gather_objects(mine)[0]
 
     def compare() -> None:
         if _structure(model) != structure:
@@ -132,14 +134,14 @@ def _read_by_rank_0(
             )
 
     raise_on_all_ranks(strategy, compare)
-    set_non_parameter_tensors(model, beside, device.torch_device)
+    set_non_parameter_tensors(model, tensors, device.torch_device)
     weights = Rank0Weights(model, device.torch_device, strategy.rank)
     if policy is None:
-        policy = policy_of(config, device, model, tried.head)
-        fuse_as_on_rank_0(tried.fused, policy, device.torch_device)
-        if tried.layout.attention == "branched":
-            shared_prefix_masks.enable(policy.base)  # as the trial has left it on rank 0
-    return policy, tried, weights
+        policy = policy_of(config, device, model, checked.head)
+        fuse_as_on_rank_0(checked.fused, policy, device.torch_device)
+        if checked.layout.attention == "branched":
+            shared_prefix_masks.enable(policy.base)  # as the check did on rank 0
+    return policy, checked, weights
 
 
 def _structure(model: torch.nn.Module) -> list[tuple[str, tuple[int, ...], bool]]:

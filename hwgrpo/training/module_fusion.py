@@ -1,4 +1,4 @@
-"""Fused modules of a run: which are wanted, what became of them, and what the run says of it."""
+"""Fused modules of a run: select them, insert them into the model, and record the result."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from hwgrpo.training.strategies.strategy import Strategy
 
 @dataclass(frozen=True)
 class Fused:
-    """What became of the fused modules."""
+    """The fused modules in a model."""
 
     attention: AttentionSelection
-    """What computes attention now: the choice, but for a fused one that its trial left."""
+    """The attention in use: the selected one, or its fallback if a fused one failed its self-test."""
     record: dict[str, Any] = field(default_factory=dict)
-    """{"taken": {module: names}, "left": {module: {name: why}}}; empty where none was wanted."""
+    """{"taken": {module: names}, "left": {module: {name: reason}}} for environment.json; empty if none was selected."""
     line: str = ""
-    """The same for people; empty where none was wanted."""
+    """The same as a log line; empty if none was selected."""
 
 
 def choose_modules(config: Config, backend: Backend) -> tuple[str, ...]:
-    """Return the fused modules to try: those named, or all that the backend lists.
+    """Return the fused modules to insert: the configured ones, or for `auto` all of the backend.
 
     Raises:
-        ConfigError: one is named that the backend does not have.
+        ConfigError: the backend does not have one of the configured modules.
     """
     wanted = tuple(config.model.fused_modules)
     if wanted == ("auto",):
@@ -44,16 +44,16 @@ def choose_modules(config: Config, backend: Backend) -> tuple[str, ...]:
             has = ", ".join(backend.modules) or "none"
             raise ConfigError(
                 f"model.fused_modules={list(wanted)}: the backend {backend.name} has no fused {module} (but: {has}); "
-                "use model.fused_modules=[auto], which takes what there is"
+                "use model.fused_modules=[auto], which uses those it has"
             )
     return wanted
 
 
 def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: AttentionSelection) -> Fused:
-    """Put the fused modules into a policy on its device, before a strategy wraps it.
+    """Insert the fused modules into a policy on its device, before a strategy wraps it.
 
     Raises:
-        ConfigError: one was asked for by name and is taken nowhere.
+        ConfigError: a module set by name replaces no module of the model.
     """
     modules = choose_modules(config, backend)
     if attention.is_fused:
@@ -72,36 +72,36 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
                 f"{key}={value!r}: {module} replaces no module: {applied.skip_reasons(module)}; use {key}={remedy}"
             )
     if attention.is_fused and not applied.replaced[fused_modules.ATTENTION_MODULE]:
-        why = applied.skip_reasons(fused_modules.ATTENTION_MODULE)
-        skipped = (*attention.skipped, (attention.name, why))
+        reason = applied.skip_reasons(fused_modules.ATTENTION_MODULE)
+        skipped = (*attention.skipped, (attention.name, reason))
         attention = AttentionSelection(attention.loaded_as, skipped=skipped)
     return Fused(attention, applied.as_json(), applied.line())
 
 
 def fuse_as_on_rank_0(fused: Fused, policy: PolicyModel, device: torch.device) -> None:
-    """Put the fused modules that rank 0 has tried and taken into this rank's policy.
+    """Insert the fused modules that passed their self-test on rank 0 into this rank's policy.
 
     Args:
-        fused: what became of them on rank 0.
-        policy: has no weights yet, with which it could be tried.
-        device: where it will be.
+        fused: rank 0's fused modules.
+        policy: on the meta device, where no self-test can run.
+        device: this rank's device.
     """
     if fused.record:
         fused_modules.copy_to(policy.model, fused.record["taken"], device.type)
 
 
 def check_ranks_agree(fused: Fused, strategy: Strategy) -> None:
-    """Compare what every rank has taken: each tries on its own device, and one that is ill may find otherwise.
+    """Compare the fused modules of all ranks: each runs its self-tests, and a faulty device may fail one.
 
     Raises:
         RunError: they differ.
     """
-    taken = [record.get("taken", {}) for record in strategy.gather_objects(fused.record)]
-    for rank, theirs in enumerate(taken):
-        for module, names in theirs.items():
-            if names != taken[0][module]:
+    replaced = [record.get("taken", {}) for record in strategy.gather_objects(fused.record)]
+    for rank, modules in enumerate(replaced):
+        for module, names in modules.items():
+            if names != replaced[0][module]:
                 raise RunError(
                     f"rank {rank} uses the fused module {module} in {len(names)} places and rank 0 in "
-                    f"{len(taken[0][module])}: their devices do not compute alike (hwgrpo doctor --run tries them); "
-                    "model.fused_modules=[none] and model.attention=sdpa leave them out"
+                    f"{len(replaced[0][module])}: their devices compute differently (hwgrpo doctor --run tests them); "
+                    "model.fused_modules=[none] and model.attention=sdpa disable fused modules"
                 )

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, with which settings, and putting everything back in place."""
+"""Resuming a run: select the checkpoint, compare its settings and data, and restore the state."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
 
 FIXED = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
-"""Settings that say which function the saved parameters belong to."""
+"""Settings that define the model of the saved parameters."""
 SILENT = ("trainer.resume", "trainer.output_dir", "trainer.max_steps", "observe")
-"""Settings that may change without a word."""
+"""Settings that may change without a note."""
 NOT_OF_WEIGHTS = (
     *("observe", "backend", "kernels", "rollout.server", "trainer.fsdp2", "trainer.deepspeed"),
     *("model.attention", "model.fused_modules", "model.layout", "model.gradient_checkpointing"),
@@ -47,22 +47,22 @@ NOT_OF_WEIGHTS = (
     *("trainer.validate_every", "trainer.validate_at_start", "trainer.validation_n"),
     *("trainer.deterministic", "trainer.threads", "trainer.max_skipped_updates"),
 )
-"""Settings that say where and how a run computes, what it shows and what it keeps, not which weights come of it."""
+"""Settings for where and how a run computes, reports and saves, which do not affect the trained weights."""
 
 
 def find_checkpoint(
     config: Config, output: Path, strategy: Strategy | None = None
 ) -> tuple[checkpoints.Checkpoint | None, list[str]]:
-    """Return the checkpoint that `trainer.resume` asks for, and what to tell the user about it.
+    """Return the checkpoint selected by `trainer.resume`, and notes on it for the user.
 
     Args:
         config: the run's settings.
         output: the run's folder.
-        strategy: shares out the reading among its ranks, which all must call this; None: this process reads alone.
+        strategy: distributes the reading over its ranks, which all must call this; None: this process reads alone.
 
     Raises:
-        ConfigError: the folder holds another run and `trainer.resume` is never, or a setting changed that cannot.
-        CheckpointError: a checkpoint that was named is damaged or missing.
+        ConfigError: the folder contains another run and `trainer.resume` is never, or a fixed setting changed.
+        CheckpointError: a checkpoint set by path is damaged or missing.
     """
     checkpoint, notes = _choose_checkpoint(config, output, strategy)
     if checkpoint is not None:
@@ -80,8 +80,8 @@ def _choose_checkpoint(
     if resume == "never":
         if (output / "checkpoints").exists() or (output / "metrics.jsonl").exists():
             raise ConfigError(
-                f"trainer.resume='never' and trainer.output_dir={str(output)!r} holds another run; "
-                "name another folder, remove this one, or use trainer.resume=auto to go on"
+                f"trainer.resume='never' and trainer.output_dir={str(output)!r} contains another run; "
+                "set another folder, remove this one, or use trainer.resume=auto to continue it"
             )
         return None, []
     if resume == "auto":
@@ -96,11 +96,11 @@ def _choose_checkpoint(
 
 
 def compare_data(checkpoint: checkpoints.Checkpoint | None, **datasets: PromptDataset | None) -> list[str]:
-    """Return a warning for each dataset that is not what it was when a checkpoint was saved.
+    """Return a warning for each dataset that has changed since a checkpoint was saved.
 
     Args:
-        checkpoint: what is resumed from; one that says nothing about its data is taken at its word.
-        datasets: `train` and `validation` as they are now.
+        checkpoint: the checkpoint to resume from; one without data fingerprints gives no warnings.
+        datasets: the current `train` and `validation`.
     """
     changed = _changed_data(checkpoint, **datasets) if checkpoint else []
     return [f"warning: {each}; the run continues with the present one" for each in changed]
@@ -109,7 +109,7 @@ def compare_data(checkpoint: checkpoints.Checkpoint | None, **datasets: PromptDa
 def _changed_data(checkpoint: checkpoints.Checkpoint, **datasets: PromptDataset | None) -> list[str]:
     saved = checkpoint.manifest["state"].get("data", {})
     return [
-        f"data.{name}={dataset.name!r} is not what it was at the checkpoint: {_shown(saved[name])} then, "
+        f"data.{name}={dataset.name!r} has changed since the checkpoint: {_shown(saved[name])} then, "
         f"{_shown(dataset.fingerprint)} now"
         for name, dataset in datasets.items()
         if dataset is not None and saved.get(name) and saved[name] != dataset.fingerprint
@@ -119,7 +119,7 @@ def _changed_data(checkpoint: checkpoints.Checkpoint, **datasets: PromptDataset 
 def _changed_code(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
     saved, now = checkpoint.manifest["state"].get("code", {}), checksums(config)
     return [
-        f"the file of {key} is not what it was at the checkpoint: sha256 {saved[key][:12]} then, {now[key][:12]} now"
+        f"the file of {key} has changed since the checkpoint: sha256 {saved[key][:12]} then, {now[key][:12]} now"
         for key in sorted(saved.keys() & now.keys())
         if saved[key] != now[key] and not key.startswith("observe.")
     ]
@@ -132,18 +132,18 @@ def _shown(fingerprint: Mapping[str, Any]) -> str:
 def already_finished(
     config: Config, *, open_data: Callable[[], PromptDataset | None] | None = None, allow_changes: bool = False
 ) -> str | None:
-    """Say that a run is finished and how to go on, or return None where there is something left to do.
+    """Return a message that a run is finished and how to continue it; None if it is not finished.
 
-    It is finished when its last checkpoint has all the steps that are asked for and all that `finish` leaves is there:
-    a run that was killed before that has to be started again.
+    It is finished when its last checkpoint has all configured steps and all outputs of `finish` exist: a run that was
+    killed before that must be started again.
 
     Args:
         config: checked settings.
-        open_data: returns the training prompts, or None where they cannot be had; called where the run may be finished.
-        allow_changes: it counts as finished although its weights belong to other settings or data.
+        open_data: returns the training prompts, or None if they are missing; called only if the run may be finished.
+        allow_changes: a run trained with other settings or data also counts as finished.
 
     Raises:
-        ConfigError: what is in the folder was trained with other settings or data; the message names them. Or as
+        ConfigError: the finished run was trained with other settings or data, which the message lists. Or as
             `find_checkpoint` does.
         CheckpointError, DataError: as `find_checkpoint` and `build_dataset` do.
     """
@@ -158,7 +158,7 @@ def already_finished(
     checkpoint, notes = _choose_checkpoint(config, output)
     if checkpoint is None or checkpoint.step != closing.get("steps"):
         return None
-    if checkpoint.folder.resolve().parent != (output / "checkpoints").resolve():  # that of another run
+    if checkpoint.folder.resolve().parent != (output / "checkpoints").resolve():  # another run's
         return None
     changed = [
         f"{key} {then} -> {now}"
@@ -176,19 +176,19 @@ def already_finished(
         raise ConfigError(
             f"{output} contains a finished run of other settings, and nothing would be trained: "
             f"{', '.join(changed)}; to train with these, set trainer.output_dir to another folder; "
-            "to leave it as it is, put them back, or give --allow-finished"
+            "to keep it as it is, restore its settings, or pass --allow-finished"
         )
     notes += _changes(checkpoint, config) + compare_data(checkpoint, train=training)
-    key, asked = ("trainer.max_steps", t.max_steps) if t.max_steps else ("trainer.epochs", t.epochs)
+    key, value = ("trainer.max_steps", t.max_steps) if t.max_steps else ("trainer.epochs", t.epochs)
     done = f"{checkpoint.step} of {planned} steps are done"
     if checkpoint.step > planned:
-        done = f"{checkpoint.step} steps are done, {key}={asked} asks for {planned}"
-    where = f", the model is in {' and '.join(map(str, models))}" if models else ""
+        done = f"{checkpoint.step} steps are done, {key}={value} needs {planned}"
+    saved = f", the model is in {' and '.join(map(str, models))}" if models else ""
     return "\n".join(
         [
-            f"{output} is finished: {done}{where}. Nothing was trained.",
-            f"To continue, set {key} to more than {max(asked, checkpoint.step) if t.max_steps else asked}; "
-            "to train anew, set trainer.output_dir to another folder.",
+            f"{output} is finished: {done}{saved}. Nothing was trained.",
+            f"To continue, set {key} to more than {max(value, checkpoint.step) if t.max_steps else value}; "
+            "to train from the start, set trainer.output_dir to another folder.",
             *(f"Note: {note}" for note in notes),
         ]
     )
@@ -197,10 +197,10 @@ def already_finished(
 def restore(
     checkpoint: checkpoints.Checkpoint, update: PolicyUpdate, source: PromptSource, strategy: Strategy, device: Device
 ) -> list[str]:
-    """Put parameters, optimizer, data position and random state back as they were after the checkpoint's step.
+    """Restore parameters, optimizer states, data position and random state from a checkpoint.
 
     Returns:
-        Notes on what could not be put back as it was.
+        Notes on state that could not be restored exactly.
 
     Raises:
         CheckpointError: the model has other trainable parameters, or a file cannot be read any more; on all ranks.
@@ -217,13 +217,13 @@ def restore(
     if saved is not None:
         note = rng_state.restore(saved, device, _rank_seed(update.config, strategy.rank, checkpoint.step))
         return [note] if note else []
-    # written by fewer ranks: a stream of its own, not the start of another rank's
+    # written by fewer ranks: a separate random stream, not the start of another rank's
     seed_rank(device, update.config, strategy.rank, checkpoint.step)
     return []
 
 
 def seed_rank(device: Device, config: Config, rank: int, step: int = 0) -> None:
-    """Give each rank its own random numbers (for dropout), once the model is made alike on all of them."""
+    """Seed each rank differently (for dropout), after the model is made the same on all of them."""
     if rank or step:
         seed_everything(device, _rank_seed(config, rank, step))
 
@@ -238,28 +238,28 @@ def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> lis
     for key, (saved, now) in changed_settings(checkpoint, config).items():
         if _under(key, FIXED):
             raise CheckpointError(
-                f"{key}={now}, but {checkpoint.folder} was saved with {saved}; put it back, or "
-                "start afresh with another trainer.output_dir"
+                f"{key}={now}, but {checkpoint.folder} was saved with {saved}; restore it, or "
+                "start a new run with another trainer.output_dir"
             )
     return _changes(checkpoint, config)
 
 
 def _changes(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
-    """Return a line with all that has changed, if anything has."""
+    """Return a line with all changed settings, if there are any."""
     changed = changed_settings(checkpoint, config).items()
-    told = [f"{key} {saved} -> {now}" for key, (saved, now) in changed if not _under(key, SILENT)]
+    changes = [f"{key} {saved} -> {now}" for key, (saved, now) in changed if not _under(key, SILENT)]
     saved_digests = checkpoint.manifest["state"].get("secrets", {})
-    told += [f"{key} (its value, not shown)" for key in changed_values(saved_digests, written_of(config))]
-    return ["changed since the checkpoint: " + ", ".join(told)] if told else []
+    changes += [f"{key} (its value, not shown)" for key in changed_values(saved_digests, written_of(config))]
+    return ["changed since the checkpoint: " + ", ".join(changes)] if changes else []
 
 
 def changed_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> dict[str, tuple[str, str]]:
-    """Return the settings that are not what they were when a checkpoint was saved, sorted.
+    """Return the settings that have changed since a checkpoint was saved, sorted.
 
     Returns:
-        Key -> the value then and now, as they may be shown.
+        Key -> (saved value, current value), with secrets masked.
     """
-    # A setting that is newer than the checkpoint had its default's effect.
+    # A setting newer than the checkpoint has its default there.
     saved = OmegaConf.to_container(OmegaConf.create(checkpoint.manifest["state"]["config"]))
     trees = _with_defaults(saved, Config), OmegaConf.to_container(OmegaConf.create(to_yaml(config)))
     then, now = map(_flat, trees)
@@ -269,7 +269,7 @@ def changed_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> dict
 
 
 def _with_defaults(tree: Any, section: type) -> Any:
-    """Return settings as plain containers with the defaults of a dataclass where they lack a setting."""
+    """Return settings as plain containers, with a dataclass's defaults for missing ones."""
     hints = typing.get_type_hints(section)
     full = dict(tree)
     for field in dataclasses.fields(section):
@@ -292,7 +292,7 @@ def _under(key: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return settings by their dotted keys, those of listed sections with an index."""
+    """Return dotted key -> value, with an index in the keys of listed sections."""
     if isinstance(values, Mapping):
         inner: Any = values.items()
     elif isinstance(values, list) and values and all(isinstance(value, Mapping) for value in values):

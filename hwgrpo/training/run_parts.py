@@ -1,4 +1,4 @@
-"""The parts of a run, as the loop finds them."""
+"""The parts of a run, as the loop uses them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from hwgrpo.values import Sampling
 
 @dataclass
 class Run:
-    """What a run is made of; `training.build` puts it together."""
+    """The parts of a run, made by `setup.build_run`."""
 
     config: Config
     device: Device
     strategy: Strategy
     prompts: PromptSource
     responses: ResponseSource
-    """Draws from `prompts` and calls `engine`; both are its own while it runs ahead."""
+    """Draws from `prompts` and calls `engine`; it owns both while it prefetches."""
     engine: Engine
     sampling: Sampling
     rewards: RewardPipeline
@@ -48,25 +48,25 @@ class Run:
     saver: Saver
     """Writes checkpoints of finished steps."""
     record_kernels: Callable[[], None]
-    """Writes which kernels ran to the run's folder."""
+    """Writes the selected kernels to the run's folder."""
     lock: FolderLock | None
-    """Holds the run's folder; None on ranks other than the main one."""
+    """Lock of the run's folder; None on ranks other than rank 0."""
     memory: Callable[[], dict[str, float]]
-    """Reads the device's memory metrics; empty on devices that keep none."""
+    """Returns the device's memory metrics; empty if it has none."""
     peak: float | None
-    """FLOP/s that a device reaches at most in the compute dtype; None where that is not known."""
+    """Peak FLOP/s of a device in the compute dtype; None if unknown."""
     tokenizer: PreTrainedTokenizerBase
     """Saved with the final model."""
     start_step: int
-    """Steps done already, 0 in a fresh run."""
+    """Steps finished before this start, 0 in a new run."""
     total_steps: int
     reported_failures: set[str] = field(default_factory=set)
-    """Reward failures that were shown already: a failing function is told of once."""
+    """Reward failures reported before: each kind is reported once."""
 
     def close(self) -> None:
-        """End what runs beside the training, and let go of what is held; the process group stays.
+        """Stop background work and release the run's resources except the process group.
 
-        All of it, whatever fails; see `close_all` for which error is raised.
+        All are closed, even if one fails; see `close_all` for the error that is raised.
         """
         locks = [] if self.lock is None else [self.lock.close]
         close_all(self.responses.close, self.observer.close, self.engine.close, self.rewards.close, *locks)

@@ -1,4 +1,4 @@
-"""Records that a run makes of itself: settings, machine, kernels, and notes at its start."""
+"""A run's records: settings, machine, kernels, and notes at its start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hwgrpo.training.strategies.strategy import Strategy
 
 
 def prompt_notes(config: DataConfig, data: Data) -> Iterator[str]:
-    """Yield what a user should know about the prompts."""
+    """Yield notes on the prompts: their template, and prompts dropped or truncated."""
     for name, prompts in (("training", data.training), ("validation", data.validation)):
         note = template_note(name, prompts)
         if note:
@@ -38,7 +38,7 @@ def prompt_notes(config: DataConfig, data: Data) -> Iterator[str]:
 
 
 def start_summary(device: Device, models: Models, data: Data, start: int) -> str:
-    """Return where the run trains, what, on how many prompts, and from which step on."""
+    """Return a line with device, trainable parameters, number of prompts, and first step."""
     return (
         f"{device.name} ({device.backend.name}, {str(models.policy.compute_dtype).removeprefix('torch.')}), "
         f"{models.trainable:,} trainable parameters, "
@@ -49,7 +49,7 @@ def start_summary(device: Device, models: Models, data: Data, start: int) -> str
 def write_run_record(
     output: Path, config: Config, device: Device, total_steps: int, fused: Fused, strategy: Strategy
 ) -> None:
-    """Write config.yaml, and environment.json: the machine, versions and variables that a run uses."""
+    """Write config.yaml, and environment.json: the run's machine, versions and variables."""
     (output / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     environment = {
         "hwgrpo": hwgrpo.__version__,

@@ -107,7 +107,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     total_steps = max(start, planned)
 
     models = build_models(config, device, strategy, data.tokenizer, chosen.attention, chosen.layout)
-    notes += filter(None, (models.fused.attention.line, models.fused.line, chosen.layout_note, models.obstacle))
+    notes += filter(None, (models.fused.attention.line, models.fused.line, chosen.layout_note, models.layout_reason))
     source = _prompt_source(config, data.training, strategy)
     update = _policy_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
