@@ -158,9 +158,7 @@ def build_evaluation(config: Config, backend: Backend, local_rank: int, checkpoi
     tokenizer = load_tokenizer(config.model)
     dataset = build_dataset(config.data, tokenizer, "validation")
     if dataset is None:
-        raise ConfigError(
-            "data.validation is not set; set it to prompts, e.g. data.validation=test.jsonl"
-        )
+        raise ConfigError("data.validation is not set; set it to prompts, e.g. data.validation=test.jsonl")
     rewards = build_rewards(config, dataset)
     check_length(config, dataset)
     check_head_size(config, load_model_config(config.model), on_host=backend.is_host)

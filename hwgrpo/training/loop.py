@@ -59,8 +59,8 @@ def train_step(run: Run, step: int) -> None:
     config, watch = run.config, run.watch
     with watch("step"):
         with watch("gen"):
-            given = raise_on_all_ranks(run.strategy, lambda: run.responses.next(step))
-        prompts, completions = given.prompts, given.completions
+            generated = raise_on_all_ranks(run.strategy, lambda: run.responses.next(step))
+        prompts, completions = generated.prompts, generated.completions
         with watch("reward"):
             rewards = raise_on_all_ranks(run.strategy, lambda: run.rewards.score(prompts, completions, step))
             if config.reward.shuffle:
@@ -86,7 +86,7 @@ def train_step(run: Run, step: int) -> None:
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
     flops = run.strategy.sum([run.update.flops])[0]
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
-    values |= updated | times | speed | dict(given.metrics) | run.memory()
+    values |= updated | times | speed | dict(generated.metrics) | run.memory()
     raise_if_moved(run.lock, run.strategy)  # before writing to the run's folder
     for note in (*run.update.pop_notes(), *failure_notes(values, rewards, step, run.reported_failures)):
         run.observer.note(note)

@@ -1,4 +1,4 @@
-"""A run's folder: made before the model loads, held by one run at a time, and taken back where nothing came of it."""
+"""A run's folder: made before the model loads, locked by one run, and removed again if no step was finished."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hwgrpo.training.strategies.strategy import Strategy
 
 LOCK = ".lock"
 RUN_ID = "run-id.txt"
-"""File with a random id, which stays when the run is resumed."""
+"""File with a random id, unchanged when the run is resumed."""
 RUN_ID_BYTES = 8
 START_FILES = (
     RUN_ID,
@@ -30,73 +30,73 @@ START_FILES = (
     *("tensorboard", "code"),
     *("wandb", "wandb.json", "trackio.json", "swanlog", "swanlab.json"),
 )
-"""What a run may have written before its first step is done."""
+"""Files and folders that a run may write before its first step is finished."""
 FOLDERS = ("checkpoints", "final", "final-adapter", "tensorboard", "code")
 FILES = (*(name for name in START_FILES if "." in name), "kernels.json", "summary.json", "micro_batch.json")
-"""What a run writes; a file in the place of a folder would only be seen when it is written, after hours."""
+"""Folders and files that a run writes; checked at the start, since a conflict would otherwise appear after hours."""
 
 
 class FolderLock:
-    """A run's folder, held until it is closed or the process ends.
+    """The lock on a run's folder, held until it is closed or the process ends.
 
     Args:
         folder: the folder.
         lock: its locked file.
-        made: files and folders that this start made to hold it, the innermost first.
+        made: files and folders made by this start, the innermost first.
     """
 
     def __init__(self, folder: Path, lock: IO[str], made: Iterable[Path]) -> None:
         self._folder, self._lock, self._made = folder, lock, tuple(made)
-        self._held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # known by it, whatever its name becomes
-        weakref.finalize(self, os.close, self._held)
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # finds the folder after a rename
+        weakref.finalize(self, os.close, self._descriptor)
         self._unused = True
-        self._found = frozenset(os.listdir(folder))
+        self._existing = frozenset(os.listdir(folder))
         self.run_id = _run_id(folder / RUN_ID)
-        """The run's random id: a start that resumes it has the same."""
+        """The run's random id, the same when the run is resumed."""
 
     def keep(self) -> None:
-        """Leave everything where it is from now on: a step has been done, or the run resumes from a checkpoint."""
+        """Keep all files on close: a step is finished, or the run resumes from a checkpoint."""
         self._unused = False
 
     def moved(self) -> str | None:
-        """Return what became of the folder where it is no longer at its path, for an error; None while it is."""
+        """Return an error if the folder was removed or moved, with its new path; None if it was not."""
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(self._held), self._folder.stat()):
+            if os.path.samestat(os.fstat(self._descriptor), self._folder.stat()):
                 return None
         now = None
-        with contextlib.suppress(OSError):  # a system that does not say
-            now = os.readlink(f"/proc/self/fd/{self._held}")
+        with contextlib.suppress(OSError):  # a system without /proc
+            now = os.readlink(f"/proc/self/fd/{self._descriptor}")
         if now == os.path.realpath(self._folder):
-            return None  # a network disk that has numbered it anew
-        begun = f"trainer.output_dir={str(self._folder)!r}"
+            return None  # a network file system that changed its inode number
+        setting = f"trainer.output_dir={str(self._folder)!r}"
         if now is None or now.endswith(" (deleted)"):
-            return f"{begun} was removed or moved while the run went on; put it back and start again"
+            return f"{setting} was removed or moved during the run; restore it and start again"
         return (
-            f"{begun} was moved to {now!r} while the run went on; move it back or set trainer.output_dir={now}, and "
+            f"{setting} was moved to {now!r} during the run; move it back or set trainer.output_dir={now}, and "
             "start again: the run resumes from its newest checkpoint there"
         )
 
     def close(self) -> None:
-        """Let go of the folder; unless it is kept, nothing stays of what was written. Close its logs first.
+        """Unlock the folder; unless `keep` was called, remove the files that this start wrote. Close its logs first.
 
-        What was there before stays, and so does what a run does not write.
+        Files that existed before, and files that a run does not write, stay.
         """
         if self._unused:
             self._unused = False
-            self._take_back()
+            self._remove_start_files()
         self._lock.close()
 
-    def _take_back(self) -> None:
+    def _remove_start_files(self) -> None:
         for name in START_FILES:
             path = self._folder / name
-            if name in self._found:
+            if name in self._existing:
                 continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-        # What cannot be removed must not hide why the run failed; a folder with something in it stays, too.
+        # A failed removal must not hide why the run failed; a folder that is not empty stays, too.
         with contextlib.suppress(OSError):
             for path in self._made:
                 if path.is_dir():
@@ -106,43 +106,43 @@ class FolderLock:
 
 
 def lock_folder_on_rank_0(folder: Path, strategy: Strategy) -> FolderLock | None:
-    """Hold the run's folder on rank 0, as `lock_folder` does; every rank calls this, before it looks into the folder.
+    """Lock the run's folder on rank 0; every rank calls this before reading the folder.
 
     Returns:
-        The lock; None on ranks other than the first.
+        The lock; None on ranks other than rank 0.
 
     Raises:
         ConfigError: as `lock_folder`, on all ranks.
     """
-    held, refusal = None, None
+    lock, problem = None, None
     if strategy.rank == 0:
         try:
-            held = lock_folder(folder)
+            lock = lock_folder(folder)
         except ConfigError as error:
-            refusal = str(error)
-    refusal = strategy.gather_objects(refusal)[0]
-    if refusal is not None:
-        raise ConfigError(refusal)
-    return held
+            problem = str(error)
+    problem = strategy.gather_objects(problem)[0]
+    if problem is not None:
+        raise ConfigError(problem)
+    return lock
 
 
-def raise_if_moved(held: FolderLock | None, strategy: Strategy) -> None:
-    """Raise on all ranks where rank 0 finds the run's folder gone from its path; every rank calls this.
+def raise_if_moved(lock: FolderLock | None, strategy: Strategy) -> None:
+    """Raise on all ranks if the run's folder was removed or moved; every rank calls this.
 
     Args:
-        held: the lock; None on ranks other than the first.
-        strategy: joins the ranks.
+        lock: the folder's lock; None on ranks other than rank 0.
+        strategy: connects the ranks.
 
     Raises:
-        RunError: naming the folder, and where it is now if that can be found out.
+        RunError: with the folder's path, and its new path if known.
     """
-    moved = strategy.gather_objects(held.moved() if held is not None else None)[0]
+    moved = strategy.gather_objects(lock.moved() if lock is not None else None)[0]
     if moved is not None:
         raise RunError(moved)
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """Make the folder and hold it until the process ends or what is returned is closed.
+    """Make the folder and lock it until the process ends or the lock is closed.
 
     Args:
         folder: `trainer.output_dir`.
@@ -151,8 +151,8 @@ def lock_folder(folder: Path) -> FolderLock:
         The lock; the lock file `.lock` names the process that holds it.
 
     Raises:
-        ConfigError: the folder cannot be written, holds a file where a run makes a folder or the other way round, or
-            another run holds it.
+        ConfigError: the folder cannot be written, has a file where a run makes a folder or the other way round, or is
+            locked by another run.
     """
     _check_places(folder)
     path = folder / LOCK
@@ -172,7 +172,7 @@ def lock_folder(folder: Path) -> FolderLock:
             raise ConfigError(_in_use(folder, holder)) from None
         if _is(lock, path):
             break
-        lock.close()  # a start that failed took its lock file away between our opening and locking it
+        lock.close()  # a failed start removed its lock file between our open and our lock
     lock.seek(0)
     lock.truncate()
     lock.write(str(os.getpid()))
@@ -186,13 +186,13 @@ def _check_places(folder: Path) -> None:
     for path, kind, is_kind in places:
         if os.path.lexists(path) and not is_kind(path):
             raise ConfigError(
-                f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, and something else is in its "
-                f"place: move {path} away"
+                f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, but {path} is something else: "
+                "move it away"
             )
 
 
 def reason_against_folder(folder: Path) -> str | None:
-    """Return why `lock_folder` could not make or hold a folder now, or None; nothing is made."""
+    """Return why `lock_folder` would fail now, or None; nothing is created."""
     nearest = next(each for each in (folder, *folder.parents) if each.exists())
     if not nearest.is_dir():
         return _cannot_be_written(folder, os.strerror(errno.ENOTDIR))
@@ -211,28 +211,28 @@ def reason_against_folder(folder: Path) -> str | None:
     return None
 
 
-def _cannot_be_written(folder: Path, why: str | None) -> str:
-    return f"trainer.output_dir={str(folder)!r} cannot be written: {why}"
+def _cannot_be_written(folder: Path, reason: str | None) -> str:
+    return f"trainer.output_dir={str(folder)!r} cannot be written: {reason}"
 
 
 def _in_use(folder: Path, holder: str) -> str:
     return (
         f"trainer.output_dir={str(folder)!r} is in use by another run (process {holder.strip() or 'unknown'}); "
-        "wait for it, or name another folder"
+        "wait for it, or set another folder"
     )
 
 
 def _run_id(path: Path) -> str:
-    """Return the id in a file, which is written where it is missing or broken off."""
-    found = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
-    if len(found) != 2 * RUN_ID_BYTES or not found.isalnum():
-        found = secrets.token_hex(RUN_ID_BYTES)
-        path.write_text(found + "\n", encoding="utf-8")
-    return found
+    """Return the id in a file; write a new one if it is missing or incomplete."""
+    run_id = path.read_text(encoding="utf-8", errors="replace").strip() if path.exists() else ""
+    if len(run_id) != 2 * RUN_ID_BYTES or not run_id.isalnum():
+        run_id = secrets.token_hex(RUN_ID_BYTES)
+        path.write_text(run_id + "\n", encoding="utf-8")
+    return run_id
 
 
 def _is(file: IO[str], path: Path) -> bool:
-    """Whether an open file is the one that lies at a path."""
+    """Return whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Putting a run together from its settings: the cheap and fallible parts first, the model last."""
+"""Builds a run from its settings: cheap parts that may fail first, the model last."""
 
 from __future__ import annotations
 
@@ -56,21 +56,21 @@ from hwgrpo.training.update.token_budget import TokenBudget
 def build_run(
     config: Config, backend: Backend, local_rank: int, local_world_size: int, *, allow_finished: bool = False
 ) -> Run:
-    """Make every part of a run, restoring the newest checkpoint where `trainer.resume` asks for it.
+    """Make every part of a run, and restore the checkpoint selected by `trainer.resume`.
 
-    A first start that fails here leaves nothing in `trainer.output_dir`.
+    If a first start fails here, `trainer.output_dir` is left empty.
 
     Args:
         config: checked settings.
-        backend: the chosen device family.
-        local_rank: which of this host's devices is ours.
+        backend: the selected device family.
+        local_rank: index of this process's device on the host.
         local_world_size: processes of this run on this host.
-        allow_finished: a finished run of other settings or data counts as finished, instead of being an error.
+        allow_finished: a finished run of other settings or data is not an error.
 
     Raises:
-        ConfigError, DataError, CheckpointError: naming what is wrong and what to do.
+        ConfigError, DataError, CheckpointError: with the wrong value and its remedy.
         RunError: the model does not fit into memory.
-        RunFinished: all steps are done, and all that a run leaves is there.
+        RunFinished: all steps are done, and all outputs exist.
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
@@ -80,14 +80,14 @@ def build_run(
 
 
 def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool, *, written: Config) -> Run:
-    """Put a run together.
+    """Make every part of a run.
 
     Args:
         config: the settings, with absolute paths.
-        device: where it trains.
-        undo: receives what ends the parts that are made.
+        device: this rank's device.
+        undo: receives the callbacks that close the parts.
         allow_finished: as for `build_run`.
-        written: the settings as they are recorded, with paths as the user wrote them.
+        written: the settings for the run's records, with the user's own paths.
     """
     strategy = _start_strategy(config, device)
     folder = _lock_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
@@ -96,18 +96,16 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
     data = open_data(config, load_tokenizer(config.model), strategy.rank)
     undo.callback(data.rewards.close)
     notes += compare_data(folder.checkpoint, train=data.training, validation=data.validation)
-    chosen = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
+    resolved = check_start(config, device.backend, load_model_config(config.model), device=device, data=data)
     require_running_server(config, strategy)
     notes += filter(None, (dtype_note(config, device),))
     planned = planned_steps(config, len(data.training))
     if start >= planned:
-        notes.append(
-            f"{folder.path} has all its {start} steps; what is missing at its end (model, summary) is made now"
-        )
+        notes.append(f"{folder.path} has all its {start} steps; its missing outputs (model, summary) are written now")
     total_steps = max(start, planned)
 
-    models = build_models(config, device, strategy, data.tokenizer, chosen.attention, chosen.layout)
-    notes += filter(None, (models.fused.attention.line, models.fused.line, chosen.layout_note, models.layout_reason))
+    models = build_models(config, device, strategy, data.tokenizer, resolved.attention, resolved.layout)
+    notes += filter(None, (models.fused.attention.line, models.fused.line, resolved.layout_note, models.layout_reason))
     source = _prompt_source(config, data.training, strategy)
     update = _policy_update(config, device, strategy, models, folder.path, total_steps)
     if folder.checkpoint is not None:
@@ -116,10 +114,10 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
         seed_rank(device, config, strategy.rank)
     gate = Gate(config.rollout.partial, config.trainer.process_group_timeout)
     engine = _engine(config, device, strategy, models, data, folder, gate)
-    drawn, ahead = source.state(), []
+    position, prefetched = source.state(), []
     if folder.checkpoint is not None and config.rollout.max_staleness:
-        ahead, told = prefetched_batches.load(folder.checkpoint, source, config.rollout.max_staleness)
-        notes += told
+        prefetched, load_notes = prefetched_batches.load(folder.checkpoint, source, config.rollout.max_staleness)
+        notes += load_notes
     responses = make_source(
         SourceParts(
             config=config,
@@ -129,8 +127,8 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
             device=device,
             start=start,
             total_steps=total_steps,
-            prefetched=ahead,
-            state=drawn,
+            prefetched=prefetched,
+            state=position,
         )
     )
     undo.callback(responses.close)
@@ -176,8 +174,8 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
 
 
 def _start_strategy(config: Config, device: Device) -> Strategy:
-    """Check what this machine lacks for the run, and join the processes that train together."""
-    # Makes a built-in model: once a process group exists, transformers writes on rank 0 alone.
+    """Check the requirements on this machine, and join the run's processes."""
+    # Writes a built-in model to disk: once a process group exists, transformers writes only on rank 0.
     resolve_model_path(config.model.path)
     for reason in missing_requirements(config, device):
         raise ConfigError(reason)
@@ -189,25 +187,25 @@ def _start_strategy(config: Config, device: Device) -> Strategy:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A run's folder, held by this run."""
+    """A run's folder, locked by this run."""
 
     path: Path
     lock: FolderLock | None
-    """None on ranks other than the main one."""
+    """None on ranks other than rank 0."""
     checkpoint: Checkpoint | None
-    """What the run goes on from."""
+    """Checkpoint to resume from."""
     notes: list[str]
 
     @property
     def start(self) -> int:
-        """Steps done already."""
+        """Steps finished before this start."""
         return self.checkpoint.step if self.checkpoint else 0
 
 
 def _lock_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> _Folder:
-    """FolderLock the run's folder, then choose the checkpoint to go on from.
+    """Lock the run's folder, then select the checkpoint to resume from.
 
-    In this order: a run that still holds the folder saves checkpoints meanwhile.
+    In this order, because another run that still has the lock may save a checkpoint in between.
 
     Raises:
         RunFinished: nothing is left to do.
@@ -247,7 +245,7 @@ def _policy_update(
 def _engine(
     config: Config, device: Device, strategy: Strategy, models: Models, data: Data, folder: _Folder, gate: Gate
 ) -> Engine:
-    """Make the rollout engine, which has the weights of the first step then."""
+    """Make the rollout engine, and send it the weights of the first step."""
     weights = ShardedWeights(models.policy.model, strategy.gather_full_parameters) if strategy.shards else None
     run_id = folder.lock.run_id if folder.lock is not None else None
     engine = build_engine(config, models.policy, data.tokenizer, device, models.replica, gate, weights, run_id)
@@ -276,8 +274,8 @@ def _saver(
     responses: ResponseSource,
     observer: Observer,
 ) -> Saver:
-    """Return what writes checkpoints, with all that a resumed run is restored and compared with."""
-    # Salts are drawn, and files may differ between hosts: all ranks save what rank 0 has.
+    """Return the saver of checkpoints, with all state that a resumed run restores or compares."""
+    # Salts are random, and files may differ between hosts: all ranks save rank 0's values.
     secrets, code = strategy.gather_objects((digests(written_of(config)), checksums(config)))[0]
     datasets = {"train": data.training, "validation": data.validation}
     fingerprints = {name: prompts.fingerprint for name, prompts in datasets.items() if prompts is not None}
@@ -308,17 +306,17 @@ def _saver(
 
 
 def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) -> None:
-    """Raise RunFinished on all ranks where rank 0, which looks, finds nothing left to do."""
-    said = raise_on_all_ranks(
+    """Raise RunFinished on all ranks if rank 0 finds the run finished."""
+    message = raise_on_all_ranks(
         strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes)
     )
-    said = strategy.gather_objects(said)[0]
-    if said is not None:
+    message = strategy.gather_objects(message)[0]
+    if message is not None:
         strategy.close()
-        raise RunFinished(said)
+        raise RunFinished(message)
 
 
 def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
-    """Return the token budget of micro-batches, which a full memory makes smaller for this run."""
+    """Return the token budget of micro-batches, which is halved when memory runs out."""
     least, tokens = longest_share(config), micro_batch_tokens(config, device.torch_device)
     return TokenBudget(tokens, least=least, device=device, folder=output)

@@ -1,4 +1,4 @@
-"""The parts that training and measuring share: process, model, engine, rewards."""
+"""The parts that training and evaluation share: process, model, engine, rewards."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from hwgrpo.training.policy.rank0_weights import Rank0Weights
 
 
 def prepare_process(config: Config, backend: Backend, local_rank: int, local_world_size: int) -> Device:
-    """Open the device, share out the host's threads, seed every generator, and choose kernels.
+    """Open the device, divide the host's threads, seed every generator, and configure kernels.
 
     Raises:
-        ConfigError: a kernel is pinned that does not exist.
+        ConfigError: a pinned kernel does not exist.
         BackendError: there is no such device.
     """
     transformers.utils.logging.disable_progress_bar()  # our own panel shows progress
@@ -63,7 +63,7 @@ def seed_everything(device: Device, seed: int) -> None:
 
 
 def choose_kernels(config: Config, backend: Backend) -> None:
-    """Tell the kernels what the settings and the backend prefer.
+    """Configure the kernels by the settings and the backend's preferences.
 
     Raises:
         ConfigError: `kernels.pins` names an op or an implementation that does not exist.
@@ -83,7 +83,7 @@ def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
 
 
 def load_checked(config: Config, attention: str, tokenizer: Any, *, on_meta_device: bool = False) -> Any:
-    """Do as `load_trainable`, and check that the model fits the tokenizer and the settings."""
+    """Load as `load_trainable` does, and check that the model fits the tokenizer and the settings."""
     model = load_trainable(config, attention, on_meta_device=on_meta_device)
     check_vocabulary(model, tokenizer)
     check_router_loss(config.model.router_loss_coef, causal_lm(model).config)
@@ -91,13 +91,13 @@ def load_checked(config: Config, attention: str, tokenizer: Any, *, on_meta_devi
 
 
 def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None = None) -> PolicyModel:
-    """Make a model the policy.
+    """Return the policy of a model.
 
     Args:
         config: the run's settings.
-        device: where it computes.
+        device: this rank's device.
         model: from `load_checked`.
-        head: how it forms its logits, as another rank has found; None: the model is tried for that and for its router.
+        head: how it forms its logits, detected by another rank; None: detect it, and check the model's router.
     """
     logits = config.kernels.logits_dtype
     options = HeadOptions(
@@ -112,12 +112,12 @@ def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None 
 
 
 def load_trainable(config: Config, attention: str = "sdpa", *, on_meta_device: bool = False) -> Any:
-    """Load the model as it is before training, adapters on it, into host memory; fp32 throughout.
+    """Load the untrained model with its adapters into host memory, all in fp32.
 
     Args:
         config: the run's settings.
-        attention: attention implementation as transformers names it.
-        on_meta_device: make the same model on the meta device, with no weights in it.
+        attention: transformers' name of the attention implementation.
+        on_meta_device: make the same model on the meta device instead, without weights.
     """
     model: Any = load_model(config.model, attention=attention, on_meta_device=on_meta_device)
     if config.model.gradient_checkpointing:
@@ -131,10 +131,10 @@ def load_trainable(config: Config, attention: str = "sdpa", *, on_meta_device: b
 
 
 def _without_embedding_hook(model: Any) -> None:
-    """Take out the hook that makes embeddings require a gradient: only reentrant checkpointing needs it.
+    """Remove the hook that makes embeddings require a gradient: only reentrant checkpointing needs it.
 
-    transformers and peft each register theirs under gradient checkpointing, and the lean decode step keeps away from a
-    model with hooks.
+    transformers and peft each register one under gradient checkpointing, and the lean decode step does not support
+    models with hooks.
     """
     causal_lm(model).disable_input_require_grads()
 
@@ -153,13 +153,13 @@ def build_engine(
 
     Args:
         config: the run's settings.
-        policy: whose responses are sampled.
-        tokenizer: decodes them.
-        device: where the policy is.
-        replica: what the local engine samples with where the policy's weights are sharded, or in use meanwhile.
-        gate: where an engine that generates in a thread of its own makes way for new weights.
-        weights: how other engines get the policy's; None: they are whole on this rank.
-        run_id: of the run on rank 0, by which a server knows it when it is resumed.
+        policy: the policy to sample from.
+        tokenizer: decodes the responses.
+        device: the policy's device.
+        replica: the local engine's copy of the policy, if its weights are sharded or trained during sampling.
+        gate: gate at which an engine that generates in its own thread pauses for new weights.
+        weights: the policy's weights for other engines; None: they are unsharded on this rank.
+        run_id: the run's id on rank 0, by which a server recognizes the resumed run.
     """
     parts = EngineParts(
         config=config,
@@ -176,23 +176,23 @@ def build_engine(
 
 
 def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | None) -> Any:
-    """Return a whole copy of a policy's model on this rank's device, for the local engine to sample with.
+    """Return an unsharded copy of a policy's model on this rank's device, for the local engine to sample with.
 
     Args:
         config: the run's settings.
         policy: not wrapped by a strategy.
-        weights: what the copy is filled with where the policy itself has no weights.
+        weights: the copy's weights, if the policy is on the meta device.
     """
     pairs = None if weights is None else weights.broadcast_all(policy.model)
     return replica_of(policy.model, _rollout_dtype(config, policy), pairs)
 
 
 def needs_replica(config: Config, shards: bool) -> bool:
-    """Tell whether the engine samples with a copy of the model in this process beside the policy.
+    """Return whether the engine samples with a separate copy of the policy in this process.
 
     Args:
         config: the run's settings.
-        shards: the strategy cuts the policy's weights over ranks.
+        shards: whether the strategy shards the policy's weights.
     """
     return engine_kind(config).samples_with_policy and (shards or config.rollout.max_staleness > 0)
 
@@ -209,17 +209,17 @@ NEED_GROUND_TRUTH = ("exact_match", "gsm8k", "math")
 def build_rewards(
     config: Config, dataset: PromptDataset, validation: PromptDataset | None = None, rank: int = 0
 ) -> RewardPipeline:
-    """Load the reward functions and check that the data has what they read.
+    """Load the reward functions and check that the data has the columns they read.
 
     Args:
         config: the run's settings.
-        dataset: the prompts that are scored.
-        validation: further ones.
-        rank: this one, for functions that draw random numbers.
+        dataset: the prompts whose responses are scored.
+        validation: the validation prompts.
+        rank: this process's rank, for functions that draw random numbers.
 
     Raises:
         ConfigError: a function cannot be loaded, or reads a column that the data lacks.
-        DataError: a prompt has no answer for a reward that compares with one, and whose failure would stop the run.
+        DataError: a prompt has no ground truth, and a reward that compares with it would stop the run.
     """
     for function in config.reward.functions:
         if function.name in NEED_GROUND_TRUTH and function.on_error == "raise":

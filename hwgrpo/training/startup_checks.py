@@ -1,7 +1,7 @@
-"""What is checked before a model is loaded: one list, which a run and its dry run share.
+"""Checks before a model is loaded, shared by a run and its dry run.
 
-A check that a run needs belongs here, not into `build` or `plan`, so that a dry run accepts nothing that the run would
-refuse. What only the loaded model can show is checked after that, in `models.build_models`.
+Add checks of a run here, not in `setup` or `dry_run`, so that a dry run rejects everything that the run would reject.
+Checks that need the loaded model follow in `model_setup.build_models`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hwgrpo.training.strategies.strategy_kind import StrategyKind
 
 @dataclass(frozen=True)
 class Data:
-    """A run's prompts, and what reads them."""
+    """A run's prompts with their tokenizer and rewards."""
 
     tokenizer: PreTrainedTokenizerBase
     training: PromptDataset
@@ -55,14 +55,14 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Start:
-    """What the settings come to."""
+class ResolvedSettings:
+    """The settings with `auto` resolved."""
 
     dtype: torch.dtype
     attention: AttentionSelection
     layout: Layout
     layout_note: str | None
-    """Why rows are padded, where that is a fall-back."""
+    """Why rows are padded, if that is a fallback."""
 
 
 def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0) -> Data:
@@ -71,30 +71,30 @@ def open_data(config: Config, tokenizer: PreTrainedTokenizerBase, rank: int = 0)
     Args:
         config: checked settings.
         tokenizer: the model's.
-        rank: whose samples the rewards score; decides their random numbers.
+        rank: this process's rank, for the rewards' random numbers.
 
     Raises:
         ConfigError, DataError: as `build_dataset` and `build_rewards` do.
     """
-    training, validation = (build_dataset(config.data, tokenizer, which) for which in ("train", "validation"))
+    training, validation = (build_dataset(config.data, tokenizer, split) for split in ("train", "validation"))
     assert training is not None
     return Data(tokenizer, training, validation, build_rewards(config, training, validation, rank))
 
 
 def check_start(
     config: Config, backend: Backend, settings: PreTrainedConfig, *, device: Device | None, data: Data | None
-) -> Start:
-    """Check all that can be checked without the model's weights, and return what the settings come to.
+) -> ResolvedSettings:
+    """Run all checks that need no weights of the model, and return the settings with `auto` resolved.
 
     Args:
         config: checked settings.
         backend: the device family.
         settings: the model's transformers configuration.
-        device: that the run has here; None: it is not here, and what it would be asked is assumed.
-        data: the prompts; None where they are not here.
+        device: the run's device; None: it is not here, and its properties are assumed.
+        data: the prompts; None if they are not here.
 
     Raises:
-        ConfigError: naming what is wrong and what to do.
+        ConfigError: with the wrong value and its remedy.
     """
     choose_kernels(config, backend)
     choose_modules(config, backend)
@@ -111,53 +111,53 @@ def check_start(
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)
         check_embeddings(getattr(settings.get_text_config(), "vocab_size", None), data.tokenizer)
-    return Start(dtype, attention, layout, layout_note(config, settings, attention.loaded_as))
+    return ResolvedSettings(dtype, attention, layout, layout_note(config, settings, attention.loaded_as))
 
 
 def missing_requirements(config: Config, device: Device) -> list[str]:
-    """Return what this machine lacks to run these settings: packages, programs, variables, processes."""
+    """Return the run's unmet requirements on this machine: packages, programs, variables, processes."""
     strategy: StrategyKind = STRATEGIES.load(choose_strategy(config))
     checks = (
         lambda: strategy.check_host(config, device.torch_device),
         lambda: check_engine(config),
     )
-    found = []
+    missing = []
     for check in checks:
         try:
             check()
         except ConfigError as error:
-            found.append(str(error))
-    return found
+            missing.append(str(error))
+    return missing
 
 
 def require_running_server(config: Config, strategy: Strategy) -> None:
-    """Check on rank 0 that a server which is to run already does.
+    """Check on rank 0 that an external rollout server is running.
 
-    A dry run asks no server: it may be made before the server is.
+    A dry run does not check it: the server may be started later.
 
     Raises:
-        ConfigError: it does not run or refuses the token; on all ranks.
+        ConfigError: it is not running or rejects the token; on all ranks.
     """
-    refusal = None
+    problem = None
     if strategy.rank == 0:
         try:
             check_running_server(config)
         except ConfigError as error:
-            refusal = str(error)
-    refusal = strategy.gather_objects(refusal)[0]
-    if refusal is not None:
-        raise ConfigError(refusal)
+            problem = str(error)
+    problem = strategy.gather_objects(problem)[0]
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 def check_adapters(config: ModelConfig, settings: PreTrainedConfig) -> None:
-    """Check on a model without weights that adapters can be put on it as the settings say.
+    """Check on a model without weights that the configured adapters can be applied to it.
 
     Raises:
         ConfigError: as `apply_lora` does.
     """
     if not uses_lora(config.lora):
         return
-    with torch.random.fork_rng(devices=[]):  # the run's own random numbers stay what they are
+    with torch.random.fork_rng(devices=[]):  # keeps the run's random numbers
         with META:
             model: Any = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
         with without_weights():
@@ -165,7 +165,7 @@ def check_adapters(config: ModelConfig, settings: PreTrainedConfig) -> None:
 
 
 def assumed_selections(config: Config, backend: Backend, settings: Any) -> tuple[torch.dtype, AttentionSelection]:
-    """Return compute dtype and attention as they are to be expected of a device that is not here."""
+    """Return the expected compute dtype and attention of a device that is not here."""
     wanted, attention = config.model.dtype, config.model.attention
     usual = torch.float32 if backend.is_host else torch.bfloat16
     dtype = usual if wanted == "auto" else getattr(torch, wanted)

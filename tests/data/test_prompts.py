@@ -270,10 +270,10 @@ def test_several_files_are_one_dataset_and_a_change_of_any_is_seen(tmp_path, jso
     assert [before.prompt(row, 0).source for row in range(3)] == ["first.jsonl", "second.csv", "second.csv"]
     checkpoint: Any = SimpleNamespace(manifest={"state": {"data": {"train": before.fingerprint}}})
     assert compare_data(checkpoint, train=build(both)) == []
-    assert "is not what it was" in compare_data(checkpoint, train=build(both[::-1]))[0]
+    assert "has changed since" in compare_data(checkpoint, train=build(both[::-1]))[0]
     second.write_text("prompt,answer\nb,2\nc,4\n")
     (said,) = compare_data(checkpoint, train=build(both))
-    assert f"data.train='{first}, {second}' is not what it was at the checkpoint: 3 rows" in said
+    assert f"data.train='{first}, {second}' has changed since the checkpoint: 3 rows" in said
     jsonl([{"question": "a"}], "first.jsonl")
     with pytest.raises(DataError, match=r"second.csv, line 2: no column 'question'.*there are: prompt, answer"):
         build(both, prompt_key="question")

@@ -181,7 +181,7 @@ def test_a_signal_saves_ends_cleanly_and_loses_nothing(tmp_path: Path, uninterru
 
 def test_never_resuming_refuses_a_folder_that_holds_a_run(tmp_path: Path):
     assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=1")) == 0
-    with pytest.raises(ConfigError, match="holds another run"):
+    with pytest.raises(ConfigError, match="contains another run"):
         runs.run(tmp_path / "run", "trainer.resume=never")
 
 
@@ -217,7 +217,7 @@ def test_a_run_killed_after_its_last_checkpoint_makes_what_is_missing_at_its_end
     assert already_finished(runs.small(tmp_path / "run", *words)) is None
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
     shown = capfd.readouterr().out
-    assert "has all its 2 steps; what is missing at its end" in shown
+    assert "has all its 2 steps; its missing outputs" in shown
     assert "2 of 2 steps" in shown
     assert ((tmp_path / "run/config.yaml").read_text(), runs.everything(tmp_path / "run")) == expected
 
@@ -248,7 +248,7 @@ def test_only_a_run_with_all_that_its_end_makes_is_finished(tmp_path: Path):
         "To continue, set trainer.max_steps to more than 2; to train from step 0, set trainer.output_dir to another "
         "folder."
     )
-    assert "2 steps are done, trainer.max_steps=1 asks for 1," in str(said("trainer.max_steps=1"))
+    assert "2 steps are done, trainer.max_steps=1 needs 1," in str(said("trainer.max_steps=1"))
     eight = ("trainer.max_steps=0", "data.max_rows=8")
     allowed = already_finished(runs.small(output, "model.lora.rank=2", *eight), allow_changes=True)
     assert "more than 1;" in str(allowed).partition("trainer.epochs")[2]
@@ -315,7 +315,7 @@ def test_a_finished_run_of_other_settings_or_data_is_an_error_that_names_them(tm
         already_finished(both)
     assert already_finished(runs.small(output, *own, "optim.lr=0.5", "trainer.max_steps=3")) is None
     write_rows(rows, first="143")
-    with pytest.raises(ConfigError, match=r"data\.train='.*rows\.jsonl' is not what it was"):
+    with pytest.raises(ConfigError, match=r"data\.train='.*rows\.jsonl' has changed since"):
         already_finished(runs.small(output, *own))
 
 
@@ -361,7 +361,7 @@ def test_data_that_is_not_what_it_was_is_told_with_both(tmp_path: Path, capfd):
     write_rows(train, first="134", last="165")
     (line,) = shown(3)
     both = re.fullmatch(
-        rf"warning: data.train='{train}' is not what it was at the checkpoint: 12 rows \(sha256 (\w{{12}})\) then, "
+        rf"warning: data.train='{train}' has changed since the checkpoint: 12 rows \(sha256 (\w{{12}})\) then, "
         r"12 rows \(sha256 (\w{12})\) now; the run continues with the present one",
         line.strip(),
     )

@@ -41,7 +41,7 @@ def test_copies_are_kept_and_a_changed_reward_is_reported_when_the_run_goes_on(r
     capsys.readouterr()
     assert train(2) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "warning: the file of reward.functions.0.name is not what it was at the checkpoint: sha256" in shown
+    assert "warning: the file of reward.functions.0.name has changed since the checkpoint: sha256" in shown
     assert "observe.loggers" not in shown, "which changes no weights"
     assert len([*(run / "code").iterdir()]) == 4
 
@@ -50,4 +50,4 @@ def test_a_finished_run_whose_reward_has_changed_is_no_finished_run(run: Path, c
     assert train(1) == 0
     (run.parent / "rewards.py").write_text(REWARD + "# mended\n")
     assert train(1) == 2
-    assert "the file of reward.functions.0.name is not what it was" in " ".join(capsys.readouterr().err.split())
+    assert "the file of reward.functions.0.name has changed since" in " ".join(capsys.readouterr().err.split())

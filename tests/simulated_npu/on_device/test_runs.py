@@ -88,7 +88,9 @@ def test_a_device_that_is_too_small_ends_the_run_out_of_memory(tmp_path: Path):
             runs.run(tmp_path / "run", "trainer.max_steps=1", backend=NPU)
         assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
         told = str(caught.value)
-        assert re.search(r"^out of memory while .*, on npu:0 \(Ascend910B3; .* in all, .* free, .* in this run's", told)
+        assert re.search(
+            r"^out of memory while .*, on npu:0 \(Ascend910B3; .* in total, .* free, .* in this run's", told
+        )
         assert "lower " in told
         assert "there is no checkpoint yet" in told
     finally:

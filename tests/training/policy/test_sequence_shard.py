@@ -121,7 +121,11 @@ def test_ranks_that_share_sequences_take_the_layout_without_masks_and_budgets_of
     ("model", "attention", "said"),
     [
         (Qwen3Config(num_attention_heads=6, num_key_value_heads=2), SDPA, "divide the model's 6 attention heads"),
-        (Qwen3NextConfig(), SDPA, "tokens of a qwen3_next model meet by more than attention .linear_attention."),
+        (
+            Qwen3NextConfig(),
+            SDPA,
+            "tokens of a qwen3_next model depend on each other beyond attention .linear_attention.",
+        ),
         (Qwen3Config(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), SDPA, "length .dynamic."),
         (
             Gemma2Config(num_attention_heads=8),

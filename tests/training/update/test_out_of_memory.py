@@ -37,9 +37,9 @@ def test_the_command_says_what_was_done_how_full_it_is_and_what_to_lower(tmp_pat
     assert "Traceback" not in told
     first, lower, after = told[told.index("hwgrpo: error:") :].splitlines()
     assert first.startswith("hwgrpo: error: out of memory while updating the policy, on cpu (")
-    assert "GiB of host memory at the most): [enforce fail" in first or "MiB of host memory at the most)" in first
+    assert "GiB of host memory): [enforce fail" in first or "MiB of host memory): [enforce fail" in first
     assert "DefaultCPUAllocator: can't allocate memory" in first
-    assert "lower trainer.tokens_per_micro_batch (now 4096), which changes no numbers but the speed; " in lower
+    assert "lower trainer.tokens_per_micro_batch (now 4096), which changes only the speed; " in lower
     assert "model.gradient_checkpointing=true" in lower
     assert "model.lora.rank=16" in lower
     assert after.strip() == "Started again, the run restarts from step 0 (no checkpoint yet)."
@@ -54,7 +54,7 @@ def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monke
     told = str(caught.value)
     assert "lower rollout.max_sequences (now 1024)" in told
     assert "tokens_per_micro_batch" not in told, "rollout does not depend on it"
-    assert told.endswith("Started again, the run goes on after step 2.")
+    assert told.endswith("Started again, the run resumes after step 2.")
     assert run(tmp_path / "cut", *SHORT) == "completed"
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
 
@@ -69,13 +69,13 @@ def test_a_rank_that_fails_reads_no_checkpoint_while_the_others_wait_for_its_end
 
     run(tmp_path / "run", *SHORT, "trainer.max_steps=1")
     monkeypatch.setattr(LocalEngine, "generate", full)
-    with pytest.raises(RunError, match="goes on after step 1"):
+    with pytest.raises(RunError, match="resumes after step 1"):
         run(tmp_path / "run", *SHORT)
 
 
 def test_a_model_that_does_not_fit_is_told_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.setattr("hwgrpo.training.model_setup.load_policy", too_much)
-    with pytest.raises(RunError, match=r"out of memory while putting the model together.*\n.*model\.lora\.rank=16"):
+    with pytest.raises(RunError, match=r"out of memory while loading the model.*\n.*model\.lora\.rank=16"):
         run(tmp_path / "run")
     assert not (tmp_path / "run" / ".lock").exists()
     assert not list((tmp_path / "run").glob("*.yaml")), "a first start that fails leaves nothing"
@@ -83,7 +83,7 @@ def test_a_model_that_does_not_fit_is_told_before_the_first_step(tmp_path, monke
 
 def test_a_final_model_that_cannot_be_saved_for_memory_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("hwgrpo.training.finish.save_model", too_much)
-    with pytest.raises(RunError, match=r"while saving the final model(?s:.*)goes on after step 3"):
+    with pytest.raises(RunError, match=r"while saving the final model(?s:.*)resumes after step 3"):
         run(tmp_path / "run", *SHORT)
 
 
