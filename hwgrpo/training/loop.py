@@ -76,11 +76,10 @@ def train_step(run: Run, step: int) -> None:
             updated = run.update(batch)
         with watch("sync"):
             run.responses.update_weights(step)
-    values = sample_metrics(prompts, completions, rewards, advantages, run.strategy.gather_objects)
+    samples = (prompts, completions, rewards, advantages)
+    values = sample_metrics(*samples, run.strategy.gather_objects)
     if run.metrics:
-        measured = raise_on_all_ranks(
-            run.strategy, lambda: run.metrics.measure(prompts, completions, rewards, advantages)
-        )
+        measured = raise_on_all_ranks(run.strategy, lambda: run.metrics.measure(*samples))
         values |= over_ranks(run.strategy.gather_objects(measured), values | updated)
     times = watch.take()
     speed = {"perf/throughput": values["perf/total_num_tokens"] / max(times["timing_s/step"], 1e-9)}
@@ -91,7 +90,7 @@ def train_step(run: Run, step: int) -> None:
     for note in (*run.update.pop_notes(), *failure_notes(values, rewards, step, run.reported_failures)):
         run.observer.note(note)
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
-    run.observer.completions(step, prompts, completions, rewards, advantages)
+    run.observer.completions(step, *samples)
 
 
 def validate_now(run: Run, step: int) -> None:

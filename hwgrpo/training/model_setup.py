@@ -22,7 +22,7 @@ from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.policy.reference_model import Reference, build_reference
-from hwgrpo.training.sequence_checks import self_test_sequence_parallel
+from hwgrpo.training.sequence_checks import verify_sequence_parallel
 from hwgrpo.training.shared_setup import load_checked, load_policy, make_replica, needs_replica, policy_of
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 
@@ -80,9 +80,7 @@ def build_models(
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
     with shortened(policy.base, windows_in_reach(config, policy.base.config)):
-        self_test_sequence_parallel(
-            policy, checked.layout, strategy.sequence_group, checked.unsharded_states, device.torch_device
-        )
+        verify_sequence_parallel(policy, checked.layout, strategy.sequence_group, checked.states, device.torch_device)
     return Models(policy, reference, replica, trainable, checked.fused, checked.layout, checked.layout_reason)
 
 
@@ -94,7 +92,7 @@ class _Checked:
     fused: Fused
     layout: Layout
     layout_reason: str | None
-    unsharded_states: torch.Tensor | None
+    states: torch.Tensor | None
     """Hidden states of a few tokens, for tensor parallelism: no rank has unsharded layers later."""
 
 
@@ -104,8 +102,8 @@ def _check_model(
     fused = fuse(config, device.backend, policy, attention)
     layout, layout_reason = select_supported_layout(config, policy, layout)
     with shortened(policy.base, windows_in_reach(config, policy.base.config)):
-        unsharded_states = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
-    return _Checked(policy.head, fused, layout, layout_reason, unsharded_states)
+        states = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
+    return _Checked(policy.head, fused, layout, layout_reason, states)
 
 
 def _load_on_rank_0(

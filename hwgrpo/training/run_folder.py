@@ -186,8 +186,8 @@ def _check_places(folder: Path) -> None:
     for path, kind, is_kind in places:
         if os.path.lexists(path) and not is_kind(path):
             raise ConfigError(
-                f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, but {path} is something else: "
-                "move it away"
+                f"trainer.output_dir={str(folder)!r}: the run writes {kind} {path.name}, but {path} is not {kind}: "
+                f"move {path} away"
             )
 
 

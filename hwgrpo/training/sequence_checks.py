@@ -68,7 +68,7 @@ def check_sequence_parallel(config: Config, model_config: Any, attention: Attent
         raise error(size, f"algorithm.loss.name={config.algorithm.loss.name!r} compares all tokens of a micro-batch")
 
 
-def self_test_sequence_parallel(
+def verify_sequence_parallel(
     policy: PolicyModel,
     layout: Layout,
     group: SequenceGroup,

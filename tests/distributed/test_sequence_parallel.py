@@ -15,7 +15,7 @@ from hwgrpo.training import model_setup, setup
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_group import join
-from hwgrpo.training.sequence_checks import self_test_sequence_parallel
+from hwgrpo.training.sequence_checks import verify_sequence_parallel
 from hwgrpo.training.strategies.single import Single
 from tests.distributed.sequence_cases import CASES, kept_bytes, run_all, run_case
 from tests.support.models.tiny import tiny_llama
@@ -119,12 +119,12 @@ def test_a_model_in_which_tokens_meet_beside_attention_is_refused_on_every_rank(
         group = join(2, "gloo")
         policy = PolicyModel(tiny_llama(), compute_dtype=torch.float32, options=HeadOptions())
         for layout in (PADDED, BRANCHED):
-            self_test_sequence_parallel(policy, layout, group)
+            verify_sequence_parallel(policy, layout, group)
         layer = policy.base.model.layers[1]
         # each token takes something of the one before it, as a convolution does
         layer.mlp.register_forward_hook(lambda _, given, output: output + 0.5 * given[0].roll(1, dims=1))
         with pytest.raises(ConfigError, match=r"sequence_parallel_size=2: LlamaForCausalLM: .* would differ by"):
-            self_test_sequence_parallel(policy, PADDED, group)
+            verify_sequence_parallel(policy, PADDED, group)
         dist.destroy_process_group()
 
     assert forked(2, body) == [0, 0]
@@ -145,7 +145,7 @@ def test_a_run_refuses_before_the_model_is_loaded_and_tries_the_model_then(
         dist.init_process_group("gloo")
         shared = ("trainer.strategy=ddp", "trainer.sequence_parallel_size=2")
         eager, usual = (runs.small(tmp_path / "run", *shared, *more) for more in (("model.attention=eager",), ()))
-        monkeypatch.setattr(model_setup, "self_test_sequence_parallel", tried)
+        monkeypatch.setattr(model_setup, "verify_sequence_parallel", tried)
         with pytest.raises(ConfigError, match="tried"):
             setup.build_run(usual, BACKEND, rank, 2)
         monkeypatch.setattr(model_setup, "load_policy", loaded)

@@ -17,7 +17,7 @@ from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
-from hwgrpo.training.sequence_checks import self_test_sequence_parallel
+from hwgrpo.training.sequence_checks import verify_sequence_parallel
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.single import Single
 from hwgrpo.training.update.train_batch import token_signals
@@ -110,11 +110,11 @@ def test_layers_that_do_not_add_up_over_ranks_are_refused_on_every_rank():
         states = compute_unsharded_states(whole)
         policy = cut_policy(group, tiny_llama())
         for layout in (PADDED, BRANCHED):
-            self_test_sequence_parallel(policy, layout, group, states)
+            verify_sequence_parallel(policy, layout, group, states)
         # a norm of sums that are not complete yet
         policy.base.model.layers[1].mlp.down_proj.register_forward_hook(lambda _, given, output: output.tanh())
         with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: LlamaForCausalLM: .* would differ by .*; use"):
-            self_test_sequence_parallel(policy, PADDED, group, states)
+            verify_sequence_parallel(policy, PADDED, group, states)
         dist.destroy_process_group()
 
     assert forked(2, body) == [0, 0]
@@ -152,7 +152,7 @@ def test_families_with_other_blocks_get_the_gradients_of_one_process():
             whole = PolicyModel(random_model(family, extra), compute_dtype=torch.float32, options=HeadOptions())
             states, true = compute_unsharded_states(whole), passed(whole, SINGLE_RANK)
             policy = cut_policy(group, random_model(family, extra))
-            self_test_sequence_parallel(policy, PADDED, group, states)
+            verify_sequence_parallel(policy, PADDED, group, states)
             found = passed(policy, group)
             assert found.keys() == true.keys(), family
             for name, gradient in found.items():

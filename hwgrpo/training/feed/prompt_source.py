@@ -14,8 +14,7 @@ from hwgrpo.values import PromptBatch
 class PromptSource:
     """Returns this rank's share of each step's prompts.
 
-    Every rank draws the same rows and keeps a slice of each update, so that an update has the same prompts on any
-    number of ranks.
+    Every rank draws the same rows and keeps a slice of each update: its prompts are the same on any number of ranks.
     """
 
     dataset: PromptDataset

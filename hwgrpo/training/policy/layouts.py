@@ -1,7 +1,4 @@
-"""The layouts `padded`, `packed` and `grouped`, and splitting rows into micro-batches.
-
-A layout decides which sequences share a row and whether they share their prompt; the loss does not depend on it.
-"""
+"""The layouts `padded`, `packed` and `grouped`: which sequences share a row. The loss does not depend on the layout."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True)
 class Layout:
-    """The assignment of sequences to rows."""
+    """Which sequences share a row, and whether they share their prompt."""
 
     name: str
     rows: Callable[[TrainBatch, Sequence[int], int, int], Rows]

@@ -1,7 +1,6 @@
 """A micro-batch: the input of one forward pass, built from the rows of a layout.
 
-Only hidden states that predict response tokens reach the LM head, not those of prompts and padding. A response's last
-token, which predicts nothing, is not an input.
+Only hidden states that predict response tokens reach the LM head. A response's last token is not an input.
 """
 
 from __future__ import annotations

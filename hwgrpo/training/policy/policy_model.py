@@ -47,8 +47,7 @@ class PolicyModel(nn.Module):
         head: how the model forms its logits, if known; None: it is detected, and the model must have weights.
 
     Raises:
-        ConfigError: the model's logits do not follow from hidden states and head in any known way; its weights are
-            sharded already.
+        ConfigError: the logits do not follow from hidden states and head in a known way, or the weights are sharded.
     """
 
     def __init__(
@@ -172,8 +171,7 @@ def in_place_of_forward(module: nn.Module, function: Callable[[Tensor], T], hidd
 
     Args:
         module: module whose weights `function` reads.
-        function: forward of the module's input; returns tensors, or tuples and dicts of them, on which hooks register
-            their backward.
+        function: replaces the forward; returns tensors, or tuples and dicts of them, as hooks of backward need.
         hidden: the module's input.
     """
     own = vars(module).get("forward")

@@ -175,10 +175,8 @@ class PolicyUpdate:
         problem = f"the gradient of update {self.updates_done + 1} is not finite (loss {loss:.4g})"
         remedy = "lower optim.lr, check the rewards, or set kernels.logits_dtype=float32"
         if self.skipped_in_a_row > most:
-            raise RunError(
-                f"{problem}, number {self.skipped_in_a_row} in a row, and trainer.max_skipped_updates={most} may be "
-                f"skipped; {remedy}"
-            )
+            row = f"number {self.skipped_in_a_row} in a row, more than trainer.max_skipped_updates={most}"
+            raise RunError(f"{problem}, {row}; {remedy}")
         self.notes.append(f"{problem}: the update is skipped and the weights are unchanged; {remedy}")
 
     def accumulate_gradients(
