@@ -1,4 +1,4 @@
-"""Names that settings may choose, each with the code it stands for, which is imported when it is loaded."""
+"""The names that settings select, each with its code as a string, which is imported when it is loaded."""
 
 from hwgrpo.registry import Registry
 
@@ -133,7 +133,7 @@ METRICS = Registry("observe.metrics", {})
 """Functions `(prompts, completions, rewards, advantages_S) -> {name: values_S}`."""
 
 SERVICES = ("wandb", "trackio", "swanlab")
-"""Loggers that need a package, and an extra of ours, of the same name."""
+"""Loggers that need a package, which hwgrpo's extra of the same name installs."""
 
 OVERLONG_POLICIES = ("filter", "truncate_left", "truncate_right", "error")
-"""What `data.overlong` does with prompts that are too long."""
+"""Values of `data.overlong`, for prompts that are too long."""

@@ -1,4 +1,4 @@
-"""A table of named choices whose code is imported only when one is taken, so that checking a word imports nothing."""
+"""Tables of named components, imported only when one is loaded, so that checking a setting imports nothing."""
 
 import functools
 import importlib
@@ -10,22 +10,22 @@ from hwgrpo_backends import entry_points
 from hwgrpo_backends.entry_points import EntryPoint
 
 from hwgrpo.errors import ConfigError, choice_error
-from hwgrpo.user_code import described, load_function, names_a_file
+from hwgrpo.user_code import describe_error, load_function, names_a_file
 
 
-def imported(target: str) -> Any:
-    """Return the object that `module:attribute` names."""
+def import_target(target: str) -> Any:
+    """Return the object at `module:attribute`."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 class Registry:
-    """Names of one kind of component, each pointing at `module:attribute` or at an object.
+    """The components of one kind: name -> object, or its `module:attribute`.
 
     Args:
-        kind: what the names stand for, in the words of an error message ("policy loss").
+        kind: the kind of component in error messages ("policy loss").
         entries: name -> "package.module:attribute".
-        group: entry-point group in which installed packages offer more; a name of ours stays ours.
+        group: entry-point group of further components in installed packages; built-in names have priority.
     """
 
     def __init__(self, kind: str, entries: Mapping[str, str], group: str | None = None) -> None:
@@ -48,12 +48,12 @@ class Registry:
         return name in self._entries
 
     def check(self, name: str, key: str) -> None:
-        """Raise `ConfigError` naming `key` when `name` is not registered."""
+        """Raise `ConfigError` with `key` if `name` is not registered."""
         if name not in self._entries:
             raise choice_error(key, name, self._entries)
 
     def load(self, name: str) -> Any:
-        """Return the object behind a registered name or `path/to/file.py:function`, importing it on first use.
+        """Return the object of a registered name or of `path/to/file.py:function`; import it on first use.
 
         Raises:
             ConfigError: the name is not registered, or the file has no such function.
@@ -63,7 +63,7 @@ class Registry:
         self.check(name, self.kind)
         target = self._entries[name]
         if isinstance(target, str):
-            target = self._entries[name] = imported(target)
+            target = self._entries[name] = import_target(target)
         elif isinstance(target, EntryPoint):
             target = self._entries[name] = self._offered(target)
         return target
@@ -74,11 +74,11 @@ class Registry:
         except Exception as error:
             raise ConfigError(
                 f"{self.kind}={entry.name!r}: the package {entry.owner} offers it as {entry.value!r}, which cannot be "
-                f"imported: {described(error)}"
+                f"imported: {describe_error(error)}"
             ) from error
 
     def register(self, name: str) -> Callable[[Any], Any]:
-        """Return a decorator that adds an object under `name`; a name taken already is an error."""
+        """Return a decorator that adds an object under `name`; raises ValueError if the name exists."""
 
         def add(target: Any) -> Any:
             if name in self._entries:

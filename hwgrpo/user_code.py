@@ -1,4 +1,4 @@
-"""Functions of the user's own: `path/to/file.py:function` where a setting takes a registered name."""
+"""User-defined functions: `path/to/file.py:function` in place of a registered name."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from typing import Any
 from hwgrpo.errors import ConfigError, error_text, escaped, nearest, shown
 
 _OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent), "<frozen importlib")
-"""Folders of the code that calls functions of users."""
+"""Folders of the code that calls user-defined functions."""
 LINE = 200
-"""Characters of a line of code that a message shows."""
+"""Longest line of code in a message, in characters."""
 FORM = "path/to/file.py:function"
 
 _plugins: list[str] = []
 
 
 def split_name(name: str, default: str | None = None) -> tuple[str | None, str]:
-    """Return the file and the function that a setting names; (None, name) for a registered name.
+    """Return the file and the function in a setting; (None, name) for a registered name.
 
     Args:
         name: a registered name, `path/to/file.py:function`, or `path/to/file.py`.
-        default: the function that a file alone stands for; None: a file alone is not enough.
+        default: function of a file without one; None: a function is required.
     """
     file, _, function = name.rpartition(":") if not name.endswith(".py") else (name, "", default or "")
     return (file, function) if file.endswith(".py") else (None, name)
@@ -44,11 +44,11 @@ def names_a_file(name: str) -> bool:
 
 
 def load_function(name: str, key: str, default: str | None = None) -> Callable[..., Any]:
-    """Return the function, or class, that `path/to/file.py:function` names.
+    """Return the function or class at `path/to/file.py:function`.
 
     Args:
-        name: the value of the setting.
-        key: the setting, for messages.
+        name: value of the setting.
+        key: key of the setting, for messages.
         default: as for `split_name`.
 
     Raises:
@@ -62,8 +62,8 @@ def load_function(name: str, key: str, default: str | None = None) -> Callable[.
         hint = f" Did you mean {near!r}?" if near else ""
         raise ConfigError(f"{key}={name!r}: no file {path}; relative paths start at the working directory.{hint}")
     module = import_file(path, f"{key}={name!r}")
-    found = getattr(module, function, None)
-    if not callable(found):
+    loaded = getattr(module, function, None)
+    if not callable(loaded):
         own = [
             each
             for each, value in vars(module).items()
@@ -74,7 +74,7 @@ def load_function(name: str, key: str, default: str | None = None) -> Callable[.
         raise ConfigError(
             f"{key}={name!r}: the file has no function {function!r}; it has: {', '.join(own) or 'none'}.{hint}"
         )
-    return found
+    return loaded
 
 
 def _home(value: Any) -> str | None:
@@ -82,11 +82,11 @@ def _home(value: Any) -> str | None:
 
 
 def import_file(path: Path, setting: str) -> ModuleType:
-    """Run a Python file as a module; one that is loaded already is not run again, so its functions share state.
+    """Import a Python file as a module; a loaded file is not run again, so its functions share state.
 
     Args:
         path: the file.
-        setting: the setting and its value, for messages.
+        setting: key and value of the setting, for messages.
 
     Raises:
         ConfigError: running the file failed.
@@ -101,19 +101,19 @@ def import_file(path: Path, setting: str) -> ModuleType:
     sys.modules[module_name] = module  # dataclasses and pickles look their module up there
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:  # a file that exits must not pass for the end of the run
+    except BaseException as error:  # a file that calls exit must not look like the end of the run
         sys.modules.pop(module_name, None)
-        if not is_own(error):
+        if not raised_by_user_code(error):
             raise
-        raise ConfigError(f"{setting}: running the file failed: {described(error)}") from error
+        raise ConfigError(f"{setting}: running the file failed: {describe_error(error)}") from error
     return module
 
 
 def import_plugins(names: Sequence[str]) -> None:
-    """Import the Python files and modules of the setting `plugins`, which register components of their own.
+    """Import the Python files and modules in the setting `plugins`, which register components.
 
     Raises:
-        ConfigError: one is not there, or running it failed.
+        ConfigError: one does not exist, or running it failed.
     """
     for i, name in enumerate(names):
         setting = f"plugins.{i}={name!r}"
@@ -126,35 +126,35 @@ def import_plugins(names: Sequence[str]) -> None:
         else:
             try:
                 importlib.import_module(name)
-            except BaseException as error:  # a module that exits must not pass for the end of the run
-                if not is_own(error):
+            except BaseException as error:  # a module that calls exit must not look like the end of the run
+                if not raised_by_user_code(error):
                     raise
                 raise ConfigError(
-                    f"{setting}: importing the module failed: {described(error)}; name a module that this environment "
-                    "has, or a .py file"
+                    f"{setting}: importing the module failed: {describe_error(error)}; name a module of this "
+                    "environment, or a .py file"
                 ) from error
         if name not in _plugins:
             _plugins.append(name)
 
 
 def imported_plugins() -> tuple[str, ...]:
-    """Return the plugins of this process, for processes that it starts."""
+    """Return the plugins imported in this process, for its child processes."""
     return tuple(_plugins)
 
 
-def with_arguments(
+def bind_arguments(
     function: Callable[..., Any], arguments: Mapping[str, Any], positional: int, key: str
 ) -> Callable[..., Any]:
-    """Return a function with some keyword arguments given.
+    """Return a function with some keyword arguments bound.
 
     Args:
-        function: of a user, or registered.
-        arguments: what the setting `key` holds.
-        positional: how many arguments it is called with beside them.
-        key: the setting, for messages.
+        function: a user-defined or registered function.
+        arguments: value of the setting `key`.
+        positional: number of its positional arguments.
+        key: key of the setting, for messages.
 
     Raises:
-        ConfigError: it does not take these arguments.
+        ConfigError: it does not accept these arguments.
     """
     try:
         inspect.signature(function).bind(*[None] * positional, **arguments)
@@ -167,15 +167,15 @@ def with_arguments(
 
 
 def arguments_of(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a file's function's own arguments from `kwargs`, which holds function name -> arguments."""
+    """Return the arguments of a user-defined function from `kwargs`: function name -> arguments."""
     file, function = split_name(name)
     return {} if file is None else kwargs.get(function) or {}
 
 
-def is_own(error: BaseException) -> bool:
-    """Tell whether a function itself raised an error; neither Ctrl-C nor a cancelled asyncio task did.
+def raised_by_user_code(error: BaseException) -> bool:
+    """Return whether a user-defined function raised an error itself, unlike Ctrl-C or a cancelled asyncio task.
 
-    Python raises KeyboardInterrupt for Ctrl-C at whatever instruction a program is, but never at a `raise` statement.
+    For Ctrl-C, Python raises KeyboardInterrupt at any instruction except a `raise` statement.
     """
     if isinstance(error, Exception):
         return True
@@ -189,14 +189,14 @@ def is_own(error: BaseException) -> bool:
     return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
-def described(error: BaseException) -> str:
-    """Return an exception's class, what it says, and the line of the function's file that it came from."""
+def describe_error(error: BaseException) -> str:
+    """Return an exception's class, its message, and its line in the user's file."""
     text = error_text(error)
-    return f"{type(error).__name__}{f': {text}' if text else ''}{place_of(error)}"
+    return f"{type(error).__name__}{f': {text}' if text else ''}{source_line(error)}"
 
 
-def place_of(error: BaseException) -> str:
-    """Return the line of the function's own file that an exception came from; "" where there is none."""
+def source_line(error: BaseException) -> str:
+    """Return an exception's line in the user's file; "" if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     entered = next((frame for frame in frames if not frame.filename.startswith(_OURS)), None)
     if entered is None:

@@ -1,8 +1,8 @@
 """The values that flow through one step, in order: PromptBatch, Completions, Rewards, TrainBatch, StepMetrics.
 
-Shapes: G prompts, S sequences (completions), P prompt tokens in all, R response tokens in all. Sequences are stored
-ragged: the tokens of sequence i are `tokens[offsets[i]:offsets[i + 1]]`. Everything here lives on the CPU; a layout
-moves a micro-batch to the device.
+Shapes: G prompts, S sequences (completions), P prompt tokens in total, R response tokens in total. Sequences are stored
+ragged: the tokens of sequence i are `tokens[offsets[i]:offsets[i + 1]]`. All tensors are on the CPU; only micro-batches
+are moved to the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn.
+    """Sampling parameters.
 
     Raises:
         ConfigError: a value is out of range.
@@ -41,11 +41,11 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end a response, beside the end-of-sequence ids of tokenizer and generation config."""
+    """Token ids that end a response, in addition to the end-of-sequence ids of tokenizer and generation config."""
     greedy: bool = False
-    """Take the likeliest token; temperature and filters are ignored, log-probs are those of the raw logits."""
+    """Select the likeliest token; temperature and filters are ignored, log-probs are those of the raw logits."""
     seed: int = 0
-    """With (prompt uid, sample index, position) it determines every draw."""
+    """Seed; with (prompt uid, sample index, position) it determines every sampled token."""
 
     def __post_init__(self) -> None:
         rules = (
@@ -67,21 +67,21 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, tokenized, with everything its data row said."""
+    """One tokenized prompt, with its data row."""
 
     uid: str
     """Unique within a run: the same row in another epoch has another uid. Groups are formed by it."""
     text: str
-    """The prompt as the model sees it, after the chat template."""
+    """The model's input text, after the chat template."""
     token_ids: tuple[int, ...]
     ground_truth: Any
-    """What rewards compare with; None when the data has no such column."""
+    """The answer that rewards compare with; None if the data has no such column."""
     columns: Mapping[str, Any]
-    """The data row, column by column, untouched; passed on to reward functions."""
+    """Column -> value of the data row, unchanged; passed on to reward functions."""
     source: str = ""
-    """Where the row comes from (verl's `data_source` column, else the file name)."""
+    """Source of the row (verl's `data_source` column, else the file name)."""
     place: str = ""
-    """File and row, as error messages name it."""
+    """File and row, for error messages."""
     messages: tuple[Mapping[str, str], ...] | None = None
     """The chat messages when the prompt is a conversation, else None."""
 
@@ -101,7 +101,7 @@ class Completions:
     """S sampled responses, ragged, with their log-probs under the sampling distribution."""
 
     prompt_index: torch.Tensor
-    """[S] int64: which prompt of the batch each response answers; ascending."""
+    """[S] int64: index of each response's prompt in the batch; ascending."""
     tokens: torch.Tensor
     """[R] int64: response tokens, the stop token included when one was sampled."""
     offsets: torch.Tensor
@@ -109,13 +109,13 @@ class Completions:
     logprobs: torch.Tensor
     """[R] fp32: log-prob of each token under the distribution it was sampled from (temperature, top-k/p, min-p)."""
     finished: torch.Tensor
-    """[S] bool: True when the response ended by a stop token or string, False when it was cut at the length limit."""
+    """[S] bool: True if the response ended with a stop token or string, False if it was truncated at the limit."""
     texts: tuple[str, ...]
     """S decoded responses, without special tokens and without the stop string."""
     weight_version: int = 0
-    """The policy version the responses were sampled with; the oldest, where there are several."""
+    """Policy version that sampled the responses; the oldest, if there are several."""
     versions: torch.Tensor | None = None
-    """[R] int64: the version that sampled each token, where new weights came in between; None: all `weight_version`."""
+    """[R] int64: policy version that sampled each token, if weights changed in between; None: all `weight_version`."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -133,25 +133,25 @@ class Completions:
 
 @dataclass(frozen=True)
 class Rewards:
-    """One number per response, and where it came from."""
+    """The reward of each response, and its components."""
 
     total: torch.Tensor
     """[S] fp64: the weighted sum; meaningless where `valid` is False."""
     valid: torch.Tensor
-    """[S] bool: False for a sample that a failure policy took out (`mask_sample`, `drop_group`)."""
+    """[S] bool: False for a sample removed by a failure policy (`mask_sample`, `drop_group`)."""
     per_function: Mapping[str, torch.Tensor]
-    """name -> [S] fp64, NaN where the function gave no value."""
+    """name -> [S] fp64, NaN where the function returned no value."""
     failures: Mapping[str, int] = field(default_factory=dict)
     """`errors/<name>`, `nans/<name>`, `timeouts/<name>` -> count in this batch."""
     first_failures: Mapping[str, str] = field(default_factory=dict)
-    """For each of these, which sample was the first and what happened at it, in words."""
+    """The same keys -> the first failed sample and its error, as text."""
     extras: tuple[Mapping[str, Any], ...] = ()
-    """S dicts of extra fields that reward functions returned beside the score; may be empty."""
+    """S dicts of extra fields that reward functions returned with the score; may be empty."""
 
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """What one policy update needs: ragged sequences and their per-sequence and per-token signals."""
+    """The batch of a step's policy updates: ragged sequences and their per-sequence and per-token signals."""
 
     prompt_tokens: torch.Tensor
     """[P] int64: each prompt once."""
@@ -183,7 +183,7 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """The numbers of one finished step, under verl's and TRL's metric names."""
+    """The metrics of one finished step, under verl's and TRL's names."""
 
     step: int
     values: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Waits that end: each has a bound, and prints what it waits for."""
+"""Waits with a time limit, which print their progress."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ FIRST_REPORT = 5.0
 """Seconds after which a wait is reported."""
 REPORT_EVERY = 60.0
 STUCK_AFTER = 7200.0
-"""Seconds after which another thread of this process is taken to hang; the default of trainer.process_group_timeout."""
+"""Seconds after which another thread of this process counts as hanging; default of trainer.process_group_timeout."""
 LONG_WORK = 600.0
-"""Seconds after which waiting for a thread that works (generates, writes) is reported."""
+"""Seconds after which a wait for a working thread (generating, writing) is reported."""
 
 
 class Wait:
-    """A wait of at most some seconds; who waits calls `pause` until `over`.
+    """A wait with a time limit; call `pause` until `over`.
 
     Args:
-        what: what is waited for, as a noun.
-        seconds: the bound.
-        first_report: seconds after which it is reported; None: FIRST_REPORT.
+        what: the awaited event, as a noun.
+        seconds: the time limit.
+        first_report: seconds after which the wait is reported; None: FIRST_REPORT.
     """
 
     def __init__(self, what: str, seconds: float, *, first_report: float | None = None) -> None:
@@ -35,21 +35,21 @@ class Wait:
 
     @property
     def left(self) -> float:
-        """Seconds until the bound, at least 0."""
+        """Seconds until the time limit, at least 0."""
         return max(0.0, self._began + self._seconds - time.monotonic())
 
     @property
     def over(self) -> bool:
-        """Whether the bound is reached."""
+        """Whether the time limit is reached."""
         return self.left == 0.0
 
     def pause(self, seconds: float) -> None:
-        """Sleep, no longer than the bound; print what is waited for when it is time to."""
+        """Sleep, but not beyond the time limit; print a report if one is due."""
         self.report()
         time.sleep(min(seconds, self.left))
 
     def report(self) -> None:
-        """Print what is waited for when it is time to."""
+        """Print the wait's progress if a report is due."""
         now = time.monotonic()
         if now >= self._next_report:
             self._next_report = now + REPORT_EVERY
@@ -60,7 +60,7 @@ class Wait:
             )
 
 
-def join(thread: threading.Thread, what: str, seconds: float) -> None:
+def join_thread(thread: threading.Thread, what: str, seconds: float) -> None:
     """Wait for the end of a thread; arguments and errors as `wait_for_thread`."""
 
     def ended(timeout: float) -> bool:
@@ -71,15 +71,15 @@ def join(thread: threading.Thread, what: str, seconds: float) -> None:
 
 
 def wait_for_thread(done: Callable[[float], bool], what: str, seconds: float) -> None:
-    """Wait until another thread of this process has done something.
+    """Wait for another thread of this process.
 
     Args:
-        done: blocks for at most so many seconds; returns whether it is done, e.g. the `wait` of an event.
-        what: what is waited for, as a noun.
-        seconds: the bound, trainer.process_group_timeout.
+        done: blocks for at most the given seconds and returns whether the wait is over, e.g. the `wait` of an event.
+        what: the awaited event, as a noun.
+        seconds: the time limit, trainer.process_group_timeout.
 
     Raises:
-        RunError: the bound is reached; the stacks of all threads are printed before.
+        RunError: the time limit is reached; the stacks of all threads are printed first.
     """
     wait = Wait(what, seconds, first_report=LONG_WORK)
     while not done(min(REPORT_EVERY, wait.left)):

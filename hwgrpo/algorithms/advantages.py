@@ -17,7 +17,7 @@ import torch
 from hwgrpo.algorithms.groups import Groups
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
-from hwgrpo.user_code import with_arguments
+from hwgrpo.user_code import bind_arguments
 
 
 def group_advantages(
@@ -43,7 +43,7 @@ def group_advantages(
         ConfigError: an unknown estimator, or lengths are missing where it needs them.
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
-    estimator = with_arguments(ADVANTAGES.load(config.name), config.kwargs, 5, "algorithm.advantage.kwargs")
+    estimator = bind_arguments(ADVANTAGES.load(config.name), config.kwargs, 5, "algorithm.advantage.kwargs")
     return estimator(rewards_S, group_S, valid_S, config, lengths_S)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from hwgrpo.catalog import CLAMPED_KL_ESTIMATORS, KL_ESTIMATORS
 from hwgrpo.config.schema import KlConfig
-from hwgrpo.user_code import with_arguments
+from hwgrpo.user_code import bind_arguments
 
 KLFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -27,7 +27,7 @@ def build_kl(config: KlConfig) -> KLFunction:
     function = KL_ESTIMATORS.load(config.estimator)
     if config.estimator in CLAMPED_KL_ESTIMATORS:
         return functools.partial(function, input_clamp=config.input_clamp, output_clamp=config.output_clamp)
-    return with_arguments(function, config.kwargs, 2, "algorithm.kl.kwargs")
+    return bind_arguments(function, config.kwargs, 2, "algorithm.kl.kwargs")
 
 
 def k1(logprob_N: torch.Tensor, ref_logprob_N: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.registry import Registry
-from hwgrpo.user_code import with_arguments
+from hwgrpo.user_code import bind_arguments
 
 Scope = Literal["token", "sequence", "batch"]
 _ORDER: tuple[Scope, ...] = ("token", "sequence", "batch")
@@ -59,7 +59,7 @@ def load_scoped(
             f'{key}.name={name!r}: the function does not say which rows it must see at once; put @scoped("token") '
             "above it (from hwgrpo.algorithms.scope; token, sequence or batch)"
         )
-    return Scoped(with_arguments(found.function, arguments, positional, f"{key}.kwargs"), found.scope)
+    return Scoped(bind_arguments(found.function, arguments, positional, f"{key}.kwargs"), found.scope)
 
 
 def widest(*scopes: Scope) -> Scope:

@@ -80,9 +80,9 @@ def _plan(config: Config, *, allow_finished: bool) -> int:
     place = planned_place(config)
     from hwgrpo.planning.dry_run import make_plan
 
-    plan = make_plan(config, place.backend, place.world_size, obstacle=place.obstacle, allow_finished=allow_finished)
+    plan = make_plan(config, place.backend, place.world_size, no_device=place.obstacle, allow_finished=allow_finished)
     if place.rank == 0:
         print(plan.text)
-        for obstacle in plan.obstacles:
-            print(f"hwgrpo: not ready here: {terminal_lines(obstacle)}", file=sys.stderr)
-    return 1 if plan.obstacles else 0
+        for problem in plan.problems:
+            print(f"hwgrpo: not ready here: {terminal_lines(problem)}", file=sys.stderr)
+    return 1 if plan.problems else 0

@@ -78,7 +78,7 @@ def dotted(place: Place) -> str:
     return ".".join(map(str, place))
 
 
-def place_of(path: str) -> Place:
+def source_line(path: str) -> Place:
     """Return the place of a dotted name; indices may stand in brackets."""
     return tuple(int(part) if part.isdigit() else part for part in _PART.split(path) if part)
 
@@ -288,7 +288,7 @@ def _references(text: str, place: Place) -> Iterator[Place]:
     for found in _REFERENCE.finditer(text):
         path = found["path"]
         up = len(path) - len(path.lstrip("."))
-        parts = place_of(path)
+        parts = source_line(path)
         yield (*place[: len(place) - up], *parts) if up else parts
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo.catalog import METRICS
 from hwgrpo.errors import ConfigError, RunError, shown
-from hwgrpo.user_code import arguments_of, described, is_own, with_arguments
+from hwgrpo.user_code import arguments_of, bind_arguments, describe_error, raised_by_user_code
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class CustomMetrics:
 
     def __init__(self, config: ObserveConfig) -> None:
         self._functions: dict[str, Callable[..., Mapping[str, Any]]] = {
-            name: with_arguments(METRICS.load(name), arguments_of(name, config.kwargs), 4, "observe.kwargs")
+            name: bind_arguments(METRICS.load(name), arguments_of(name, config.kwargs), 4, "observe.kwargs")
             for name in config.metrics
         }
 
@@ -53,9 +53,9 @@ class CustomMetrics:
                     for name, each in dict(function(prompts, completions, rewards, advantages_S)).items()
                 }
             except BaseException as error:  # a function that exits must not pass for the end of the run
-                if not is_own(error):
+                if not raised_by_user_code(error):
                     raise
-                raise RunError(f"observe.metrics={setting!r}: {described(error)}") from error
+                raise RunError(f"observe.metrics={setting!r}: {describe_error(error)}") from error
             for name, each in measured.items():
                 if len(each) != len(completions):
                     raise RunError(

@@ -22,7 +22,7 @@ from hwgrpo.observe.saved_config import saved_config
 from hwgrpo.observe.shown_fields import REWARD
 from hwgrpo.observe.summary import build_summary, save_summary
 from hwgrpo.observe.warnings import Monitor, WarningsLog
-from hwgrpo.user_code import arguments_of, with_arguments
+from hwgrpo.user_code import arguments_of, bind_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ class Observer:
         self._total_steps = total_steps
         self._largest_kl = largest_kl
         self._loggers: dict[str, Logger] = {
-            name: with_arguments(LOGGERS.load(name), arguments_of(name, config.kwargs), 1, "observe.kwargs")(run_dir)
+            name: bind_arguments(LOGGERS.load(name), arguments_of(name, config.kwargs), 1, "observe.kwargs")(run_dir)
             for name in config.loggers
         }
         self._completions = CompletionsLog(run_dir, config.completions_per_step)

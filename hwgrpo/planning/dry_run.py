@@ -1,7 +1,7 @@
-"""What a run would do, worked out without loading weights: `hwgrpo train --dry-run`.
+"""The plan of a run, made without loading weights: `hwgrpo train --dry-run`.
 
-What this machine lacks, a device, the data or a tokenizer, does not keep the rest from being worked out: it is told
-beside the plan. A mistake in the settings, in data that is there or in a reward function is an error.
+A device, data or tokenizer that this machine lacks is reported next to the plan, which is made without it. A mistake in
+the settings, in existing data or in a reward function is an error.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from hwgrpo.training.startup_checks import Data, check_start, missing_requiremen
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would do, and why this machine cannot do it now."""
+    """The plan of a run, and why this machine cannot run it now."""
 
     text: str
-    obstacles: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 def make_plan(
@@ -54,31 +54,31 @@ def make_plan(
     backend: Backend,
     world_size: int,
     *,
-    obstacle: str | None = None,
+    no_device: str | None = None,
     allow_finished: bool = False,
 ) -> Plan:
     """Check what can be checked without loading the model, and describe the run.
 
-    Opens the data, the tokenizer and the model's configuration, and tries the reward functions on one row. A hub model
-    whose shape ships is not looked up.
+    Opens the data, the tokenizer and the model's configuration, and tests the reward functions on one row. A hub model
+    whose shape ships with hwgrpo is not looked up.
 
     Args:
-        config: settings, checked but for whether the data is there.
-        backend: what the run is planned for.
+        config: checked settings; the data may be missing.
+        backend: device family of the planned run.
         world_size: processes of the run.
-        obstacle: why this machine does not have the backend's device; what the device would be asked is then assumed.
-        allow_finished: a finished run of other settings is no mistake.
+        no_device: why this machine lacks the backend's device; the device's properties are then assumed.
+        allow_finished: a finished run of other settings is not an error.
 
     Raises:
-        ConfigError, DataError: naming what is wrong.
+        ConfigError, DataError: with the wrong value.
     """
     t = config.trainer
-    obstacles = [obstacle] if obstacle else []
+    problems = [no_device] if no_device else []
     settings, shipped = planned_settings(config.model)
-    device = Device(backend) if obstacle is None else None
+    device = Device(backend) if no_device is None else None
     if device is not None:
-        obstacles += filter(None, (*missing_requirements(config, device), reason_against_folder(Path(t.output_dir))))
-    data, tried = _open_data(config, obstacles, from_hub=shipped is not None)
+        problems += filter(None, (*missing_requirements(config, device), reason_against_folder(Path(t.output_dir))))
+    data, tried = _open_data(config, problems, from_hub=shipped is not None)
     start = check_start(config, backend, settings, device=device, data=data)
     dtype, attention, layout = start.dtype, start.attention, start.layout
     training, validation = (data.training, data.validation) if data else (None, None)
@@ -97,7 +97,7 @@ def make_plan(
     sharding = config_sharding(config, world_size)
     memory = estimate(config, shape, work, sharding)
     padding = sharding.padding_note(shape.units)
-    assumed = "" if obstacle is None else "; not on this machine, so dtype and attention are assumed"
+    assumed = "" if no_device is None else "; not on this machine, so dtype and attention are assumed"
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     lines = [
         ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}{assumed}"),
@@ -111,25 +111,25 @@ def make_plan(
         *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
         *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
     ]
-    return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(obstacles))
+    return Plan("\n".join(f"{name:<11}{terminal_line(text)}" for name, text in lines), tuple(problems))
 
 
-def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
-    """Open the data and try the rewards on one row; what is not here is added to the obstacles.
+def _open_data(config: Config, problems: list[str], *, from_hub: bool) -> tuple[Data | None, Sequence[str]]:
+    """Open the data and test the rewards on one row; add missing data or a missing tokenizer to the problems.
 
     Returns:
-        The data, its rewards closed; and what the reward functions gave.
+        The data, its rewards closed; and the lines of the rewards' test.
     """
     missing = missing_data(config)
     if missing:
-        obstacles += missing
+        problems += missing
         return None, ("not tried: that needs the data",)
     try:
         tokenizer = load_tokenizer(config.model, ask_hub=not from_hub)
     except ConfigError as error:
         if not from_hub:
             raise
-        obstacles.append(str(error))
+        problems.append(str(error))
         return None, ("not tried: that needs the tokenizer",)
     with chdir("."):  # a reward may change the directory, its file when it is loaded
         data = open_data(with_absolute_paths(config), tokenizer)
@@ -140,22 +140,22 @@ def _open_data(config: Config, obstacles: list[str], *, from_hub: bool) -> tuple
 def planned_work(
     config: Config, backend: Backend, world_size: int, dtype: torch.dtype, layout: Layout, *, prompt_tokens: int
 ) -> Work:
-    """Return what one of `world_size` devices does in a step.
+    """Return the work of one of `world_size` devices in a step.
 
     Args:
         config: the run's settings.
         backend: the device family.
         world_size: processes of the run.
         dtype: compute dtype.
-        layout: of micro-batches.
-        prompt_tokens: of the longest prompt.
+        layout: layout of micro-batches.
+        prompt_tokens: length of the longest prompt.
     """
     return Work(
         dtype=dtype,
         device_type=backend.device_type,
         prompts=config.trainer.prompts_per_step // world_size,
         prompt_tokens=prompt_tokens,
-        # a device of another type than the host's has the same budget, whichever it is
+        # every device that is not the host has the same budget
         micro_batch_tokens=micro_batch_tokens(config, torch.device("cpu" if backend.is_host else "meta")),
         shares_prompt=layout.shares_prompt,
         branched=layout.attention == "branched",
@@ -225,7 +225,7 @@ def _output_lines(
 
 
 def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | None) -> list[str]:
-    """Return what falls back, and why, as far as the model's configuration shows it."""
+    """Return the fallbacks and their reasons, as far as the model's configuration shows them."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     reason = foreseen(settings, longest) if engine_kind(config).samples_with_policy else None
     lines = (layout_note, own_forward(reason) if reason else None)
@@ -233,7 +233,7 @@ def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | N
 
 
 def _item(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return an item of the plan that may take several lines; only the first has its name."""
+    """Return an item of the plan with one or more lines; only the first has its name."""
     return [(name if number == 0 else "", text) for number, text in enumerate(texts)]
 
 

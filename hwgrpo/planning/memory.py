@@ -1,10 +1,10 @@
-"""What a run will hold in a device's memory, worked out from its settings and the model's sizes.
+"""A run's memory per device, estimated from its settings and the model's sizes.
 
-An estimate: responses are taken to be as long as they may be. Of an accelerator, what its allocator keeps of memory
-that was given back, what kernels take as workspace and what its libraries load is left out. Of a host, both are there:
-a constant for libraries, and the holes that glibc's malloc keeps. It gives blocks of 32 MiB and more back when they
-are freed (mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX); smaller ones stay in its heap, and those of gradients lie between
-AdamW's moments, where the next activations cut them up, so that the next gradients want room of their own.
+Responses are assumed to have the maximum length. For an accelerator, memory cached by its allocator, kernel workspaces
+and libraries are not included. For a host both are: a constant for libraries, and fragmentation in glibc's malloc. It
+returns blocks of 32 MiB and more when they are freed (mallopt(3), DEFAULT_MMAP_THRESHOLD_MAX); smaller ones stay in its
+heap. Freed gradients lie there between optimizer states, and the next activations fragment them, so that the next
+gradients need additional memory.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit
 from hwgrpo.training.strategies.sharding import Sharding
 
-WHOLE = Sharding()
+UNSHARDED = Sharding()
 SMALL = 32 * 2**20
-"""Bytes of a tensor from which on malloc gives a block back when it is freed."""
+"""Smallest tensor in bytes whose block malloc returns to the system when it is freed."""
 COPY = "copy that samples"
 SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
-"""What libraries load and keep on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
+"""Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
 KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What runs on one device."""
+    """The work of one device in a step."""
 
     dtype: torch.dtype
     """Compute dtype."""
     device_type: str
-    """torch's word for the device."""
+    """torch's device type."""
     prompts: int
     """Prompts of a step on this device."""
     prompt_tokens: int
     """Longest prompt."""
     micro_batch_tokens: int
-    """The most that a micro-batch holds."""
+    """Token budget of a micro-batch."""
     shares_prompt: bool = False
     """The layout has a group's prompt once."""
     branched: bool = False
-    """Its attention takes rows apart: each response meets a copy of its prompt's keys and values."""
+    """Its attention splits rows: each response attends to a copy of its prompt's keys and values."""
     samples: bool = True
     """The local engine samples on this device."""
     sent_copies: int = 0
-    """Copies of the weights sent to a rollout server that rank 0 holds in its host's memory."""
+    """Copies of the weights for a rollout server in rank 0's host memory."""
 
 
 @dataclass(frozen=True)
@@ -67,34 +67,34 @@ class Memory:
     update: dict[str, int]
     step: dict[str, int]
     host: dict[str, int] = field(default_factory=dict)
-    """What lies in the host's memory instead, for one device; for rank 0 where a name says so."""
+    """Bytes in the host's memory instead, per device; for rank 0 where a name says so."""
     loading: dict[str, int] = field(default_factory=dict)
-    """What is held while the model is cut, where it is; in no peak below, for a run that goes on is not like that."""
+    """Bytes while the model is being sharded, if it is; not in the peaks below, which are those of a running step."""
 
     @property
     def rollout_peak(self) -> int:
-        """The most that is held while generating."""
+        """Peak while generating."""
         return sum(self.always.values()) + sum(self.rollout.values())
 
     @property
     def update_peak(self) -> int:
-        """The most that is held while training."""
+        """Peak while training."""
         return sum(self.always.values()) + max(sum(self.update.values()), sum(self.step.values()))
 
     @property
     def peak(self) -> int:
-        """The most that is held at a time."""
+        """Peak of a step."""
         return max(self.rollout_peak, self.update_peak)
 
 
-def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding = WHOLE) -> Memory:
-    """Estimate what one device holds.
+def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding = UNSHARDED) -> Memory:
+    """Estimate the memory of one device.
 
     Args:
         config: the run's settings.
         shape: the model's sizes.
-        work: what runs on the device.
-        sharding: what of the state it holds.
+        work: the device's work.
+        sharding: how state is sharded.
     """
     adapters = shape.trainable if uses_lora(config.model.lora) else 0
     rollout_dtype = rollout_dtype_of(config, work.dtype)
@@ -135,13 +135,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
     if sharding.gathered_units is not None:
         update["weights gathered"] = size * _gathered(shape, sharding)
-        # in the compute dtype as they come, and once more in fp32, padded, to be summed over ranks
+        # in the compute dtype from the backward, and a padded fp32 copy to be summed over ranks
         update["unsharded gradients of a unit"] = max(
             size * sharding.computed_elements(unit) + 4 * sharding.gathered_elements(unit)
             for unit in shape.trained_units
         )
     elif work.dtype != torch.float32:
-        # autocast keeps trainable weights that it has cast until the pass is over, frozen ones until their layer is
+        # autocast caches its casts of trainable weights until the end of a pass, of frozen ones until their layer ends
         recast = adapters and config.model.gradient_checkpointing
         update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
     if config.trainer.save_async and config.trainer.save_every:
@@ -161,7 +161,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.device_type != "cpu" and not sharding.offloads_optimizer:
         step["values between in AdamW"] = 4 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
     if passes == 1 and held is update and sharding.gathered_units is None:
-        # Activations go as gradients come: both are never whole at a time. From a second pass on they are.
+        # Activations are freed as gradients appear: both never exist in full together. From a second pass on they do.
         kept = {name: size for name, size in update.items() if name not in gradients}
         layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
         rest = {name: size for name, size in kept.items() if name not in activations}
@@ -176,7 +176,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
 
 
 def _gathered(shape: ModelShape, sharding: Sharding) -> int:
-    """Return the elements of gathered parameters that a device holds at a time, padding included."""
+    """Return the elements of gathered parameters on a device at a time, padding included."""
     layers = [sharding.gathered_elements(unit) for unit in shape.units if unit.is_layer for _ in range(unit.copies)]
     rest = sum(sharding.gathered_elements(unit) for unit in shape.units if not unit.is_layer)
     at_once = len(layers) if sharding.gathered_units == "all" else sharding.gathered_units
@@ -184,33 +184,33 @@ def _gathered(shape: ModelShape, sharding: Sharding) -> int:
 
 
 def _small(units: Sequence[ParameterUnit]) -> list[ParameterUnit]:
-    """Return units with only those of their parameters that malloc keeps when they are freed, in fp32."""
+    """Return units with only those parameters whose fp32 blocks malloc keeps when they are freed."""
     return [replace(unit, parameters=tuple(p for p in unit.parameters if 4 * p.count < SMALL)) for unit in units]
 
 
 def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
-    """Return what generating holds: reading the prompts, or the last decode step, whichever is more."""
+    """Return the memory of generating: that of prefill, or of the last decode step, whichever is more."""
     r = config.rollout
-    together = min(work.prompts * r.n, r.max_sequences)
-    prompts = -(-together // r.n)
+    sequences = min(work.prompts * r.n, r.max_sequences)
+    prompts = -(-sequences // r.n)
 
     def cache(response_tokens: int) -> int:
         return cache_bytes(
             shape,
             prompts=prompts,
-            sequences=together,
+            sequences=sequences,
             prompt_tokens=work.prompt_tokens,
             response_tokens=response_tokens,
             itemsize=dtype.itemsize,
         )
 
-    # Logits come in the dtype of the weights, are made fp32 and divided by the temperature, and become probabilities.
+    # Logits have the dtype of the weights, are cast to fp32, divided by the temperature, and become probabilities.
     copies = 4 * (1 + (dtype != torch.float32 or r.temperature != 1.0))
     decode = {
-        f"key-value cache of {together:,} sequences": cache(r.max_response_tokens),
-        "logits of a decode step": together * shape.vocab * (dtype.itemsize + copies),
+        f"key-value cache of {sequences:,} sequences": cache(r.max_response_tokens),
+        "logits of a decode step": sequences * shape.vocab * (dtype.itemsize + copies),
     }
-    # The gated part has three vectors of its width at a time, beside the residual and what is added to it.
+    # The gated feed-forward part has three vectors of its width, beside the residual and its update.
     tokens = prompts * work.prompt_tokens
     prefill = {
         f"key-value cache of {prompts:,} prompts": cache(0),
@@ -220,14 +220,14 @@ def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) 
 
 
 def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the weights that sample."""
+    """Return the dtype of the sampler's weights."""
     return compute_dtype if config.rollout.dtype == "auto" else getattr(torch, config.rollout.dtype)
 
 
 def micro_batches(config: Config, work: Work) -> tuple[int, int]:
-    """Return a device's tokens of the largest micro-batch, and how many an update has, with responses at their longest.
+    """Return a device's tokens in the largest micro-batch, and micro-batches per update, at maximum response length.
 
-    Devices that share sequences go through the micro-batches of all of them, with a part of the tokens each.
+    Devices that share sequences compute the micro-batches of all of them, each some of the tokens.
     """
     n, prompt = config.rollout.n, work.prompt_tokens
     response = config.rollout.max_response_tokens - 1  # the last token predicts nothing
@@ -235,7 +235,7 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int]:
     prompts = max(1, work.prompts * shared_by * prompts_per_update(config) // config.trainer.prompts_per_step)
     budget = work.micro_batch_tokens * shared_by
     if work.shares_prompt:
-        # a row is a prompt and as many responses to it as the budget takes
+        # a row is a prompt and as many of its responses as fit into the budget
         responses = min(n, max(1, (budget - prompt) // max(1, response)))
         row, rows = prompt + responses * response, prompts * -(-n // responses)
     else:
@@ -254,10 +254,10 @@ def cache_bytes(
     itemsize: int,
     compressed: bool = False,
 ) -> int:
-    """Return the bytes of keys and values when every response is as long as it may be; a prompt's are stored once.
+    """Return the bytes of keys and values at the given response length; a prompt's are stored once.
 
-    With `compressed`, of a model with latent attention (DeepSeek-V2, section 2.1) only what keys and values are made
-    from, as servers keep it; the local engine keeps keys and values as its model makes them.
+    With `compressed`, a model with latent attention (DeepSeek-V2, section 2.1) caches only the latents of keys and
+    values, as servers do; the local engine caches full keys and values.
     """
     tokens = prompts * prompt_tokens + sequences * response_tokens
     width = shape.latent if compressed and shape.latent else shape.kv_heads * (shape.head_dim + shape.value_dim)
@@ -265,7 +265,7 @@ def cache_bytes(
 
 
 def _keys_per_token(config: Config, work: Work) -> float:
-    """Return the keys that attention of responses reads, with a copy of the prompt's for each, per token of a row."""
+    """Return the keys that branched attention reads per token of a row, with a copy of the prompt's per response."""
     n, response = config.rollout.n, config.rollout.max_response_tokens - 1
     return n * (work.prompt_tokens + response) / (work.prompt_tokens + n * response)
 
@@ -274,7 +274,7 @@ def _logits_bytes(config: Config, shape: ModelShape, work: Work, tokens: int) ->
     wanted = config.kernels.logits_dtype
     dtype = work.dtype if wanted == "auto" else getattr(torch, wanted)
     if work.device_type == "cpu":
-        dtype = torch.float32  # the work is done in fp32 whatever the buffer holds
+        dtype = torch.float32  # a CPU computes in fp32, whatever the buffer's dtype
     buffers = logits_buffers(work.dtype, dtype, work.device_type)
     rows = config.kernels.chunk_rows or chunk_rows_for(shape.vocab, dtype, work.device_type, buffers)
     return min(rows, tokens) * buffers * shape.vocab * dtype.itemsize
@@ -292,20 +292,20 @@ def activation_bytes(
     copied_keys: float | None = None,
     gathered_by: int = 1,
 ) -> int:
-    """Estimate what the layers keep for the backward pass.
+    """Estimate the activations that the layers store for the backward pass.
 
-    Counted on layers of Llama's kind with fused attention: per token norms keep input and normed input in fp32, those
-    of queries and keys too, the linear layers their inputs (cast once for each under autocast), attention its operands
-    and output, and the gated feed-forward part four vectors of its width.
+    Counted on Llama-like layers with fused attention: per token, norms store input and normed input in fp32, those of
+    queries and keys too; linear layers their inputs (cast once for each under autocast); attention its operands and
+    output; the gated feed-forward part four vectors of its width.
 
     Args:
         shape: the model's sizes.
-        tokens: of a micro-batch.
+        tokens: tokens of a micro-batch.
         dtype: compute dtype.
-        recomputed: gradient checkpointing keeps each layer's input, and one layer whole at a time.
-        copied_keys: keys that branched attention copies per token; it keeps its operands before and after it takes them
-            apart. None: attention leaves rows as they are.
-        gathered_by: devices that layers are cut over: linear layers read the tokens of all of them.
+        recomputed: gradient checkpointing stores each layer's input, and all activations of one layer at a time.
+        copied_keys: keys that branched attention copies per token; it stores its operands before and after splitting
+            rows. None: attention does not split rows.
+        gathered_by: tensor-parallel size: linear layers read the tokens of all its devices.
     """
     h, size = shape.hidden, dtype.itemsize
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

@@ -1,4 +1,4 @@
-"""Sizes of a model, from its configuration alone: a folder's, a shipped one's (`configs/models`) or the hub's."""
+"""Sizes of a model, from its configuration alone: in a folder, shipped (`configs/models`), or on the hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hwgrpo.training.strategies.parameter_shapes import ParameterShape, Paramete
 from hwgrpo.training.update.flops import ACTIVATED_EXPERTS, EXPERTS, first_of
 
 HEAD_NORMS = frozenset({"q_norm", "k_norm"})
-"""What models call their norms of queries and keys."""
+"""Names of the norms of queries and keys in models."""
 
 HUB_NAMES = "hub_names"
 """Key of a shipped configuration: the hub models of that shape."""
@@ -33,7 +33,7 @@ HUB_NAMES = "hub_names"
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes that memory and work depend on."""
+    """The sizes of a model that determine its memory and FLOPs."""
 
     architecture: str
     units: tuple[ParameterUnit, ...]
@@ -49,32 +49,32 @@ class ModelShape:
     value_dim: int
     """Of values."""
     intermediate: int
-    """Width of the feed-forward part that a token passes: of all its experts where there are several."""
+    """Width of the feed-forward part per token: the sum over activated experts, if there are experts."""
     norms: int
     """Norms of hidden states in a layer."""
     head_norms: bool
     """Queries and keys are normed, too."""
     latent: int = 0
-    """Width of what latent attention makes keys and values from; 0 without it."""
+    """Width of the latents of latent attention; 0 without it."""
     expert_parameters: int = 0
-    """Of all experts that tokens are sent to, in all layers."""
+    """Parameters of all routed experts, in all layers."""
     expert_share: float = 1.0
-    """Share of a layer's experts that a token meets."""
+    """Share of a layer's experts that a token activates."""
 
     @cached_property
     def trained_units(self) -> tuple[ParameterUnit, ...]:
-        """The units with what is trained of them: all, or the adapters where there are some."""
+        """The units with their trained parameters: all, or only the adapters if there are some."""
         adapters = tuple(unit.only(adapters=True) for unit in self.units)
         return adapters if count_elements(adapters) else self.units
 
     @cached_property
     def parameters(self) -> int:
-        """How many the model has; adapters come on top."""
+        """Number of the model's parameters, without adapters."""
         return count_elements([unit.only(adapters=False) for unit in self.units])
 
     @cached_property
     def trainable(self) -> int:
-        """How many are trained; with LoRA those of the adapters."""
+        """Number of trained parameters; with LoRA those of the adapters."""
         return count_elements(self.trained_units)
 
 
@@ -82,7 +82,7 @@ def planned_settings(config: ModelConfig) -> tuple[PreTrainedConfig, Path | None
     """Return the configuration of `model.path`, asking the hub only for models whose shape does not ship.
 
     Returns:
-        The configuration, and the shipped file it is from; None where it is the model's own.
+        The configuration, and its shipped file; None if it is the model's own.
 
     Raises:
         ConfigError: it cannot be found or read, or is not a causal language model.
@@ -96,13 +96,13 @@ def planned_settings(config: ModelConfig) -> tuple[PreTrainedConfig, Path | None
 
 @cache
 def shipped_shapes() -> dict[str, Path]:
-    """Return the files below `configs/models` by the hub names of the models that have this shape."""
+    """Return hub name -> file below `configs/models` of that model's shape."""
     files = [file for folder in recipe_folders() for file in sorted((folder / "models").glob("*.json"))]
     return {name: file for file in files for name in json.loads(file.read_text(encoding="utf-8"))[HUB_NAMES]}
 
 
 def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
-    """Work a model's sizes out on the meta device; its weights are not touched.
+    """Determine a model's sizes on the meta device, without its weights.
 
     Args:
         config: the run's `model` settings.
@@ -141,17 +141,17 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
 
 
 def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
-    """Return the parameters of a model by decoder layer, and those in none; layers that are alike come once.
+    """Return the parameters of a model by decoder layer, and those outside layers; equal layers are one unit.
 
     Args:
-        model: a transformers causal LM, on the meta device, which gets the adapters; tied parameters count once.
+        model: a transformers causal LM on the meta device; adapters are added to it, tied parameters count once.
         lora: the run's `model.lora` settings.
     """
     cut_dims = shard_dims(model)
     adapted = uses_lora(lora)
     if adapted:
         with catch_warnings(action="ignore", category=RuntimeWarning):  # peft's of patterns it made for experts
-            # an adapter that is trained further counts as a new one of its rank
+            # an existing adapter has the shape of a new one of its rank
             apply_lora(model, replace(lora, rank=rank_of(lora), adapter=None))
     prefixes = {layer: f"{name}." for name, layer in model.named_modules()}
     layer_of = {parameter: layer for layer in decoder_layers(model) for parameter in layer.parameters()}

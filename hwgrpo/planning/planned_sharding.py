@@ -1,4 +1,4 @@
-"""How the strategy of a run, or one that `hwgrpo plan --strategy` names, shards the run's state."""
+"""The sharding of a run's state by its strategy, or by one of `hwgrpo plan --strategy`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hwgrpo.training.strategies.strategy_kind import StrategyKind
 
 
 def strategy_variants() -> dict[str, StrategyKind]:
-    """Return what can be planned with, by name, from the simplest on; zeroN is DeepSpeed's stage N."""
+    """Return name -> strategy of `hwgrpo plan --strategy`, from the simplest on; zeroN is DeepSpeed's stage N."""
     kinds = [STRATEGIES.load(name) for name in STRATEGIES.names()]
     kinds.sort(key=lambda kind: (not kind.one_process, len(kind.variants)))
     return {variant: kind for kind in kinds for variant in kind.variants}
@@ -24,7 +24,7 @@ def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
 
     Args:
         name: one of `strategy_variants`.
-        devices: of the run.
+        devices: number of devices of the run.
         tensor: `trainer.tensor_parallel_size`.
 
     Raises:

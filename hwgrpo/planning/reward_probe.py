@@ -1,4 +1,4 @@
-"""The reward functions tried on one row before anything is trained, so that a broken one is found at once."""
+"""Tests the reward functions on one row before training, to detect a broken one at once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hwgrpo.values import Completions, PromptBatch
 
 MADE_UP = "a made-up response"
 SHOWN = 40
-"""Characters of an answer that are shown."""
+"""Longest shown ground truth, in characters."""
 
 
 def try_rewards(rewards: RewardPipeline, dataset: PromptDataset, tokenizer: Any) -> list[str]:
-    """Score two made-up responses to the first prompt, its own answer and an empty text, and say what came back.
+    """Score two made-up responses to the first prompt: its ground truth and an empty text.
 
     Args:
         rewards: the reward functions.
         dataset: the training prompts.
-        tokenizer: turns the responses into tokens, which functions may ask for.
+        tokenizer: tokenizes the responses, because functions may read tokens.
 
     Returns:
-        A line for each function, and one that says what it was tried on.
+        A line for each function, and one with the tested row.
 
     Raises:
         ConfigError: a function failed in a way that would stop the run.
@@ -66,7 +66,7 @@ def _completions(texts: tuple[str, ...], tokenizer: Any) -> Completions:
 
 
 def _why(rewards: RewardPipeline, number: int, batch: PromptBatch, completions: Completions) -> str:
-    """Say what a function does that its settings pass over."""
+    """Return the error of a function that its settings ignore."""
     strict = copy.copy(rewards)
     strict.functions = rewards.functions[number : number + 1]
     strict.settings = (replace(rewards.settings[number], on_error="raise", on_nan="raise", on_timeout="raise"),)
@@ -78,7 +78,7 @@ def _why(rewards: RewardPipeline, number: int, batch: PromptBatch, completions: 
 
 
 def _as_text(answer: Any) -> str | None:
-    """Return an answer as a response that holds nothing else; None where there is none."""
+    """Return a ground truth as a response text; None if there is none."""
     if answer is None or isinstance(answer, str):
         return answer or None
     if isinstance(answer, list | tuple) and answer:

@@ -1,4 +1,4 @@
-"""A run on devices that need not be here: memory and time per chip, and what fits. `hwgrpo plan` shows it."""
+"""Plans a run on devices that need not be here: memory and time per chip, and alternatives that fit (`hwgrpo plan`)."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from hwgrpo.training.startup_checks import assumed_selections
 from hwgrpo.training.strategies.sharding import Sharding
 
 USABLE = 0.9
-"""Share of a chip's memory that a run may fill; the rest is the driver's, the libraries' and the allocator's."""
+"""Share of a chip's memory for a run; the rest is for driver, libraries and allocator."""
 MOST_DEVICES = 8192
-"""As far as a plan that fits is looked for."""
+"""Largest number of devices of an alternative."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a run is planned on, as it was asked for."""
+    """The devices of a planned run, and assumptions about them."""
 
     devices: int
-    """In all."""
+    """Number of training devices."""
     nodes: int = 1
     strategy: str | None = None
     """A name of `strategy_variants`; None: the configuration's strategy."""
     apart: bool = False
-    """Devices of their own sample, by another engine."""
+    """Rollout runs on separate devices, by another engine."""
     samplers: int = 0
-    """How many; 0: as few as its weights and cache fit."""
+    """Number of rollout devices; 0: as few as fit weights and cache."""
     usable: float = USABLE
     rates: Rates = field(default_factory=Rates)
 
@@ -56,19 +56,19 @@ class ChipPlan:
     name: str
     memory: Memory
     limit: float | None
-    """Bytes of the chip's memory; None where that is not certain."""
+    """Bytes of the chip's memory; None if not certain."""
     fits: bool | None
-    """Whether a run that goes on does; None where the limit is not known."""
+    """Whether a step fits into memory; None if the limit is unknown."""
     seconds: dict[str, float | None]
-    """Per stage of a step; None where the chip's rate is not known."""
+    """Seconds per stage of a step; None where the chip's rate is unknown."""
     samplers: int
-    """Devices that sample apart; 0: those that train do."""
+    """Separate rollout devices; 0: the training devices sample."""
     instead: str
-    """What would fit, in words; empty where this does."""
+    """An alternative that fits, as text; empty if this fits."""
 
     @property
     def step(self) -> float | None:
-        """Seconds of a step; None where a stage is not known."""
+        """Seconds of a step; None if a stage is unknown."""
         parts = list(self.seconds.values())
         return None if any(part is None for part in parts) else sum(part for part in parts if part is not None)
 
@@ -82,16 +82,16 @@ class ScalePlan:
     work: Work
     layout: str
     shared_by: int
-    """Devices that go through a sequence together."""
+    """Devices that share a sequence."""
     shards_layers: bool
-    """Decoder layers are cut over them."""
+    """They share it by tensor parallelism, not by sequence parallelism."""
     strategy: str
     cluster: Cluster
     chips: tuple[ChipPlan, ...]
     padding: str | None
-    """Why more devices do not make state smaller, where they do not."""
+    """Why more devices do not reduce the state per device, if so."""
     rollout_bytes: int
-    """Weights and cache of the sequences that are sampled together, where that is apart; else 0."""
+    """Bytes of weights and cache on separate rollout devices; else 0."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as the JSON document `hwgrpo.plan/1`; bytes and seconds."""
@@ -139,7 +139,7 @@ class ScalePlan:
 
 
 class _Planner:
-    """What stays the same whatever a run is put on."""
+    """Plans one configuration on any devices."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -148,7 +148,7 @@ class _Planner:
         self.frozen = forward_work(config.model, self.settings)
 
     def check(self, backend: Backend) -> None:
-        """Check that as many ranks as the settings say can share the model's sequences."""
+        """Check that the model supports the configured sequence or tensor parallelism."""
         _, attention = assumed_selections(self.config, backend, self.settings)
         check_sequence_parallel(self.config, self.settings, attention)
 
@@ -158,29 +158,29 @@ class _Planner:
         return choose_layout(self.config, self.settings, attention.loaded_as)
 
     def work(self, backend: Backend, devices: int, *, apart: bool) -> Work:
-        """Return what one device does."""
+        """Return the work of one device."""
         dtype, _ = assumed_selections(self.config, backend, self.settings)
         longest = self.config.data.max_prompt_tokens
         work = planned_work(self.config, backend, devices, dtype, self.layout(backend), prompt_tokens=longest)
         if not (apart and work.samples):
             return work
-        # by a server with its default settings
+        # rollout by a server with default settings
         return replace(work, samples=False, sent_copies=sent_copies(self.config, "vllm_server"))
 
     def sharding(self, strategy: str | None, devices: int) -> Sharding:
-        """Return how state is cut."""
+        """Return how state is sharded."""
         tensor = self.config.trainer.tensor_parallel_size
         return planned_sharding(strategy, devices, tensor) if strategy else config_sharding(self.config, devices)
 
     def rollout_bytes(self, work: Work, devices: int) -> int:
-        """Return weights and cache of the sequences that one engine apart samples together, over all its devices."""
+        """Return the bytes of weights and cache of a separate rollout engine, over all its devices."""
         r = self.config.rollout
-        together = min(work.prompts * devices * r.n, r.max_sequences)
+        sequences = min(work.prompts * devices * r.n, r.max_sequences)
         size = rollout_dtype_of(self.config, work.dtype).itemsize
         return size * self.shape.parameters + cache_bytes(
             self.shape,
-            prompts=-(-together // r.n),
-            sequences=together,
+            prompts=-(-sequences // r.n),
+            sequences=sequences,
             prompt_tokens=work.prompt_tokens,
             response_tokens=r.max_response_tokens,
             itemsize=size,
@@ -188,12 +188,12 @@ class _Planner:
         )
 
     def memory(self, backend: Backend, devices: int, strategy: str | None, *, apart: bool) -> Memory:
-        """Return what one device holds."""
+        """Return the memory of one device."""
         work = self.work(backend, devices, apart=apart)
         return estimate(self.config, self.shape, work, self.sharding(strategy, devices))
 
     def instead(self, backend: Backend, cluster: Cluster, room: float) -> str:
-        """Return in words what is nearest to a cluster and fits `room` bytes on a device."""
+        """Return the alternative nearest to a cluster that fits into `room` bytes per device, as text."""
         prompts = self.config.trainer.prompts_per_step
         counts = [cluster.devices]
         while counts[-1] * 2 <= min(MOST_DEVICES, prompts):
@@ -209,28 +209,28 @@ class _Planner:
 
 
 def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
-    """Return what one device holds by the configuration's own strategy, and the model's sizes."""
+    """Return the memory of one device under the configuration's strategy, and the model's sizes."""
     planner = _Planner(config)
     return planner.memory(backend, devices, None, apart=False), planner.shape
 
 
 def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, Backend]]) -> ScalePlan:
-    """Work out a run on a cluster, for each kind of chip it may be made of.
+    """Plan a run on a cluster, for each of some kinds of chips.
 
     Args:
         config: the run's settings; its data may be missing.
-        cluster: how many devices, and what is assumed.
+        cluster: number of devices, and assumptions.
         chips: rows of the backends' tables, or made by the user, each with its backend; at least one.
 
     Raises:
-        ConfigError: the batch sizes or the strategy do not fit the number of devices, or ranks cannot share sequences.
+        ConfigError: batch sizes, strategy, sequence or tensor parallelism do not fit the devices or the model.
     """
     check_world_size(config, cluster.devices)
     tensor = config.trainer.tensor_parallel_size
     if tensor > 1 and cluster.strategy is not None and not strategy_variants()[cluster.strategy].shards_layers:
         raise ConfigError(
-            f"--strategy={cluster.strategy!r} with trainer.tensor_parallel_size={tensor}: layers are cut over ranks by "
-            "fsdp2 alone; use --strategy fsdp2 or fsdp2+offload, or trainer.sequence_parallel_size"
+            f"--strategy={cluster.strategy!r} with trainer.tensor_parallel_size={tensor}: tensor parallelism needs "
+            "fsdp2; use --strategy fsdp2 or fsdp2+offload, or trainer.sequence_parallel_size"
         )
     planner = _Planner(config)
     sharding = planner.sharding(cluster.strategy, cluster.devices)
@@ -284,7 +284,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
 
 
 def _offered(config: Config, devices: int) -> list[str]:
-    """Return what the trainer has for a configuration and a number of devices, from the simplest on."""
+    """Return the strategies for a configuration and a number of devices, from the simplest on."""
     shards_layers = config.trainer.tensor_parallel_size > 1
     return [
         name

@@ -1,10 +1,10 @@
-"""How long a step takes on a chip that need not be here, from its peak rates and stated shares of them.
+"""Seconds of a step on a chip that need not be here, from its peak rates and assumed shares of them.
 
-An estimate: every response is as long as it may be, work is shared out evenly, nothing overlaps, and what the host does
-between (rewards, tokens to text) is left out. Products run at a share of the chip's matrix rate. A decode step reads
-every weight once and every key and value, and is as slow as the slower of that and its products. State moves between
-devices at the link's rate; a ring moves (devices - 1) / devices of what is gathered or reduced (Thakur et al. 2005,
-"Optimization of Collective Communication Operations in MPICH").
+An estimate: every response has the maximum length, work is evenly distributed, nothing overlaps, and work on the host
+(rewards, decoding text) is not included. Matrix products run at a share of the chip's peak. A decode step reads every
+weight, key and value once, and takes the longer of that and its products. State moves between devices at the link's
+rate; a ring moves (devices - 1) / devices of a gathered or reduced tensor (Thakur et al. 2005, "Optimization of
+Collective Communication Operations in MPICH").
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from hwgrpo.training.update.flops import BACKWARD, FORWARD, WEIGHT, TrainingWork
 
 @dataclass(frozen=True)
 class Rates:
-    """What is assumed of devices beyond their data sheets."""
+    """Assumptions about devices beyond their data sheets."""
 
     mfu: float = 0.4
-    """Share of the matrix rate that training, scoring and reading prompts reach."""
+    """Share of the matrix rate that training, scoring and prefill reach."""
     mbu: float = 0.6
     """Share of the memory bandwidth that decoding and AdamW reach."""
     link: float = 50e9
-    """Bytes per second that a device sends to others: one port of 400 Gbit/s for each."""
+    """Bytes per second that a device sends to others: one port of 400 Gbit/s each."""
 
 
 def forward_work(config: ModelConfig, settings: PreTrainedConfig) -> TrainingWork | None:
-    """Count a model's FLOPs as if all of it were frozen: forward and the gradient of what passes through.
+    """Count a model's FLOPs as if it were frozen: forward, and gradients of activations.
 
     Args:
         config: the run's `model` settings.
         settings: the model's transformers configuration.
 
     Returns:
-        None where they cannot be counted (`model_work`).
+        The FLOPs; None if they cannot be counted (`model_work`).
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=config.trust_remote_code)
@@ -60,20 +60,20 @@ class Passes:
 
     prefill: float
     decode_token: float
-    """Of one token of one sequence, its attention left out."""
+    """FLOPs of one token of one sequence, without attention."""
     scoring: float
     update: float
 
 
 def passes(config: Config, shape: ModelShape, frozen: TrainingWork, work: Work, *, rescored: bool) -> Passes:
-    """Count what one device does in a step.
+    """Count the FLOPs of one device in a step.
 
     Args:
         config: the run's settings.
         shape: the model's sizes.
-        frozen: of `forward_work`.
-        work: what runs on the device.
-        rescored: old log-probs take a pass of their own.
+        frozen: from `forward_work`.
+        work: the device's work.
+        rescored: old log-probs need a separate pass.
     """
     n, prompt, response = config.rollout.n, work.prompt_tokens, config.rollout.max_response_tokens
     forward_share = FORWARD / (FORWARD + BACKWARD)
@@ -108,7 +108,7 @@ def _computed(config: Config, work: Work) -> tuple[int, int]:
 
 
 def _pairs(frozen: TrainingWork, length: int) -> float:
-    """Return the FLOPs of a sequence's scores and weighted values on the way forward."""
+    """Return the FLOPs of a sequence's scores and weighted values in the forward."""
     total = 0.0
     for window, flops in frozen.per_pair:
         seen = length if window is None else min(length, window)
@@ -128,18 +128,18 @@ def step_seconds(
     devices: int,
     samplers: int,
 ) -> dict[str, float | None]:
-    """Return the seconds of each stage of a step; None where the chip's rate is not known.
+    """Return the seconds of each stage of a step; None where the chip's rate is unknown.
 
     Args:
         config: the run's settings.
         shape: the model's sizes.
-        frozen: of `forward_work`; None where FLOPs cannot be counted.
-        work: what runs on one device.
-        sharding: how state is cut.
+        frozen: from `forward_work`; None if FLOPs cannot be counted.
+        work: the work of one device.
+        sharding: how state is sharded.
         chip: its rates.
-        rates: what is assumed of it.
-        devices: that train.
-        samplers: devices that sample together, each with a part of every weight; 0: each that trains samples by itself.
+        rates: assumptions about it.
+        devices: number of training devices.
+        samplers: separate rollout devices, each with a shard of every weight; 0: each training device samples.
     """
     t = config.trainer
     rescored = t.epochs_per_batch > 1 or prompts_per_update(config) != t.prompts_per_step
@@ -147,7 +147,7 @@ def step_seconds(
     matrix = None if flops is None else flops * rates.mfu
     memory = None if chip.bandwidth is None else chip.bandwidth * rates.mbu
     of = None if frozen is None else passes(config, shape, frozen, work, rescored=rescored)
-    # Devices that sample together share the work of all that train.
+    # Rollout devices share the sampling for all training devices.
     shared = devices / samplers if samplers else 1.0
     size = rollout_dtype_of(config, work.dtype).itemsize
     state = shape.parameters * size
@@ -156,7 +156,7 @@ def step_seconds(
     held = sharding.stored_elements(shape.units, sharding.parameters)
     sync = 0.0 if not copied else None if memory is None else 4 * held / memory
     if sync is not None and copied:
-        # a ring gathers what is trained in fp32, and rank 0 sends it on to those that sample apart
+        # a ring gathers trained parameters in fp32, and rank 0 sends the weights to separate rollout devices
         shard = 4 * sharding.stored_elements(shape.trained_units, sharding.parameters)
         sync += ((sharding.gather_ranks - 1) * shard + (state if samplers else 0)) / rates.link
     return {
@@ -164,7 +164,7 @@ def step_seconds(
         "decode": _decode(config, shape, of, work, matrix, memory, size, shared=shared, together=samplers or 1),
         "scoring": _quotient(of and of.scoring, matrix),
         "update": _quotient(of and of.update, matrix),
-        # parameter, gradient and two moments are read, all but the gradient written; fp32
+        # parameter, gradient and two optimizer states are read, all but the gradient written; fp32
         "optimizer": _quotient(
             updates * 28.0 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states), memory
         ),
@@ -193,7 +193,7 @@ def _decode(
     shared: float,
     together: int,
 ) -> float | None:
-    """Return the seconds of all decode steps: each is bound by what it reads or by its products."""
+    """Return the seconds of all decode steps: each is bound by its memory reads or by its products."""
     if of is None or matrix is None or memory is None:
         return None
     r = config.rollout
@@ -209,7 +209,7 @@ def _decode(
         itemsize=size,
         compressed=not work.samples,
     )
-    # of its experts a layer reads those that any of the tokens is sent to
+    # a layer reads the experts that any of the tokens activates
     met = 1 - (1 - shape.expert_share) ** at_once
     weights = size * (shape.parameters - shape.expert_parameters * (1 - met))
     read = (weights + cache) / together / memory
@@ -227,18 +227,18 @@ def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding
         # in a ring each sends a shard, padding included, to all others
         return float(updates * number * (sharding.gather_ranks - 1) * (weights + scattered))
     gradients = 4.0 * shape.trainable * (devices - 1) / devices
-    # All-reduce is a reduce-scatter and an all-gather. ZeRO-1 and -2 reduce so too (DeepSpeed 0.19), after every
-    # micro-batch where only a part of the gradients is kept, and then gather the new weights.
+    # All-reduce is a reduce-scatter and an all-gather. ZeRO-1 and -2 also all-reduce (DeepSpeed 0.19), after every
+    # micro-batch if gradients are sharded, and then gather the new weights.
     reductions = number if sharding.gradients > 1 else 1
     gathered = gradients if sharding.optimizer_states > 1 else 0.0
     return updates * (2 * reductions * gradients + gathered)
 
 
 def _tokens_exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, *, rescored: bool) -> float:
-    """Return the bytes that a device sends in passes where devices share sequences.
+    """Return the bytes that a device sends in passes under sequence or tensor parallelism.
 
-    They exchange heads for tokens: queries, keys, values and outputs. Or layers are cut over them: then hidden states
-    are gathered and summed, for attention and for the feed-forward part.
+    Sequence parallelism exchanges heads for tokens: queries, keys, values and outputs. Tensor parallelism gathers and
+    reduces hidden states, for attention and for the feed-forward part.
     """
     size = ranks_per_sequence(config)
     if sharding.tensor > 1:

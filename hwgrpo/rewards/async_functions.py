@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.user_code import is_own
+from hwgrpo.user_code import raised_by_user_code
 
 
 def wait_for(value: Any) -> Any:
@@ -44,7 +44,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
     try:
         return await value
     except BaseException as error:
-        if not is_own(error):
+        if not raised_by_user_code(error):
             raise
         return error
 

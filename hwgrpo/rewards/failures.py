@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from hwgrpo.user_code import described
+from hwgrpo.user_code import describe_error
 
 
 class Raised(Exception):
@@ -13,7 +13,7 @@ class Raised(Exception):
     Args:
         kind: the name of the exception's class.
         text: what the exception says.
-        place: where it came from, as `place_of` tells it.
+        place: where it came from, as `source_line` tells it.
     """
 
     def __init__(self, kind: str, text: str, place: str) -> None:
@@ -35,7 +35,7 @@ def told(error: BaseException) -> str:
         return str(error)
     if isinstance(error, Raised):
         return f"raised {error.kind}{f': {error.text}' if error.text else ''}{error.place}"
-    return f"raised {described(error)}"
+    return f"raised {describe_error(error)}"
 
 
 def how_it_ended(code: int | None) -> str:

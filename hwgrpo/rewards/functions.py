@@ -23,7 +23,7 @@ from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.rewards.async_functions import wait_for, wait_for_all
 from hwgrpo.rewards.failures import Raised
 from hwgrpo.rewards.randomness import TOGETHER, Seed, seeded
-from hwgrpo.user_code import is_own, place_of
+from hwgrpo.user_code import raised_by_user_code, source_line
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
 VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -147,9 +147,9 @@ class RewardFunction(Signature):
             with seeded(*seed, 0):
                 return wait_for(self.start(calls[0], extras)), extras
         except BaseException as error:
-            if isinstance(error, Exception) or not is_own(error):
+            if isinstance(error, Exception) or not raised_by_user_code(error):
                 raise
-            raise Raised(type(error).__name__, error_text(error), place_of(error)) from error
+            raise Raised(type(error).__name__, error_text(error), source_line(error)) from error
 
     def per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
         """Call a function of verl's form once for each prompt and response; an exception stands where a call raised."""
@@ -187,7 +187,7 @@ class RewardFunction(Signature):
             except ConfigError:
                 raise  # a wrong setting is no failure of this sample
             except BaseException as error:  # a function that exits must not end the run
-                if not is_own(error):
+                if not raised_by_user_code(error):
                     raise
                 return error
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.config.schema import Config
-from hwgrpo.registry import imported
+from hwgrpo.registry import import_target
 
 if TYPE_CHECKING:
     from hwgrpo.rollout.engine import Engine
@@ -44,7 +44,7 @@ class EngineKind:
 
     def make(self, parts: EngineParts) -> Engine:
         """Return an engine that holds the policy's weights as they are now; called on every rank at the same time."""
-        maker = imported(self.maker) if isinstance(self.maker, str) else self.maker
+        maker = import_target(self.maker) if isinstance(self.maker, str) else self.maker
         return maker(parts)
 
     @property
@@ -66,7 +66,7 @@ def check_engine(config: Config) -> None:
     """
     kind = engine_kind(config)
     if kind.check_host is not None:
-        imported(kind.check_host)(config)
+        import_target(kind.check_host)(config)
 
 
 def check_running_server(config: Config) -> None:
@@ -77,4 +77,4 @@ def check_running_server(config: Config) -> None:
     """
     kind = engine_kind(config)
     if kind.check_server is not None and config.rollout.server.url is not None:
-        imported(kind.check_server)(config)
+        import_target(kind.check_server)(config)

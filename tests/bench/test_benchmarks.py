@@ -59,7 +59,7 @@ def table_rows(text: str) -> list[str]:
     return [line for line in text.partition("\n|---")[2].splitlines()[1:] if line.startswith("|")]
 
 
-def place_of(run: str, page: str) -> str:
+def source_line(run: str, page: str) -> str:
     """Return what stands between a run's marks."""
     return page.partition(f"<!-- {run} -->")[2].partition(f"<!-- end of {run} -->")[0]
 
@@ -126,7 +126,7 @@ def test_each_table_that_is_replaced_has_a_run_and_each_run_its_place(page):
     text = page.read_text(encoding="utf-8")
     assert set(re.findall(r"<!-- (\w+) -->", text)) == set(re.findall(r"<!-- end of (\w+) -->", text)) == runs
     for run in runs:
-        place = place_of(run, text)
+        place = source_line(run, text)
         assert re.search(r"`,\scommit\s[0-9a-f]{7,40},\s", place), run
         assert table_rows(place), run
 
@@ -153,11 +153,11 @@ def test_a_run_replaces_its_table_alone_and_one_that_fails_ends_no_other(tmp_pat
     copy = Path(results.partition("results: ")[2])
     assert copy.is_relative_to(tmp_path)
     page = (copy / "local_engine.md").read_text(encoding="utf-8")
-    place = place_of("local_engine", page)
+    place = source_line("local_engine", page)
     assert re.search(r"`python benchmarks/local_engine.py --smoke`, commit \w+", place)
     assert table_rows(place) == ["| new | 1 |"]
     published = (FOLDER / "results" / "local_engine.md").read_text(encoding="utf-8")
-    assert page.replace(place, "") == published.replace(place_of("local_engine", published), "")
+    assert page.replace(place, "") == published.replace(source_line("local_engine", published), "")
     assert repository() == before
 
 

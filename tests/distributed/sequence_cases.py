@@ -38,7 +38,7 @@ from hwgrpo.training.policy.layouts import BRANCHED, GROUPED, GROUPED_MASKED, PA
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.reference_model import build_reference
-from hwgrpo.training.policy.sequence_group import SequenceGroup, join
+from hwgrpo.training.policy.sequence_group import SequenceGroup, join_sequence_group
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.training.strategies.strategy import Strategy
@@ -241,7 +241,7 @@ def kept_bytes(size: int, rank: int = 0, *, tensor: bool = False) -> int:
     batch = replace(batch, tokens=tokens, offsets=torch.tensor([0, len(tokens)]), rollout_logprobs=torch.zeros(120))
     signals = token_signals(batch, [0], torch.ones(1), rollout=False)
     micro = build_micro_batch(batch, [[0]], signals, PADDED, multiple=size)
-    group = join(size, "gloo", tensor=tensor)
+    group = join_sequence_group(size, "gloo", tensor=tensor)
     assert group.rank == rank
     if tensor:
         policy = cut_policy(group)

@@ -14,7 +14,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.training import model_setup, setup
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import join
+from hwgrpo.training.policy.sequence_group import join_sequence_group
 from hwgrpo.training.sequence_checks import verify_sequence_parallel
 from hwgrpo.training.strategies.single import Single
 from tests.distributed.sequence_cases import CASES, kept_bytes, run_all, run_case
@@ -116,7 +116,7 @@ def test_what_a_pass_keeps_for_its_backward_is_shared_out(tmp_path: Path):
 def test_a_model_in_which_tokens_meet_beside_attention_is_refused_on_every_rank():
     def body(rank: int) -> None:
         dist.init_process_group("gloo")
-        group = join(2, "gloo")
+        group = join_sequence_group(2, "gloo")
         policy = PolicyModel(tiny_llama(), compute_dtype=torch.float32, options=HeadOptions())
         for layout in (PADDED, BRANCHED):
             verify_sequence_parallel(policy, layout, group)

@@ -15,7 +15,7 @@ from hwgrpo.training.policy.layout_check import compute_unsharded_states
 from hwgrpo.training.policy.layouts import BRANCHED, PADDED
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join
+from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join_sequence_group
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.sequence_checks import verify_sequence_parallel
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
@@ -105,7 +105,7 @@ def test_layers_that_do_not_add_up_over_ranks_are_refused_on_every_rank():
 
     def body(rank: int) -> None:
         dist.init_process_group("gloo")
-        group = join(2, "gloo", tensor=True)
+        group = join_sequence_group(2, "gloo", tensor=True)
         whole = PolicyModel(tiny_llama(), compute_dtype=torch.float32, options=HeadOptions())
         states = compute_unsharded_states(whole)
         policy = cut_policy(group, tiny_llama())
@@ -147,7 +147,7 @@ def passed(policy: PolicyModel, group: SequenceGroup) -> dict[str, torch.Tensor]
 def test_families_with_other_blocks_get_the_gradients_of_one_process():
     def body(rank: int) -> None:
         dist.init_process_group("gloo")
-        group = join(2, "gloo", tensor=True)
+        group = join_sequence_group(2, "gloo", tensor=True)
         for family, extra in FAMILIES.items():
             whole = PolicyModel(random_model(family, extra), compute_dtype=torch.float32, options=HeadOptions())
             states, true = compute_unsharded_states(whole), passed(whole, SINGLE_RANK)

@@ -12,7 +12,7 @@ from hwgrpo.algorithms.kl import build_kl
 from hwgrpo.algorithms.surrogates import SurrogateInput
 from hwgrpo.catalog import ADVANTAGES, AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, POLICY_LOSSES
 from hwgrpo.config.schema import AdvantageConfig, KlConfig, LossConfig
-from hwgrpo.registry import imported
+from hwgrpo.registry import import_target
 from hwgrpo.training.loop import train_step
 from tests.docs.pages import code, page, section, table
 
@@ -39,7 +39,7 @@ def test_every_choice_stands_on_the_page_with_its_function(title: str, registry)
         [place] = code(row["function"])
         file, _, function = place.partition(":")
         module = file.removesuffix(".py").replace("/", ".")
-        assert imported(f"{module}:{function}") is registry.load(name)
+        assert import_target(f"{module}:{function}") is registry.load(name)
 
 
 def test_the_stages_of_the_page_are_those_of_a_step():

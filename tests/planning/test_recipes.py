@@ -88,10 +88,10 @@ def test_every_recipe_is_planned_on_every_backend(recipe, backend, tmp_path, mon
     config = load_config(recipe, words, data_may_be_missing=True)
     check_world_size(config, 8)
     family = registry.get(backend)
-    plan = make_plan(config, family, 8, obstacle=None if family.is_host else "no such device here")
+    plan = make_plan(config, family, 8, no_device=None if family.is_host else "no such device here")
     missing = ["data.train", "data.validation"] if recipe in OF_THE_HUB else []
-    assert [line.partition("=")[0] for line in plan.obstacles if line.startswith("data.")] == missing
-    assert len(plan.obstacles) == len(missing) + (not family.is_host)
+    assert [line.partition("=")[0] for line in plan.problems if line.startswith("data.")] == missing
+    assert len(plan.problems) == len(missing) + (not family.is_host)
     first = plan.text.splitlines()[0]
     assert first.startswith(f"backend    {backend}, 8 processes")
     assert ("not on this machine" in first) is not family.is_host
@@ -117,7 +117,7 @@ def test_every_recipe_is_planned_on_every_backend(recipe, backend, tmp_path, mon
 @pytest.mark.parametrize("recipe", OF_THE_HUB)
 def test_the_memory_that_a_recipe_names_is_what_is_planned_and_its_longest_sequence_fits(recipe):
     config = load_config(recipe, data_may_be_missing=True)
-    plan = make_plan(config, registry.get("npu"), 1, obstacle="not here")  # hw: any accelerator
+    plan = make_plan(config, registry.get("npu"), 1, no_device="not here")  # hw: any accelerator
     [planned] = re.findall(r"about ([\d.]+) GiB per device", plan.text)
     text = (CONFIGS / f"{recipe}.yaml").read_text()
     [told] = re.findall(r"About (\d+) GiB on each device by `--dry-run`; never run on hardware", text)
@@ -179,5 +179,5 @@ def test_a_plan_of_a_shape_that_ships_never_asks_the_hub(words, tmp_path, monkey
     data = ("data.train=rows.jsonl", "data.validation=rows.jsonl")
     plan = make_plan(load_config("qwen2_5_0_5b_gsm8k", [*data, *words]), registry.get("cpu"), 1)
     assert not asked
-    [obstacle] = plan.obstacles
+    [obstacle] = plan.problems
     assert "a dry run does not download it; run `hf download" in obstacle

@@ -79,20 +79,20 @@ def test_what_this_machine_lacks_is_said_beside_the_plan_and_refused_by_the_run(
     monkeypatch.setattr("hwgrpo.rollout.vllm.engine._installed", lambda: iter(()))
     config = config_of(folder, LACKING[what])
     plan = make_plan(config, BACKEND, 1)
-    (told,) = plan.obstacles
+    (told,) = plan.problems
     assert what in told
     assert "memory" in plan.text
     assert refused_by_run(config) == told
-    assert make_plan(config, BACKEND, 1, obstacle="no device").obstacles == ("no device",), "that of another machine"
+    assert make_plan(config, BACKEND, 1, no_device="no device").problems == ("no device",), "that of another machine"
 
 
 def test_a_folder_in_use_is_said_beside_the_plan(folder):
     (folder / "run/.lock").write_text("123")
     with (folder / "run/.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (told,) = make_plan(config_of(folder, ()), BACKEND, 1).obstacles
+        (told,) = make_plan(config_of(folder, ()), BACKEND, 1).problems
     assert "is in use by another run (process 123)" in told
-    assert make_plan(config_of(folder, ()), BACKEND, 1).obstacles == ()
+    assert make_plan(config_of(folder, ()), BACKEND, 1).problems == ()
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_has_embeddings_is_refused_before_the_model_is_loaded():

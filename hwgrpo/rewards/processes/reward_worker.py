@@ -28,7 +28,7 @@ from hwgrpo.rewards.processes.messages import HEADER, as_json, framed, pack_all,
 from hwgrpo.rewards.randomness import TOGETHER, seeded
 from hwgrpo.rewards.reward_loading import load_function
 from hwgrpo.rewards.signatures import adapt
-from hwgrpo.user_code import import_plugins, is_own, place_of
+from hwgrpo.user_code import import_plugins, raised_by_user_code, source_line
 
 END_SECONDS = 5.0
 """What the end of all processes may take; longer only takes one that waits for a disk."""
@@ -157,7 +157,7 @@ def _serve(function: RewardFunction, arguments: Mapping[str, Any], size: int) ->
         value = wait_for(function.start(arguments, extras))
         packed = pack_one(value) if function.form == "verl" else pack_all(value)
     except BaseException as error:
-        if not is_own(error):
+        if not raised_by_user_code(error):
             raise
         return _error(error)
     return {"value": packed, "extras": extras} if any(extras) else {"value": packed}
@@ -172,7 +172,7 @@ async def _serve_together(function: RewardFunction, request: Mapping[str, Any], 
             async with limit:
                 answer: dict[str, Any] = {"value": pack_one(await function.start(arguments, []))}
         except BaseException as error:
-            if not is_own(error):
+            if not raised_by_user_code(error):
                 raise
             answer = {"overran": True} if limit.expired() and isinstance(error, TimeoutError) else _error(error)
         link.answer({"number": number, **answer})
@@ -183,7 +183,7 @@ async def _serve_together(function: RewardFunction, request: Mapping[str, Any], 
 def _error(error: BaseException) -> dict[str, Any]:
     if isinstance(error, ConfigError):
         return {"refused": str(error)}
-    return {"raised": [type(error).__name__, error_text(error), place_of(error)]}
+    return {"raised": [type(error).__name__, error_text(error), source_line(error)]}
 
 
 def _description(function: RewardFunction) -> dict[str, Any]:

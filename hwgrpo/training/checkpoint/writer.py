@@ -15,7 +15,7 @@ import torch
 from hwgrpo.errors import RunError
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 from hwgrpo.training.checkpoint.shard_files import Table
-from hwgrpo.waits import LONG_WORK, STUCK_AFTER, Wait, join
+from hwgrpo.waits import LONG_WORK, STUCK_AFTER, Wait, join_thread
 
 _POLL_S = 0.02
 """Seconds between two checks for the files of other ranks."""
@@ -90,7 +90,7 @@ class CheckpointWriter:
     def complete(self) -> None:
         """Wait until rank 0 has renamed the complete checkpoint, or has set `error`."""
         if self._in_background:
-            join(self._thread, f"checkpoint {self.step}", self._timeout)
+            join_thread(self._thread, f"checkpoint {self.step}", self._timeout)
         elif self._rank == 0:
             self._finalize()
 
@@ -98,7 +98,7 @@ class CheckpointWriter:
         """Stop waiting for other ranks."""
         self._given_up.set()
         if self._in_background:
-            join(self._thread, f"checkpoint {self.step}", self._timeout)
+            join_thread(self._thread, f"checkpoint {self.step}", self._timeout)
 
     def give_time(self, seconds: float) -> None:
         """Wait up to `seconds` for the checkpoint to complete; on rank 0, remove one that failed."""

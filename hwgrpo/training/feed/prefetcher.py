@@ -22,7 +22,7 @@ from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import Batch, PrefetchedBatch, SourceParts
 from hwgrpo.values import PromptBatch, Sampling
-from hwgrpo.waits import STUCK_AFTER, join, wait_for_thread
+from hwgrpo.waits import STUCK_AFTER, join_thread, wait_for_thread
 
 
 def prefetch(parts: SourceParts) -> Prefetcher:
@@ -153,7 +153,7 @@ class Prefetcher:
             self._done.clear()
             self._changed.notify_all()
         if self._thread.ident is not None:
-            join(self._thread, "the rollout thread to end", self._timeout)
+            join_thread(self._thread, "the rollout thread to end", self._timeout)
 
     def _generate_all(self, first_step: int) -> None:
         try:

@@ -49,7 +49,9 @@ class SequenceGroup:
 SINGLE_RANK = SequenceGroup()
 
 
-def join(size: int, comm_backend: str, *, tensor: bool = False, timeout: timedelta | None = None) -> SequenceGroup:
+def join_sequence_group(
+    size: int, comm_backend: str, *, tensor: bool = False, timeout: timedelta | None = None
+) -> SequenceGroup:
     """Return this rank's group; all ranks of the run call it together.
 
     Args:

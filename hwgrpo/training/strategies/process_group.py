@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join
+from hwgrpo.training.policy.sequence_group import SINGLE_RANK, SequenceGroup, join_sequence_group
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables by which torch.distributed finds the other processes; torchrun sets them."""
@@ -80,7 +80,9 @@ class Processes:
         self.check(config, self.device)
         tensor = config.trainer.tensor_parallel_size > 1
         timeout = timedelta(seconds=config.trainer.process_group_timeout)
-        self.sequence_group = join(ranks_per_sequence(config), self.comm_backend, tensor=tensor, timeout=timeout)
+        self.sequence_group = join_sequence_group(
+            ranks_per_sequence(config), self.comm_backend, tensor=tensor, timeout=timeout
+        )
 
     def sum(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor([float(v) for v in values], dtype=torch.float64)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo.config.deepspeed_json import deepspeed_config
 from hwgrpo.config.schema import Config, TrainerConfig
-from hwgrpo.registry import imported
+from hwgrpo.registry import import_target
 from hwgrpo.training.strategies.sharding import Sharding
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class StrategyKind:
             check(config, device)
 
     def _maker(self) -> Callable[..., Strategy]:
-        return imported(self.maker) if isinstance(self.maker, str) else self.maker
+        return import_target(self.maker) if isinstance(self.maker, str) else self.maker
 
 
 def _replicated(_: TrainerConfig, devices: int) -> Sharding:
