@@ -85,8 +85,8 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
     device.reset_peak()
     held: dict[str, Any] = {}
     if isinstance(strategy, Deepspeed):  # what it makes as it starts, beside the weights, is another matter
-        start = strategy._started
-        strategy._started = lambda *given: (held.setdefault("host", resident_peak() - before), start(*given))[1]
+        start = strategy._initialize_engine
+        strategy._initialize_engine = lambda *given: (held.setdefault("host", resident_peak() - before), start(*given))[1]
     models = build_models(config, device, strategy, tokenizer, attention, layout)
     held = {"host": resident_peak() - before, "device": device.memory().peak} | held
     base = models.policy.base

@@ -103,7 +103,7 @@ def test_with_it_no_sequence_is_left_out(tmp_path):
     batch = ragged_batch(prompts=2, n=3)
     batch.advantages[1] = 0
     without = updater(copy.deepcopy(model))
-    assert without.trained(batch, range(6)) == [0, 2, 3, 4, 5]
+    assert without.trained_sequences(batch, range(6)) == [0, 2, 3, 4, 5]
     assert "router_loss" not in gradients(without, batch)[2]
     update = updater(model, f"model.router_loss_coef={COEF}")
     assert update.trained_sequences(batch, range(6)) == list(range(6))

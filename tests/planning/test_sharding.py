@@ -189,7 +189,7 @@ def test_the_strategy_of_a_configuration_is_that_of_its_words():
     words = ("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true")
     assert config_sharding(planned(*words), 4) == planned_sharding("fsdp2+offload", 4)
     words = ("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false")
-    assert config_sharding(planned(*words), 4).units == "all"
+    assert config_sharding(planned(*words), 4).gathered_units == "all"
 
 
 @pytest.mark.parametrize(
