@@ -11,14 +11,14 @@ from hwgrpo.data.inspection import Lengths, Overlap, Repeat, Settings, inspect_f
 from hwgrpo.data.published import PUBLISHED
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.signatures import adapt
+from hwgrpo.rewards.signatures import make_reward_function
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 
 def inspected(*files, rewards=None, tokenizer=None, score_rows=0, **data):
     """Inspect files under the default settings and what a test changes."""
     functions = rewards and [
-        adapt(*load_function(name, name), {}, {"max_response_tokens": 8}, name) for name in rewards
+        make_reward_function(*load_function(name, name), {}, {"max_response_tokens": 8}, name) for name in rewards
     ]
     return inspect_files(
         [str(file) for file in files], Settings(DataConfig(train="", **data), functions, tokenizer, score_rows)

@@ -214,7 +214,7 @@ def test_an_engine_that_is_closed_while_it_looks_after_its_server_sends_no_weigh
 
 def test_a_rank_that_does_not_send_weights_waits_until_the_server_has_them(make, server):
     engine = make()
-    engine._delivery = None  # as on ranks other than 0
+    engine._transfer = None  # as on ranks other than 0
     late = threading.Timer(0.5, lambda: setattr(server, "version", 6))
     late.start()
     engine.update_weights(6)
@@ -379,7 +379,7 @@ def test_a_run_that_trains_for_long_is_heard_of(make, server, monkeypatch):
 
 def test_ranks_beside_rank_0_notice_a_server_that_another_run_has_taken(make, server):
     engine = make()
-    engine._delivery = None  # as on ranks other than 0
+    engine._transfer = None  # as on ranks other than 0
     server.label = OTHER.label(1)
     with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
         engine.update_weights(1)

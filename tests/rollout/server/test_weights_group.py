@@ -79,8 +79,8 @@ def test_every_worker_gets_all_weights_of_every_version_bit_for_bit(make, server
             assert_same(load_file(file), wanted)
         assert server.version == version
     assert engine.generate(batch("ab"), SAMPLING).weight_version == 2
-    assert engine._delivery is not None
-    assert len(engine._delivery._made) > 2, "there were several buckets"  # pyright: ignore
+    assert engine._transfer is not None
+    assert len(engine._transfer._made) > 2, "there were several buckets"  # pyright: ignore
     assert not (tmp_path / "weights").exists()
     assert any("process group over gloo" in note for note in engine.notes)
 
@@ -264,10 +264,10 @@ def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server,
     engine = make()
     engine.update_weights(1)
     parts = engine._parts
-    delivery = engine._delivery
-    assert isinstance(delivery, GroupTransfer)
-    assert all(bucket.body.device.type == "cpu" for bucket in delivery._made)
-    held = sum(bucket.body.nbytes for bucket in delivery._made)
+    transfer = engine._transfer
+    assert isinstance(transfer, GroupTransfer)
+    assert all(bucket.body.device.type == "cpu" for bucket in transfer._made)
+    held = sum(bucket.body.nbytes for bucket in transfer._made)
     padding = group.ALIGNMENT * len(list(parts.weights.full()))
     assert planned_bytes(parts) <= held < planned_bytes(parts) + padding
 
@@ -279,9 +279,9 @@ def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server,
 
     folder = FolderTransfer(None, torch.float32, new_owner(None, "run", take_over=False), count)
     for version in range(3):
-        folder.take(version, parts.weights, None)
+        folder.prepare(version, parts.weights, None)
         folder.send()
-        folder.arrived()
+        folder.discard_old()
     folder.close()
     in_memory = replace(parts, config=settings("rollout.engine=vllm_server", "rollout.server.transfer=folder"))
     headers = 2 * 4096
