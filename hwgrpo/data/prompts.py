@@ -81,8 +81,8 @@ class PromptDataset:
         names = (name for name in self.rows[self.unanswered] if name != self.config.prompt_key)
         has = escaped(", ".join(names), 300) or "nothing else"
         raise DataError(
-            f"{self.rows.place(self.unanswered)}: no ground truth, which {needed_by} needs; {tried}; besides the prompt "
-            f"the row has: {has}. Name the answer's column with data.ground_truth_key"
+            f"{self.rows.place(self.unanswered)}: no ground truth, which {needed_by} needs; {tried}; besides the "
+            f"prompt the row has: {has}. Name the answer's column with data.ground_truth_key"
         )
 
     def prompt(self, row: int, epoch: int) -> Prompt:

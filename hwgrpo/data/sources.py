@@ -139,8 +139,8 @@ def find_data(spec: str, key: str) -> Path | None:
     if like_file or spec.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(spec):
         hint = did_you_mean(path, _may_be_data) or f" Check the path (looked for {path.absolute()})."
         raise DataError(f"{key}={spec!r}: no such file or folder.{hint}")
-    # Where the folder `data` exists, `data/train` more likely means data/train.jsonl than the dataset `train` of the hub's
-    # owner `data`. A bare `gsm8k` may be either, gsm8k.jsonl or not.
+    # Where the folder `data` exists, `data/train` more likely means data/train.jsonl than the dataset `train` of the
+    # hub's owner `data`. A bare `gsm8k` may be either, gsm8k.jsonl or not.
     if near := same_spelling(path, _may_be_data, stem="/" in spec):
         raise DataError(f"{key}={spec!r}: no such file or folder. Did you mean {near}?")
     return None

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hwgrpo.config.schema import DataConfig
-from hwgrpo.data.convert import convert, files_of, write
+from hwgrpo.data.convert import convert, output_files, write
 from hwgrpo.data.dataset_files import open_copy
 from hwgrpo.data.inspection import Lengths, Overlap, Repeat, Settings, inspect_files
 from hwgrpo.data.published import PUBLISHED
@@ -32,7 +32,7 @@ def reasons(report):
 @pytest.mark.parametrize(("name", "rows"), [("gsm8k", GSM8K), ("math", MATH)])
 def test_a_converted_dataset_is_all_good_and_scored_by_the_reward_of_its_source(name, rows, tmp_path):
     copy = open_copy(PUBLISHED[name], str(write_jsonl(tmp_path / "train.jsonl", rows)))
-    files = files_of(tmp_path, copy, force=False)
+    files = output_files(tmp_path, copy, force=False)
     write(files, convert(PUBLISHED[name], copy, None, strict=True))
     (report,) = inspected(files["train"]).files
     assert (report.rows, report.bad, report.repeats, report.unanswered) == (10, [], [], 0)

@@ -187,7 +187,7 @@ def test_while_only_other_ranks_wait_for_it_rank_0_brings_a_server_its_weights_a
     engine = make()
     engine.update_weights(2)
     engine._ranks = 2
-    watch = threading.Thread(target=engine._watch)
+    watch = threading.Thread(target=engine._keep_claim)
     watch.start()
     server.version = -1
     for _ in range(400):
@@ -369,12 +369,12 @@ def test_a_start_that_resumes_a_run_removes_the_weights_that_a_killed_one_has_le
 def test_a_run_that_trains_for_long_is_heard_of(make, server, monkeypatch):
     monkeypatch.setattr(server_engine, "HEARTBEAT", 0.02)
     make()
-    server.holder._heard = 0.0
+    server.holder._last_heard = 0.0
     for _ in range(200):
-        if server.holder._heard:
+        if server.holder._last_heard:
             break
         time.sleep(0.02)
-    assert time.monotonic() - server.holder._heard < 20
+    assert time.monotonic() - server.holder._last_heard < 20
 
 
 def test_ranks_beside_rank_0_notice_a_server_that_another_run_has_taken(make, server):

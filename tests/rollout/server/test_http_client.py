@@ -7,7 +7,7 @@ import pytest
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.server import server_connection
-from hwgrpo.rollout.server.http_client import SHOWN, Client, InvalidResponse, ServerProblem
+from hwgrpo.rollout.server.http_client import SHOWN_CHARS, Client, InvalidResponse, ServerProblem
 from hwgrpo.rollout.server.server_process import ServerProcess
 
 TOKEN = "only'the\\client-knows"
@@ -39,7 +39,7 @@ def address():
     server.server_close()
 
 
-@pytest.mark.parametrize("before", [0, SHOWN - len("Bearer ") - 8], ids=["shown", "cut off within it"])
+@pytest.mark.parametrize("before", [0, SHOWN_CHARS - len("Bearer ") - 8], ids=["shown", "cut off within it"])
 @pytest.mark.parametrize("status", ["500", "404", "403", "200", "broken"])
 def test_an_answer_that_holds_the_token_is_shown_without_it(address, status, before):
     with pytest.raises((ServerProblem, ConfigError)) as error:

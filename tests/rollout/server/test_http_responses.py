@@ -120,10 +120,10 @@ BROKEN = {
         r"larger than .* MiB",
     ),
     "a gigantic length": (OK + b"Content-Length: 99999999999999\r\n\r\n ", InvalidResponse, r"larger than .* MiB"),
-    "text": (OK + b"\r\n<html>", InvalidResponse, "not JSON"),
-    "half of a character": (OK + b'\r\n"\xc3"', InvalidResponse, "not JSON"),
-    "JSON nested without an end": (OK + b"\r\n" + b"[" * (LARGEST - 1), InvalidResponse, "not JSON"),
-    "a number of very many digits": (OK + b"\r\n" + b"1" * (LARGEST - 1), InvalidResponse, "not JSON"),
+    "text": (OK + b"\r\n<html>", InvalidResponse, "not valid JSON"),
+    "half of a character": (OK + b'\r\n"\xc3"', InvalidResponse, "not valid JSON"),
+    "JSON nested without an end": (OK + b"\r\n" + b"[" * (LARGEST - 1), InvalidResponse, "not valid JSON"),
+    "a number of very many digits": (OK + b"\r\n" + b"1" * (LARGEST - 1), InvalidResponse, "not valid JSON"),
     "a redirection": (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", InvalidResponse, "HTTP 302"),
     "a refused token": (b"HTTP/1.1 401 No\r\n\r\n", RefusedByServer, "refuses the token"),
     "an unknown path": (b"HTTP/1.1 404 No\r\n\r\n", RefusedByServer, "does not know /path"),
@@ -174,9 +174,9 @@ def test_what_is_broken_off_ends_at_once_and_the_next_request_works(serve):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while not client._running:
+    while not client._in_flight:
         time.sleep(0.01)
     client.abort_requests()
     thread.join(HELD / 3)
     assert len(raised) == 1
-    assert not client._running
+    assert not client._in_flight
