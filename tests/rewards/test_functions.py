@@ -151,7 +151,7 @@ def test_a_signature_that_tells_no_form_is_refused_with_the_accepted_ones(call, 
     ("call", "kwargs", "words"),
     [
         (lambda solution_str, scale=1: 0, {"scael": 2}, ["'scael'", "Did you mean 'scale'?"]),
-        (lambda solution_str: 0, {"scale": 2}, ["kwargs.scale", "takes no further arguments"]),
+        (lambda solution_str: 0, {"scale": 2}, ["kwargs.scale", "accepts no further arguments"]),
         (lambda solution_str, ground_truth: 0, {"ground_truth": 2}, ["kwargs.ground_truth", "remove it"]),
     ],
 )

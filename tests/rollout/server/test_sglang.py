@@ -214,7 +214,7 @@ def test_two_runs_that_come_at_the_same_moment_do_not_use_each_others_responses(
 
 def test_a_note_says_that_no_real_server_has_been_met(make):
     (place, way) = make().notes
-    assert "never met a real SGLang server" in place
+    assert "never run with a real SGLang server" in place
     assert way.endswith("through a folder")
 
 
