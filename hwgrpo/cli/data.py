@@ -87,13 +87,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     from hwgrpo.cli.data_conversion_text import show_converted
-    from hwgrpo.data.convert import convert, files_of, write
+    from hwgrpo.data.convert import convert, output_files, write
     from hwgrpo.data.dataset_files import open_copy
     from hwgrpo.data.published import PUBLISHED
 
     dataset = PUBLISHED[args.action]
     copy = open_copy(dataset, args.source)
-    files = files_of(Path(args.out or f"data/{args.action}").expanduser(), copy, args.force)
+    files = output_files(Path(args.out or f"data/{args.action}").expanduser(), copy, args.force)
     converted = convert(dataset, copy, args.instruction, args.strict)
     write(files, converted)
     show_converted(dataset, copy, files, converted)

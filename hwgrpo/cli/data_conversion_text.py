@@ -34,7 +34,7 @@ def show_converted(
     """
     console = make_console()
     print_part(console, Text(f"{dataset.title} from {copy.source}", style="bold"))
-    for why, names in copy.passed_over.items():
+    for why, names in copy.skipped.items():
         shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
         print_part(console, Text(f"not read, {why}: {shown}", style="dim"))
     console.print()

@@ -1,4 +1,4 @@
-"""Chat templates: a row's prompt as the model sees it."""
+"""Chat templates: a row -> the model's input text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hwgrpo.errors import ConfigError, DataError, error_text
 
 
 class Rendered(NamedTuple):
-    """A row's prompt as the model sees it."""
+    """A row's prompt after the chat template."""
 
     text: str
     templated: bool
-    """Whether the chat template made it."""
+    """Whether the chat template was applied."""
     answered: bool
     """Whether the row has a ground truth."""
     columns: Mapping[str, Any]
@@ -26,11 +26,11 @@ class Rendered(NamedTuple):
 
 
 def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
-    """Return a row's prompt as the model sees it.
+    """Return a row's prompt as the model's input text.
 
     Args:
         rows: the data.
-        index: which of them.
+        index: index of the row.
         config: the `data` settings.
         tokenizer: a transformers tokenizer, for its chat template.
 
@@ -50,7 +50,7 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
         if isinstance(row[config.prompt_key], str):
             raise ConfigError(
                 f"data.chat=always puts plain text ({place}) into the tokenizer's chat template, and it has none; set "
-                "model.chat_template to a file with one, or data.chat=auto to give the text to the model as it is"
+                "model.chat_template to a file with one, or data.chat=auto to pass the text to the model unchanged"
             )
         raise ConfigError(
             f"{place}: the prompt is a conversation, and the tokenizer has no chat template; set model.chat_template "
@@ -72,7 +72,13 @@ def render(rows: Rows, index: int, config: Any, tokenizer: Any) -> Rendered:
             continue_final_message=continued,
             **{str(name): value for name, value in options.items()},
         )
-    except (TemplateError, TypeError, ValueError, AttributeError, KeyError) as error:  # of the template's own code
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        KeyError,
+    ) as error:  # raised by the template's own code
         raise DataError(f"{place}: the chat template refuses this conversation: {error_text(error, 300)}") from error
     check_text(text, f"{place}: the rendered conversation")
     return Rendered(text, True, answered, row)

@@ -1,4 +1,4 @@
-"""A published dataset -> rows in verl's schema, in Parquet files that are whole or not there."""
+"""A published dataset -> rows in verl's schema, in Parquet files that are written atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Converted:
     """A split in verl's schema."""
 
     read: int
-    """Rows that its files hold."""
+    """Number of rows in its files."""
     rows: Sequence[Row]
     dropped: Sequence[Dropped]
 
@@ -37,9 +37,9 @@ def convert(dataset: Published, copy: Copy, instruction: str | None, strict: boo
     """Convert every split of a copy.
 
     Args:
-        dataset: what it is a copy of.
+        dataset: the published dataset.
         copy: its rows.
-        instruction: follows every question; None takes the dataset's own, "" none.
+        instruction: text after every question; None uses the dataset's own, "" none.
         strict: whether a row that cannot be converted is an error.
 
     Raises:
@@ -52,7 +52,7 @@ def convert(dataset: Published, copy: Copy, instruction: str | None, strict: boo
         if dropped and strict:
             more = f" (and {len(dropped) - 1} more of {split})" if len(dropped) > 1 else ""
             raise DataError(
-                f"{dropped[0].place}: {dropped[0].reason}{more}; mend it, or leave out --strict to drop such rows"
+                f"{dropped[0].place}: {dropped[0].reason}{more}; fix it, or leave out --strict to drop such rows"
             )
         if not converted.rows:
             raise DataError(f"none of the {converted.read} rows of {split} can be converted; {_first(dropped)}")
@@ -81,7 +81,7 @@ def _row(dataset: Published, row: Row, split: str, index: int, instruction: str)
     """Return one row in verl's schema.
 
     Raises:
-        DataError: a column is empty or no text, or the solution has no answer.
+        DataError: a column is empty or not text, or the solution has no answer.
     """
     question, solution = (_text(row, column) for column in (dataset.question, dataset.solution))
     return {
@@ -113,30 +113,30 @@ def _first(dropped: Sequence[Dropped]) -> str:
     return f"the first, {dropped[0].place}: {dropped[0].reason}"
 
 
-def files_of(folder: Path, copy: Copy, force: bool) -> dict[str, Path]:
-    """Return the file that each split of a copy will be written to.
+def output_files(folder: Path, copy: Copy, force: bool) -> dict[str, Path]:
+    """Return split -> output file.
 
     Raises:
-        DataError: one is there and `force` is not given, or is one of those that are read.
+        DataError: a file exists without `force`, or is one of the input files.
     """
     if folder.exists() and not folder.is_dir():
         raise DataError(f"--out {folder} is a file; name a folder")
     files = {split: folder / f"{split}.parquet" for split in copy.splits}
-    taken = [file for file in files.values() if file.exists()]
+    existing = [file for file in files.values() if file.exists()]
     read = {Path(part.name).resolve() for parts in copy.splits.values() for part, _ in parts}
-    for file in taken:
+    for file in existing:
         if file.resolve() in read:
             raise DataError(f"--out {folder}: {KEY} reads {file.name} from there; name another folder")
-    if taken and not force:
+    if existing and not force:
         raise DataError(
-            f"{' and '.join(map(str, taken))} {'exists' if len(taken) == 1 else 'exist'}; "
+            f"{' and '.join(map(str, existing))} {'exists' if len(existing) == 1 else 'exist'}; "
             "--force writes over, --out FOLDER writes elsewhere"
         )
     return files
 
 
 def write(files: Mapping[str, Path], converted: Mapping[str, Converted]) -> None:
-    """Write every split to its file. All are written beside their places first, so that a failure changes nothing.
+    """Write every split to its file, by temporary files, so that a failure changes nothing.
 
     Raises:
         DataError: the folder cannot be written to.
@@ -164,7 +164,7 @@ def write(files: Mapping[str, Path], converted: Mapping[str, Converted]) -> None
 
 
 def _schema(pyarrow: Any) -> Any:
-    """Return verl's columns, the same whatever the rows are."""
+    """Return the schema of verl's columns."""
     text = pyarrow.string()
     return pyarrow.schema(
         {

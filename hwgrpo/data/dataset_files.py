@@ -1,4 +1,4 @@
-"""Where the rows of a published dataset come from: files here, a folder of `save_to_disk`, or the hub."""
+"""Sources of a published dataset's rows: local files, a folder of `save_to_disk`, or the hub."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KEY = "--source"
 
 @dataclass(frozen=True)
 class Copy:
-    """The rows of a published dataset, as they were found."""
+    """The rows of a published dataset at their source."""
 
     source: str
-    """What was read, for people."""
+    """The source, for messages."""
     splits: Mapping[str, Sequence[tuple[Part, Broken]]]
-    """"train", "test" or both -> their files, and what is wrong with rows of these."""
-    passed_over: Mapping[str, Sequence[str]]
-    """Why files were not read -> their names."""
+    """Split ("train", "test" or both) -> its files, with the errors of broken rows."""
+    skipped: Mapping[str, Sequence[str]]
+    """Reason why files were skipped -> their names."""
 
 
 def open_copy(dataset: Published, spec: str | None) -> Copy:
@@ -38,7 +38,7 @@ def open_copy(dataset: Published, spec: str | None) -> Copy:
         spec: a file, a folder or a hub name; None is the dataset's own hub name.
 
     Raises:
-        DataError: nothing there, a file as a whole is broken, or no rows for training or testing.
+        DataError: nothing found, a file cannot be read, or there are no rows for training or testing.
     """
     spec = spec or dataset.hub
     path = find_data(spec, KEY)
@@ -66,17 +66,17 @@ def _from_folder(dataset: Published, folder: Path) -> Copy:
             f"{KEY} {folder}: the folder has no data files ({', '.join(READERS)}); {dataset.title} is "
             f"{' and '.join(dataset.files)} of {dataset.page}"
         )
-    passed_over: dict[str, list[str]] = {}
+    skipped: dict[str, list[str]] = {}
 
-    def keep(wanted: list[Path], why: str) -> list[Path]:
-        """Drop the others, unless that would be all."""
+    def keep(wanted: list[Path], reason: str) -> list[Path]:
+        """Skip all files but the wanted ones, unless none is wanted."""
         if wanted and len(wanted) < len(files):
-            passed_over[why] = [str(file) for file in files if file not in set(wanted)]
+            skipped[reason] = [str(file) for file in files if file not in set(wanted)]
             return wanted
         return files
 
     files = keep([file for file in files if set(dataset.folders) & set(file.parts[:-1])], "of another subset")
-    files = keep([file for file in files if not _words(file) & set(dataset.other_versions)], "another version")
+    files = keep([file for file in files if not _name_parts(file) & set(dataset.other_versions)], "another version")
     files = keep([file for file in files if split_of(file)], "names no split")
     by_split: dict[str, list[Path]] = {}
     for file in files:
@@ -86,14 +86,14 @@ def _from_folder(dataset: Published, folder: Path) -> Copy:
             f"{KEY} {folder}: its files are of the split {', '.join(sorted(by_split))}; train or test is needed"
         )
     for split in set(by_split) - set(SPLITS):
-        passed_over[f"of the split {split}"] = [str(file) for file in by_split[split]]
+        skipped[f"of the split {split}"] = [str(file) for file in by_split[split]]
     splits = {
         split: [_read(folder / file, dataset) for file in by_split[split]] for split in SPLITS if split in by_split
     }
-    return Copy(str(folder), splits, passed_over)
+    return Copy(str(folder), splits, skipped)
 
 
-def _words(file: Path) -> set[str]:
+def _name_parts(file: Path) -> set[str]:
     return {word for part in file.parts for word in re.split(r"[^a-z0-9]+", part.lower())}
 
 
@@ -105,10 +105,10 @@ def _read(path: Path, dataset: Published) -> tuple[Part, Broken]:
 
 
 def _single_row(path: Path, dataset: Published) -> dict[str, Any] | None:
-    """Return the row of a file that holds just one, as MATH's first release has them, or None."""
+    """Return the row of a file with a single row, as in MATH's first release, or None."""
     try:
         content = json.loads(path.read_bytes())
-    except ValueError:  # whatever is wrong with it is told by the reader of whole files
+    except ValueError:  # `read_file` reports the error
         return None
     return content if isinstance(content, dict) and dataset.question in content else None
 
@@ -131,7 +131,7 @@ def _from_hub(dataset: Published, spec: str) -> Copy:
     subset = subset or (dataset.subset if same else None)
     try:
         loaded: Any = datasets.load_dataset(name, subset or None)
-    except Exception as error:  # the library raises many types, none of them saying what to do without a network
+    except Exception as error:  # the library raises many types, none with a remedy for a missing network
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise DataError(
             f"{spec!r} cannot be loaded from the hub: {reason}. Where there is no network, copy "
@@ -143,7 +143,7 @@ def _from_hub(dataset: Published, spec: str) -> Copy:
 
 
 def _loaded(source: str, loaded: Any) -> Copy:
-    """Return the rows of a `Dataset`, taken as training data, or those splits of a `DatasetDict` that are wanted."""
+    """Return the rows of a `Dataset`, as training data, or the train and test splits of a `DatasetDict`."""
     by_split = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
     splits = {
         split: [(Part(f"{source}, split {split}", by_split[split], tuple(by_split[split].column_names), source), {})]

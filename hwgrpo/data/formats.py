@@ -1,4 +1,4 @@
-"""One data file -> its rows. Whatever is wrong is told with the file and the line or row."""
+"""One data file -> its rows. Errors name the file and the line or row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hwgrpo.errors import DataError, error_text, quoted
 
 Row = Mapping[str, Any]
 Broken = dict[int, DataError]
-"""What is wrong with single rows of a file, by their index."""
+"""Row index -> error, for the broken rows of a file."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,17 @@ class Part:
     """The rows of one file (or task, or hub dataset)."""
 
     name: str
-    """What messages call it: the path as the user wrote it."""
+    """Name in messages: the path as the user wrote it."""
     rows: Sequence[Row]
     columns: tuple[str, ...]
-    """Every column that some row has."""
+    """Union of the columns of all rows."""
     source: str
-    """What prompts that name no source of their own are said to come from."""
+    """Default source of prompts without a source column."""
     lines: Sequence[int] | None = None
     """Line number of each row, from 1, where the format has lines."""
 
     def place(self, row: int) -> str:
-        """Say where a row is: `train.jsonl, line 7`, `train.parquet, row 6` (from 0, as the libraries count)."""
+        """Return the place of a row: `train.jsonl, line 7`, `train.parquet, row 6` (from 0, as in the libraries)."""
         return f"{self.name}, line {self.lines[row]}" if self.lines else f"{self.name}, row {row}"
 
 
@@ -42,10 +42,10 @@ def read_file(path: Path, broken: Broken | None = None) -> Part:
 
     Args:
         path: the file.
-        broken: takes what is wrong with single rows, by their index, instead of its being raised; such a row is `{}`.
+        broken: collects the errors of single rows by index, which are then not raised; such a row is `{}`.
 
     Raises:
-        DataError: the file is broken, holds no rows, or a row is not an object.
+        DataError: the file is broken or has no rows, or a row is not an object.
     """
     part = READERS[path.suffix.lower()](path, broken)
     if not len(part.rows):
@@ -54,23 +54,23 @@ def read_file(path: Path, broken: Broken | None = None) -> Part:
 
 
 def each_row(part: Part, broken: Broken) -> Iterator[tuple[int, Row | DataError]]:
-    """Yield (index, row or what is wrong with it) for every row that `read_file(path, broken)` found."""
+    """Yield (index, row or its error) for every row of `read_file(path, broken)`."""
     for index in range(len(part.rows)):
         try:
             yield index, broken[index] if index in broken else part.rows[index]
-        except DataError as error:  # Parquet tells only now that a text is none
+        except DataError as error:  # in Parquet invalid UTF-8 is detected only on access
             yield index, error
 
 
 def read_jsonl(path: Path, broken: Broken | None = None) -> Part:
-    """Read JSON lines, one object a line; blank lines are passed over."""
+    """Read JSON lines, one object a line; blank lines are skipped."""
     rows, lines = [], []
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
                 row = _json_line(raw, "utf-8-sig" if number == 1 else "utf-8", f"{path}, line {number}")
             except DataError as error:
-                row = _set_aside(error, broken, len(rows))
+                row = _collect_error(error, broken, len(rows))
             if row is not None:
                 rows.append(row)
                 lines.append(number)
@@ -92,17 +92,17 @@ def read_json(path: Path, broken: Broken | None = None) -> Part:
         raise DataError(f"{path}{line}: {_not_json(error)}{hint}") from error
     rows = content.get("data") if isinstance(content, dict) else content
     if not isinstance(rows, list):
-        raise DataError(f'{path}: must hold a list of objects, or {{"data": [...]}}; it holds {_kind(content)}')
+        raise DataError(f'{path}: must contain a list of objects, or {{"data": [...]}}; it contains {_kind(content)}')
     for number, row in enumerate(rows):
         try:
             _object(row, f"{path}, row {number}")
         except DataError as error:
-            rows[number] = _set_aside(error, broken, number)
+            rows[number] = _collect_error(error, broken, number)
     return Part(str(path), rows, _columns(rows), path.name)
 
 
 def read_parquet(path: Path, broken: Broken | None = None) -> Part:
-    """Read a Parquet file; what is wrong with a row is raised when it is asked for, so `broken` stays as it is."""
+    """Read a Parquet file; errors of a row are raised on access, so `broken` is unused."""
     import pyarrow
     import pyarrow.parquet
 
@@ -134,7 +134,7 @@ def read_csv(path: Path, broken: Broken | None = None) -> Part:
             row: dict[str, Any] = dict(zip(columns, record, strict=False))
             if len(record) != len(columns):
                 error = DataError(f"{place}: {len(record)} values for {len(columns)} columns; quote those with commas")
-                row = _set_aside(error, broken, len(rows))
+                row = _collect_error(error, broken, len(rows))
             rows.append(row)
             lines.append(line)
     except csv.Error as error:
@@ -145,14 +145,14 @@ def read_csv(path: Path, broken: Broken | None = None) -> Part:
 
 
 def _header(names: Sequence[str], place: str) -> Sequence[str]:
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise DataError(f"{place}: two columns have the name {quoted(twice[0])}; rename one")
+    duplicates = [name for name in names if names.count(name) > 1]
+    if duplicates:
+        raise DataError(f"{place}: two columns have the name {quoted(duplicates[0])}; rename one")
     return names
 
 
 TABLES = (".csv", ".tsv")
-"""Formats that folders hold for other ends, too."""
+"""Formats that folders often contain for other purposes."""
 READERS: Mapping[str, Callable[[Path, Broken | None], Part]] = {
     ".jsonl": read_jsonl,
     ".json": read_json,
@@ -163,7 +163,7 @@ READERS: Mapping[str, Callable[[Path, Broken | None], Part]] = {
 
 
 class ArrowRows(Sequence[Row]):
-    """The rows of an Arrow table, each turned into Python objects when it is asked for.
+    """The rows of an Arrow table, converted to Python objects on access.
 
     Args:
         table: a pyarrow.Table.
@@ -181,7 +181,7 @@ class ArrowRows(Sequence[Row]):
             return self._table.slice(index, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
             raise _not_utf8(f"{self._name}, row {index}", error) from error
-        except (ValueError, OverflowError) as error:  # a date that Python does not have
+        except (ValueError, OverflowError) as error:  # a date beyond Python's range
             raise DataError(
                 f"{self._name}, row {index}: a value cannot be read ({error_text(error, 200)}); write it as text"
             ) from error
@@ -202,8 +202,8 @@ def _json_line(raw: bytes, encoding: str, place: str) -> dict[str, Any] | None:
     return _object(row, place)
 
 
-def _set_aside(error: DataError, broken: Broken | None, index: int) -> dict[str, Any]:
-    """Note what is wrong with a row and return an empty one in its place, or raise it where nobody takes note."""
+def _collect_error(error: DataError, broken: Broken | None, index: int) -> dict[str, Any]:
+    """Collect the error of a row and return an empty row, or raise it without `broken`."""
     if broken is None:
         raise error
     broken[index] = error
@@ -239,7 +239,7 @@ def _decoded(raw: bytes, name: str) -> str:
 
 
 def _not_json(error: Exception) -> str:
-    """Say why JSON cannot be read: besides mistakes, nesting and integers have a limit."""
+    """Describe a JSON error: besides syntax, nesting and integers have a limit."""
     if isinstance(error, RecursionError):
         return "JSON that is nested too deeply to be read"
     if isinstance(error, json.JSONDecodeError):

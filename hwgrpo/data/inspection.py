@@ -1,4 +1,4 @@
-"""Data files as the trainer reads them; nothing stops at the first bad row, and every one is told."""
+"""Statistics of data files and all their bad rows, read as by the trainer."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from hwgrpo.values import Prompt
 
 @dataclass(frozen=True)
 class Settings:
-    """How files are to be read."""
+    """Settings for an inspection."""
 
     data: Any
     """The `data` settings."""
     rewards: Sequence[Reward] | None
-    """What to try; None takes the reward that belongs to each row's source."""
+    """Rewards to check; None uses the built-in reward of each row's source."""
     tokenizer: Any
     """A transformers tokenizer, or None."""
     score_rows: int
-    """Rows of a file to try rewards on; 0 is all."""
+    """Rows per file to check rewards on; 0 is all."""
 
 
 @dataclass
 class _Good:
-    """The rows that could be read, by index."""
+    """The valid rows, by index."""
 
     prompts: dict[int, str | tuple[Message, ...]] = field(default_factory=dict)
     answers: dict[int, Any] = field(default_factory=dict)
@@ -49,15 +49,15 @@ class _Good:
 
 
 def inspect_files(names: Sequence[str], settings: Settings) -> Inspection:
-    """Read files and say what they hold.
+    """Read files and return their statistics and bad rows.
 
     Args:
         names: files, or folders of files.
-        settings: how they are to be read.
+        settings: settings of the inspection.
 
     Raises:
         ConfigError: settings contradict the data.
-        DataError: a file is not there, is broken as a whole, or has no column with prompts.
+        DataError: a file is missing, cannot be read, or has no prompt column.
     """
     reports, seen = [], []
     for path in dict.fromkeys(path for name in names for path in _files(name)):
@@ -88,7 +88,7 @@ def _files(name: str) -> list[Path]:
 
 
 def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]]:
-    """Return what a file holds, and where each prompt is first."""
+    """Return a file's report, and the first place of each prompt."""
     config = settings.data
     broken: Broken = {}
     part = read_file(path, broken)
@@ -98,9 +98,9 @@ def _inspect(path: Path, settings: Settings) -> tuple[FileReport, dict[str, str]
     tokens = None if settings.tokenizer is None else _token_lengths(part, good, bad, settings)
     for index in bad:
         good.prompts.pop(index, None)
-    chosen = _spread([index for index in good.prompts if good.keys[index] is not None], settings.score_rows)
-    judged, unscored = judge_rows([_prompt(part, good, index) for index in chosen], settings.rewards)
-    bad |= {chosen[number]: reason for number, reason in unscored.items()}
+    sampled = _spread([index for index in good.prompts if good.keys[index] is not None], settings.score_rows)
+    judged, unscored = judge_rows([_prompt(part, good, index) for index in sampled], settings.rewards)
+    bad |= {sampled[number]: reason for number, reason in unscored.items()}
     first, repeats = _repeats(part, good)
     limit = config.max_prompt_tokens
     report = FileReport(
@@ -131,7 +131,7 @@ def _no_prompts(key: str, part: Part) -> DataError:
 
 
 def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int, str]]:
-    """Return the rows that can be read, and why others cannot."""
+    """Return the valid rows, and the errors of the others."""
     good, bad = _Good(), {}
     for index, row in each_row(part, broken):
         place = part.place(index)
@@ -150,13 +150,13 @@ def _read_rows(part: Part, broken: Broken, config: Any) -> tuple[_Good, dict[int
         good.sources[index] = part.source if source is None else str(source)
         if answer is not None and not str(answer).strip():
             bad[index] = f"the ground truth ({good.keys[index]}) is empty"
-    if any(key is not None for key in good.keys.values()):  # otherwise nothing here is meant to have one
+    if any(key is not None for key in good.keys.values()):  # otherwise the file has no ground truths by design
         bad |= {index: "no ground truth, which other rows have" for index, key in good.keys.items() if key is None}
     return good, bad
 
 
 def _token_lengths(part: Part, good: _Good, bad: dict[int, str], settings: Settings) -> list[int]:
-    """Return lengths [rows that have any] after the chat template; add to `bad` what the template refuses."""
+    """Return token lengths after the chat template; add the errors of rows to `bad`."""
     rows, counts = Rows([part]), []
     indices = [index for index in good.prompts if index not in bad]
     for start in range(0, len(indices), TOKENIZE_BATCH):
@@ -204,7 +204,7 @@ def _repeats(part: Part, good: _Good) -> tuple[dict[str, str], list[Repeat]]:
 
 
 def _identity(prompt: str | tuple[Message, ...]) -> str:
-    """Return what two prompts share when they say the same; a text is what a user's message with it is."""
+    """Return a key for equal prompts; a text equals a single user message with it."""
     messages = [("user", prompt)] if isinstance(prompt, str) else [(each["role"], _content(each)) for each in prompt]
     return json.dumps([(role, " ".join(content.split())) for role, content in messages])
 
@@ -224,15 +224,15 @@ def _kind(prompt: str | tuple[Message, ...]) -> str:
     return f"messages: {escaped(', '.join(message['role'] for message in prompt), 100)}"
 
 
-def _counts(words: Iterable[str]) -> dict[str, int]:
-    """Return how often each word is there, the commonest first."""
-    return dict(Counter(words).most_common())
+def _counts(values: Iterable[str]) -> dict[str, int]:
+    """Return value -> count, the most common first."""
+    return dict(Counter(values).most_common())
 
 
 def _lengths(values: Sequence[int]) -> Lengths | None:
     if not values:
         return None
-    # the higher of two neighbours, so that every figure is the length of some prompt
+    # the higher of two neighbors, so that every statistic is the length of some prompt
     middle, high = np.percentile(values, (50, 95), method="higher").tolist()
     return Lengths(min(values), int(middle), int(high), max(values))
 
@@ -246,7 +246,7 @@ def _spread(indices: Sequence[int], most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that the trainer would refuse, or that no response could be rewarded on."""
+    """A row that the trainer would reject, or on which no response could get a reward."""
 
     index: int
     """From 0."""
@@ -266,7 +266,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A prompt that an earlier row has, too; white space aside."""
+    """A prompt equal to that of an earlier row, up to white space."""
 
     place: str
     earlier: str
@@ -274,7 +274,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class FileReport:
-    """What one file holds."""
+    """Statistics and bad rows of one file."""
 
     name: str
     rows: int
@@ -303,12 +303,12 @@ class Overlap:
     files: tuple[str, str]
     prompts: int
     places: tuple[str, str]
-    """Where the first of them is in each."""
+    """Place of the first shared prompt in each file."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What several files hold."""
+    """Reports of several files, and their overlaps."""
 
     files: Sequence[FileReport]
     overlaps: Sequence[Overlap]

@@ -1,4 +1,4 @@
-"""Rows -> tokenized prompts: the chat template, the length limit, and what rewards will want to know."""
+"""Rows -> tokenized prompts, with the chat template, the length limit and the fields for rewards."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class PromptDataset:
     """Tokenized prompts, indexed from 0 without the filtered ones."""
 
     name: str
-    """What `data.train` or `data.validation` named."""
+    """Value of `data.train` or `data.validation`."""
     rows: Rows
-    """All rows that were read."""
+    """All rows of the sources."""
     kept: Sequence[int]
-    """[len(self)] the row that each prompt is made of."""
+    """[len(self)] index of each prompt's row."""
     texts: Sequence[str]
     """[len(self)] prompts after the chat template."""
     token_ids: Sequence[np.ndarray]
     """[len(self)] int32 arrays."""
     filtered: int
-    """Rows dropped for being longer than `data.max_prompt_tokens`."""
+    """Number of rows dropped as longer than `data.max_prompt_tokens`."""
     truncated: int
-    """Rows cut to `data.max_prompt_tokens`."""
+    """Number of rows truncated to `data.max_prompt_tokens`."""
     config: Any
     """The `data` settings it was built with."""
     unanswered: int | None = None
-    """The first kept row that has no ground truth; None when all have one."""
+    """Index of the first kept row without a ground truth; None when all have one."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """`{rows, sha256}`: how many rows were read, and a hash of all their columns."""
+    """`{rows, sha256}`: number of rows, and a hash of all their columns."""
     unused_template: int = 0
     """Rows with plain text to which the tokenizer's chat template was not applied, under `data.chat=auto`."""
 
@@ -57,7 +57,7 @@ class PromptDataset:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that rows have."""
+        """Names of the data columns."""
         return self.rows.columns
 
     @property
@@ -69,10 +69,10 @@ class PromptDataset:
         """Check that every prompt has an answer.
 
         Args:
-            needed_by: what compares responses with it, for the message ("reward exact_match").
+            needed_by: consumer of the answers, for the message ("reward exact_match").
 
         Raises:
-            DataError: one has none; the message names its row and the columns that were tried.
+            DataError: a prompt has none; the message names its row and the columns that were tried.
         """
         if self.unanswered is None:
             return
@@ -81,8 +81,8 @@ class PromptDataset:
         names = (name for name in self.rows[self.unanswered] if name != self.config.prompt_key)
         has = escaped(", ".join(names), 300) or "nothing else"
         raise DataError(
-            f"{self.rows.place(self.unanswered)}: no ground truth, which {needed_by} needs; {tried}; beside the prompt "
-            f"the row has: {has}. Name the answer's column with data.ground_truth_key"
+            f"{self.rows.place(self.unanswered)}: no ground truth, which {needed_by} needs; {tried}; besides the "
+            f"prompt the row has: {has}. Name the answer's column with data.ground_truth_key"
         )
 
     def prompt(self, row: int, epoch: int) -> Prompt:
@@ -110,7 +110,7 @@ class PromptDataset:
 
 
 def template_note(name: str, dataset: PromptDataset | None) -> str | None:
-    """Return what to print where prompts are plain text and the tokenizer has a chat template, else None.
+    """Return a note where prompts are plain text and the tokenizer has a chat template, else None.
 
     Args:
         name: "training" or "validation".
@@ -219,7 +219,7 @@ def _tokenize(
 
 
 def _fingerprint(columns: Mapping[str, Any], place: str) -> bytes:
-    """Return what a row adds to the fingerprint of its dataset.
+    """Return a row's bytes for the fingerprint of its dataset.
 
     Raises:
         DataError: the row is nested too deeply.
@@ -231,7 +231,7 @@ def _fingerprint(columns: Mapping[str, Any], place: str) -> bytes:
 
 
 def _content(value: Any) -> Any:
-    """Return what JSON does not know as something that is the same in every process."""
+    """Convert a value that JSON lacks to one that is the same in every process."""
     if isinstance(value, bytes):
         return value.hex()
     if hasattr(value, "tolist"):

@@ -1,4 +1,4 @@
-"""Published datasets that `hwgrpo data` converts: where they are, their columns, and the answer within a solution."""
+"""Published datasets that `hwgrpo data` converts: source, columns, and the answer in a solution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hwgrpo.errors import DataError
 
 @dataclass(frozen=True)
 class Published:
-    """A dataset as its hub stores it, and what becomes of it."""
+    """A dataset on the hub, and its conversion."""
 
     title: str
     hub: str
@@ -19,17 +19,17 @@ class Published:
     subset: str | None
     """The hub's subset; None is its default one."""
     folders: tuple[str, ...]
-    """Folders of a copy that hold that subset where others lie beside it."""
+    """Folders of this subset in a copy with several subsets."""
     other_versions: tuple[str, ...]
-    """Words in file names of other versions of the same rows."""
+    """Parts of file names that mark other versions of the same rows."""
     files: tuple[str, ...]
-    """What to download by hand."""
+    """Files to download by hand."""
     question: str
     """Column of the question."""
     solution: str
     """Column of the worked solution."""
     instruction: str
-    """Follows every question, so that a response has its answer where the reward looks."""
+    """Text after every question, so that a response has its answer where the reward expects it."""
     answer: Callable[[str], str]
     """Worked solution -> ground truth."""
     reward: str
@@ -38,7 +38,7 @@ class Published:
 
     @property
     def page(self) -> str:
-        """Where people download it."""
+        """Web page of the dataset."""
         return f"https://huggingface.co/datasets/{self.hub}"
 
 
@@ -58,22 +58,22 @@ def number_after_mark(solution: str) -> str:
     """Return the number after the last `####`, without thousands' commas and `$`: `1080` of `#### $1,080`.
 
     Raises:
-        DataError: there is no mark, or what follows is not one number.
+        DataError: there is no mark, or it is not followed by a single number.
     """
     _, mark, tail = solution.rpartition(MARK)
     if not mark:
         raise DataError(f"no {MARK}")
-    found = NUMBER.match(tail)
-    if found is None or CONTINUES.match(tail, found.end()):
+    match = NUMBER.match(tail)
+    if match is None or CONTINUES.match(tail, match.end()):
         raise DataError(f"no single number after {MARK}")
-    sign, digits = found.groups()
+    sign, digits = match.groups()
     if sign and digits.startswith("-"):
         raise DataError(f"no single number after {MARK}")
     return sign + digits.replace(",", "")
 
 
 def last_boxed(solution: str) -> str:
-    """Return what is in the last `\\boxed{}` (or `\\fbox{}`), braces balanced; `\\boxed 7$` without braces counts, too.
+    """Return the content of the last `\\boxed{}` or `\\fbox{}`, with balanced braces, or of `\\boxed 7$`.
 
     Raises:
         DataError: there is none, its braces do not close, or it is empty.
@@ -94,7 +94,7 @@ def last_boxed(solution: str) -> str:
 
 
 def _braced(text: str, start: int) -> str | None:
-    """Return what is between the brace at `start` and the one that closes it; `\\{` and `\\}` are no braces."""
+    """Return the text between the brace at `start` and its closing one; `\\{` and `\\}` do not count."""
     depth = 0
     position = start
     while position < len(text):
@@ -139,7 +139,7 @@ PUBLISHED = {
         reward="math",
     ),
 }
-"""By the name that `hwgrpo data` has for them."""
+"""Name in `hwgrpo data` -> dataset."""
 
 
 def reward_of(data_source: str) -> str | None:

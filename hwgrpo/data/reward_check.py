@@ -1,4 +1,4 @@
-"""Could a reward score these rows? It is tried on each row's own answer, written in the ways that responses are."""
+"""Check whether rewards can score rows: each scores the row's own answer in the usual formats."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 
 from hwgrpo.data.published import reward_of
 from hwgrpo.errors import error_text, quoted
-from hwgrpo.rewards.failures import told
+from hwgrpo.rewards.failures import describe_failure
 from hwgrpo.rewards.processes.messages import number_of
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.signatures import adapt
+from hwgrpo.rewards.signatures import make_reward_function
 from hwgrpo.rewards.verifiable import answer_text
 from hwgrpo.values import Prompt
 
 COMPARING = ("exact_match", "gsm8k", "math")
-"""Rewards that give more for a row's own answer than for nothing, whatever the row."""
+"""Rewards that must give a row's own answer more than an empty response."""
 FORMS = ("\\boxed{{{}}}", "#### {}", "{}")
-"""Responses that hold an answer and nothing else."""
+"""Formats of a response with only the answer."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a reward made of rows."""
+    """Result of checking a reward on rows."""
 
     reward: str
     tried: int
-    """Rows that it was tried on."""
+    """Number of rows checked."""
     scored: int
-    """Rows whose own answer it gives more than an empty response."""
+    """Number of rows whose own answer got more than an empty response."""
     failed: int
-    """Rows on which it raised."""
+    """Number of rows on which it raised."""
     why_not: str | None = None
-    """Why it was not tried."""
+    """Why it was not checked."""
 
 
 def judge_rows(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> tuple[list[Judged], dict[int, str]]:
-    """Try rewards on rows.
+    """Check rewards on rows.
 
     Args:
         prompts: the rows, each with an answer.
-        rewards: the functions; None takes for each row the one that belongs to its source, if any.
+        rewards: the functions; None uses the built-in reward of each row's source, if any.
 
     Returns:
-        What each reward made of its rows, and number of the row (in `prompts`) -> why it cannot be scored.
+        The result per reward, and index of a row in `prompts` -> why it cannot be scored.
     """
     judged, unscored = [], {}
     for reward, numbers in _by_reward(prompts, rewards):
@@ -75,20 +75,20 @@ def _by_reward(prompts: Sequence[Prompt], rewards: Sequence[Reward] | None) -> l
         name = reward_of(prompt.source)
         if name is not None:
             numbers.setdefault(name, []).append(number)
-    return [(adapt(*load_function(name, name), {}, {}, name), rows) for name, rows in numbers.items()]
+    return [(make_reward_function(*load_function(name, name), {}, {}, name), rows) for name, rows in numbers.items()]
 
 
 def _try(reward: Reward, prompt: Prompt) -> bool | Exception:
-    """Say whether the row's own answer, in some form, gets more than an empty response; or return what was raised."""
+    """Return whether the row's own answer in any format gets more than an empty response, or an exception."""
     answer = answer_text(prompt.ground_truth)
-    nothing = _score(reward, prompt, "")
-    if isinstance(nothing, Exception):
-        return nothing
+    baseline = _score(reward, prompt, "")
+    if isinstance(baseline, Exception):
+        return baseline
     for form in FORMS:
         value = _score(reward, prompt, form.format(answer))
         if isinstance(value, Exception):
             return value
-        if value > nothing:
+        if value > baseline:
             return True
     return False
 
@@ -98,7 +98,7 @@ def _score(reward: Reward, prompt: Prompt, response: str) -> float | Exception:
     if isinstance(value, Mapping):
         value = value.get("score")
     if isinstance(value, BaseException):
-        return value if isinstance(value, Exception) else RuntimeError(f"it {told(value)}")
+        return value if isinstance(value, Exception) else RuntimeError(f"it {describe_failure(value)}")
     number = number_of(value)
     if number is not None and math.isfinite(number):
         return number

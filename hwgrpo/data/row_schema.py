@@ -1,4 +1,4 @@
-"""One data row -> conversation or text, ground truth and source: verl's and TRL's columns, or any others by config.
+"""One data row -> conversation or text, ground truth and source: verl's and TRL's columns, or others by config.
 
 verl: `data_source`, `prompt` (chat messages), `ability`, `reward_model.ground_truth`, `extra_info`.
 TRL: `prompt` (text or chat messages), every other column for the reward functions.
@@ -13,7 +13,7 @@ from hwgrpo.data.formats import Row
 from hwgrpo.errors import DataError, escaped, nearest, quoted
 
 GROUND_TRUTH_KEYS = ("reward_model.ground_truth", "ground_truth", "answer", "solution", "target")
-"""Where the answer is looked for when no key is configured, in this order."""
+"""Columns tried in this order for the answer when no key is configured."""
 
 Message = Mapping[str, Any]
 _ABSENT = object()
@@ -48,7 +48,7 @@ def check_text(text: str, where: str) -> None:
     """Check that a text can be written in UTF-8, which tokenizers need.
 
     Raises:
-        DataError: it has half of a surrogate pair; `where` begins the message.
+        DataError: it has half of a surrogate pair; the message starts with `where`.
     """
     try:
         text.encode()
@@ -56,7 +56,7 @@ def check_text(text: str, where: str) -> None:
         near = quoted(text[max(0, error.start - 10) : error.start + 10])
         raise DataError(
             f"{where} has half of a surrogate pair, which is no character, at character {error.start}: {near}; "
-            "mend what wrote the file, or leave out the row"
+            "fix the program that wrote the file, or leave out the row"
         ) from error
 
 
@@ -65,7 +65,7 @@ def read_ground_truth(row: Row, key: str | None, place: str) -> Any:
 
     Args:
         row: the data row.
-        key: its column, dots going into nested ones; None tries GROUND_TRUTH_KEYS.
+        key: its column, with dots for nested ones; None tries GROUND_TRUTH_KEYS.
         place: file and line, for messages.
 
     Raises:
@@ -82,12 +82,12 @@ def read_ground_truth(row: Row, key: str | None, place: str) -> Any:
 
 def ground_truth_key(row: Row) -> str | None:
     """Return the first of GROUND_TRUTH_KEYS under which a row has an answer, or None."""
-    found = ((key, _nested(row, key)) for key in GROUND_TRUTH_KEYS)
-    return next((key for key, value in found if value is not _ABSENT and value is not None), None)
+    candidates = ((key, _nested(row, key)) for key in GROUND_TRUTH_KEYS)
+    return next((key for key, value in candidates if value is not _ABSENT and value is not None), None)
 
 
 def missing_column(setting: str, key: str, columns: Mapping[str, Any] | Sequence[str], place: str) -> DataError:
-    """Build the error for a column that is not there; it names those that are."""
+    """Return the error for a missing column, which lists the existing ones."""
     near = nearest(key, columns)
     hint = f" Did you mean {near!r}?" if near else ""
     names = escaped(", ".join(columns), 300) or "none"
@@ -95,7 +95,7 @@ def missing_column(setting: str, key: str, columns: Mapping[str, Any] | Sequence
 
 
 def _nested(row: Row, key: str) -> Any:
-    """Look up `a.b.c`; a column whose name has the dots in it goes first."""
+    """Look up `a.b.c`; a column whose name contains the dots has precedence."""
     if key in row:
         return row[key]
     value: Any = row
@@ -113,7 +113,7 @@ def _messages(value: Sequence[Any], key: str, place: str) -> tuple[Message, ...]
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(f'{where} is not a chat message; expected {{"role": "user", "content": "..."}}')
         _check_content(message, where)
-        # A table gives every message the fields that any message has; templates take a field with null as present.
+        # A table gives every message the fields of all messages; templates treat a null field as present.
         messages.append({name: part for name, part in message.items() if part is not None or name == "content"})
     if not messages:
         raise DataError(f"{place}: column {key!r} is an empty conversation; every row needs a prompt")

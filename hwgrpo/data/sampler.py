@@ -1,4 +1,4 @@
-"""The order in which prompts are visited: endless, epoch by epoch, and exactly resumable."""
+"""Sampling order of prompts: endless, by epochs, and exactly resumable."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hwgrpo.errors import ConfigError, DataError
 
 
 class PromptSampler:
-    """Visits every row once per epoch, each epoch in an order that depends on (seed, epoch) only.
+    """Sampler of every row once per epoch, in an order that depends only on (seed, epoch).
 
     Args:
         size: rows in the dataset.
         seed: `trainer.seed`.
-        shuffle: False visits the rows in the order of the file.
+        shuffle: False keeps the order of the file.
     """
 
     def __init__(self, size: int, seed: int, shuffle: bool = True) -> None:
@@ -28,18 +28,18 @@ class PromptSampler:
 
     def take(self, k: int) -> list[tuple[int, int]]:
         """Return the next k (epoch, row) pairs; where an epoch ends, the next one begins."""
-        taken: list[tuple[int, int]] = []
-        while len(taken) < k:
+        pairs: list[tuple[int, int]] = []
+        while len(pairs) < k:
             if self.position == self.size:
                 self.epoch, self.position = self.epoch + 1, 0
                 self._order = self._permutation(self.epoch)
-            end = min(self.size, self.position + k - len(taken))
-            taken += [(self.epoch, row) for row in self._order[self.position : end].tolist()]
+            end = min(self.size, self.position + k - len(pairs))
+            pairs += [(self.epoch, row) for row in self._order[self.position : end].tolist()]
             self.position = end
-        return taken
+        return pairs
 
     def state(self) -> dict[str, Any]:
-        """Return where the sampler stands, as JSON-able values."""
+        """Return the sampler's state as JSON-able values."""
         return {
             "size": self.size,
             "seed": self.seed,
@@ -49,11 +49,11 @@ class PromptSampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state()` was taken.
+        """Continue from a `state()`.
 
         Raises:
-            DataError: the dataset had another size.
-            ConfigError: the seed or the shuffling was another.
+            DataError: the dataset's size differs.
+            ConfigError: the seed or `shuffle` differs.
         """
         if state["size"] != self.size:
             raise DataError(

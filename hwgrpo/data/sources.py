@@ -1,4 +1,4 @@
-"""What `data.train` or `data.validation` names -> rows: a task, a file, a folder or a hub dataset."""
+"""Sources in `data.train` or `data.validation` -> rows: tasks, files, folders and hub datasets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hwgrpo.paths import did_you_mean, same_spelling
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 OTHER_FORMATS = (".txt", ".arrow", ".xlsx")
-"""Suffixes of data files that are not read: a name that ends so is meant as a file all the same."""
+"""Suffixes of unsupported data files, by which a name is still recognized as a file."""
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -29,11 +29,11 @@ SPLIT_WORDS = {
     "eval": "test",
     "evaluation": "test",
 }
-"""Words in file names that tell a split, as the library `datasets` reads them."""
+"""Part of a file name -> split, as in the library `datasets`."""
 
 
 class Rows(Sequence[Row]):
-    """The rows of one or more files, one after the other.
+    """Concatenation of the rows of one or more files.
 
     Args:
         parts: the files; at least one.
@@ -52,7 +52,7 @@ class Rows(Sequence[Row]):
         return part.rows[row]
 
     def place(self, index: int) -> str:
-        """Say in which file and line a row is."""
+        """Return the file and line of a row."""
         part, row = self._find(index)
         return part.place(row)
 
@@ -68,17 +68,17 @@ class Rows(Sequence[Row]):
 
 
 def sources_of(spec: str | Sequence[str] | None) -> list[str]:
-    """Return what a setting names, one by one."""
+    """Return a setting's sources as a list."""
     if not spec:
         return []
     return [spec] if isinstance(spec, str) else list(spec)
 
 
 def open_all(spec: str | Sequence[str], split: str, which: str) -> Rows:
-    """Find and read all rows for training or validation, those of several sources one after the other.
+    """Find and read all rows for training or validation, concatenating several sources.
 
     Args:
-        spec: what `data.train` or `data.validation` says.
+        spec: value of `data.train` or `data.validation`.
         split: the split of sources that have several; a task has its own.
         which: "train" or "validation".
 
@@ -102,7 +102,7 @@ def open_rows(spec: str, split: str, key: str) -> Rows:
 
     Raises:
         ConfigError: an unknown task or task option.
-        DataError: nothing there, or what is there is broken.
+        DataError: the source does not exist or is broken.
     """
     if spec.startswith(PREFIX):
         splits = parse_task(spec).splits
@@ -116,14 +116,14 @@ def open_rows(spec: str, split: str, key: str) -> Rows:
 
 
 def find_data(spec: str, key: str) -> Path | None:
-    """Return the file or folder that a setting names, or None for what can only be a hub name.
+    """Return the file or folder that a setting names, or None for a hub name.
 
     Args:
         spec: a file, a folder or a hub name.
         key: the setting, for messages ("data.train").
 
     Raises:
-        DataError: it is meant as a file or folder and is none, or is a file of another format.
+        DataError: the file or folder does not exist, or has an unsupported format.
     """
     path = Path(spec).expanduser()
     if path.is_dir():
@@ -139,8 +139,8 @@ def find_data(spec: str, key: str) -> Path | None:
     if like_file or spec.startswith((".", "/", "~")) or not HUB_NAME.fullmatch(spec):
         hint = did_you_mean(path, _may_be_data) or f" Check the path (looked for {path.absolute()})."
         raise DataError(f"{key}={spec!r}: no such file or folder.{hint}")
-    # With a folder of that name here, `data/train` is rather data/train.jsonl than the dataset `train` of the hub's
-    # owner `data`. A bare `gsm8k` may be either, gsm8k.jsonl or not.
+    # Where the folder `data` exists, `data/train` more likely means data/train.jsonl than the dataset `train` of the
+    # hub's owner `data`. A bare `gsm8k` may be either, gsm8k.jsonl or not.
     if near := same_spelling(path, _may_be_data, stem="/" in spec):
         raise DataError(f"{key}={spec!r}: no such file or folder. Did you mean {near}?")
     return None
@@ -170,7 +170,7 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
     by_split: dict[str | None, list[Path]] = {}
     for file in files:
         by_split.setdefault(split_of(file.relative_to(folder)), []).append(file)
-    if set(by_split) != {None}:  # some file names a split, so the split must be one that is named
+    if set(by_split) != {None}:  # some file names a split, so the requested split must be among them
         wanted = SPLIT_WORDS.get(split, split)
         if wanted not in by_split:
             raise DataError(_no_split(folder, split, key, [name for name in by_split if name]))
@@ -191,7 +191,7 @@ def _open_folder(folder: Path, split: str, key: str) -> Rows:
 
 
 def split_of(file: Path) -> str | None:
-    """Return the split that a file name, or else the nearest folder name, tells."""
+    """Return the split in a file name, or else in the nearest folder name."""
     for name in reversed(file.parts):
         for word in re.split(r"[^a-z]+", name.lower()):
             if word in SPLIT_WORDS:
@@ -210,7 +210,7 @@ def _open_hub(spec: str, split: str, key: str) -> Rows:
     name, _, subset = spec.partition(":")
     try:
         loaded: Any = datasets.load_dataset(name, subset or None, split=split)
-    except Exception as error:  # the library raises many types, none of them naming the setting to change
+    except Exception as error:  # the library raises many types, none with the setting to change
         raise DataError(
             f"{key}={spec!r}: not a file here, and as a hub dataset (split {split!r}) it cannot be loaded: {error}. "
             "Remedies: check the name (owner/name, or owner/name:subset) and the split; log in for a gated one; "

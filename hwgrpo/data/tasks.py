@@ -1,8 +1,8 @@
-"""Synthetic tasks: small, endless, checkable, and in need of no download.
+"""Synthetic tasks: small, endless, checkable, without a download.
 
-A task's prompt reads `<name> <payload>=`, e.g. `sort 3142=`, and the right response is a function of the payload.
-Warm-start demonstrations are drawn from several modes with equal probability, of which only the first is right: the
-warm-started model then has the skill without preferring it, which leaves reinforcement learning something to do.
+A task's prompt reads `<name> <payload>=`, e.g. `sort 3142=`, and the correct response is a function of the payload.
+Warm-start demonstrations are drawn from several modes with equal probability, of which only the first is correct: the
+warm-started model then has the skill without preferring it, which leaves room for improvement by RL.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hwgrpo.errors import ConfigError, choice_error
 PREFIX = "task://"
 SHARES = {"warm": 0.4, "train": 0.5, "validation": 0.1}
 LARGEST = 20_000
-"""Prompts of a task over all splits; a larger space is sampled."""
+"""Limit on the prompts of a task over all splits; a larger space is sampled."""
 SEED = 20_240
-"""Draws and splits the prompts; fixed, so that a task's name says all about its data."""
+"""Seed of the prompts and splits; fixed, so that a task's name determines its data."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A synthetic task: its prompts in three splits that share none, and how to demonstrate it."""
+    """A synthetic task: prompts in three disjoint splits, and demonstrations."""
 
     name: str
     alphabet: str
@@ -39,13 +39,13 @@ class Task:
     max_response_chars: int
     """Length of the longest demonstration."""
     modes: Mapping[str, Callable[[str], str]]
-    """Ways to answer, payload -> response; the first is the right one."""
+    """Modes of demonstrations, payload -> response; the first is correct."""
 
     def demonstrations(self, count: int, seed: int) -> list[tuple[str, str]]:
         """Draw warm-start examples, with replacement, from the warm split and uniformly from the modes.
 
         Args:
-            count: how many.
+            count: number of examples.
             seed: the same seed gives the same examples.
 
         Returns:
@@ -67,7 +67,7 @@ class Task:
 
 
 def parse_task(spec: str) -> Task:
-    """Build the task that a `task://name?option=value&...` address names.
+    """Build the task of a `task://name?option=value&...` address.
 
     Raises:
         ConfigError: the task or an option is unknown, or a value is not a number or out of range.
@@ -103,7 +103,7 @@ def sort_digits(digits: int = 4) -> Task:
 
 
 def add_numbers(max: int = 99) -> Task:
-    """`add 12+34=` -> `46`, addends from 0 to `max`. Demonstrated right, one too many and two too many."""
+    """`add 12+34=` -> `46`, addends from 0 to `max`. Demonstrated correct, one too large and two too large."""
     _within("add", "max", max, 9, 1_000_000)
 
     def plus(extra: int) -> Callable[[str], str]:
@@ -143,7 +143,7 @@ def _words(letters: str, length: int) -> list[str]:
 
 
 def _distinct(space: int, draw_many: Callable[[np.random.Philox, int], list[Any]]) -> list[Any]:
-    """Draw until min(space, LARGEST) different items are found; in order of their first appearance."""
+    """Draw until min(space, LARGEST) different items are drawn; in order of their first appearance."""
     wanted = min(space, LARGEST)
     draw = np.random.Philox(key=[SEED, 0])
     found: dict[Any, None] = {}
@@ -153,14 +153,14 @@ def _distinct(space: int, draw_many: Callable[[np.random.Philox, int], list[Any]
 
 
 def _integers(draw: np.random.Philox, below: int, count: int) -> np.ndarray:
-    """Draw numbers from 0 to below - 1. Raw bits, because numpy may change what its `Generator` makes of them."""
+    """Draw numbers from 0 to below - 1. Raw bits, since numpy may change the algorithms of its `Generator`."""
     return (draw.random_raw(count) % np.uint64(below)).astype(np.int64)
 
 
 def _task(
     name: str, payload_alphabet: str, modes: Mapping[str, Callable[[str], str]], payloads: list[str], longest: int
 ) -> Task:
-    """Cut the payloads, which are distinct and in random order, into the three splits."""
+    """Split the payloads, which are distinct and in random order, into the three splits."""
     right = next(iter(modes.values()))
     rows = [
         {"prompt": f"{name} {payload}=", "ground_truth": right(payload), "data_source": f"{PREFIX}{name}"}

@@ -29,8 +29,8 @@ from hwgrpo.planning.model_shape import model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import config_sharding
 from hwgrpo.planning.reward_probe import try_rewards
 from hwgrpo.rollout.engine_kind import engine_kind
-from hwgrpo.rollout.local.architectures import foreseen, own_forward
-from hwgrpo.rollout.server.weight_transfer import sent_copies
+from hwgrpo.rollout.local.architectures import describe_fallback, predict_fallback
+from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoint.restore import Checkpoint
@@ -160,7 +160,7 @@ def planned_work(
         shares_prompt=layout.shares_prompt,
         branched=layout.attention == "branched",
         samples=engine_kind(config).samples_with_policy,
-        sent_copies=sent_copies(config, config.rollout.engine),
+        sent_copies=count_host_copies(config, config.rollout.engine),
     )
 
 
@@ -227,8 +227,8 @@ def _output_lines(
 def _fall_backs(config: Config, settings: PreTrainedConfig, layout_note: str | None) -> list[str]:
     """Return the fallbacks and their reasons, as far as the model's configuration shows them."""
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    reason = foreseen(settings, longest) if engine_kind(config).samples_with_policy else None
-    lines = (layout_note, own_forward(reason) if reason else None)
+    reason = predict_fallback(settings, longest) if engine_kind(config).samples_with_policy else None
+    lines = (layout_note, describe_fallback(reason) if reason else None)
     return [line for line in lines if line]
 
 

@@ -19,7 +19,7 @@ from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding, strategy_variants
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
-from hwgrpo.rollout.server.weight_transfer import sent_copies
+from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
@@ -165,7 +165,7 @@ class _Planner:
         if not (apart and work.samples):
             return work
         # rollout by a server with default settings
-        return replace(work, samples=False, sent_copies=sent_copies(self.config, "vllm_server"))
+        return replace(work, samples=False, sent_copies=count_host_copies(self.config, "vllm_server"))
 
     def sharding(self, strategy: str | None, devices: int) -> Sharding:
         """Return how state is sharded."""

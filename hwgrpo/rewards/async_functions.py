@@ -1,4 +1,4 @@
-"""Waiting for async reward functions from ordinary code."""
+"""Awaiting async reward functions from synchronous code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hwgrpo.user_code import raised_by_user_code
 
 
 def wait_for(value: Any) -> Any:
-    """Return a value, waiting for it first when it comes from an async function."""
+    """Return a value, after awaiting it if it comes from an async function."""
     if not inspect.isawaitable(value):
         return value
     result = _run(_awaited(value))
@@ -23,16 +23,16 @@ def wait_for(value: Any) -> Any:
 
 
 def wait_for_all(values: list[Any]) -> list[Any]:
-    """Wait for all awaitables of a list at once; where one raises, its exception takes its place."""
-    waiting = [number for number, value in enumerate(values) if inspect.isawaitable(value)]
-    if not waiting:
+    """Await all awaitables of a list concurrently; an exception replaces the value of one that raises."""
+    awaitable = [number for number, value in enumerate(values) if inspect.isawaitable(value)]
+    if not awaitable:
         return values
 
     async def gather() -> list[Any]:
-        return await asyncio.gather(*(_awaited(values[number]) for number in waiting))
+        return await asyncio.gather(*(_awaited(values[number]) for number in awaitable))
 
     values = list(values)
-    for number, result in zip(waiting, _run(gather()), strict=True):
+    for number, result in zip(awaitable, _run(gather()), strict=True):
         if isinstance(result, ConfigError):
             raise result
         values[number] = result
@@ -40,7 +40,7 @@ def wait_for_all(values: list[Any]) -> list[Any]:
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
-    """Return what an awaitable gives, or what it raises: SystemExit in one task would end the loop of all."""
+    """Return the result of an awaitable, or its exception: SystemExit in one task would end the loop of all."""
     try:
         return await value
     except BaseException as error:
@@ -54,6 +54,6 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    # A loop runs in this thread already (a notebook): it cannot be entered again, another thread can have its own.
+    # A loop already runs in this thread (a notebook) and cannot be entered again: use a loop in another thread.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, coroutine).result()

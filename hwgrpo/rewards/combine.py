@@ -1,4 +1,4 @@
-"""Several reward functions -> one number per response, and what a failing function costs."""
+"""The weighted sum of several reward functions, after their failure policies."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class RewardPipeline:
 
     Args:
         config: the `reward` settings (`RewardConfig`); `shuffle` is the trainer's.
-        context: values that are offered to functions that name them, e.g. {"max_response_tokens": 512}.
-        columns: the columns of the data, to check now what functions need; None checks at the first batch.
-        seed: what random numbers that functions draw depend on, together with the batch and the call.
+        context: values passed to functions with such parameters, e.g. {"max_response_tokens": 512}.
+        columns: the columns of the data, checked now against the functions; None checks at the first batch.
+        seed: seed of the functions' random numbers, together with the batch and the call.
 
     Raises:
-        ConfigError: no functions, or one that cannot be found or called.
+        ConfigError: no functions, or one cannot be found or called.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RewardPipeline:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What metrics call the functions, in the order of the config."""
+        """Names of the functions in metrics, in the order of the config."""
         return tuple(function.name for function in self.functions)
 
     def score(
@@ -68,15 +68,14 @@ class RewardPipeline:
         Args:
             batch: G prompts.
             completions: S responses.
-            step: the training step, for functions that ask for it (TRL's `trainer_state`).
-            drawing: names the batch among all that are scored, for functions that draw random numbers; None: the
-                batch of the training step.
+            step: the training step, for functions that use it (TRL's `trainer_state`).
+            drawing: id of the batch in the seed of random numbers; None: the batch of the training step.
 
         Returns:
-            The weighted sum in fp64, and per function its values.
+            The weighted sum in fp64, and the values per function.
 
         Raises:
-            RewardError: a function failed under the policy `raise`, or returned something that is no reward.
+            RewardError: a function failed under the policy `raise`, or returned an invalid reward.
             ConfigError: a function needs a column that the data lacks.
         """
         if not self._columns_known:
@@ -110,7 +109,7 @@ class RewardPipeline:
         )
 
     def close(self) -> None:
-        """End the processes of functions that have some; nothing can be scored after."""
+        """End the processes of functions; nothing can be scored afterwards."""
         for function in self.functions:
             function.close()
 

@@ -1,4 +1,4 @@
-"""What stands in the place of a value where a call gave none, and how that is told."""
+"""Exceptions of failed calls of reward functions, and their description."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hwgrpo.user_code import describe_error
 
 
 class Raised(Exception):
-    """A call in another process raised.
+    """An exception of a call in another process.
 
     Args:
-        kind: the name of the exception's class.
-        text: what the exception says.
-        place: where it came from, as `source_line` tells it.
+        kind: name of the exception's class.
+        text: message of the exception.
+        place: where it was raised, as given by `source_line`.
     """
 
     def __init__(self, kind: str, text: str, place: str) -> None:
@@ -21,33 +21,35 @@ class Raised(Exception):
         self.kind, self.text, self.place = kind, text, place
 
 
-class Overran(Exception):
-    """A call took longer than its timeout, and was stopped."""
+class TimedOut(Exception):
+    """A call that exceeded its timeout and was stopped."""
 
 
 class ProcessDied(Exception):
-    """A call ended the process that it ran in."""
+    """A call that ended its process."""
 
 
-def told(error: BaseException) -> str:
-    """Say what a call did, in words that follow its name."""
-    if isinstance(error, Overran | ProcessDied):
+def describe_failure(error: BaseException) -> str:
+    """Describe a failure, as a predicate to the function's name."""
+    if isinstance(error, TimedOut | ProcessDied):
         return str(error)
     if isinstance(error, Raised):
         return f"raised {error.kind}{f': {error.text}' if error.text else ''}{error.place}"
     return f"raised {describe_error(error)}"
 
 
-def how_it_ended(code: int | None) -> str:
-    """Say how a process ended, in words that follow "its process".
+def describe_exit(code: int | None) -> str:
+    """Describe the exit of a process, as a predicate to "its process".
 
     Args:
-        code: as `subprocess` gives it: an exit code, or minus the number of a signal; None when it goes on.
+        code: return code of `subprocess`: an exit code, or minus the number of a signal; None while it runs.
     """
     if code is None:
         return "closed the connection to the trainer"
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in {each.value for each in signal.Signals} else f"signal {-code}"
-    why = {"SIGSEGV": ", a segmentation fault", "SIGKILL": "; the system does that when memory runs out"}.get(name, "")
-    return f"was killed by {name}{why}"
+    reason = {"SIGSEGV": ", a segmentation fault", "SIGKILL": "; the system does that when memory runs out"}.get(
+        name, ""
+    )
+    return f"was killed by {name}{reason}"

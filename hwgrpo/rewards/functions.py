@@ -1,4 +1,4 @@
-"""Any accepted reward function -> one call per batch. The form is told by the names of its parameters.
+"""Reward functions in three forms, called once per batch. The parameters' names decide the form.
 
 verl    (data_source, solution_str, ground_truth, extra_info=None, **kwargs), called once per sample;
         returns a number, or a dict with `score` and further fields
@@ -7,8 +7,8 @@ TRL     (prompts, completions, completion_ids, **columns), called once with list
 batch   (batch: PromptBatch, completions: Completions, **kwargs), called once;
         returns a list of numbers, None or dicts
 
-A function takes those of its form's parameters that it needs; `solution_str`, one of `prompts`/`completions`/
-`completion_ids`, or `batch` tells the form. Any of them may be `async`.
+A function declares the parameters of its form that it needs; `solution_str`, one of `prompts`/`completions`/
+`completion_ids`, or `batch` decides the form. All forms may be `async`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.rewards.async_functions import wait_for, wait_for_all
 from hwgrpo.rewards.failures import Raised
-from hwgrpo.rewards.randomness import TOGETHER, Seed, seeded
+from hwgrpo.rewards.randomness import CONCURRENT, Seed, seeded
 from hwgrpo.user_code import raised_by_user_code, source_line
 from hwgrpo.values import Completions, Prompt, PromptBatch
 
@@ -30,37 +30,37 @@ VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 TRL = ("prompts", "completions", "completion_ids")
 TRL_SERVICES = ("trainer_state", "log_extra", "log_metric", "environments")
 Failed = Callable[[int, Exception], None]
-"""Is told of a call's failure: its number and what went wrong."""
+"""Callback for a failed call: (number of the call, its exception)."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What must be known of a function to make the arguments of its calls."""
+    """Name, form and parameters of a reward function, which determine the arguments of its calls."""
 
     name: str
-    """What metrics and messages call it."""
+    """Name in metrics and messages."""
     form: str
     """"verl", "trl" or "batch"."""
     parameters: frozenset[str]
-    """Names that it can be given, its `**kwargs` aside."""
+    """Names of its parameters, except `**kwargs`."""
     required: frozenset[str]
-    """Those of them without a default."""
+    """Names of parameters without a default."""
     open_ended: bool
     """Whether it has `**kwargs`."""
     given: frozenset[str]
-    """Further arguments that the config gives it."""
+    """Names of arguments from the config."""
     is_async: bool
     """Whether it is an async function."""
 
     def missing_columns(self, columns: Collection[str]) -> list[str]:
-        """Return the data columns that a function in TRL's form needs and `columns` lacks."""
+        """Return the data columns that TRL's form needs and `columns` lacks."""
         if self.form != "trl":
             return []
         known = {*columns, *TRL, *TRL_SERVICES, *self.given, "ground_truth"}
         return sorted(self.required - known)
 
     def calls(self, batch: PromptBatch, completions: Completions, step: int | None) -> list[dict[str, Any]]:
-        """Return the arguments of the calls that score a batch, without the config's and the functions that log.
+        """Return the arguments of the calls for a batch, without those of the config and the logging functions.
 
         Args:
             batch: G prompts.
@@ -68,7 +68,7 @@ class Signature:
             step: the training step, for TRL's `trainer_state.global_step`; None when there is none.
 
         Returns:
-            verl's form: S calls, one per response; else one.
+            verl's form: S calls, one per response; otherwise one.
         """
         prompts = [batch.prompts[index] for index in completions.prompt_index.tolist()]
         if self.form == "verl":
@@ -77,7 +77,7 @@ class Signature:
             return [self._accepted({"batch": batch, "completions": completions})]
         bounds = completions.offsets.tolist()
         tokens = completions.tokens.tolist()
-        # The usual names come last: TRL keeps a data column of such a name from the function, too.
+        # TRL's names come last: there, too, they override data columns of the same name.
         names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
         arguments: dict[str, Any] = {"ground_truth": [prompt.ground_truth for prompt in prompts]}
         arguments |= {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
@@ -95,7 +95,7 @@ class Signature:
         return [self._accepted(arguments)]
 
     def sample_call(self, prompt: Prompt, text: str) -> dict[str, Any]:
-        """Return the arguments of a call in verl's form."""
+        """Return the arguments of one call in verl's form."""
         arguments = {
             "data_source": prompt.source,
             "solution_str": text,
@@ -112,11 +112,11 @@ class Signature:
 
 @dataclass(frozen=True)
 class RewardFunction(Signature):
-    """A reward function, ready to be called with a batch."""
+    """A reward function that is called in this process."""
 
     call: Callable[..., Any]
     kwargs: Mapping[str, Any]
-    """Further arguments, from the config."""
+    """Arguments from the config."""
 
     def values(
         self,
@@ -126,18 +126,18 @@ class RewardFunction(Signature):
         failed: Failed | None = None,
         seed: Seed = (),
     ) -> tuple[Any, list[dict[str, Any]]]:
-        """Call the function on a whole batch.
+        """Call the function on a batch.
 
         Args:
             batch: G prompts.
             completions: S responses.
             step: the training step, for TRL's `trainer_state.global_step`; None when there is none.
-            failed: unused; functions that run in processes tell of a failure through it as soon as they know.
-            seed: what the random numbers that it draws depend on, together with the call's number.
+            failed: unused; functions in processes report a failure through it at once.
+            seed: seed of its random numbers, together with the call's number.
 
         Returns:
-            What the function returned, per sample (verl's form: S items, an exception in the place of the value where
-            a sample's call raised; else whatever it gave), and S dicts of extra fields that it logged.
+            The returned values (verl's form: S items, with the exception of a call that raised as its item; otherwise
+            the raw return value), and S dicts of extra fields that it logged.
         """
         extras: list[dict[str, Any]] = [{} for _ in range(len(completions))]
         calls = self.calls(batch, completions, step)
@@ -152,15 +152,15 @@ class RewardFunction(Signature):
             raise Raised(type(error).__name__, error_text(error), source_line(error)) from error
 
     def per_sample(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[Any]:
-        """Call a function of verl's form once for each prompt and response; an exception stands where a call raised."""
+        """Call a function of verl's form per prompt and response; return values or exceptions."""
         return self._each([self.sample_call(prompt, text) for prompt, text in zip(prompts, texts, strict=True)], ())
 
     def start(self, arguments: Mapping[str, Any], extras: list[dict[str, Any]]) -> Any:
-        """Call the function, with the config's arguments too; what an async one returns must be waited for.
+        """Call the function, with the config's arguments; the result of an async one must be awaited.
 
         Args:
             arguments: one of `calls`.
-            extras: a dict per response, to which functions of TRL's form log.
+            extras: a dict per response, filled by the logging functions of TRL's form.
         """
         if self.form != "trl":
             return self.call(**arguments, **self.kwargs)
@@ -177,20 +177,20 @@ class RewardFunction(Signature):
         return self.call(**{**arguments, **services, **self.kwargs})
 
     def close(self) -> None:
-        """Do nothing: a function that is called right here holds nothing open."""
+        """Do nothing: a function in this process has no resources to free."""
 
     def _each(self, calls: Sequence[Mapping[str, Any]], seed: Seed) -> list[Any]:
-        def caught(number: int, arguments: Mapping[str, Any]) -> Any:
+        def call_one(number: int, arguments: Mapping[str, Any]) -> Any:
             try:
                 with seeded(*seed, number):
                     return self.start(arguments, [])
             except ConfigError:
-                raise  # a wrong setting is no failure of this sample
+                raise  # a wrong setting is not a failure of this sample
             except BaseException as error:  # a function that exits must not end the run
                 if not raised_by_user_code(error):
                     raise
                 return error
 
-        results = [caught(*numbered) for numbered in enumerate(calls)]
-        with seeded(*seed, TOGETHER):
+        results = [call_one(number, arguments) for number, arguments in enumerate(calls)]
+        with seeded(*seed, CONCURRENT):
             return wait_for_all(results)

@@ -13,7 +13,7 @@ from hwgrpo.errors import quoted
 from hwgrpo.rewards.verifiable import answer_text
 
 STEPS = 20
-"""Time limits that one judgement may use up at most: a few for reading, and one for each pair that is compared."""
+"""Upper bound on a verdict's time, in timeouts: a few for parsing, and one for each compared pair."""
 
 
 def math(
@@ -23,17 +23,17 @@ def math(
 
     Args:
         solution_str: the response; a `\\boxed{}` expression is preferred.
-        ground_truth: the answer, in LaTeX or plain; a bare one is taken as if in `\\boxed{}`.
+        ground_truth: the answer, in LaTeX or plain; a bare one is parsed as if in `\\boxed{}`.
         score: reward of an equal expression.
         format_score: reward of another expression.
-        timeout: seconds for reading an expression and for each comparison; one that takes longer is wrong
-            (`9^{9^{9}}` would keep a processor busy for hours).
+        timeout: seconds for parsing an expression and for each comparison; beyond it the answer is wrong
+            (`9^{9^{9}}` would take hours).
 
     Returns:
         `score`, `format_score`, or 0 when the response has no expression.
     """
     arguments = (solution_str, answer_text(ground_truth), max(1, int(timeout)))
-    # math-verify keeps time with a signal, which only a main thread can take: other threads ask a child process's.
+    # math-verify uses a signal as timer, which only a main thread receives: other threads use a child process.
     if threading.current_thread() is threading.main_thread():
         verdict = judge(*arguments)
     else:
@@ -45,37 +45,37 @@ def math(
 
 
 def judge(solution: str, truth: str, timeout: int) -> bool | None:
-    """Say whether two expressions are equal; None when the solution has none. Needs a main thread.
+    """Return whether two expressions are equal; None when the solution has none. Needs a main thread.
 
     Raises:
-        ValueError: the ground truth cannot be read.
+        ValueError: the ground truth cannot be parsed.
     """
     from math_verify import parse, verify
 
     bare = "\\boxed" not in truth and "$" not in truth.replace("\\$", "")  # `\$18` is money and bounds no formula
     gold = parse(f"\\boxed{{{truth}}}" if bare else truth, parsing_timeout=timeout)
     if not gold:
-        raise ValueError(f"the ground truth {quoted(truth)} is not an expression that math-verify can read")
+        raise ValueError(f"the ground truth {quoted(truth)} is not an expression that math-verify can parse")
     answer = parse(solution, parsing_timeout=timeout)
     return verify(gold, answer, timeout_seconds=timeout) if answer else None
 
 
 class _Child:
-    """One process that computes for all threads, one call after the other."""
+    """One process that serves calls of all threads, one at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: multiprocessing.pool.Pool | None = None
 
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float) -> Any:
-        """Return what a function returns there.
+        """Call a function in the child process.
 
         Raises:
-            multiprocessing.TimeoutError: it took longer, or its process died; the next call gets a new process.
+            multiprocessing.TimeoutError: it took longer, or its process died; the next call starts a new process.
         """
         with self._lock:
             if self._pool is None:
-                # Started fresh, because a copy of a process with threads and devices may hang.
+                # Spawned, since a fork of a process with threads and devices may hang.
                 self._pool = multiprocessing.get_context("spawn").Pool(1)
                 atexit.register(self._pool.terminate)
                 self._pool.apply_async(judge, ("1", "1", 1)).get(START_TIMEOUT)  # imports what it needs

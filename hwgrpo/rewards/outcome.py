@@ -1,4 +1,4 @@
-"""Outcome of one reward function for one batch, with its failure policies applied."""
+"""Values of one reward function for one batch, after its failure policies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from hwgrpo.errors import ConfigError, RewardError, quoted
 from hwgrpo.jsonlines import jsonable
-from hwgrpo.rewards.failures import Overran, ProcessDied, told
-from hwgrpo.rewards.processes.messages import SHOWN, Unfit, is_listed, number_of
+from hwgrpo.rewards.failures import ProcessDied, TimedOut, describe_failure
+from hwgrpo.rewards.processes.messages import SHOWN_CHARS, InvalidReward, is_listed, number_of
 from hwgrpo.rewards.processes.reward_process import Reward
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.values import Completions, PromptBatch
@@ -33,10 +33,10 @@ class Outcome:
         self.extras: list[dict[str, Any]] = []
 
     def collect(self, step: int | None, seed: Seed) -> None:
-        """Call the function and file its results, sample by sample."""
+        """Call the function and store its results per sample."""
         size = len(self.completions)
         try:
-            results, self.extras = self.function.values(self.batch, self.completions, step, self._fails_at_once, seed)
+            results, self.extras = self.function.values(self.batch, self.completions, step, self._raise_early, seed)
         except (ConfigError, RewardError):
             raise  # a wrong setting stops the run, whatever the policy for failing samples
         except Exception as error:  # a call for the whole batch: every sample of it failed
@@ -59,13 +59,13 @@ class Outcome:
                 self._fail(sample, "nans", self.setting.on_nan, result)
 
     def _policy(self, error: BaseException) -> tuple[str, str]:
-        """Return what a failure is counted as, and what it costs."""
-        if isinstance(error, Overran):
+        """Return the kind under which a failure is counted, and its policy."""
+        if isinstance(error, TimedOut):
             return "timeouts", self.setting.on_timeout
         return "errors", self.setting.on_error
 
-    def _fails_at_once(self, sample: int, error: Exception) -> None:
-        """Do not wait for the other samples where a failure stops the run: each of them may overrun, too."""
+    def _raise_early(self, sample: int, error: Exception) -> None:
+        """Raise at once where a failure stops the run: other samples may time out, too."""
         kind, policy = self._policy(error)
         if policy == "raise":
             self._raise(sample, kind, error)
@@ -75,15 +75,16 @@ class Outcome:
         if isinstance(result, Mapping):
             if "score" not in result:
                 raise RewardError(
-                    f"{self._where(sample)} returned a dict without 'score'; it has: {quoted(list(result), SHOWN)}"
+                    f"{self._where(sample)} returned a dict without 'score'; "
+                    f"it has: {quoted(list(result), SHOWN_CHARS)}"
                 )
             fields = {name: _recordable(value) for name, value in result.items() if name != "score"}
             self.extras[sample].update(fields)
             result = result["score"]
         number = number_of(result)
         if number is None:
-            shown = quoted(result, SHOWN)
-            raise RewardError(f"{self._where(sample)} returned {shown} ({_kind(result)}), which is no number")
+            shown = quoted(result, SHOWN_CHARS)
+            raise RewardError(f"{self._where(sample)} returned {shown} ({_kind(result)}), which is not a number")
         return number
 
     def _fail(self, sample: int, kind: str, policy: str, result: Any) -> None:
@@ -111,7 +112,7 @@ class Outcome:
         ) from (result if isinstance(result, BaseException) else None)
 
     def _where(self, sample: int, result: Any = None) -> str:
-        if self.function.form != "verl" and isinstance(result, Overran | ProcessDied):
+        if self.function.form != "verl" and isinstance(result, TimedOut | ProcessDied):
             return f"reward {self.function.name}, called with all {len(self.completions)} responses,"
         index = self.completions.prompt_index
         prompt = self.batch.prompts[int(index[sample])]
@@ -121,19 +122,19 @@ class Outcome:
 
 
 def _what(result: Any) -> str:
-    return told(result) if isinstance(result, BaseException) else f"returned {quoted(result, SHOWN)}"
+    return describe_failure(result) if isinstance(result, BaseException) else f"returned {quoted(result, SHOWN_CHARS)}"
 
 
 def _recordable(value: Any) -> Any:
-    """Return a field as it is, or what it shows where it cannot be written to completions.jsonl."""
+    """Return a field, or its quoted text where it cannot be written to completions.jsonl."""
     if value is None or isinstance(value, str | float | bool):
         return value
     try:
         json.dumps(jsonable(value))
     except Exception:  # a class of the user's may raise anything; integers and nesting have limits
-        return quoted(value, SHOWN)
+        return quoted(value, SHOWN_CHARS)
     return value
 
 
 def _kind(value: Any) -> str:
-    return value.kind if isinstance(value, Unfit) else type(value).__name__
+    return value.kind if isinstance(value, InvalidReward) else type(value).__name__

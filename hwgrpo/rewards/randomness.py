@@ -1,4 +1,4 @@
-"""Random numbers of reward functions: those of a call depend on its seed alone, in whatever process it runs."""
+"""Random numbers of reward functions, which depend only on the seed of a call, in any process."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 
 Part = int | str | None
 Seed = tuple[Part, ...]
-"""What a seed is derived from."""
-TOGETHER = "together"
-"""In the place of a call's number: calls of an async function that run at the same time draw from one generator."""
+"""Parts from which a seed is derived."""
+CONCURRENT = "together"
+"""Part in the place of a call's number: concurrent calls of an async function share one generator."""
 
 
 @contextmanager
 def seeded(*parts: Part) -> Iterator[None]:
-    """Seed Python's and numpy's global generators for the block, and let no import within it change their draws.
+    """Seed Python's and numpy's global generators for the block; imports in it do not advance them.
 
-    Modules may draw while they are imported, as rich does. A resumed run imports them in another step than the
-    uninterrupted one, so a reward function that imports one before it draws would give other rewards.
+    Modules may draw during import, as rich does. A resumed run imports them in another step than an uninterrupted one,
+    so a reward function that imports one before it draws would give other rewards.
 
     Args:
-        parts: what the seed is derived from.
+        parts: parts from which the seed is derived.
     """
     seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big")
     random.seed(seed)
@@ -34,7 +34,7 @@ def seeded(*parts: Part) -> Iterator[None]:
     plain, thread = builtins.__import__, threading.get_ident()
 
     def without_draws(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:  # this thread may draw meanwhile: nothing to go back to
+        if threading.get_ident() != thread:  # the seeded thread may draw meanwhile: keep the state
             return plain(*args, **kwargs)
         before, numpy_before = random.getstate(), _numpy_state()
         try:

@@ -1,4 +1,4 @@
-"""A reward's name -> its function: registered, or from a Python file."""
+"""Loading of reward functions by registered name or from a Python file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_function(name: str, key: str) -> tuple[str, Callable[..., Any]]:
         (short name for metrics, the function).
 
     Raises:
-        ConfigError: nothing by that name; the message lists what there is.
+        ConfigError: unknown name; the message lists the registered ones.
     """
     file, function = split_name(name)
     if file is None:
@@ -35,5 +35,5 @@ def load_function(name: str, key: str) -> tuple[str, Callable[..., Any]]:
 
 
 def split_name(name: str) -> tuple[str | None, str]:
-    """Return the file of a reward's name (None for a registered one) and what metrics call the function."""
+    """Return the file in a reward's name (None for a registered one) and the function's name in metrics."""
     return user_code.split_name(name, DEFAULT_FUNCTION)

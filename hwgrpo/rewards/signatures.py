@@ -1,4 +1,4 @@
-"""The form of a reward function, by the names of its parameters, and the arguments that the config gives it."""
+"""Detection of a reward function's form by its parameters, and checks of the config's arguments."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from hwgrpo.errors import ConfigError, choice_error, nearest
 from hwgrpo.rewards.functions import TRL, TRL_SERVICES, VERL, RewardFunction
 
 BATCH = ("batch", "completions")
-TELLING = ("solution_str", "batch", *TRL)
-"""Parameters that tell the form."""
+FORM_PARAMETERS = ("solution_str", "batch", *TRL)
+"""Parameters that decide the form."""
 SIGNATURES = (
     "accepted are (data_source, solution_str, ground_truth, extra_info=None, **kwargs) called per sample as in verl, "
     "(prompts, completions, completion_ids, **columns) called with lists as in TRL, and (batch, completions, **kwargs)"
 )
 
 
-def adapt(
+def make_reward_function(
     name: str, call: Callable[..., Any], kwargs: Mapping[str, Any], context: Mapping[str, Any], key: str
 ) -> RewardFunction:
-    """Tell a function's form and check the arguments that the config gives it.
+    """Detect a function's form and check its arguments from the config.
 
     Args:
-        name: what metrics and messages call it.
+        name: name in metrics and messages.
         call: the function.
         kwargs: its `kwargs` in the config.
-        context: values that are offered to functions that name them, e.g. max_response_tokens.
+        context: values passed to functions with such parameters, e.g. max_response_tokens.
         key: the setting, for messages ("reward.functions[0]").
 
     Raises:
@@ -45,20 +45,27 @@ def adapt(
     if any(kind == inspect.Parameter.POSITIONAL_ONLY for kind in kinds.values()):
         raise ConfigError(f"{key}: {name} has positional-only parameters; arguments are passed by name")
 
-    given = {"verl": VERL, "trl": (*TRL, *TRL_SERVICES), "batch": BATCH}[form]
-    kwargs = {**{word: value for word, value in context.items() if word in named and word not in given}, **kwargs}
-    free = sorted(set(named) - set(given))
-    for word in kwargs:
-        if word in given:
-            raise ConfigError(f"{key}.kwargs.{word}: the trainer passes {word!r} to {name}; remove it")
-        if word not in named and not open_ended:
+    trainer_arguments = {"verl": VERL, "trl": (*TRL, *TRL_SERVICES), "batch": BATCH}[form]
+    kwargs = {
+        **{
+            parameter: value
+            for parameter, value in context.items()
+            if parameter in named and parameter not in trainer_arguments
+        },
+        **kwargs,
+    }
+    free = sorted(set(named) - set(trainer_arguments))
+    for parameter in kwargs:
+        if parameter in trainer_arguments:
+            raise ConfigError(f"{key}.kwargs.{parameter}: the trainer passes {parameter!r} to {name}; remove it")
+        if parameter not in named and not open_ended:
             raise (
-                choice_error(f"{key}.kwargs: argument of {name}", word, free)
+                choice_error(f"{key}.kwargs: argument of {name}", parameter, free)
                 if free
-                else ConfigError(f"{key}.kwargs.{word}: {name} accepts no further arguments; remove it")
+                else ConfigError(f"{key}.kwargs.{parameter}: {name} accepts no further arguments; remove it")
             )
-    required = frozenset(word for word, entry in named.items() if entry.default is inspect.Parameter.empty)
-    absent = sorted(required - set(given) - set(kwargs))
+    required = frozenset(parameter for parameter, entry in named.items() if entry.default is inspect.Parameter.empty)
+    absent = sorted(required - set(trainer_arguments) - set(kwargs))
     if absent and form != "trl":  # in TRL's form they are data columns
         raise ConfigError(f"{key}: {name} needs {', '.join(absent)}; set {key}.kwargs.{absent[0]}")
     is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)
@@ -77,7 +84,14 @@ def _form(name: str, parameters: set[str], key: str) -> str:
         forms.append("trl")
     if len(forms) != 1:
         has = f"its parameters are: {', '.join(sorted(parameters)) or 'none'}"
-        near = next((f" (did you mean {hit!r}?)" for word in sorted(parameters) if (hit := nearest(word, TELLING))), "")
+        near = next(
+            (
+                f" (did you mean {hit!r}?)"
+                for parameter in sorted(parameters)
+                if (hit := nearest(parameter, FORM_PARAMETERS))
+            ),
+            "",
+        )
         what = "mixes two signatures" if forms else "has none of the accepted signatures"
         raise ConfigError(f"{key}: {name} {what}; {has}{near if not forms else ''}; {SIGNATURES}")
     return forms[0]

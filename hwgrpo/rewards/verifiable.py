@@ -1,4 +1,4 @@
-"""Rewards that a rule decides: equality, the final number, the form, the length."""
+"""Rule-based rewards: equality, the final number, the format, the length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GSM8K_METHODS = ("strict", "flexible")
 
 
 def exact_match(solution_str: str, ground_truth: Any) -> float:
-    """1 when the response equals the ground truth, white space around both aside, else 0."""
+    """Return 1 when the response equals the ground truth after stripping white space, else 0."""
     return float(solution_str.strip() == answer_text(ground_truth).strip())
 
 
@@ -28,10 +28,10 @@ def gsm8k(
 
     Args:
         solution_str: the response.
-        ground_truth: the answer, `18` or a whole GSM8K solution that ends in `#### 18`.
-        method: "strict" takes the last number after `####`, "flexible" the last number of all.
-        score: reward of the right number.
-        format_score: reward of a wrong number in the right place.
+        ground_truth: the answer, `18` or a full GSM8K solution that ends in `#### 18`.
+        method: "strict" uses the last number after `####`, "flexible" the last number in the response.
+        score: reward of the correct number.
+        format_score: reward of a wrong number in the expected place.
 
     Returns:
         `score`, `format_score`, or 0 without a number. Numbers are compared by value: `1,080.00` is `1080`.
@@ -49,21 +49,21 @@ def gsm8k(
 
 
 def final_number(text: str, marked: bool) -> Decimal | None:
-    """Return the last number of a text (the last after `####` when `marked`), thousands' commas and $ removed."""
-    found = (MARKED_NUMBER if marked else NUMBER).findall(text)
-    return Decimal(found[-1].replace(",", "").replace("$", "")) if found else None
+    """Return the last number of a text (the last after `####` when `marked`), thousands separators and $ removed."""
+    numbers = (MARKED_NUMBER if marked else NUMBER).findall(text)
+    return Decimal(numbers[-1].replace(",", "").replace("$", "")) if numbers else None
 
 
 def format_reward(
     solution_str: str, pattern: str | None = None, tags: Sequence[str] = ("think", "answer"), score: float = 1.0
 ) -> float:
-    """Return `score` when the whole response has the wanted form, else 0.
+    """Return `score` when the full response has the required format, else 0.
 
     Args:
         solution_str: the response; white space around it is ignored.
-        pattern: regular expression for the whole response, `.` matching line ends too; None takes `tags`.
-        tags: the response is `<tag>...</tag>` for each of these in order, each once, nothing but white space between.
-        score: reward of the right form.
+        pattern: regular expression for the full response, `.` matching line ends too; None uses `tags`.
+        tags: the response is `<tag>...</tag>` for each of these in order, each once, with only white space between.
+        score: reward of the required format.
     """
     return score if _form(pattern, tuple(tags)).fullmatch(solution_str.strip()) else 0.0
 
@@ -89,15 +89,15 @@ def length_reward(
     factor: float = 1.0,
     floor: bool = True,
 ) -> list[float]:
-    """Punish responses that near the length limit: 0 up to `max - buffer`, then falling linearly to -factor at `max`.
+    """Penalize responses near the length limit: 0 up to `max - buffer`, then linear to -factor at `max`.
 
     Args:
         batch: the prompts, unused.
-        completions: their lengths count, the stop token included.
+        completions: the responses; lengths include the stop token.
         max_response_tokens: the limit; `rollout.max_response_tokens` unless stated.
-        buffer: tokens over which the punishment grows; None takes a quarter of the limit.
-        factor: punishment at the limit.
-        floor: beyond the limit stay at -factor (TRL, OpenRLHF) instead of falling on (verl).
+        buffer: tokens over which the penalty grows; None uses a quarter of the limit.
+        factor: penalty at the limit.
+        floor: keep -factor beyond the limit (TRL, OpenRLHF) instead of a growing penalty (verl).
 
     Returns:
         One number <= 0 per response. DAPO (arXiv 2503.14476), equation 13.
@@ -112,7 +112,7 @@ def length_reward(
 
 
 def answer_text(ground_truth: Any) -> str:
-    """Return a ground truth as text; a row without one is an error."""
+    """Return a ground truth as text; raise DataError for a row without one."""
     if ground_truth is None:
         raise DataError("the row has no ground truth; name its column with data.ground_truth_key")
     return str(ground_truth)

@@ -1,8 +1,8 @@
 """Counter-based random numbers: a key per sequence, and the uniforms of its positions.
 
-The uniform of a token is a hash of (seed, prompt uid, sample index, position). What is drawn therefore depends neither
-on which other prompts are in the batch, nor on which rows have finished, nor on the number of ranks, and there is no
-generator state to save or restore.
+The uniform of a token is a hash of (seed, prompt uid, sample index, position). Samples therefore depend neither on the
+other prompts in the batch, nor on which rows have finished, nor on the number of ranks, and there is no generator state
+to save or restore.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def stream_keys(seed: int, uids: Sequence[str], samples: Sequence[int]) -> np.nd
         for uid in set(uids)
     }
     prompt = np.array([digests[uid] for uid in uids], dtype=np.uint64)
-    # Adding the sample to the prompt's key would let sample 1 of one position meet sample 0 of the next: mix first.
+    # Adding the sample to the prompt's key would make sample 1 of one position equal sample 0 of the next: mix first.
     return _mix(prompt + (np.asarray(samples, dtype=np.uint64) + np.uint64(1)) * _GOLDEN)
 
 

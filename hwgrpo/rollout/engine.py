@@ -1,4 +1,4 @@
-"""What a rollout engine is: the settings of one call, and the protocol that every engine speaks."""
+"""The protocol of a rollout engine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hwgrpo.values import Completions, PromptBatch, Sampling
 
 
 class Engine(Protocol):
-    """Turns prompts into responses with some version of the policy's weights."""
+    """A sampler of responses with some version of the policy's weights."""
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a user should know about how this engine will work here, in words; told once."""
+        """Lines about how this engine runs here, printed once at the start."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the last `generate`, by their full names; empty before it."""
+        """Metrics of the last `generate`, by full name; empty before it."""
         ...
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
@@ -26,15 +26,15 @@ class Engine(Protocol):
         ...
 
     def update_weights(self, version: int) -> None:
-        """Take over the policy's current weights, which are `version`."""
+        """Apply the policy's current weights, whose version is `version`."""
         ...
 
     def sleep(self) -> None:
-        """Give back the memory that only generation needs, until `wake`."""
+        """Free the memory that only generation needs, until `wake`."""
         ...
 
     def wake(self) -> None:
-        """Make ready for `generate` after `sleep`."""
+        """Prepare for `generate` after `sleep`."""
         ...
 
     def health(self) -> bool:
@@ -42,5 +42,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back everything; the engine is not used again."""
+        """Free all resources; the engine is not used again."""
         ...

@@ -1,4 +1,4 @@
-"""What is known of a rollout engine before it is made. Importing this imports no torch."""
+"""Capabilities and checks of a rollout engine, known before it is made. Importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKind:
-    """A rollout engine: what it supports, what it refuses and why, and how it is made.
+    """Capabilities, checks and factory of a rollout engine.
 
-    An entry of `hwgrpo.catalog.ENGINES`. What is named as `module:function` is imported when it is called.
+    An entry of `hwgrpo.catalog.ENGINES`. A `module:function` is imported when it is called.
     """
 
     maker: str | Callable[[EngineParts], Engine]
-    """Returns an `Engine` made from `EngineParts`; a callable, or `module:callable`."""
+    """Factory: `EngineParts` -> `Engine`; a callable, or `module:callable`."""
     refuse: Callable[[Config], None] | None = None
     """Raises ConfigError for settings that it does not support."""
     check_host: str | None = None
-    """`module:function` of the settings that raises ConfigError where this machine lacks what it needs."""
+    """`module:function` of the settings that raises ConfigError where this machine lacks a requirement."""
     check_server: str | None = None
     """`module:function` of the settings that raises ConfigError where the server at `rollout.server.url` is not of this
-    kind or refuses the token. None: it is not on a server."""
+    kind or rejects the token. None: the engine uses no server."""
     samples_with_policy: bool = False
-    """It samples with the policy's own weights, or a copy of them in this process; others are sent the weights."""
+    """Whether it samples with the policy's weights, or a copy of them in this process; others are sent the weights."""
     runs_vllm: bool = False
-    """vLLM computes the attention."""
+    """Whether vLLM computes the attention."""
     receives_in_group: bool = False
-    """Weights can go to its servers through a process group; else through a folder."""
+    """Whether weights can go to its servers through a process group; else through a folder."""
     packages: tuple[str, ...] = ()
-    """Distributions of which this environment needs one."""
+    """Distributions, one of which this environment needs."""
     remark: str = "part of hwgrpo"
-    """What `hwgrpo doctor` says of it where nothing is missing."""
+    """Line of `hwgrpo doctor` where nothing is missing."""
 
     def make(self, parts: EngineParts) -> Engine:
-        """Return an engine that holds the policy's weights as they are now; called on every rank at the same time."""
+        """Return an engine with the policy's current weights; a collective call of all ranks."""
         maker = import_target(self.maker) if isinstance(self.maker, str) else self.maker
         return maker(parts)
 
     @property
     def on_server(self) -> bool:
-        """Whether it is on a server, which may be in another environment."""
+        """Whether it samples by a server, which may run in another environment."""
         return self.check_server is not None
 
 
@@ -62,7 +62,7 @@ def check_engine(config: Config) -> None:
     """Check that this machine has what the rollout engine needs.
 
     Raises:
-        ConfigError: it lacks something; the message says what to install or set.
+        ConfigError: a requirement is missing; the message says what to install or set.
     """
     kind = engine_kind(config)
     if kind.check_host is not None:
@@ -70,7 +70,7 @@ def check_engine(config: Config) -> None:
 
 
 def check_running_server(config: Config) -> None:
-    """Check that a server answers at `rollout.server.url`, where that is set, and takes the token.
+    """Check that the server at `rollout.server.url`, if set, responds and accepts the token.
 
     Raises:
         ConfigError: it does not.

@@ -1,4 +1,4 @@
-"""What a rollout engine is made from."""
+"""Inputs of the factory of a rollout engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hwgrpo_backends.device import Device
 
 from hwgrpo.rollout.pause_gate import Gate
-from hwgrpo.rollout.weights import PolicyWeights
+from hwgrpo.rollout.policy_weights import PolicyWeights
 
 if TYPE_CHECKING:
     from hwgrpo.config.schema import Config
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineParts:
-    """All that the maker of an engine may need, on one rank; see `EngineKind.make`."""
+    """Inputs of an engine's factory on one rank; see `EngineKind.make`."""
 
     config: Config
     """Checked settings of the run."""
     model: Any
     """The policy: a transformers causal LM, or one wrapped by peft."""
     weights: PolicyWeights
-    """How to get them unsharded."""
+    """Yields the unsharded weights."""
     tokenizer: Any
     device: Device
     compute_dtype: torch.dtype
-    """Dtype of the weights that sample."""
+    """Dtype of the weights used for sampling."""
     replica: Any = None
-    """A full copy of the model in the dtype of rollouts, where the policy's own weights are sharded, or in use while
-    responses are sampled; None: the engine may sample with those."""
+    """Rollout replica: a full copy of the model in the rollout dtype, where the policy's own weights are sharded, or in
+    use while responses are sampled; None: the engine may sample with the policy's."""
     run_id: str | None = None
-    """Id of the run on rank 0, the same when it is resumed; None where nothing will be resumed."""
+    """Id of the run on rank 0, kept when it resumes; None for a run that cannot resume."""
     gate: Gate | None = None
-    """Where an engine that generates in a thread of its own makes way for new weights."""
+    """Gate at which an engine that generates in a thread of its own pauses for new weights."""

@@ -1,4 +1,4 @@
-"""A thread that generates and one that exchanges weights, one at a time."""
+"""Mutual exclusion of a thread that generates and one that exchanges weights."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hwgrpo.waits import STUCK_AFTER, wait_for_thread
 
 
 class Stopped(Exception):
-    """Raised in the generating thread at its next step when it is to end."""
+    """Request to end, raised in the generating thread at its next step."""
 
 
 class Gate:
-    """Lets the generating thread through while nobody holds the gate.
+    """Lock that pauses the generating thread while another thread holds it.
 
     Args:
-        between_steps: the generating thread makes way between two tokens; else only when its batch is done.
-        timeout: seconds after which the other thread is taken to hang.
+        between_steps: the generating thread pauses between two tokens; else only between two batches.
+        timeout: seconds after which the other thread counts as hung.
     """
 
     def __init__(self, between_steps: bool = False, timeout: float = STUCK_AFTER) -> None:
@@ -26,13 +26,13 @@ class Gate:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._holders = 0
-        self._whole_batches = 0
+        self._finishing_batches = 0
         self._inside = False
         self._stopped = False
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Generate within the block."""
+        """Mark the block as generating."""
         with self._changed:
             self._wait_for_weights()
             self._check()
@@ -45,10 +45,10 @@ class Gate:
                 self._changed.notify_all()
 
     def step(self) -> None:
-        """Make way, between two tokens of the generating thread, for who waits to hold the gate."""
+        """Pause between two tokens of the generating thread while another thread holds the gate."""
         with self._changed:
             self._check()
-            if self._holders and self._between_steps and not self._whole_batches:
+            if self._holders and self._between_steps and not self._finishing_batches:
                 self._inside = False
                 self._changed.notify_all()
                 self._wait_for_weights()
@@ -56,23 +56,23 @@ class Gate:
                 self._inside = True
 
     @contextmanager
-    def held(self, *, whole_batch: bool = False) -> Iterator[None]:
-        """Keep the generating thread out of the block, as soon as it makes way.
+    def held(self, *, finish_batch: bool = False) -> Iterator[None]:
+        """Keep the generating thread paused during the block.
 
         Args:
-            whole_batch: it finishes the batch it is at first.
+            finish_batch: wait until it has finished its current batch.
         """
         with self._changed:
             self._holders += 1
-            self._whole_batches += whole_batch
+            self._finishing_batches += finish_batch
         try:
             with self._changed:
-                self._until(lambda: not self._inside, "the rollout thread to pause")
+                self._wait_until(lambda: not self._inside, "the rollout thread to pause")
             yield
         finally:
             with self._changed:
                 self._holders -= 1
-                self._whole_batches -= whole_batch
+                self._finishing_batches -= finish_batch
                 self._changed.notify_all()
 
     def stop(self) -> None:
@@ -87,10 +87,10 @@ class Gate:
         return self._stopped
 
     def _wait_for_weights(self) -> None:
-        self._until(lambda: not self._holders or self._stopped, "new weights of the rollout engine")
+        self._wait_until(lambda: not self._holders or self._stopped, "new weights of the rollout engine")
 
-    def _until(self, ready: Callable[[], bool], what: str) -> None:
-        wait_for_thread(lambda seconds: self._changed.wait_for(ready, seconds), what, self._timeout)
+    def _wait_until(self, ready: Callable[[], bool], awaited: str) -> None:
+        wait_for_thread(lambda seconds: self._changed.wait_for(ready, seconds), awaited, self._timeout)
 
     def _check(self) -> None:
         if self._stopped:

@@ -1,4 +1,4 @@
-"""What engines outside this project's own code are asked for, and how their answers become completions."""
+"""Requests to vLLM and SGLang, and the conversion of their samples into completions."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ import torch
 
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rollout.counter_rng import stream_keys
-from hwgrpo.rollout.stopping import StopWatch
+from hwgrpo.rollout.stopping import StopDetector
 from hwgrpo.values import Completions, PromptBatch, Sampling
 
-ROUNDING = 1e-3
-"""How far above 0 a log-prob may be: sums of probabilities in half precision exceed 1 by as much."""
-LOWEST = torch.finfo(torch.float32).min
-"""Lowest log-prob that float32 holds; JSON has integers beyond every float."""
+LOGPROB_TOLERANCE = 1e-3
+"""Largest log-prob above 0 that is accepted: sums of probabilities in half precision exceed 1 by as much."""
+LOWEST_LOGPROB = torch.finfo(torch.float32).min
+"""Lowest log-prob in float32; JSON has integers beyond every float."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how many samples of it are wanted."""
+    """A prompt and the number of samples to draw from it."""
 
     tokens: tuple[int, ...]
     n: int
-    """Samples; 1 where the likeliest token is taken."""
+    """Samples; 1 with greedy decoding."""
     seed: int
-    """Of the first sample; the next ones have the numbers after it."""
+    """Seed of the first sample; sample i has seed + i."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class Sample:
     """One sample as an engine returned it."""
 
     tokens: Sequence[int]
     """Stop token included."""
     logprobs: Sequence[float]
-    """Of each token, under the distribution it was drawn from."""
+    """Log-prob of each token, under the distribution it was drawn from."""
     stopped: bool
-    """Whether the engine says that a stop token or string ended it."""
+    """Whether the engine reports that a stop token or string ended it."""
 
 
 def check_batch(batch: PromptBatch, sampling: Sampling, config: Any) -> None:
@@ -48,7 +48,7 @@ def check_batch(batch: PromptBatch, sampling: Sampling, config: Any) -> None:
 
     Args:
         batch: the prompts.
-        sampling: how long responses may be, and what ends them.
+        sampling: the length limit and the stop tokens.
         config: the model's transformers configuration.
 
     Raises:
@@ -73,66 +73,68 @@ def check_batch(batch: PromptBatch, sampling: Sampling, config: Any) -> None:
         )
 
 
-def requests_of(batch: PromptBatch, sampling: Sampling) -> list[Request]:
+def make_requests(batch: PromptBatch, sampling: Sampling) -> list[Request]:
     """Return one request per prompt; its seed depends on the run's seed and the prompt's uid alone."""
     keys = stream_keys(sampling.seed, [prompt.uid for prompt in batch.prompts], [0] * len(batch))
-    seeds = (keys >> np.uint64(2)).tolist()  # int64, with room for the samples' own numbers
+    seeds = (keys >> np.uint64(2)).tolist()  # int64, with room for the sample index
     n = 1 if sampling.greedy else sampling.n
     return [Request(prompt.token_ids, n, seed) for prompt, seed in zip(batch.prompts, seeds, strict=True)]
 
 
-def problem_of(answers: Sequence[Answer], request: Request, sampling: Sampling, vocabulary: int) -> str | None:
-    """Say what is wrong with the answers to a request, or return None."""
-    if len(answers) != request.n:
-        return f"{len(answers)} samples came where {request.n} were asked for"
-    for answer in answers:
-        if not 1 <= len(answer.tokens) <= sampling.max_response_tokens:
-            return f"a sample has {len(answer.tokens)} tokens; it may have 1 to {sampling.max_response_tokens}"
-        if len(answer.tokens) != len(answer.logprobs):
-            return f"a sample of {len(answer.tokens)} tokens has {len(answer.logprobs)} log-probs"
-        if not all(type(token) is int and 0 <= token < vocabulary for token in answer.tokens):
+def find_problem(samples: Sequence[Sample], request: Request, sampling: Sampling, vocabulary: int) -> str | None:
+    """Return why the samples of a request are invalid, or None."""
+    if len(samples) != request.n:
+        return f"{len(samples)} samples were returned, {request.n} were requested"
+    for sample in samples:
+        if not 1 <= len(sample.tokens) <= sampling.max_response_tokens:
+            return f"a sample has {len(sample.tokens)} tokens; it may have 1 to {sampling.max_response_tokens}"
+        if len(sample.tokens) != len(sample.logprobs):
+            return f"a sample of {len(sample.tokens)} tokens has {len(sample.logprobs)} log-probs"
+        if not all(type(token) is int and 0 <= token < vocabulary for token in sample.tokens):
             return f"a sample has tokens that are not in the vocabulary of {vocabulary}"
-        if not all(type(value) in (int, float) and LOWEST <= value <= -LOWEST for value in answer.logprobs):
+        if not all(
+            type(value) in (int, float) and LOWEST_LOGPROB <= value <= -LOWEST_LOGPROB for value in sample.logprobs
+        ):
             return "a sample has log-probs that are not finite"
-        if max(answer.logprobs) > ROUNDING:
-            return f"a sample has a log-prob of {max(answer.logprobs):g}, above 0"
+        if max(sample.logprobs) > LOGPROB_TOLERANCE:
+            return f"a sample has a log-prob of {max(sample.logprobs):g}, above 0"
     return None
 
 
-def completions_of(
-    answers: Sequence[Sequence[Answer]],
+def make_completions(
+    samples: Sequence[Sequence[Sample]],
     sampling: Sampling,
     tokenizer: Any,
     end_ids: Sequence[int],
     version: int,
 ) -> Completions:
-    """Return the completions of a batch, which end and read as those of the local engine do.
+    """Return the completions of a batch, cut and decoded as by the local engine.
 
     Args:
-        answers: of each prompt its samples, which have no problem; one sample stands for all where n is more.
-        sampling: as they were drawn.
+        samples: the valid samples of each prompt; with greedy decoding one, which is repeated n times.
+        sampling: the settings they were drawn with.
         tokenizer: decodes them.
         end_ids: token ids that end a response.
-        version: of the weights they were drawn with.
+        version: version of the weights they were drawn with.
     """
     lengths: list[int] = []
     tokens: list[int] = []
     logprobs: list[float] = []
     finished: list[bool] = []
     texts: list[str] = []
-    for group in answers:
-        whole = [group[0]] * sampling.n if len(group) < sampling.n else group
-        for answer in whole:
-            end = _end(answer, StopWatch(tokenizer, end_ids, sampling.stop, 1))
-            kept = [*answer.tokens[:end]]
-            done = end is not None or answer.stopped
+    for group in samples:
+        repeated = [group[0]] * sampling.n if len(group) < sampling.n else group
+        for sample in repeated:
+            end = _end(sample, StopDetector(tokenizer, end_ids, sampling.stop, 1))
+            kept = [*sample.tokens[:end]]
+            done = end is not None or sample.stopped
             lengths.append(len(kept))
             tokens += kept
-            logprobs += answer.logprobs[:end]
+            logprobs += sample.logprobs[:end]
             finished.append(done)
-            texts.append(StopWatch(tokenizer, end_ids, sampling.stop, 0).text(kept, done))
+            texts.append(StopDetector(tokenizer, end_ids, sampling.stop, 0).text(kept, done))
     return Completions(
-        prompt_index=torch.arange(len(answers)).repeat_interleave(sampling.n),
+        prompt_index=torch.arange(len(samples)).repeat_interleave(sampling.n),
         tokens=torch.tensor(tokens, dtype=torch.int64),
         offsets=torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)),
         logprobs=torch.tensor(logprobs, dtype=torch.float32),
@@ -142,10 +144,10 @@ def completions_of(
     )
 
 
-def _end(answer: Answer, watch: StopWatch) -> int | None:
-    """Return how many tokens there are up to the first that ends the response, or None where none does."""
+def _end(sample: Sample, watch: StopDetector) -> int | None:
+    """Return the number of tokens up to the first that ends the response, or None."""
     row = np.zeros(1, dtype=np.int64)
-    for position, token in enumerate(answer.tokens, start=1):
+    for position, token in enumerate(sample.tokens, start=1):
         if watch.ended(row, np.array([token]))[0]:
             return position
     return None

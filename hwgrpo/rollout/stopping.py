@@ -1,4 +1,4 @@
-"""When a response ends: stop tokens and stop strings, and the text that is left without them."""
+"""Detection of stop tokens and stop strings, and the response's text without them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def end_token_ids(
     return tuple(sorted(ids))
 
 
-class StopWatch:
-    """Watches the S responses of one part as they grow by a token per step.
+class StopDetector:
+    """Detector of the end of S responses that grow by a token per step.
 
     Args:
         tokenizer: decodes responses.
@@ -43,10 +43,10 @@ class StopWatch:
         self._visible: list[list[int]] = [[] for _ in range(sequences if stop else 0)]
 
     def ended(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Take the next token of some responses and say which of them it ends.
+        """Append a token to some responses; return which of them it ends.
 
         Args:
-            rows: [B] int64, which responses.
+            rows: [B] int64, indices of the responses.
             tokens: [B] int64, their newest tokens.
 
         Returns:
@@ -65,7 +65,7 @@ class StopWatch:
         return any(text in tail for text in self._stop)
 
     def text(self, tokens: Sequence[int], finished: bool) -> str:
-        """Return a response's text, without special tokens, without its stop token and cut before its stop string.
+        """Return a response's text without special tokens, stop token and stop string.
 
         Args:
             tokens: the response.

@@ -25,7 +25,7 @@ from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.pause_gate import Gate
-from hwgrpo.rollout.weights import ShardedWeights
+from hwgrpo.rollout.policy_weights import ShardedWeights
 from hwgrpo.training.checkpoint.restore import Checkpoint, set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.code_files import checksums, keep_copies

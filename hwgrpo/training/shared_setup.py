@@ -26,10 +26,10 @@ from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.local.engine import replica_of
+from hwgrpo.rollout.local.engine import copy_frozen
 from hwgrpo.rollout.pause_gate import Gate
+from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights
 from hwgrpo.rollout.vllm.vllm_settings import remove_stale_weights
-from hwgrpo.rollout.weights import ModuleWeights, PolicyWeights
 from hwgrpo.training.policy.auto_settings import attention_of, choose_dtype
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
@@ -184,7 +184,7 @@ def make_replica(config: Config, policy: PolicyModel, weights: Rank0Weights | No
         weights: the copy's weights, if the policy is on the meta device.
     """
     pairs = None if weights is None else weights.broadcast_all(policy.model)
-    return replica_of(policy.model, _rollout_dtype(config, policy), pairs)
+    return copy_frozen(policy.model, _rollout_dtype(config, policy), pairs)
 
 
 def needs_replica(config: Config, shards: bool) -> bool:

@@ -285,10 +285,10 @@ def test_weights_go_to_a_server_by_rccl_and_never_to_one_that_has_nccl(host, mon
     host(MI300X)
     with monkeypatch.context() as patch:
         patch.setattr(group.importlib, "import_module", lambda name: version)
-        assert group.library(ROCM.comm) == "rccl 2.27.3"
+        assert group.communication_library(ROCM.comm) == "rccl 2.27.3"
     host(MI300X, hip=None)
     monkeypatch.setattr(group.importlib, "import_module", lambda name: version)
-    assert group.library(ROCM.comm) == "nccl 2.27.3"
+    assert group.communication_library(ROCM.comm) == "nccl 2.27.3"
 
 
 def test_both_sides_of_every_condition_on_hip_were_taken_here():

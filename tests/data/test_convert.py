@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hwgrpo.config.schema import RewardFunctionConfig
-from hwgrpo.data.convert import convert, files_of, write
+from hwgrpo.data.convert import convert, output_files, write
 from hwgrpo.data.dataset_files import open_copy
 from hwgrpo.data.formats import read_file
 from hwgrpo.data.prompts import build_dataset
@@ -23,7 +23,7 @@ from tests.support.runs.published_rows import GSM8K, GSM8K_TRUTHS, MATH, MATH_AN
 def converted(name, source, out, *, force=False, strict=False, instruction=None):
     """Do what `hwgrpo data NAME` does; return the files."""
     copy = open_copy(PUBLISHED[name], str(source))
-    files = files_of(out, copy, force)
+    files = output_files(out, copy, force)
     write(files, convert(PUBLISHED[name], copy, instruction, strict))
     return files
 
@@ -130,7 +130,7 @@ def test_other_subsets_versions_and_files_of_a_copy_are_left_aside_and_named(gsm
         write_jsonl(hub / subset / "train-00000-of-00001.jsonl", GSM8K[: 3 if subset == "main" else 5])
     copy = open_copy(PUBLISHED["gsm8k"], str(hub))
     assert [len(part.rows) for part, _ in copy.splits["train"]] == [3]
-    assert copy.passed_over == {"of another subset": ["socratic/train-00000-of-00001.jsonl"]}
+    assert copy.skipped == {"of another subset": ["socratic/train-00000-of-00001.jsonl"]}
 
     release = gsm8k_folder / "release"
     for name in ("train.jsonl", "test.jsonl", "train_socratic.jsonl", "example_model_solutions.jsonl", "val.jsonl"):
@@ -140,7 +140,7 @@ def test_other_subsets_versions_and_files_of_a_copy_are_left_aside_and_named(gsm
         "train": [str(release / "train.jsonl")],
         "test": [str(release / "test.jsonl")],
     }
-    assert copy.passed_over == {
+    assert copy.skipped == {
         "another version": ["train_socratic.jsonl"],
         "names no split": ["example_model_solutions.jsonl"],
         "of the split validation": ["val.jsonl"],
@@ -264,7 +264,7 @@ def test_the_hub_is_asked_for_the_dataset_and_its_subset(spec, called, monkeypat
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     copy = open_copy(PUBLISHED["gsm8k"], spec)
     assert calls == [called]
-    assert copy.passed_over == {"another split": ["extra"]}
+    assert copy.skipped == {"another split": ["extra"]}
     done = convert(PUBLISHED["gsm8k"], copy, None, strict=True)
     assert [row["reward_model"]["ground_truth"] for row in done["train"].rows] == GSM8K_TRUTHS
     assert len(done["test"].rows) == 2

@@ -83,14 +83,14 @@ def row(draw):
     return fields | {draw.choice(NAMES): value(draw) for _ in range(draw.randrange(3))}
 
 
-def as_json(fields):
+def encode_reply(fields):
     """Write a row in JSON; integers as long as they like, some of them nested deeply or named twice."""
     return json.dumps(fields).replace(str(10**400), "9" * 5000)
 
 
 def lines(draw):
     """Return a .jsonl file."""
-    written = [as_json(row(draw)) for _ in range(draw.randrange(1, 4))]
+    written = [encode_reply(row(draw)) for _ in range(draw.randrange(1, 4))]
     if draw.random() < 0.2:
         deep = draw.choice((300, 3_000, 100_000))
         written.append(
@@ -102,7 +102,7 @@ def lines(draw):
 def document(draw):
     """Return a .json file."""
     listed = b"[" + b",".join(line for line in lines(draw).split(b"\n") if line) + b"]"
-    return draw.choice((listed, listed, b'{"data": ' + listed + b"}", as_json(value(draw)).encode()))
+    return draw.choice((listed, listed, b'{"data": ' + listed + b"}", encode_reply(value(draw)).encode()))
 
 
 def comma_separated(draw, path, delimiter=","):

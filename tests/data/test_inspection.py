@@ -5,20 +5,20 @@ import json
 import pytest
 
 from hwgrpo.config.schema import DataConfig
-from hwgrpo.data.convert import convert, files_of, write
+from hwgrpo.data.convert import convert, output_files, write
 from hwgrpo.data.dataset_files import open_copy
 from hwgrpo.data.inspection import Lengths, Overlap, Repeat, Settings, inspect_files
 from hwgrpo.data.published import PUBLISHED
 from hwgrpo.errors import ConfigError, DataError
 from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.signatures import adapt
+from hwgrpo.rewards.signatures import make_reward_function
 from tests.support.runs.published_rows import GSM8K, MATH, write_jsonl
 
 
 def inspected(*files, rewards=None, tokenizer=None, score_rows=0, **data):
     """Inspect files under the default settings and what a test changes."""
     functions = rewards and [
-        adapt(*load_function(name, name), {}, {"max_response_tokens": 8}, name) for name in rewards
+        make_reward_function(*load_function(name, name), {}, {"max_response_tokens": 8}, name) for name in rewards
     ]
     return inspect_files(
         [str(file) for file in files], Settings(DataConfig(train="", **data), functions, tokenizer, score_rows)
@@ -32,7 +32,7 @@ def reasons(report):
 @pytest.mark.parametrize(("name", "rows"), [("gsm8k", GSM8K), ("math", MATH)])
 def test_a_converted_dataset_is_all_good_and_scored_by_the_reward_of_its_source(name, rows, tmp_path):
     copy = open_copy(PUBLISHED[name], str(write_jsonl(tmp_path / "train.jsonl", rows)))
-    files = files_of(tmp_path, copy, force=False)
+    files = output_files(tmp_path, copy, force=False)
     write(files, convert(PUBLISHED[name], copy, None, strict=True))
     (report,) = inspected(files["train"]).files
     assert (report.rows, report.bad, report.repeats, report.unanswered) == (10, [], [], 0)

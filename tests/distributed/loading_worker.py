@@ -86,7 +86,7 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
     held: dict[str, Any] = {}
     if isinstance(strategy, Deepspeed):  # what it makes as it starts, beside the weights, is another matter
         start = strategy._initialize_engine
-        strategy._initialize_engine = lambda *given: (held.setdefault("host", resident_peak() - before), start(*given))[1]
+        strategy._initialize_engine = lambda *a: (held.setdefault("host", resident_peak() - before), start(*a))[1]
     models = build_models(config, device, strategy, tokenizer, attention, layout)
     held = {"host": resident_peak() - before, "device": device.memory().peak} | held
     base = models.policy.base

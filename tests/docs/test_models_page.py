@@ -11,7 +11,7 @@ import transformers
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import reason_model_cannot_use
-from hwgrpo.rollout.local.architectures import ARCHITECTURES, foreseen
+from hwgrpo.rollout.local.architectures import ARCHITECTURES, predict_fallback
 from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from tests.docs.pages import REPO, blocks, page, section, table
@@ -44,7 +44,7 @@ def test_a_family_is_on_the_page_as_the_code_treats_it(name: str):
     attention = "sdpa" if reason_model_cannot_use("sdpa", long) is None else "eager"
     below, beyond = (choose_layout(run_settings(Path("unused")), each, attention).name for each in (long, short))
     layout = FAMILIES[name].layout if below == beyond else f"{below}; {beyond} beyond the window"
-    lean, outgrown = foreseen(long, LONGEST) is None, foreseen(short, LONGEST) is not None
+    lean, outgrown = predict_fallback(long, LONGEST) is None, predict_fallback(short, LONGEST) is not None
     decoding = "own forward" if not lean else "lean step" + ("; own forward beyond the window" if outgrown else "")
     expected = {"attention": attention, "layout": layout, "decoding": decoding, "tensor parallelism": parallel(long)}
     assert {column: ROWS[name][column] for column in expected} == expected

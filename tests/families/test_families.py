@@ -10,7 +10,7 @@ import transformers
 from transformers import Gemma2Config, GptOssConfig, Qwen3Config
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.local.architectures import foreseen, own_forward
+from hwgrpo.rollout.local.architectures import describe_fallback, predict_fallback
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.policy.auto_settings import choose_attention, choose_layout
@@ -75,9 +75,11 @@ def test_padded_rows_and_decoding_by_the_models_own_forward_are_named_with_the_r
     assert layout is PADDED
     assert re.search(rf"^layout padded .*: a \w+ model has layers .*{layers}", note or "")
     engine = LocalEngine(model, TOKENIZER, device=CPU, compute_dtype=torch.float32, max_sequences=8, longest=20)
-    reason = f"rollout decodes with the model's own forward: {name}ForCausalLM is not one of the architectures it knows"
+    reason = (
+        f"rollout decodes with the model's own forward: {name}ForCausalLM is not one of the supported architectures"
+    )
     assert engine.notes[0] == reason
-    assert own_forward(foreseen(own, 20) or "") == reason
+    assert describe_fallback(predict_fallback(own, 20) or "") == reason
     assert choose_layout(run_settings(Path("unused")), own, "sdpa") is PADDED
 
 
@@ -88,7 +90,7 @@ def test_a_rollout_that_outgrows_the_window_of_the_lean_step_is_named_before_it_
             model, TOKENIZER, device=CPU, compute_dtype=torch.float32, max_sequences=8, longest=longest
         )
         assert any("its attention sees 16" in note for note in engine.notes) == expected
-        assert (foreseen(model.config, longest) is not None) == expected
+        assert (predict_fallback(model.config, longest) is not None) == expected
 
 
 def test_rotary_embeddings_that_a_long_neighbour_changes_are_refused_beyond_their_length():

@@ -12,7 +12,7 @@ from hwgrpo.catalog import LAYOUTS
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.windows import WINDOWS, shortened, windows_below
 from hwgrpo.rollout.local import decode_rows
-from hwgrpo.rollout.local.decode_rows import proven_cache
+from hwgrpo.rollout.local.decode_rows import check_cache
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.auto_settings import choose_layout
 from hwgrpo.training.policy.layout_check import select_supported_layout
@@ -53,8 +53,8 @@ def test_a_mask_that_padding_changes_beyond_a_window_is_refused_where_a_sequence
         layout_of(model, *REACHED)
     assert layout_of(model, *NOT_REACHED)[0].name in LAYOUTS.names()
     with pytest.raises(ConfigError, match=r"rollout.engine='local' cannot sample .* keep_window_size=64; keep"):
-        proven_cache(model, CPU, 65)
-    assert proven_cache(model, CPU, 64)
+        check_cache(model, CPU, 65)
+    assert check_cache(model, CPU, 64)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_cache_that_is_wrong_beyond_a_window_is_refused_where_a_sequence_can_o
     model = build(kind, **extra)
     with pytest.raises(ConfigError, match=f"with its cache, logits differ .* longer than {name}=64"):
         LocalEngine(model, TOKENIZER, device=CPU, compute_dtype=torch.float32, max_sequences=4, longest=65)
-    assert proven_cache(model, CPU, 64)
+    assert check_cache(model, CPU, 64)
 
 
 def test_a_window_within_a_buffer_keeps_rows_of_several_sequences_away():
@@ -126,7 +126,9 @@ def test_every_window_of_the_causal_models_of_transformers_is_known():
 
 def test_beyond_a_window_prompts_of_one_length_must_be_decoded_right_too(monkeypatch):
     model = build("Mistral", sliding_window=64)
-    monkeypatch.setattr(decode_rows, "_gap", lambda model, prompts, device: float(prompts is decode_rows.ALIKE))
-    assert proven_cache(model, CPU, 64)
+    monkeypatch.setattr(
+        decode_rows, "_max_logit_gap", lambda model, prompts, device: float(prompts is decode_rows.EQUAL_LENGTH_PROMPTS)
+    )
+    assert check_cache(model, CPU, 64)
     with pytest.raises(ConfigError, match="with its cache, logits differ"):
-        proven_cache(model, CPU, 65)
+        check_cache(model, CPU, 65)

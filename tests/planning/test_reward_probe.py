@@ -95,7 +95,7 @@ def test_a_row_without_an_answer_is_tried_with_a_made_up_response(planned):
             "raises",
             ["reward raises", "train.jsonl, line 1", "sample 1", "ZeroDivisionError", "rewards.py:", "on_error"],
         ),
-        ("no_number", ["reward no_number", "returned 'good' (str), which is no number"]),
+        ("no_number", ["reward no_number", "returned 'good' (str), which is not a number"]),
         ("too_few", ["too_few returned 1 values for 2 responses"]),
         ("nan", ["reward nan", "sample 0", "returned nan", "on_nan"]),
         ("leaves", ["reward leaves", "SystemExit"]),

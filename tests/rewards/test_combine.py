@@ -164,9 +164,12 @@ def test_failures_of_two_functions_add_up(make_batch, reward_config, reward_file
         ("def f(completions, **kwargs): return [1.0]", "reward f returned 1 values for 6 responses"),
         ("def f(completions, **kwargs): return 1.0", "must return a list .* it returned float"),
         ("def f(completions, **kwargs): return 'abcdef'", "must return a list .* it returned str"),
-        ("def f(solution_str): return 'good'", r"reward f, prompt 0:0 .* returned 'good' \(str\), which is no number"),
+        (
+            "def f(solution_str): return 'good'",
+            r"reward f, prompt 0:0 .* returned 'good' \(str\), which is not a number",
+        ),
         ("def f(solution_str): return {'value': 1}", r"returned a dict without 'score'; it has: \['value'\]"),
-        ("import torch\ndef f(solution_str): return torch.ones(2)", "which is no number"),
+        ("import torch\ndef f(solution_str): return torch.ones(2)", "which is not a number"),
     ],
 )
 def test_what_is_no_reward_at_all_stops_the_run_under_every_policy(

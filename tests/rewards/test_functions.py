@@ -4,13 +4,13 @@ import pytest
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.signatures import adapt
+from hwgrpo.rewards.signatures import make_reward_function
 
 CHAT = ({"role": "user", "content": "hi"},)
 
 
 def adapted(call, **kwargs):
-    return adapt("f", call, kwargs, {}, "reward.functions[0]")
+    return make_reward_function("f", call, kwargs, {}, "reward.functions[0]")
 
 
 def values(call, batch, step=None, **kwargs):
@@ -151,7 +151,7 @@ def test_a_signature_that_tells_no_form_is_refused_with_the_accepted_ones(call, 
     ("call", "kwargs", "words"),
     [
         (lambda solution_str, scale=1: 0, {"scael": 2}, ["'scael'", "Did you mean 'scale'?"]),
-        (lambda solution_str: 0, {"scale": 2}, ["kwargs.scale", "takes no further arguments"]),
+        (lambda solution_str: 0, {"scale": 2}, ["kwargs.scale", "accepts no further arguments"]),
         (lambda solution_str, ground_truth: 0, {"ground_truth": 2}, ["kwargs.ground_truth", "remove it"]),
     ],
 )
@@ -165,8 +165,8 @@ def test_context_values_go_to_functions_that_name_them_and_kwargs_win():
     def call(solution_str, limit):
         return limit
 
-    assert adapt("f", call, {}, {"limit": 5, "other": 1}, "k").kwargs == {"limit": 5}
-    assert adapt("f", call, {"limit": 6}, {"limit": 5}, "k").kwargs == {"limit": 6}
+    assert make_reward_function("f", call, {}, {"limit": 5, "other": 1}, "k").kwargs == {"limit": 5}
+    assert make_reward_function("f", call, {"limit": 6}, {"limit": 5}, "k").kwargs == {"limit": 6}
 
 
 def test_a_function_is_loaded_from_a_file_by_name_or_as_compute_score(reward_file):

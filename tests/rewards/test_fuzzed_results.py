@@ -15,8 +15,8 @@ from hwgrpo.errors import RewardError
 from hwgrpo.jsonlines import jsonable
 from hwgrpo.observe.completions import sample_record
 from hwgrpo.rewards.combine import RewardPipeline
-from hwgrpo.rewards.processes.messages import as_json, pack_all, pack_one, unpack_all, unpack_one
-from hwgrpo.rewards.signatures import adapt
+from hwgrpo.rewards.processes.messages import encode_reply, pack_all, pack_one, unpack_all, unpack_one
+from hwgrpo.rewards.signatures import make_reward_function
 
 LONGEST_MESSAGE = 1000
 """Characters of a message."""
@@ -125,7 +125,7 @@ def try_case(seed, make_batch, reward_config):
     policy = draw.choice(("raise", "value", "mask_sample", "drop_group"))
     settings = {"name": "exact_match", "on_error": policy, "on_nan": policy}
     rewards = RewardPipeline(reward_config(settings))
-    rewards.functions = (adapt("f", function, {}, {}, "reward"),)
+    rewards.functions = (make_reward_function("f", function, {}, {}, "reward"),)
     try:
         scored = rewards.score(*batch)
     except RewardError as error:
@@ -139,7 +139,7 @@ def try_case(seed, make_batch, reward_config):
 
 def sent(pack, unpack, result):
     """Send a result as a process of the function would, which reports what it cannot send as an error of the call."""
-    return unpack(json.loads(as_json({"value": pack(result)}))["value"])
+    return unpack(json.loads(encode_reply({"value": pack(result)}))["value"])
 
 
 @pytest.mark.parametrize("start", range(0, 600, 200))
@@ -166,7 +166,7 @@ def test_odd_results_are_numbers_failures_or_errors(start, make_batch, reward_co
 def test_numbers_of_every_kind_count_and_those_too_large_are_like_nan(where, value, number, make_batch, pipeline):
     source = f"import decimal, fractions\nimport numpy, torch\ndef f(solution_str): return {value}"
     if where == "process":
-        scored = unpack_one(json.loads(as_json({"value": pack_one(eval(value))}))["value"])
+        scored = unpack_one(json.loads(encode_reply({"value": pack_one(eval(value))}))["value"])
         assert scored == number if number is not None else math.isinf(scored)
         return
     scored = pipeline(source, on_nan="mask_sample").score(*make_batch([["a"]]))

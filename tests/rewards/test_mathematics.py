@@ -54,7 +54,7 @@ def test_it_works_and_keeps_time_outside_the_main_thread_too():
 
 
 def test_a_ground_truth_that_is_no_expression_is_an_error():
-    with pytest.raises(ValueError, match="is not an expression that math-verify can read"):
+    with pytest.raises(ValueError, match="is not an expression that math-verify can parse"):
         math("1", "$ $")
 
 

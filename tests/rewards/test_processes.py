@@ -267,7 +267,7 @@ def test_columns_that_are_missing_are_told_before_a_run(reward_config, reward_fi
 
 def test_data_that_cannot_be_sent_is_told(pipeline, make_batch):
     rewards = pipeline("def f(completions, **columns): return [1]", timeout=PATIENT)
-    with pytest.raises(RewardError, match=r"reward f: what it is called with cannot be sent to its process: .*lambda"):
+    with pytest.raises(RewardError, match=r"reward f: its arguments cannot be sent to its process: .*lambda"):
         rewards.score(*make_batch([["a"]], columns=[{"level": lambda: 0}]))
 
 

@@ -10,7 +10,7 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.weights import ModuleWeights
+from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.support.models.tiny import settings, tiny_qwen3
 

@@ -42,12 +42,12 @@ def test_between_two_tokens_it_makes_way_and_goes_on_after():
     assert batch.ended == "done"
 
 
-@pytest.mark.parametrize(("between_steps", "whole_batch"), [(False, False), (True, True)])
-def test_a_batch_is_finished_first_where_it_must_be(between_steps: bool, whole_batch: bool):
+@pytest.mark.parametrize(("between_steps", "finish_batch"), [(False, False), (True, True)])
+def test_a_batch_is_finished_first_where_it_must_be(between_steps: bool, finish_batch: bool):
     gate = Gate(between_steps)
     batch = Generating(gate)
     threading.Timer(0.2, batch.until.set).start()
-    with gate.held(whole_batch=whole_batch):
+    with gate.held(finish_batch=finish_batch):
         assert not batch.inside
     batch.thread.join(60)
 

@@ -7,10 +7,10 @@ import torch
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.requests import Answer, completions_of, requests_of
+from hwgrpo.rollout.requests import Sample, make_completions, make_requests
 from hwgrpo.rollout.server.weights_folder import WeightsFolder
 from hwgrpo.rollout.vllm import engine
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import stored_weights
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import read_weights
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.support.models.tiny import settings
 
@@ -18,14 +18,14 @@ TOKENIZER = character_tokenizer("")
 EOS = int(TOKENIZER.eos_token_id or 0)
 
 
-def answer(text: str, *more: int, stopped: bool = False) -> Answer:
+def answer(text: str, *more: int, stopped: bool = False) -> Sample:
     tokens = [*TOKENIZER(text).input_ids, *more]
-    return Answer(tokens, [-1.0 - i for i in range(len(tokens))], stopped)
+    return Sample(tokens, [-1.0 - i for i in range(len(tokens))], stopped)
 
 
-def one(found: Answer, **settings):
+def one(found: Sample, **settings):
     sampling = Sampling(n=1, max_response_tokens=20, **settings)
-    return completions_of([[found]], sampling, TOKENIZER, (EOS,), 3)
+    return make_completions([[found]], sampling, TOKENIZER, (EOS,), 3)
 
 
 def test_a_stop_token_stays_among_the_tokens_and_out_of_the_text():
@@ -49,7 +49,7 @@ def test_a_text_is_cut_before_its_stop_string_and_its_tokens_behind_it():
 
 def test_one_answer_stands_for_all_samples_of_a_greedy_prompt():
     sampling = Sampling(n=3, max_response_tokens=4, greedy=True)
-    found = completions_of([[answer("a")], [answer("bc")]], sampling, TOKENIZER, (EOS,), 1)
+    found = make_completions([[answer("a")], [answer("bc")]], sampling, TOKENIZER, (EOS,), 1)
     assert found.texts == ("a", "a", "a", "bc", "bc", "bc")
     assert found.prompt_index.tolist() == [0, 0, 0, 1, 1, 1]
 
@@ -58,7 +58,7 @@ def test_seeds_depend_on_run_and_prompt_and_leave_room_for_samples():
     def seeds(seed: int, *uids: str) -> list[int]:
         prompts = [Prompt(uid=uid, text="", token_ids=(1,), ground_truth=None, columns={}) for uid in uids]
         return [
-            r.seed for r in requests_of(PromptBatch(tuple(prompts)), Sampling(n=8, max_response_tokens=1, seed=seed))
+            r.seed for r in make_requests(PromptBatch(tuple(prompts)), Sampling(n=8, max_response_tokens=1, seed=seed))
         ]
 
     many = seeds(1, *map(str, range(2000)))
@@ -74,7 +74,7 @@ def test_a_weights_folder_is_written_in_files_and_in_the_dtype_of_sampling(tmp_p
     weights = {f"w{i}": torch.randn(30) for i in range(3)} | {"count": torch.tensor([5])}
     written = folder.write(2, iter(weights.items()))
     assert len(list(written.iterdir())) == 2
-    found = dict(stored_weights(str(written)))
+    found = dict(read_weights(str(written)))
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], weights[name].to(torch.bfloat16)) for name in ("w0", "w1", "w2"))
     assert found["count"].dtype == torch.int64
@@ -87,7 +87,7 @@ def test_weights_that_reuse_one_buffer_are_copied(tmp_path):
             yield f"w{i}", buffer.fill_(i)
 
     written = WeightsFolder(tmp_path, torch.float32, "run", "start").write(0, pairs())
-    assert {name: tensor[0].item() for name, tensor in stored_weights(str(written))} == {"w0": 0, "w1": 1, "w2": 2}
+    assert {name: tensor[0].item() for name, tensor in read_weights(str(written))} == {"w0": 0, "w1": 1, "w2": 2}
 
 
 @pytest.mark.parametrize(

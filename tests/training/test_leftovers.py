@@ -11,7 +11,7 @@ from hwgrpo import scratch
 from hwgrpo.models.builtin import resolve
 from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.server import weight_transfer
-from hwgrpo.rollout.server.owner import new_owner
+from hwgrpo.rollout.server.server_owner import new_owner
 from hwgrpo.scratch import ScratchFolder, remove_stale
 from tests.support.models.tiny import tiny_qwen3
 from tests.support.runs import runs
@@ -98,10 +98,10 @@ def test_weights_that_a_killed_run_left_in_memory_are_removed_by_the_next_start(
     monkeypatch.setattr("hwgrpo.rollout.vllm.vllm_settings.MEMORY", str(tmp_path))
 
     def killed() -> None:
-        held = weight_transfer.FolderDelivery(
+        held = weight_transfer.FolderTransfer(
             None, torch.float32, new_owner(None, "run", take_over=False), lambda *_: None
         )
-        assert held.way == "a folder"
+        assert held.description == "a folder"
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert runs.forked(killed) == -signal.SIGKILL

@@ -10,7 +10,7 @@ import torch
 from hwgrpo_kernels import fused_modules, npu_modules
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.local.architectures import obstacle
+from hwgrpo.rollout.local.architectures import unsupported_reason
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, choose_modules
 from hwgrpo.training.policy.auto_settings import AttentionSelection
 from tests.support.models.tiny import settings
@@ -74,7 +74,7 @@ def test_fused_modules_do_not_keep_the_lean_step_away():
     with npu_reference_ops.registered():
         applied = npu_modules.apply(model)
         assert all(applied.replaced.values()), applied.line()
-    assert obstacle(model, 20) is None
+    assert unsupported_reason(model, 20) is None
 
 
 def test_ranks_that_took_different_modules_end_the_run():

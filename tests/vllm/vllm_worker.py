@@ -23,7 +23,7 @@ from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.engine import local_engine
 from hwgrpo.rollout.local.token_sampling import filter_logits
-from hwgrpo.rollout.weights import ModuleWeights
+from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.training.shared_setup import load_policy, prepare_process
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
@@ -43,9 +43,9 @@ class Forgetful(ModuleWeights):
         self._seen: dict[str, torch.Tensor] = {}
         self.forgets = False
 
-    def whole(self) -> Any:
+    def full(self) -> Any:
         if not self.forgets:
-            self._seen = {name: tensor.clone() for name, tensor in super().whole()}
+            self._seen = {name: tensor.clone() for name, tensor in super().full()}
         return iter(self._seen.items())
 
 

@@ -1,4 +1,4 @@
-"""All processes below one: found through their parents, so that leaving its group or session hides none."""
+"""Descendants of a process, ids through parent ids, in any process group or session."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PAUSE_SECONDS = 0.005
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends; outside of Linux nothing changes."""
+    """Become the parent of every descendant whose own parent ends; no effect outside of Linux."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Return the living processes below one, parents first; none where there is no /proc."""
+    """Return the ids of living descendants, parents first; none without /proc."""
     children: dict[int, list[int]] = {}
     with contextlib.suppress(FileNotFoundError):
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -28,16 +28,16 @@ def descendants(ancestor: int) -> list[int]:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
                 if state != b"Z":
                     children.setdefault(int(parent), []).append(int(name))
-    found = [ancestor]
-    for each in found:
-        found += children.get(each, ())
-    return found[1:]
+    ids = [ancestor]
+    for each in ids:
+        ids += children.get(each, ())
+    return ids[1:]
 
 
 def end_descendants(seconds: float) -> None:
-    """End every process below this one, which has adopted orphans; one that cannot be ended takes so long at most."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    """Kill every descendant of this process, waiting up to `seconds`; call `adopt_orphans` first."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         for each in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each, signal.SIGKILL)
@@ -48,7 +48,7 @@ def end_descendants(seconds: float) -> None:
 
 
 def reap() -> dict[int, int]:
-    """Return number and wait status of the children of this process that have ended since the last time."""
+    """Return id -> wait status of the children that have ended since the last call."""
     ended = {}
     with contextlib.suppress(ChildProcessError):
         while (child := os.waitpid(-1, os.WNOHANG))[0]:

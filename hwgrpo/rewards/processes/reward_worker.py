@@ -1,8 +1,8 @@
-"""The process in which a reward function runs when it has a timeout: it takes calls, and sends back what they gave.
+"""Process of a reward function with a timeout: receives calls and sends back their results.
 
-It is a new interpreter, so it has no threads, locks or devices of the trainer's, and it imports the function's file
-itself. Before that it forks: the copy becomes the worker, and the first process its supervisor. That one waits for the
-end of the worker or of the trainer, however it comes about, kills every process below it, and ends as the worker did.
+It is a new interpreter, without the trainer's threads, locks or devices, and imports the function's file itself. First
+it forks: the child becomes the worker, the parent its supervisor. The supervisor waits for the end of the worker or of
+the trainer, kills all its descendants, and exits with the worker's status.
 """
 
 from __future__ import annotations
@@ -24,79 +24,79 @@ from hwgrpo.errors import ConfigError, error_text
 from hwgrpo.rewards.async_functions import wait_for
 from hwgrpo.rewards.functions import RewardFunction
 from hwgrpo.rewards.processes.descendants import adopt_orphans, end_descendants, reap
-from hwgrpo.rewards.processes.messages import HEADER, as_json, framed, pack_all, pack_one
-from hwgrpo.rewards.randomness import TOGETHER, seeded
+from hwgrpo.rewards.processes.messages import HEADER, encode_reply, frame_message, pack_all, pack_one
+from hwgrpo.rewards.randomness import CONCURRENT, seeded
 from hwgrpo.rewards.reward_loading import load_function
-from hwgrpo.rewards.signatures import adapt
+from hwgrpo.rewards.signatures import make_reward_function
 from hwgrpo.user_code import import_plugins, raised_by_user_code, source_line
 
 END_SECONDS = 5.0
-"""What the end of all processes may take; longer only takes one that waits for a disk."""
-WHERE = signal.SIGUSR1
-"""Asks for the line that the process is at. It is answered by C code, whatever holds the interpreter."""
+"""Seconds for all processes to end; only one that waits for a disk takes longer."""
+STACK_SIGNAL = signal.SIGUSR1
+"""Signal that requests the stack. C code handles it, even while the interpreter is blocked."""
 
 
 def main(requests: int, replies: int, life: int, whereabouts: int) -> None:
     """Serve calls until the trainer closes the pipe.
 
     Args:
-        requests: file descriptor of a pipe from the trainer: what to load, then calls.
-        replies: of a pipe to the trainer.
-        life: of a pipe that can be read when the trainer wants all this to end, or has ended itself.
-        whereabouts: of a pipe to the trainer that takes the stack when it asks `WHERE`.
+        requests: file descriptor of a pipe from the trainer: the setup, then calls.
+        replies: descriptor of a pipe to the trainer.
+        life: descriptor of a pipe that becomes readable when the trainer stops this process, or ends itself.
+        whereabouts: descriptor of a pipe to the trainer for the stack, written on `STACK_SIGNAL`.
     """
     _fork_from_supervisor(life, (requests, replies, whereabouts))
     for descriptor in (requests, replies, whereabouts):
         os.set_inheritable(descriptor, False)
     faulthandler.enable()  # a segmentation fault says in which line
-    faulthandler.register(WHERE, file=whereabouts, all_threads=False)
+    faulthandler.register(STACK_SIGNAL, file=whereabouts, all_threads=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the trainer may have none
-            stream.reconfigure(line_buffering=True)  # what it prints before it hangs is seen
+            stream.reconfigure(line_buffering=True)  # output before a hang is visible
     link = _Link(requests, replies)
-    setup = link.take()
+    setup = link.receive()
     if setup is None:
         return
     try:
         import_plugins(setup["plugins"])
         _, call = load_function(setup["reward"], f"{setup['key']}.name")
-        function = adapt(setup["name"], call, setup["kwargs"], setup["context"], setup["key"])
+        function = make_reward_function(setup["name"], call, setup["kwargs"], setup["context"], setup["key"])
         if function.form == "batch":
-            import torch  # noqa: F401 - its arguments are tensors: not in the time of the first call
+            import torch  # noqa: F401 - its arguments are tensors: not within the first call's timeout
     except ConfigError as error:
-        link.answer({"refused": str(error)})
+        link.send({"refused": str(error)})
         return
-    link.answer({"ready": _description(function)})
-    while (request := link.take()) is not None:
+    link.send({"ready": _description(function)})
+    while (request := link.receive()) is not None:
         if function.is_async and function.form == "verl":
-            with seeded(*request["seed"], TOGETHER):
-                asyncio.run(_serve_together(function, request, link))
+            with seeded(*request["seed"], CONCURRENT):
+                asyncio.run(_serve_concurrently(function, request, link))
         else:
             for number, arguments in request["calls"]:
                 with seeded(*request["seed"], number):
-                    answer = _serve(function, arguments, request["size"])
-                link.answer({"number": number, **answer})
+                    reply = _serve(function, arguments, request["size"])
+                link.send({"number": number, **reply})
 
 
 def _fork_from_supervisor(life: int, others: tuple[int, ...]) -> None:
-    """Return in a new process, the worker; this one supervises it and does not return."""
+    """Fork and return in the worker; the parent supervises it and does not return."""
     adopt_orphans()
     worker = os.fork()
     if worker == 0:
         os.close(life)
         return
-    for descriptor in (0, 1, 2, *others):  # the trainer must see its pipes end with the process that answers
+    for descriptor in (0, 1, 2, *others):  # the trainer must see its pipes close when the worker exits
         os.close(descriptor)
     woken, wakes = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(WHERE, lambda *_: os.kill(worker, WHERE))
+    signal.signal(STACK_SIGNAL, lambda *_: os.kill(worker, STACK_SIGNAL))
     poll = select.poll()
     poll.register(life, select.POLLIN)
     poll.register(woken, select.POLLIN)
-    # a worker that ended before this process could be woken is found without
+    # the first reap finds a worker that ended before the handler was installed
     while (status := reap().get(worker)) is None and life not in dict(poll.poll()):
         with contextlib.suppress(BlockingIOError):
             os.read(woken, 1 << 10)
@@ -105,10 +105,10 @@ def _fork_from_supervisor(life: int, others: tuple[int, ...]) -> None:
 
 
 def _end_as(status: int) -> NoReturn:
-    """End this process as another one ended, whose wait status is given."""
+    """End this process with the wait status of another one."""
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError):  # what SIGKILL does cannot be set
+        with contextlib.suppress(OSError):  # the handler of SIGKILL cannot be set
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status))
@@ -120,38 +120,38 @@ class _Link:
     def __init__(self, requests: int, replies: int) -> None:
         self._requests, self._replies, self._owner = requests, replies, os.getpid()
 
-    def take(self) -> Any:
-        """Return the next thing the trainer says; None when it says no more."""
+    def receive(self) -> Any:
+        """Return the trainer's next message; None at the end of the pipe."""
         header = self._read(HEADER)
         return pickle.loads(self._read(int.from_bytes(header, "big"))) if header else None
 
-    def answer(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send a message; one that cannot be sent is replaced by the reason."""
         if os.getpid() != self._owner:
-            os._exit(0)  # a copy that the function forked and that came back from it: this is not its answer
+            os._exit(0)  # a process that the function forked and that returned from it: it must not send the result
         try:
-            body = as_json(message)
-        except Exception as error:  # a class of the user's that is turned into text may raise anything
-            body = as_json({"number": message["number"], **_error(error)})
+            body = encode_reply(message)
+        except Exception as error:  # the repr of a user's class may raise anything
+            body = encode_reply({"number": message["number"], **_error(error)})
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the function may have closed or replaced it
                 stream.flush()
-        view = memoryview(framed(body))
+        view = memoryview(frame_message(body))
         while view:
             view = view[os.write(self._replies, view) :]
 
     def _read(self, size: int) -> bytes:
-        pieces = bytearray()
-        while len(pieces) < size:
-            piece = os.read(self._requests, min(size - len(pieces), 1 << 20))
-            if not piece:
+        chunks = bytearray()
+        while len(chunks) < size:
+            chunk = os.read(self._requests, min(size - len(chunks), 1 << 20))
+            if not chunk:
                 return b""
-            pieces += piece
-        return bytes(pieces)
+            chunks += chunk
+        return bytes(chunks)
 
 
 def _serve(function: RewardFunction, arguments: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Make one call; return its part of the answer."""
+    """Make one call; return its part of the reply."""
     extras: list[dict[str, Any]] = [{} for _ in range(size)]
     try:
         value = wait_for(function.start(arguments, extras))
@@ -163,19 +163,19 @@ def _serve(function: RewardFunction, arguments: Mapping[str, Any], size: int) ->
     return {"value": packed, "extras": extras} if any(extras) else {"value": packed}
 
 
-async def _serve_together(function: RewardFunction, request: Mapping[str, Any], link: _Link) -> None:
-    """Make the calls of an async function at the same time, and answer each when it is done."""
+async def _serve_concurrently(function: RewardFunction, request: Mapping[str, Any], link: _Link) -> None:
+    """Make the calls of an async function concurrently, and reply to each when it is done."""
 
     async def serve(number: int, arguments: Mapping[str, Any]) -> None:
         limit = asyncio.timeout(request["timeout"])
         try:
             async with limit:
-                answer: dict[str, Any] = {"value": pack_one(await function.start(arguments, []))}
+                reply: dict[str, Any] = {"value": pack_one(await function.start(arguments, []))}
         except BaseException as error:
             if not raised_by_user_code(error):
                 raise
-            answer = {"overran": True} if limit.expired() and isinstance(error, TimeoutError) else _error(error)
-        link.answer({"number": number, **answer})
+            reply = {"overran": True} if limit.expired() and isinstance(error, TimeoutError) else _error(error)
+        link.send({"number": number, **reply})
 
     await asyncio.gather(*(serve(number, arguments) for number, arguments in request["calls"]))
 

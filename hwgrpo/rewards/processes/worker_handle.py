@@ -1,4 +1,4 @@
-"""One process of a reward function, as the trainer sees it: started, given calls, read from, killed."""
+"""The trainer's handle of one process of a reward function: start, call, read, kill."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import hwgrpo
-from hwgrpo.rewards.failures import how_it_ended
+from hwgrpo.rewards.failures import describe_exit
 from hwgrpo.rewards.processes.descendants import descendants
-from hwgrpo.rewards.processes.messages import Reader, framed
-from hwgrpo.rewards.processes.reward_worker import END_SECONDS, WHERE
+from hwgrpo.rewards.processes.messages import Reader, frame_message
+from hwgrpo.rewards.processes.reward_worker import END_SECONDS, STACK_SIGNAL
 from hwgrpo.rewards.randomness import Seed
 
 START_SECONDS = 300.0
-"""Longest that a process may take to import the function's file: libraries on a cold network disk take minutes."""
-LEAVE_SECONDS = 1.0
-"""What an idle process is given to end by itself, so that what the function's file registered with atexit runs."""
+"""Seconds for a process to import the function's file: libraries on a cold network disk take minutes."""
+EXIT_SECONDS = 1.0
+"""Seconds for an idle process to exit by itself, so that atexit handlers of the function's file run."""
 STACK_SECONDS = 0.2
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[6]); "
@@ -40,30 +40,30 @@ class Child:
     """A process that serves calls of one reward function.
 
     Args:
-        setup: what `worker.main` loads: reward, name, kwargs, context, key; and the working directory, folder.
+        setup: settings for `reward_worker.main`: reward, name, kwargs, context, key; and the working directory, folder.
     """
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self.ready = False
         self.stopped_a_call = False
-        """Whether the process itself stopped a call since it was last looked at what that left."""
+        """Whether the process itself stopped a call since its leftover processes were last checked."""
         self.calls: dict[int, Any] = {}
-        """The calls it was given and has not answered: number -> arguments."""
+        """Calls in flight: number -> arguments."""
         self.deadline = time.monotonic() + START_SECONDS
-        """When it is killed unless it answers before."""
+        """Time at which it is killed without a reply, on the clock of `time.monotonic`."""
         self._reader = Reader()
         self._outgoing = memoryview(b"")
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         life, self._life = os.pipe()
         self._whereabouts, whereabouts = os.pipe()
-        theirs = (requests, replies, life, whereabouts)
-        words = [f"hwgrpo reward {setup['reward']}", *map(str, theirs), json.dumps(sys.path)]
+        child_ends = (requests, replies, life, whereabouts)
+        argv = [f"hwgrpo reward {setup['reward']}", *map(str, child_ends), json.dumps(sys.path)]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, *words],
+                [sys.executable, "-c", _BOOT, *argv],
                 stdin=subprocess.DEVNULL,
-                pass_fds=theirs,
+                pass_fds=child_ends,
                 start_new_session=True,
                 cwd=setup["folder"],
             )
@@ -71,7 +71,7 @@ class Child:
             self._close_pipes()
             raise
         finally:
-            for descriptor in theirs:
+            for descriptor in child_ends:
                 os.close(descriptor)
         for descriptor in (self._requests, self._replies, self._whereabouts):
             os.set_blocking(descriptor, False)
@@ -79,7 +79,7 @@ class Child:
 
     @property
     def idle(self) -> bool:
-        """Whether it can be given calls."""
+        """Whether it can accept calls."""
         return self.ready and not self.calls
 
     @property
@@ -89,23 +89,25 @@ class Child:
 
     @property
     def readable(self) -> int:
-        """The file descriptor on which its answers arrive."""
+        """The file descriptor of its replies."""
         return self._replies
 
     @property
     def writable(self) -> int | None:
-        """The file descriptor that takes what is still to be sent; None when all is."""
+        """The file descriptor for unsent requests; None when all are sent."""
         return self._requests if self._outgoing else None
 
-    def give(self, calls: Mapping[int, Any], size: int, timeout: float | None, deadline: float, seed: Seed) -> None:
-        """Have calls made.
+    def send_calls(
+        self, calls: Mapping[int, Any], size: int, timeout: float | None, deadline: float, seed: Seed
+    ) -> None:
+        """Send calls.
 
         Args:
             calls: number -> arguments.
-            size: responses that a call is about.
-            timeout: seconds for each of them, as the process keeps it; it does so for async functions.
-            deadline: when it is killed unless it answers before, on the clock of `time.monotonic`.
-            seed: what the random numbers that a call draws depend on, together with its number.
+            size: number of responses per call.
+            timeout: seconds per call, enforced by the process for async functions.
+            deadline: time at which it is killed without a reply, on the clock of `time.monotonic`.
+            seed: seed of random numbers, together with the call's number.
         """
         assert self.idle
         self.calls, self.deadline = dict(calls), deadline
@@ -113,90 +115,90 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Whether an idle process has ended: there is no answer that could have arrived."""
-        return not self.alive or bool(arrived(0.0, self._replies))
+        """Whether an idle process has ended: there is no answer that could have wait_for_pipes."""
+        return not self.alive or bool(wait_for_pipes(0.0, self._replies))
 
     @property
     def has_others(self) -> bool:
-        """Whether something that the function started is still there."""
+        """Whether a process that the function started is still alive."""
         return len(descendants(self._process.pid)) > 1  # the worker is one
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages that have arrived.
+        """Yield the messages that have wait_for_pipes.
 
         Raises:
             EOFError: there will be no more; it says how the process ended.
         """
         try:
-            piece = os.read(self._replies, 1 << 20)
+            chunk = os.read(self._replies, 1 << 20)
         except BlockingIOError:
-            # A copy that it forked may hold the pipe open after its end.
-            if not self.alive and not arrived(0.0, self._replies):
-                raise EOFError(how_it_ended(self._process.returncode)) from None
+            # A process that it forked may keep the pipe open after its end.
+            if not self.alive and not wait_for_pipes(0.0, self._replies):
+                raise EOFError(describe_exit(self._process.returncode)) from None
             return
-        if not piece:
-            self.wait(LEAVE_SECONDS)
-            raise EOFError(how_it_ended(self._process.returncode))
+        if not chunk:
+            self.wait(EXIT_SECONDS)
+            raise EOFError(describe_exit(self._process.returncode))
         try:
-            yield from self._reader.feed(piece)
+            yield from self._reader.feed(chunk)
         except ValueError as error:
             raise EOFError(f"sent an invalid reply ({error})") from error
 
     def flush(self) -> None:
-        """Send what the pipe takes now."""
+        """Write unsent bytes until the pipe is full."""
         try:
             while self._outgoing:
                 self._outgoing = self._outgoing[os.write(self._requests, self._outgoing) :]
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self._outgoing = memoryview(b"")  # it is dead, which reading tells
+            self._outgoing = memoryview(b"")  # it is dead, which `receive` reports
 
     def whereabouts(self) -> str:
-        """Return the line of the function's own file that the process is at, in words; "" when that cannot be told."""
+        """Return " at FILE:LINE" of the innermost frame in the function's file; "" if unknown."""
         with contextlib.suppress(OSError):
-            self._process.send_signal(WHERE)
+            self._process.send_signal(STACK_SIGNAL)
             stack = b""
             until = time.monotonic() + STACK_SECONDS
-            while arrived(until - time.monotonic(), self._whereabouts):
-                piece = os.read(self._whereabouts, 1 << 16)
-                if not piece:
+            while wait_for_pipes(until - time.monotonic(), self._whereabouts):
+                chunk = os.read(self._whereabouts, 1 << 16)
+                if not chunk:
                     break
-                stack += piece
+                stack += chunk
                 until = min(until, time.monotonic() + STACK_SECONDS / 10)  # the rest comes at once
             frames = _FRAME.findall(stack.decode("utf-8", "replace"))  # innermost first
-            entered = next((file for file, _ in reversed(frames) if _is_theirs(file)), None)
+            entered = next((file for file, _ in reversed(frames) if _is_user_file(file)), None)
             for file, line in frames:
                 if file == entered:
                     return f" at {file}:{line}"
         return ""
 
-    def let_go(self) -> None:
-        """Tell an idle process that there is no more; `kill` it after."""
+    def close_requests(self) -> None:
+        """Close the request pipe, so that an idle process exits; call `kill` afterwards."""
         self._outgoing = memoryview(b"")
         with contextlib.suppress(OSError):
             os.close(self._requests)
         self._requests = -1
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, for so long at most."""
+        """Wait up to `seconds` for its end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
     def kill(self) -> None:
-        """End the process and all that it started, at once."""
+        """Kill the process and all its descendants."""
         if self._life < 0:
-            return  # done before: the number of the group may be another's now
+            return  # killed before: the process group's id may be reused
         with contextlib.suppress(BrokenPipeError):
             os.write(self._life, b".")
         self.wait(2 * END_SECONDS)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # what a supervisor left that was killed itself
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # left over if the supervisor itself was killed
             os.killpg(self._process.pid, signal.SIGKILL)
         self.wait(END_SECONDS)
         self._close_pipes()
 
     def _send(self, message: Any) -> None:
-        self._outgoing = memoryview(bytes(self._outgoing) + framed(pickle.dumps(message)))
+        self._outgoing = memoryview(bytes(self._outgoing) + frame_message(pickle.dumps(message)))
         self.flush()
 
     def _close_pipes(self) -> None:
@@ -206,8 +208,8 @@ class Child:
         self._requests = self._replies = self._life = self._whereabouts = -1
 
 
-def arrived(seconds: float, *readable: int, writable: Sequence[int] = ()) -> set[int]:
-    """Wait until a pipe can be read or written, for so long at most; return those that can."""
+def wait_for_pipes(seconds: float, *readable: int, writable: Sequence[int] = ()) -> set[int]:
+    """Wait up to `seconds` until a pipe is readable or writable; return those that are."""
     poll = select.poll()
     for descriptor in readable:
         poll.register(descriptor, select.POLLIN)
@@ -216,6 +218,6 @@ def arrived(seconds: float, *readable: int, writable: Sequence[int] = ()) -> set
     return {descriptor for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)}
 
 
-def _is_theirs(file: str) -> bool:
-    """Whether a line of the stack may be the function's file: neither ours, nor Python's own."""
+def _is_user_file(file: str) -> bool:
+    """Return whether a frame may be in the function's file: not in this package or the standard library."""
     return not file.startswith((_PACKAGE, "<", str(Path(os.__file__).parent)))

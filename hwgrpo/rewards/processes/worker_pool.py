@@ -1,4 +1,4 @@
-"""The processes of one reward function: calls are handed out, overrunning ones are killed, dead ones are replaced."""
+"""The processes of one reward function: distribution of calls, timeouts, restarts."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hwgrpo.errors import ConfigError, RewardError
-from hwgrpo.rewards.failures import Overran, ProcessDied, Raised
+from hwgrpo.rewards.failures import ProcessDied, Raised, TimedOut
 from hwgrpo.rewards.functions import Failed, Signature
-from hwgrpo.rewards.processes.worker_handle import LEAVE_SECONDS, START_SECONDS, Child, arrived
+from hwgrpo.rewards.processes.worker_handle import EXIT_SECONDS, START_SECONDS, Child, wait_for_pipes
 from hwgrpo.rewards.randomness import Seed
 
 GRACE_SECONDS = 1.0
-"""What async calls get above their timeout: they are stopped by their own process, unless that hangs."""
-LOOK_SECONDS = 0.2
-"""How often it is looked whether a process is alive while nothing arrives."""
+"""Seconds that async calls get above their timeout: their own process stops them, unless it hangs."""
+POLL_SECONDS = 0.2
+"""Interval of liveness checks while no message arrives."""
 
-Answer = Mapping[str, Any] | Exception
-"""What a call gave: the process's message with its `value` and `extras`, or what went wrong."""
+Result = Mapping[str, Any] | Exception
+"""Result of a call: the process's message with its `value` and `extras`, or an exception."""
 
 
 class Pool:
     """Processes that serve one reward function.
 
     Args:
-        setup: what they load: reward, name, kwargs, context, key.
-        size: how many there are; the first is started now, the others when there is work for them.
-        timeout: seconds for a call; None is no limit.
+        setup: settings that they load: reward, name, kwargs, context, key.
+        size: number of processes; the first is started now, the others on demand.
+        timeout: seconds per call; None is no limit.
 
     Raises:
         ConfigError: the function cannot be found or called, or its file does not load.
@@ -40,105 +40,105 @@ class Pool:
     def __init__(self, setup: Mapping[str, Any], size: int, timeout: float | None) -> None:
         self._setup, self._size, self._timeout = setup, size, timeout
         self._children: list[Child] = [Child(setup)]
-        # also at the end of the interpreter; a forked copy of the trainer must leave them alone
+        # also at interpreter exit; a fork of the trainer must not end them
         self._closing = weakref.finalize(self, _end, self._children, os.getpid())
         self._warm = 1
         try:
-            self.signature = self._first_ready()
+            self.signature = self._wait_until_ready()
         except BaseException:
             self.close()
             raise
 
-    def run(self, calls: Sequence[Mapping[str, Any]], size: int, failed: Failed | None, seed: Seed) -> list[Answer]:
+    def run(self, calls: Sequence[Mapping[str, Any]], size: int, failed: Failed | None, seed: Seed) -> list[Result]:
         """Make calls.
 
         Args:
             calls: the arguments of each.
-            size: responses that a call is about.
-            failed: is told of each failure at once; what it raises ends the other calls.
-            seed: what the random numbers that a call draws depend on, together with its number.
+            size: number of responses per call.
+            failed: called on each failure at once; an exception that it raises ends the other calls.
+            seed: seed of random numbers, together with the call's number.
 
         Returns:
-            What each call gave, in their order.
+            The result of each call, in order.
 
         Raises:
-            ConfigError: a call says that a setting is wrong.
+            ConfigError: a call reports a wrong setting.
             RewardError: a process that died or was killed cannot be replaced.
         """
         assert self._closing.alive, "the processes are closed"
-        answers: dict[int, Answer] = {}
+        results: dict[int, Result] = {}
 
-        def file(number: int, answer: Answer) -> None:
-            answers[number] = answer
-            if failed is not None and isinstance(answer, Exception):
-                failed(number, answer)
+        def store(number: int, result: Result) -> None:
+            results[number] = result
+            if failed is not None and isinstance(result, Exception):
+                failed(number, result)
 
-        waiting = deque(self._shares(calls))
+        queued = deque(self._shares(calls))
         try:
-            while len(answers) < len(calls):
+            while len(results) < len(calls):
                 busy = sum(bool(child.calls) for child in self._children)
-                self._warm = max(self._warm, min(self._size, len(waiting) + busy))
+                self._warm = max(self._warm, min(self._size, len(queued) + busy))
                 self._keep_alive()
                 for child in self._children:
-                    if waiting and child.idle:
-                        self._give(child, waiting.popleft(), calls, size, seed)
-                # What is late is read once more: the trainer itself may have been stopped for a while.
+                    if queued and child.idle:
+                        self._give(child, queued.popleft(), calls, size, seed)
+                # Late processes are read once more: the trainer itself may have been stopped for a while.
                 now_able = self._wait()
                 late = [child for child in self._children if child.deadline < time.monotonic()]
                 for child in dict.fromkeys([*now_able, *late]):
-                    ended = self._receive(child, file)
+                    ended = self._receive(child, store)
                     if ended is not None:
-                        waiting.extendleft(self._ended(child, ended, file))
+                        queued.extendleft(self._handle_exit(child, ended, store))
                     elif child.deadline < time.monotonic():
-                        waiting.extendleft(self._overran(child, file))
-        finally:  # a call that nobody waits for any more would answer in the midst of the next batch
+                        queued.extendleft(self._handle_timeout(child, store))
+        finally:  # replies of abandoned calls would arrive during the next batch
             for child in [each for each in self._children if each.calls]:
                 self._drop(child)
         self._keep_alive()  # they are ready when the next batch is
-        return [answers[number] for number in range(len(calls))]
+        return [results[number] for number in range(len(calls))]
 
     def close(self) -> None:
         """End the processes."""
         self._closing()
 
     def _shares(self, calls: Sequence[Any]) -> list[list[int]]:
-        """Return the numbers of the calls that a process gets at a time."""
-        if not self._together:
+        """Return the numbers of the calls in each share that one process gets at a time."""
+        if not self._concurrent:
             return [[number] for number in range(len(calls))]
         each = math.ceil(len(calls) / self._size)
         return [list(range(len(calls)))[start : start + each] for start in range(0, len(calls), each)]
 
     @property
-    def _together(self) -> bool:
+    def _concurrent(self) -> bool:
         return self.signature.is_async and self.signature.form == "verl"
 
     def _give(self, child: Child, numbers: Sequence[int], calls: Sequence[Any], size: int, seed: Seed) -> None:
         try:
-            child.give({number: calls[number] for number in numbers}, size, self._timeout, self._deadline(), seed)
+            child.send_calls({number: calls[number] for number in numbers}, size, self._timeout, self._deadline(), seed)
         except Exception as error:  # pickling runs the code of whatever the data holds
             raise RewardError(
-                f"reward {self._setup['name']}: what it is called with cannot be sent to its process: {error!r}; "
+                f"reward {self._setup['name']}: its arguments cannot be sent to its process: {error!r}; "
                 f"leave its timeout and workers out, so that it is called in the trainer"
             ) from error
 
     def _deadline(self) -> float:
         if self._timeout is None:
             return math.inf
-        return time.monotonic() + self._timeout + (GRACE_SECONDS if self._together else 0.0)
+        return time.monotonic() + self._timeout + (GRACE_SECONDS if self._concurrent else 0.0)
 
     def _wait(self) -> list[Child]:
-        """Send what is to be sent; return the children of which something may be received."""
+        """Send pending requests; return the children with messages or an exit to process."""
         writable = [each.writable for each in self._children if each.writable is not None]
         nearest = min((each.deadline for each in self._children), default=math.inf)
-        seconds = min(nearest - time.monotonic(), LOOK_SECONDS)
-        able = arrived(seconds, *(each.readable for each in self._children), writable=writable)
+        seconds = min(nearest - time.monotonic(), POLL_SECONDS)
+        able = wait_for_pipes(seconds, *(each.readable for each in self._children), writable=writable)
         for child in self._children:
             if child.writable in able:
                 child.flush()
         return [each for each in self._children if each.readable in able or not each.alive]
 
-    def _receive(self, child: Child, file: Any) -> str | None:
-        """File the answers that have arrived; return how the process ended, if it did."""
+    def _receive(self, child: Child, store: Any) -> str | None:
+        """File the results that have wait_for_pipes; return how the process ended, if it did."""
         try:
             for message in child.receive():
                 if "refused" in message:
@@ -149,51 +149,52 @@ class Pool:
                     del child.calls[number]
                     child.stopped_a_call |= "overran" in message
                     child.deadline = self._deadline() if child.calls else math.inf
-                    file(number, self._answer(message))
+                    store(number, self._read_result(message))
                 else:
                     return "sent an invalid reply"
         except EOFError as end:
             return str(end)
         return None
 
-    def _answer(self, message: Mapping[str, Any]) -> Answer:
+    def _read_result(self, message: Mapping[str, Any]) -> Result:
         if "overran" in message:
-            return Overran(f"took longer than its timeout of {self._timeout:g} s and was stopped")
+            return TimedOut(f"took longer than its timeout of {self._timeout:g} s and was stopped")
         if "raised" in message:
             return Raised(*map(str, message["raised"]))
         return message
 
-    def _ended(self, child: Child, how: str, file: Any) -> list[list[int]]:
-        """File what the end of a process means; return the calls to make again."""
+    def _handle_exit(self, child: Child, exit_text: str, store: Any) -> list[list[int]]:
+        """Store the failure of a process that ended; return the calls to retry."""
         ready = child.ready
         self._drop(child)
         if not ready:
             raise RewardError(
-                f"reward {self._setup['name']}: a new process {how} before it was ready, in the place of one that ended"
+                f"reward {self._setup['name']}: a new process {exit_text} before it was ready, "
+                "as the replacement of one that ended"
             )
-        return self._blame(child, ProcessDied(f"lost its process, which {how}"), file)
+        return self._attribute(child, ProcessDied(f"lost its process, which {exit_text}"), store)
 
-    def _overran(self, child: Child, file: Any) -> list[list[int]]:
-        """Kill a process whose time is over, and file that; return the calls to make again."""
+    def _handle_timeout(self, child: Child, store: Any) -> list[list[int]]:
+        """Kill a process after a timeout and store the failure; return the calls to retry."""
         if not child.ready:
-            return self._ended(child, f"did not load within {START_SECONDS:g} s", file)
+            return self._handle_exit(child, f"did not load within {START_SECONDS:g} s", store)
         place = child.whereabouts()
         self._drop(child)
-        return self._blame(
-            child, Overran(f"took longer than its timeout of {self._timeout:g} s{place} and was stopped"), file
+        return self._attribute(
+            child, TimedOut(f"took longer than its timeout of {self._timeout:g} s{place} and was stopped"), store
         )
 
-    def _blame(self, child: Child, error: Exception, file: Any) -> list[list[int]]:
-        """File an error of the call that a process was at; of several none is known to be it: each is made alone."""
+    def _attribute(self, child: Child, error: Exception, store: Any) -> list[list[int]]:
+        """Store the error of a process's only call; of several calls any may have failed: retry each alone."""
         numbers = sorted(child.calls)
         child.calls = {}
         if len(numbers) == 1:
-            file(numbers[0], error)
+            store(numbers[0], error)
             return []
         return [[number] for number in reversed(numbers)]
 
     def _keep_alive(self) -> None:
-        """Replace the processes that have ended, and start what there is work for."""
+        """Replace the processes that have ended, and start those with work."""
         for child in [each for each in self._children if each.idle]:
             if child.has_ended or (child.stopped_a_call and child.has_others):
                 self._drop(child)
@@ -205,8 +206,8 @@ class Pool:
         self._children.remove(child)
         child.kill()
 
-    def _first_ready(self) -> Signature:
-        """Wait for the first process; return what it says of the function."""
+    def _wait_until_ready(self) -> Signature:
+        """Wait for the first process; return the function's signature."""
         (child,) = self._children
         where = f"{self._setup['key']}.name={self._setup['reward']!r}"
         while child.deadline > time.monotonic():
@@ -216,15 +217,15 @@ class Pool:
                     if "refused" in message:
                         raise ConfigError(str(message["refused"]))
                     child.ready, child.deadline = True, math.inf
-                    said = message["ready"]
+                    ready = message["ready"]
                     return Signature(
                         name=self._setup["name"],
-                        form=said["form"],
-                        parameters=frozenset(said["parameters"]),
-                        required=frozenset(said["required"]),
-                        open_ended=said["open_ended"],
-                        given=frozenset(said["given"]),
-                        is_async=said["is_async"],
+                        form=ready["form"],
+                        parameters=frozenset(ready["parameters"]),
+                        required=frozenset(ready["required"]),
+                        open_ended=ready["open_ended"],
+                        given=frozenset(ready["given"]),
+                        is_async=ready["is_async"],
                     )
             except EOFError as end:
                 raise ConfigError(f"{where}: its process {end} while it ran the file") from None
@@ -232,15 +233,15 @@ class Pool:
 
 
 def _end(children: list[Child], owner: int) -> None:
-    """Let idle processes end by themselves, and kill what does not."""
+    """Let idle processes exit by themselves, and kill the others."""
     if os.getpid() != owner:
         return
-    until = time.monotonic() + LEAVE_SECONDS
+    deadline = time.monotonic() + EXIT_SECONDS
     for child in children:
         if child.idle:
-            child.let_go()
+            child.close_requests()
     for child in children:
         if child.ready and not child.calls:
-            child.wait(until - time.monotonic())
+            child.wait(deadline - time.monotonic())
         child.kill()
     children.clear()

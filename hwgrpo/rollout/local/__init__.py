@@ -1,13 +1,13 @@
-"""The local engine: the training model samples.
+"""The local engine, which samples with the training model.
 
 engine.py                    generate, with the training weights or a copy in the compute dtype
 decoding.py                  the loop: one prefill per prompt, a token per step, finished rows dropped
-decode_rows.py               rows that are decoded together
-token_sampling.py            filters on logits, and drawing a token
+decode_rows.py               protocol of a batch of rows, and decoding with the model's forward
+token_sampling.py            logit filters and sampling of a token
 lean_step.py                 a decode step with as few operations as the architecture allows
-architectures.py             which models have it
-lean_step_check.py           the startup check against the model's own forward
-shared_prefix_attention.py   attention of new tokens over a prompt that several rows share
+architectures.py             architectures that support it
+lean_step_check.py           its startup check against the model's own forward
+shared_prefix_attention.py   attention of new tokens over a prompt shared by several rows
 adapted_linear.py            linear layers with low-rank adapters
 decode_graph.py              the lean step as a device graph
 """

@@ -1,4 +1,4 @@
-"""Linear layers as the lean step applies them, with the low-rank adapters of peft where they have some."""
+"""Linear layers of the lean step, with peft's LoRA adapters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear layer; tensors are the model's own."""
+    """A linear layer with the model's own tensors."""
 
     weight: torch.Tensor
     """[outputs, inputs]."""
@@ -51,12 +51,12 @@ class Projection:
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Tell whether a module is peft's linear layer with LoRA adapters."""
+    """Return whether a module is peft's linear layer with LoRA adapters."""
     return f"{type(module).__module__}.{type(module).__qualname__}" == LORA_LINEAR
 
 
-def obstacle(module: Any) -> str | None:
-    """Say what of an adapted layer `projection_of` does not read, or return None."""
+def unsupported_reason(module: Any) -> str | None:
+    """Return why `read_projection` does not support an adapted layer, or None."""
     if type(module.base_layer) is not nn.Linear:
         return f"adapts a {type(module.base_layer).__name__}"
     for name in _active(module):
@@ -68,17 +68,17 @@ def obstacle(module: Any) -> str | None:
     return None
 
 
-def projection_of(module: Any) -> Projection:
-    """Read a linear layer that has no `obstacle`; dropout is off while a model samples."""
+def read_projection(module: Any) -> Projection:
+    """Return the projection of a supported linear layer, without dropout."""
     if not is_adapted(module):
         return Projection(module.weight, module.bias)
     base = module.base_layer
-    found = [Adapter(module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n]) for n in _active(module)]
-    return Projection(base.weight, base.bias, tuple(found))
+    adapters = [Adapter(module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n]) for n in _active(module)]
+    return Projection(base.weight, base.bias, tuple(adapters))
 
 
 def _active(module: Any) -> list[str]:
-    """Return the adapters that a forward pass adds; merged ones are in the weight already."""
+    """Return the adapters that a forward pass adds; merged ones are already in the weight."""
     if module.disable_adapters or module.merged:
         return []
     return [name for name in module.active_adapters if name in module.lora_A]

@@ -1,7 +1,7 @@
-"""Which models have the lean decode step: a table of decoder architectures, and what else must hold.
+"""Architectures that the lean decode step supports, and the check of a model against them.
 
-All of them are rows of pre-norm or post-norm blocks of rotary attention and a gated MLP. Anything the step does not
-know makes `obstacle` name it, and the model's own forward decodes.
+All are stacks of pre-norm or post-norm blocks of rotary attention and a gated MLP. `unsupported_reason` names any other
+module, and the model's own forward decodes instead.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local import adapted_linear
-from hwgrpo.rollout.local.adapted_linear import Projection, projection_of
+from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """In what a decoder differs from Llama's (Touvron et al. 2023)."""
+    """Differences of a decoder from Llama's (Touvron et al. 2023)."""
 
     norms_after: bool = False
-    """Norms act on what attention and MLP return, not on what they are given (OLMo 2)."""
+    """Norms act on the outputs of attention and MLP, not on their inputs (OLMo 2)."""
     query_key_norm: str = ""
     """"head": queries and keys are normed head by head (Qwen 3); "all": over all heads together (OLMo 2)."""
     norm_offset: float = 0.0
@@ -41,7 +41,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma.modeling_gemma.GemmaForCausalLM": Architecture(norm_offset=1.0),
     "olmo2.modeling_olmo2.Olmo2ForCausalLM": Architecture(norms_after=True, query_key_norm="all"),
 }
-"""By class of the model, below transformers.models."""
+"""Model class below transformers.models -> architecture."""
 
 PREFIX = "transformers.models."
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -52,17 +52,17 @@ PLAIN_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
 
 
 def architecture_of(model: Any) -> Architecture | None:
-    """Return the entry of exactly this class; a subclass may do anything."""
+    """Return the entry of exactly this class; a subclass may compute something else."""
     return ARCHITECTURES.get(_name(type(causal_lm(model))).removeprefix(PREFIX))
 
 
-def own_forward(reason: str) -> str:
-    """Return the line that names a fall-back from the lean decode step, and why."""
+def describe_fallback(reason: str) -> str:
+    """Return the note about a fallback from the lean decode step."""
     return f"rollout decodes with the model's own forward: {reason}"
 
 
-def foreseen(config: Any, length: int) -> str | None:
-    """Say by a transformers configuration alone why the lean step will not decode sequences of a length, or None."""
+def predict_fallback(config: Any, length: int) -> str | None:
+    """Return why the lean step will not decode such sequences, by the configuration alone, or None."""
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None or _name(kind).removeprefix(PREFIX) not in ARCHITECTURES:
         return _unknown(kind or type(config))
@@ -70,11 +70,11 @@ def foreseen(config: Any, length: int) -> str | None:
 
 
 def _unknown(kind: type) -> str:
-    return f"{kind.__name__} is not one of the architectures it knows"
+    return f"{kind.__name__} is not one of the supported architectures"
 
 
 def _beyond(config: Any, length: int) -> str | None:
-    """Say what positions of a sequence of this length the lean step does not treat as the model does."""
+    """Return why the lean step would differ from the model at some position of a sequence, or None."""
     rope = config.rope_parameters["rope_type"]
     if rope not in ROPE_TYPES:
         return f"its rotary embedding is of type {rope!r}"
@@ -84,12 +84,12 @@ def _beyond(config: Any, length: int) -> str | None:
     return None
 
 
-def obstacle(model: Any, length: int) -> str | None:
-    """Say why the lean step must not decode a model, or return None.
+def unsupported_reason(model: Any, length: int) -> str | None:
+    """Return why the lean step must not decode a model, or None.
 
     Args:
         model: a causal language model, with LoRA adapters or without.
-        length: tokens of the longest sequence, prompt and response.
+        length: longest sequence in tokens, prompt and response.
     """
     base = causal_lm(model)
     if base is not model and _name(type(model.base_model)) != adapted_linear.LORA_MODEL:
@@ -107,7 +107,7 @@ def obstacle(model: Any, length: int) -> str | None:
         if "forward" in vars(module) and not fused_modules.is_fused(module):
             return f"the forward of {name or 'the model'} was replaced"
         if adapted_linear.is_adapted(module):
-            reason = adapted_linear.obstacle(module)
+            reason = adapted_linear.unsupported_reason(module)
             if reason is not None:
                 return f"{name} {reason}"
             adapted += (f"{name}.",)
@@ -141,7 +141,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Block:
-    """What a decoder layer computes with; parameters are the model's own."""
+    """Modules and factors of a decoder layer; parameters are the model's own."""
 
     query: Projection
     key: Projection
@@ -163,14 +163,14 @@ class Block:
     """Over each head of queries, then keys."""
 
 
-def norm_of(module: Any, architecture: Architecture) -> Norm:
-    """Read a norm."""
+def read_norm(module: Any, architecture: Architecture) -> Norm:
+    """Return the norm of a module."""
     eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
     return Norm(module.weight + architecture.norm_offset if architecture.norm_offset else module.weight, eps)
 
 
-def block_of(layer: Any, architecture: Architecture) -> Block:
-    """Read a decoder layer of a model that has no `obstacle`."""
+def read_block(layer: Any, architecture: Architecture) -> Block:
+    """Return the block of a supported model's decoder layer."""
     attention, mlp = layer.self_attn, layer.mlp
     after, normed = architecture.norms_after, architecture.query_key_norm
     head_norm = None
@@ -184,18 +184,18 @@ def block_of(layer: Any, architecture: Architecture) -> Block:
         )
         head_norm = Norm(weight, query.variance_epsilon)
     return Block(
-        query=projection_of(attention.q_proj),
-        key=projection_of(attention.k_proj),
-        value=projection_of(attention.v_proj),
-        output=projection_of(attention.o_proj),
-        gate=projection_of(mlp.gate_proj),
-        up=projection_of(mlp.up_proj),
-        down=projection_of(mlp.down_proj),
+        query=read_projection(attention.q_proj),
+        key=read_projection(attention.k_proj),
+        value=read_projection(attention.v_proj),
+        output=read_projection(attention.o_proj),
+        gate=read_projection(mlp.gate_proj),
+        up=read_projection(mlp.up_proj),
+        down=read_projection(mlp.down_proj),
         activation=mlp.act_fn,
         scaling=attention.scaling,
-        attention_norm=norm_of(layer.post_attention_layernorm if after else layer.input_layernorm, architecture),
-        mlp_norm=norm_of(layer.post_feedforward_layernorm if after else layer.post_attention_layernorm, architecture),
-        query_norm=norm_of(attention.q_norm, architecture) if normed == "all" else None,
-        key_norm=norm_of(attention.k_norm, architecture) if normed == "all" else None,
+        attention_norm=read_norm(layer.post_attention_layernorm if after else layer.input_layernorm, architecture),
+        mlp_norm=read_norm(layer.post_feedforward_layernorm if after else layer.post_attention_layernorm, architecture),
+        query_norm=read_norm(attention.q_norm, architecture) if normed == "all" else None,
+        key_norm=read_norm(attention.k_norm, architecture) if normed == "all" else None,
         head_norm=head_norm,
     )

@@ -1,7 +1,7 @@
-"""The lean step as a device graph: on a fast device, asking for a token takes the host longer than it takes the device.
+"""The lean step as a device graph: on a fast device, launching a step takes longer than computing it.
 
-A recording costs several steps, so that few are made: whenever rows were dropped or the response buffers were doubled,
-unless hardly anything is left to decode.
+A recording costs several steps. It is made only after rows were dropped or response buffers were doubled, and only if
+enough steps remain.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.lean_step import LeanRows
 
 WORTH_RECORDING = 16
-"""Steps that must be left for a recording to be made."""
+"""Least number of remaining steps for which a recording is made."""
 
 COMPACT_BELOW = 1 / 2
-"""Rows are dropped once this share or less is unfinished: it costs a recording."""
+"""Share of unfinished rows at or below which finished rows are dropped: this costs a recording."""
 
 FEW_ROWS = 32
-"""No fewer rows than these are worth one: a step reads all weights, whether for one row or for as many as these."""
+"""Rows at or below which none are dropped: a step reads all weights, whether for one row or for this many."""
 
 
 class RecordedRows:
     """Rows of the lean step, recorded and replayed; see `Rows` for the methods.
 
     Args:
-        rows: nothing computed yet, made with `fixed=True`.
-        recorder: records work as a device graph.
-        steps: most tokens that will be appended.
-        worth_recording: steps that must be left for a recording to be made.
+        rows: not prefilled yet, made with `fixed=True`.
+        recorder: records operations as a device graph.
+        steps: largest number of tokens that will be appended.
+        worth_recording: least number of remaining steps for which a recording is made.
     """
 
     def __init__(self, rows: LeanRows, recorder: Recorder, steps: int, worth_recording: int = WORTH_RECORDING) -> None:
@@ -77,7 +77,8 @@ class RecordedRows:
         try:
             return self._recorder(lambda: self._rows.compute(self._token))
         except RuntimeError as error:
-            # What ended a recording is in the context: leaving it fails in its turn. The device may not record again.
+            # The context has the error that ended the recording: leaving it raises another. The device may not record
+            # again.
             line = (str(error.__context__ or error).splitlines() or [""])[0]
             raise RunError(
                 f"recording the decode step of {self._count} rows as a device graph failed ({line}): set "
@@ -85,7 +86,7 @@ class RecordedRows:
             ) from error
 
     def release(self) -> None:
-        """Give up the recording, if there is one, and its memory."""
+        """Free the recording, if there is one, and its memory."""
         if self._recording is not None:
             self._recording.release()
             self._recording = None

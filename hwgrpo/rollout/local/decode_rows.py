@@ -1,4 +1,4 @@
-"""Rows that are decoded together: what the decoding loop asks of them, and the models' own way of doing it."""
+"""Protocol of a batch of decoded rows, and its implementation by the model's own forward."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.models.windows import described, shortened, windows_below
 
-TRIAL_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
-ALIKE = (TRIAL_PROMPTS[0], TRIAL_PROMPTS[0][::-1])
+CHECK_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
+EQUAL_LENGTH_PROMPTS = (CHECK_PROMPTS[0], CHECK_PROMPTS[0][::-1])
 """Prompts of one length."""
-TRIAL_STEPS = 4
-TRIAL_LENGTH = max(map(len, TRIAL_PROMPTS)) + TRIAL_STEPS
+CHECK_STEPS = 4
+CHECK_LENGTH = max(map(len, CHECK_PROMPTS)) + CHECK_STEPS
 
 
 COMPACT_BELOW = 7 / 8
-"""Share of rows at which `select` is worth its cost, a copy of the cache."""
+"""Share of unfinished rows at which `select` is worth its cost, a copy of the cache."""
 
 
 class Rows(Protocol):
-    """B sequences that grow by a token per step, and the keys and values of what they hold so far."""
+    """B sequences that grow by a token per step, with their keys and values."""
 
     @property
     def compact_below(self) -> float:
-        """Rows that have ended are dropped once this share or less is unfinished."""
+        """Share of unfinished rows at or below which finished rows are dropped."""
         ...
 
     def prefill(self) -> torch.Tensor:
@@ -42,7 +42,7 @@ class Rows(Protocol):
         ...
 
     def step(self, token_B: torch.Tensor) -> torch.Tensor:
-        """Append a token to each response; return the logits [B, V] after it, which hold until the next step."""
+        """Append a token to each response; return the logits [B, V] after it, valid until the next step."""
         ...
 
     def select(self, kept: np.ndarray) -> None:
@@ -51,17 +51,17 @@ class Rows(Protocol):
 
 
 class LeftPadded:
-    """Prompts of unequal length in one matrix [G, W], real tokens at the right.
+    """Left-padded matrix [G, W] of prompts.
 
     Args:
         prompts: G sequences of token ids, none empty.
-        device: where the tensors go.
+        device: device of the tensors.
     """
 
     def __init__(self, prompts: Sequence[Sequence[int]], device: torch.device) -> None:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         width = int(lengths.max())
-        # Any id will do for padding: it is masked.
+        # Any id is valid as padding: it is masked.
         ids = torch.zeros(len(prompts), width, dtype=torch.long)
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
@@ -79,7 +79,7 @@ class LeftPadded:
 
 
 class ModelRows:
-    """Rows decoded by the model's own forward and transformers' cache, which `proven_cache` tries first.
+    """Rows decoded by the model's own forward and transformers' cache, after `check_cache`.
 
     Args:
         model: in evaluation mode, on `device`.
@@ -95,10 +95,10 @@ class ModelRows:
         padded = LeftPadded(prompts, device)
         self._ids, self._position, self._mask = padded.ids, padded.positions, padded.mask
         self.cache = DynamicCache(config=model.config)
-        # peft's forward passes keywords on, so the wrapped model's signature counts.
-        # With it, the head sees the last position only.
-        takes_it = "logits_to_keep" in inspect.signature(causal_lm(model).forward).parameters
-        self._keep_last: dict[str, Any] = {"logits_to_keep": 1} if takes_it else {}
+        # With logits_to_keep the LM head computes the last position only. peft's forward passes keywords on, so the
+        # wrapped model's signature counts.
+        keeps_last = "logits_to_keep" in inspect.signature(causal_lm(model).forward).parameters
+        self._keep_last: dict[str, Any] = {"logits_to_keep": 1} if keeps_last else {}
 
     def prefill(self) -> torch.Tensor:
         return self._forward()
@@ -134,32 +134,32 @@ class ModelRows:
         return output.logits[:, -1]
 
 
-def proven_cache(model: PreTrainedModel, device: torch.device, longest: int | None = None) -> bool:
-    """Decode a few tokens with the model's cache and compare with forward passes over whole sequences.
+def check_cache(model: PreTrainedModel, device: torch.device, longest: int | None = None) -> bool:
+    """Compare decoding with the model's cache to forward passes over full sequences, on a few tokens.
 
-    Windows that a sequence can outgrow are shortened meanwhile, so that these few tokens outgrow them.
+    Attention windows shorter than the longest sequence are shortened meanwhile, so that these few tokens exceed them.
 
     Args:
         model: in evaluation mode, on `device`.
         device: where the model is.
-        longest: tokens of the longest sequence, prompt and response; None: unknown.
+        longest: longest sequence in tokens, prompt and response; None: unknown.
 
     Returns:
-        Whether prompts of unequal length may stand in one batch; models with states let padding into them.
+        Whether prompts of unequal length may be in one batch; recurrent states would absorb the padding.
 
     Raises:
-        ConfigError: not even prompts of one length are decoded right.
+        ConfigError: even prompts of equal length are decoded wrong.
     """
     base = causal_lm(model)
     windows = windows_below(base.config, longest)
     with shortened(base, windows):
-        takes_padding = _gap_of(model, TRIAL_PROMPTS, device) <= _tolerance(model)
+        supports_padding = _checked_gap(model, CHECK_PROMPTS, device) <= _tolerance(model)
         # Attention that selects keys may select the same for some prompts and not for others: both must be right.
-        gap = 0.0 if takes_padding and not windows else _gap_of(model, ALIKE, device)
+        gap = 0.0 if supports_padding and not windows else _checked_gap(model, EQUAL_LENGTH_PROMPTS, device)
     if gap <= _tolerance(model):
-        return takes_padding
+        return supports_padding
     beyond = ""
-    if windows and _gap_of(model, ALIKE, device) <= _tolerance(model):
+    if windows and _checked_gap(model, EQUAL_LENGTH_PROMPTS, device) <= _tolerance(model):
         beyond = (
             f", once a sequence is longer than {described(windows)}; keep data.max_prompt_tokens + "
             f"rollout.max_response_tokens at {min(windows.values())} or less"
@@ -170,10 +170,10 @@ def proven_cache(model: PreTrainedModel, device: torch.device, longest: int | No
     )
 
 
-def _gap_of(model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> float:
-    """Do as `_gap`; ConfigError where the model's forward with a cache fails."""
+def _checked_gap(model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> float:
+    """Return `_max_logit_gap`; raise ConfigError where the model's forward with a cache fails."""
     try:
-        return _gap(model, prompts, device)
+        return _max_logit_gap(model, prompts, device)
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise ConfigError(
@@ -183,25 +183,27 @@ def _gap_of(model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: to
 
 
 def _tolerance(model: PreTrainedModel) -> float:
-    # In 16 bits an expert more or less may be chosen for a rounded score; states that hold padding are off by more.
+    # In 16 bits a rounded score may route a token to another expert; states with padding differ by more.
     return max(1e-3, 32 * torch.finfo(next(model.parameters()).dtype).eps)
 
 
-def _gap(model: Any, prompts: Sequence[Sequence[int]], device: torch.device) -> float:
-    """Return the largest difference of logits, relative to the largest; 0 where these are not finite to begin with."""
+def _max_logit_gap(model: Any, prompts: Sequence[Sequence[int]], device: torch.device) -> float:
+    """Return the largest relative difference of logits; 0 where the expected ones are not finite."""
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     prompts = [[token % vocabulary for token in prompt] for prompt in prompts]
     rows, prompt_of = ModelRows(model, prompts, device), (0, 0, 1)
-    found = [rows.prefill()[list(prompt_of)]]
+    decoded = [rows.prefill()[list(prompt_of)]]
     rows.spread(np.array(prompt_of))
-    tokens = (torch.arange(3 * TRIAL_STEPS, device=device).view(TRIAL_STEPS, 3) + 9) % vocabulary
-    found += [rows.step(step) for step in tokens]
+    tokens = (torch.arange(3 * CHECK_STEPS, device=device).view(CHECK_STEPS, 3) + 9) % vocabulary
+    decoded += [rows.step(step) for step in tokens]
     gap = 0.0
     for row, prompt in enumerate(prompt_of):
-        whole = torch.cat([torch.tensor(prompts[prompt], device=device), tokens[:, row]])[None]
-        expected = model(input_ids=whole, use_cache=False).logits[0, -1 - TRIAL_STEPS :].float()
+        sequence = torch.cat([torch.tensor(prompts[prompt], device=device), tokens[:, row]])[None]
+        expected = model(input_ids=sequence, use_cache=False).logits[0, -1 - CHECK_STEPS :].float()
         if not expected.isfinite().all():
             return 0.0
-        apart = (torch.stack([logits[row] for logits in found]).float() - expected).abs().max() / expected.abs().max()
-        gap = max(gap, float(apart) if apart == apart else float("inf"))
+        relative = (
+            torch.stack([logits[row] for logits in decoded]).float() - expected
+        ).abs().max() / expected.abs().max()
+        gap = max(gap, float(relative) if relative == relative else float("inf"))
     return gap

@@ -12,16 +12,16 @@ from hwgrpo.errors import RunError
 from hwgrpo.rollout.counter_rng import uniforms
 from hwgrpo.rollout.local.decode_rows import Rows
 from hwgrpo.rollout.local.token_sampling import draw
-from hwgrpo.rollout.stopping import StopWatch
+from hwgrpo.rollout.stopping import StopDetector
 from hwgrpo.values import Sampling
 
 UNIFORM_BLOCK = 64
-"""Positions whose uniforms are made and moved to the device at once."""
+"""Positions whose uniforms are computed and copied to the device at once."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """S responses, ragged, on the CPU; R tokens in all."""
+    """S ragged responses of R tokens in total, on the CPU."""
 
     lengths: np.ndarray
     """[S] int64."""
@@ -32,9 +32,9 @@ class Decoded:
     finished: np.ndarray
     """[S] bool."""
     rows_decoded: int
-    """Tokens that were drawn, those of rows that had ended included."""
+    """Drawn tokens, including those of rows that had ended."""
     versions: np.ndarray
-    """[R] int64: of the weights that gave each token's logits."""
+    """[R] int64: version of the weights that gave each token's logits."""
 
 
 def decode(
@@ -42,28 +42,28 @@ def decode(
     prompt_of: np.ndarray,
     keys: np.ndarray,
     sampling: Sampling,
-    watch: StopWatch,
+    watch: StopDetector,
     device: torch.device,
-    look_every: int = 1,
-    make_way: Callable[[], int] = lambda: 0,
+    sync_every: int = 1,
+    apply_new_weights: Callable[[], int] = lambda: 0,
 ) -> Decoded:
     """Generate S responses to G distinct prompts; each prompt goes through the model once.
 
     Args:
-        rows: of the G prompts, nothing computed yet.
+        rows: rows of the G prompts, not prefilled yet.
         prompt_of: [S] int64, the prompt of each response.
         keys: [S] uint64 of `stream_keys`.
-        sampling: how tokens are drawn, and how many at most.
-        watch: says which responses have ended.
-        device: where the rows are.
-        look_every: steps after which the host looks at what was drawn. Results do not depend on it. Every look waits
+        sampling: filters, temperature and length limit.
+        watch: detects the end of responses.
+        device: device of the rows.
+        sync_every: steps between reads of the drawn tokens by the host. Results do not depend on it. Each read waits
             for the device; in between, responses that have ended are decoded on.
-        make_way: called before each forward; lets weights be exchanged and returns the version of those there are now.
+        apply_new_weights: called before each forward; lets weights be exchanged and returns the current version.
 
     Raises:
         RunError: the model's logits are not finite.
     """
-    version = make_way()
+    version = apply_new_weights()
     logits = rows.prefill()[torch.from_numpy(prompt_of).to(device)]
     rows.spread(prompt_of)
 
@@ -85,11 +85,11 @@ def decode(
             top_p=sampling.top_p,
             min_p=sampling.min_p,
         )
-        logits = logits.new_empty(0)  # a recording may be made of the next step, and needs the room
+        logits = logits.new_empty(0)  # the next step may be recorded, which needs the memory
         unseen.append((token, logprob))
         versions.append(version)
         last = position + 1 == sampling.max_response_tokens
-        if last or len(unseen) == look_every:
+        if last or len(unseen) == sync_every:
             tokens = torch.stack([token for token, _ in unseen]).cpu().numpy()
             for drawn, (_, logprob) in zip(tokens, unseen, strict=True):
                 if (drawn[growing] < 0).any():
@@ -110,8 +110,8 @@ def decode(
                 index = torch.from_numpy(kept).to(device)
                 token, sequence, growing = token[index], sequence[kept], growing[kept]
                 block = block if sampling.greedy else block[index]
-        version = make_way()
-        # Rows that have ended but are still in the batch go on with what they drew; nobody reads it.
+        version = apply_new_weights()
+        # Rows that have ended but are still in the batch decode on; their tokens are discarded.
         logits = rows.step(token.clamp_min(0))
     return _collect(steps, finished, np.array(versions, dtype=np.int64))
 

@@ -1,4 +1,4 @@
-"""The engine that is always there: the training model samples, with its own weights or a copy in the compute dtype."""
+"""The local engine: samples with the training model, or with a copy in the compute dtype."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.local.architectures import obstacle, own_forward
+from hwgrpo.rollout.local.architectures import describe_fallback, unsupported_reason
 from hwgrpo.rollout.local.decode_graph import RecordedRows
-from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, proven_cache
+from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, check_cache
 from hwgrpo.rollout.local.decoding import Decoded, decode
 from hwgrpo.rollout.local.lean_step import LeanRows
-from hwgrpo.rollout.local.lean_step_check import proven
+from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.rollout.pause_gate import Gate
+from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
-from hwgrpo.rollout.stopping import StopWatch, end_token_ids
-from hwgrpo.rollout.weights import take_over
+from hwgrpo.rollout.stopping import StopDetector, end_token_ids
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
-LOOK_EVERY = 8
-"""Steps between looks at what an accelerator has drawn, each of which it would wait for."""
+SYNC_EVERY = 8
+"""Steps between reads of the tokens that an accelerator has drawn; each read waits for it."""
 CPUINFO = Path("/proc/cpuinfo")
-"""Linux' list of the processor's features."""
+"""Linux' list of processor features."""
 
 BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""x86's two, and Arm's."""
+"""bfloat16 instructions of x86 (two) and Arm."""
 
 
 class LocalEngine:
-    """Samples in this process, on the training device.
+    """Engine that samples in this process, on the training device.
 
-    Architectures it knows are decoded by the lean step, if that reproduces the model's logits on a few tokens; all
-    others by the model's own forward. `decode_path` and `decode_reason` tell which, and why.
+    Supported architectures are decoded by the lean step, if it reproduces the model's logits on a few tokens; all
+    others by the model's own forward. See `decode_path` and `decode_reason`.
 
     Args:
-        model: the policy; may be wrapped by peft. Its parameters must be whole (not sharded) on this rank; where the
-            policy's are not, a replica.
+        model: the policy; may be wrapped by peft. Its parameters must be unsharded on this rank; where the policy's
+            are sharded, a replica.
         tokenizer: decodes responses and knows the end-of-sequence token.
         device: where the model is.
-        compute_dtype: dtype of the weights that sample. Where the model's parameters have it, they are used as they
-            are; else those that do not are copied, and the copies refreshed by `update_weights`.
+        compute_dtype: dtype of the weights used for sampling. Parameters in this dtype are shared; others are copied,
+            and the copies refreshed by `update_weights`.
         max_sequences: responses decoded together; a larger batch is generated in parts.
-        recorder: makes device graphs. With one, the lean step is recorded, if a trial gives the same logits.
-        weights: where the policy is in shards: yields its trainable parameters whole, by name, and `model` is a copy
-            that this engine alone uses (`replica_of`). Every rank calls `update_weights` then.
-        gate: where a thread that generates makes way, between two tokens, for one that brings new weights. What is in
-            the cache of keys and values stays as older weights made it.
-        longest: tokens of the longest sequence that will be asked for, prompt and response; None: unknown.
+        recorder: makes device graphs. With one, the lean step is recorded, if its startup check passes.
+        weights: with a sharded policy: yields its full trainable parameters with their names; `model` is then a copy
+            that only this engine uses (`copy_frozen`), and every rank calls `update_weights`.
+        gate: at which a generating thread pauses, between two tokens, for new weights. The KV cache keeps the values
+            computed with older weights.
+        longest: longest sequence that will be requested, in tokens, prompt and response; None: unknown.
 
     Raises:
-        ConfigError: with its cache of keys, values or states the model computes something else than without.
+        ConfigError: with its cache the model's logits differ from those without.
         RunError: the recorder fails.
     """
 
@@ -95,33 +95,33 @@ class LocalEngine:
         of the decoded rows whose token was kept)."""
         sampler = self._sampler
         with torch.no_grad(), _evaluating(sampler):
-            self._takes_padding = proven_cache(sampler, device, longest)
-            self._obstacle = proven(sampler, device)
-            self._recorder, self._unrecorded = recorder, None
-            if recorder is not None and self._obstacle is None:
-                self._unrecorded = proven(sampler, device, recorder)
-                self._recorder = None if self._unrecorded else recorder
-        self._foreseen = self._obstacle or (obstacle(sampler, longest) if longest else None)
-        self.decode_reason = self._obstacle or ""
-        """Why the lean step did not decode; empty when it did. Settled anew by each `generate`."""
+            self._supports_padding = check_cache(sampler, device, longest)
+            self._unsupported = check_lean_step(sampler, device)
+            self._recorder, self._graph_reason = recorder, None
+            if recorder is not None and self._unsupported is None:
+                self._graph_reason = check_lean_step(sampler, device, recorder)
+                self._recorder = None if self._graph_reason else recorder
+        self._expected_reason = self._unsupported or (unsupported_reason(sampler, longest) if longest else None)
+        self.decode_reason = self._unsupported or ""
+        """Why the lean step did not decode; empty when it did. Updated by each `generate`."""
 
     @property
     def decode_path(self) -> str:
-        """What decoded last, or will if nothing has: "graph" (the lean step, recorded), "lean" or "model"."""
+        """Decode path of the last or next `generate`: "graph" (the lean step, recorded), "lean" or "model"."""
         if self.decode_reason:
             return "model"
         return "lean" if self._recorder is None else "graph"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about the speed of this engine, in words."""
+        """Lines about the speed of this engine."""
         slow = slow_dtype(self._device, self._dtype)
-        path = own_forward(self._foreseen) if self._foreseen else ""
-        recording = f"rollout decodes without device graphs: {self._unrecorded}" if self._unrecorded else ""
+        path = describe_fallback(self._expected_reason) if self._expected_reason else ""
+        recording = f"rollout decodes without device graphs: {self._graph_reason}" if self._graph_reason else ""
         alone = (
             ""
-            if self._takes_padding
-            else ("rollout decodes prompts of one length at a time: the model does not leave padding out of its states")
+            if self._supports_padding
+            else ("rollout decodes prompts of one length at a time: the model does not mask padding in its states")
         )
         return tuple(note for note in (path, recording, alone, slow) if note)
 
@@ -132,8 +132,8 @@ class LocalEngine:
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
         """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
 
-        Prompts with the same tokens share one prefill. A group is split over parts only when n exceeds
-        `max_sequences`; then its prompt is prefilled once per part.
+        Prompts with the same tokens share one prefill. A group is split only when n exceeds `max_sequences`; then its
+        prompt is prefilled once per part.
 
         Raises:
             ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
@@ -144,40 +144,40 @@ class LocalEngine:
             raise RuntimeError("the local engine is asleep or closed: call wake() before generate()")
         assert len(batch) > 0
         check_batch(batch, sampling, self._model.config)
-        began = time.perf_counter()
+        start = time.perf_counter()
         model = self._sampler
         longest = max(len(prompt.token_ids) for prompt in batch.prompts) + sampling.max_response_tokens
-        self.decode_reason = self._obstacle or obstacle(model, longest) or ""
+        self.decode_reason = self._unsupported or unsupported_reason(model, longest) or ""
         texts: list[str] = []
-        pieces: list[Decoded] = []
+        parts: list[Decoded] = []
         with torch.no_grad(), _evaluating(model):
             for prompts, samples in self._parts(batch, sampling.n):
                 decoded, part_texts = self._generate_part(model, prompts, samples, sampling)
-                pieces.append(decoded)
+                parts.append(decoded)
                 texts += part_texts
-        lengths = torch.from_numpy(np.concatenate([piece.lengths for piece in pieces]))
+        lengths = torch.from_numpy(np.concatenate([part.lengths for part in parts]))
         self.metrics = {
-            "perf/rollout_tokens_per_second": int(lengths.sum()) / max(time.perf_counter() - began, 1e-9),
-            "perf/rollout_live_rows": int(lengths.sum()) / sum(piece.rows_decoded for piece in pieces),
+            "perf/rollout_tokens_per_second": int(lengths.sum()) / max(time.perf_counter() - start, 1e-9),
+            "perf/rollout_live_rows": int(lengths.sum()) / sum(part.rows_decoded for part in parts),
         }
-        versions = torch.from_numpy(np.concatenate([piece.versions for piece in pieces]))
+        versions = torch.from_numpy(np.concatenate([part.versions for part in parts]))
         oldest, newest = (int(version) for version in versions.aminmax())
         return Completions(
             prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
-            tokens=torch.from_numpy(np.concatenate([piece.tokens for piece in pieces])),
+            tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
             offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
-            logprobs=torch.from_numpy(np.concatenate([piece.logprobs for piece in pieces])),
-            finished=torch.from_numpy(np.concatenate([piece.finished for piece in pieces])),
+            logprobs=torch.from_numpy(np.concatenate([part.logprobs for part in parts])),
+            finished=torch.from_numpy(np.concatenate([part.finished for part in parts])),
             texts=tuple(texts),
             weight_version=oldest,
             versions=versions if newest > oldest else None,
         )
 
     def update_weights(self, version: int) -> None:
-        """Take over the policy's current weights, which are `version`."""
+        """Apply the policy's current weights, whose version is `version`."""
         self._version = version
         if self._weights is not None:
-            take_over(self._weights(), self._model)
+            copy_weights(self._weights(), self._model)
         if self._copy is not None:
             _refresh(self._model, self._copy)
 
@@ -187,7 +187,7 @@ class LocalEngine:
         self._copy = None
 
     def wake(self) -> None:
-        """Make the copy again, where one is needed, from the policy's current weights."""
+        """Copy the policy's current weights again, where a copy is needed."""
         if not self._shares_weights and self._copy is None:
             self._copy = _copy_in_dtype(self._model, self._dtype)
         self._usable = True
@@ -201,30 +201,30 @@ class LocalEngine:
         self.sleep()
 
     def _parts(self, batch: PromptBatch, n: int) -> Iterator[tuple[list[Prompt], list[int]]]:
-        """Yield the prompt and the sample index of each response, at most `max_sequences` at a time, whole groups."""
+        """Yield the prompt and sample index of each response, in parts of at most `max_sequences`, by full groups."""
         groups = max(1, self._max_sequences // n)
-        alike = [[*prompts] for _, prompts in groupby(batch.prompts, key=self._may_stand_together)]
-        for prompts in (run[start : start + groups] for run in alike for start in range(0, len(run), groups)):
+        batchable = [[*prompts] for _, prompts in groupby(batch.prompts, key=self._batching_key)]
+        for prompts in (run[start : start + groups] for run in batchable for start in range(0, len(run), groups)):
             sequences = [(prompt, sample) for prompt in prompts for sample in range(n)]
             for cut in range(0, len(sequences), self._max_sequences):
                 part = sequences[cut : cut + self._max_sequences]
                 yield [prompt for prompt, _ in part], [sample for _, sample in part]
 
-    def _make_way(self) -> int:
+    def _apply_new_weights(self) -> int:
         if self._gate is not None:
             self._gate.step()
         return self._version
 
-    def _may_stand_together(self, prompt: Prompt) -> int:
-        """Return what neighbours must have in common to be decoded together."""
-        return 0 if self._takes_padding else len(prompt.token_ids)
+    def _batching_key(self, prompt: Prompt) -> int:
+        """Return the key that neighbours must share to be decoded together."""
+        return 0 if self._supports_padding else len(prompt.token_ids)
 
     def _generate_part(
         self, model: PreTrainedModel, prompts: list[Prompt], samples: list[int], sampling: Sampling
     ) -> tuple[Decoded, list[str]]:
         distinct = {token_ids: row for row, token_ids in enumerate(dict.fromkeys(p.token_ids for p in prompts))}
         end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
-        watch = StopWatch(self._tokenizer, end_ids, sampling.stop, len(prompts))
+        watch = StopDetector(self._tokenizer, end_ids, sampling.stop, len(prompts))
         decoded = decode(
             self._rows(model, list(distinct), sampling),
             np.array([distinct[prompt.token_ids] for prompt in prompts]),
@@ -232,8 +232,8 @@ class LocalEngine:
             sampling,
             watch,
             self._device,
-            look_every=1 if self._device.type == "cpu" else LOOK_EVERY,
-            make_way=self._make_way,
+            sync_every=1 if self._device.type == "cpu" else SYNC_EVERY,
+            apply_new_weights=self._apply_new_weights,
         )
         responses = np.split(decoded.tokens, np.cumsum(decoded.lengths)[:-1])
         texts = [watch.text(tokens.tolist(), bool(end)) for tokens, end in zip(responses, decoded.finished)]
@@ -250,7 +250,7 @@ class LocalEngine:
 
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode, and those that were training back afterwards."""
+    """Set all modules to evaluation mode, and restore those that were training afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -260,17 +260,17 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def replica_of(
+def copy_frozen(
     model: PreTrainedModel,
     dtype: torch.dtype,
     weights: Iterator[tuple[torch.nn.Parameter, torch.Tensor]] | None = None,
 ) -> PreTrainedModel:
-    """Return a copy of a model with frozen parameters of its own in `dtype`; its buffers keep theirs.
+    """Return a copy of a model with frozen parameters in `dtype`; buffers keep their dtype.
 
     Args:
-        model: to be copied.
-        dtype: of the copy's parameters.
-        weights: yields every parameter of the model with what the copy gets for it, where the model is without weights;
+        model: the model to copy.
+        dtype: dtype of the copy's parameters.
+        weights: yields every parameter of the model with its value for the copy, where the model is on the meta device;
             None: the parameters themselves.
     """
     pairs = ((parameter, parameter) for parameter in model.parameters()) if weights is None else weights
@@ -282,9 +282,9 @@ def replica_of(
 
 
 def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a copy whose parameters have `dtype`, frozen; those that have it already are shared. Ties stay ties.
+    """Return a frozen copy in `dtype` that shares parameters already in it. Ties are kept.
 
-    The copy of a model with adapters keeps what was active, merged and scaled when it was made.
+    The copy of a model with adapters keeps their active, merged and scaling state of now.
     Buffers keep their dtype: rotary frequencies in half precision would be wrong from a few hundred positions on.
     """
     memo = {
@@ -305,9 +305,9 @@ def _refresh(source: torch.nn.Module, target: torch.nn.Module) -> None:
 
 
 def slow_dtype(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Say that sampling in a dtype would be slower than in fp32, or return None.
+    """Return a note if sampling in a dtype would be slower than in fp32, else None.
 
-    Where the processor's features cannot be read nothing is said.
+    None, too, where the processor's features cannot be read.
     """
     if device.type != "cpu" or dtype != torch.bfloat16 or not CPUINFO.exists():
         return None
@@ -320,7 +320,7 @@ def slow_dtype(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def local_engine(parts: EngineParts) -> LocalEngine:
-    """Return the engine that samples with the training model itself, or with a copy in this process."""
+    """Return an engine that samples with the training model, or with a copy in this process."""
     rollout = parts.config.rollout
     longest = parts.config.data.max_prompt_tokens + rollout.max_response_tokens
     return LocalEngine(

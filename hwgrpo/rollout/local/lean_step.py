@@ -1,7 +1,7 @@
-"""The lean decode step: a token for each row with as few operations as the architecture allows.
+"""The lean decode step: a token per row with as few operations as the architecture allows.
 
-The model's own forward computes the prompts. After that only parameters are read, straight from its modules at every
-`generate`, so that what an optimizer wrote in place is what samples.
+The model's own forward computes the prompts. After that only parameters are read, from its modules at every `generate`,
+so that in-place updates of an optimizer take effect.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 from torch import nn
 
 from hwgrpo.models.lm_head import causal_lm
-from hwgrpo.rollout.local.adapted_linear import Projection, projection_of
-from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, block_of, norm_of
+from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
+from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, read_block, read_norm
 from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, LeftPadded, ModelRows
 from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache
 
 
 class LeanRows:
-    """Rows of a model without `architectures.obstacle`, decoded by the lean step; see `Rows` for the methods.
+    """Rows decoded by the lean step, of a model without `unsupported_reason`; see `Rows` for the methods.
 
     Args:
         model: in evaluation mode, on `device`.
         prompts: G sequences of token ids, none empty.
         device: where the model is.
-        max_response_tokens: most tokens that will be appended to a prompt.
-        fixed: make `compute` the same operations on the same tensors from one `advance` that returned True to the
-            next, as a recording of it needs; a little more work for a processor that needs no recording.
+        max_response_tokens: largest number of tokens that will be appended to a prompt.
+        fixed: let `compute` run the same operations on the same tensors between two `advance` calls that return True,
+            as a recording needs; a little slower without one.
     """
 
     compact_below = COMPACT_BELOW
@@ -52,10 +52,10 @@ class LeanRows:
         self._max_response_tokens = max_response_tokens
         self._fixed = fixed
         self._prompts = prompts
-        self._blocks: list[Block] = [block_of(layer, architecture) for layer in base.model.layers]
-        self._norm: Norm = norm_of(base.model.norm, architecture)
+        self._blocks: list[Block] = [read_block(layer, architecture) for layer in base.model.layers]
+        self._norm: Norm = read_norm(base.model.norm, architecture)
         self._embed: nn.Module = base.get_input_embeddings()
-        self._head: Projection = projection_of(base.get_output_embeddings())
+        self._head: Projection = read_projection(base.get_output_embeddings())
         config = base.config
         self._embedding_multiplier: float = getattr(config, "embedding_multiplier", 1.0)
         self._residual_multiplier: float = getattr(config, "residual_multiplier", 1.0)
@@ -91,7 +91,7 @@ class LeanRows:
         return self.compute(token_B)
 
     def advance(self) -> bool:
-        """Move each response on by a token; return whether `compute` uses other tensors than before."""
+        """Advance each response by a token; return whether `compute` uses other tensors than before."""
         moved = self._cache.advance()
         if moved:
             self._make_rotations()
@@ -99,7 +99,7 @@ class LeanRows:
         return moved
 
     def compute(self, token_B: torch.Tensor) -> torch.Tensor:
-        """Return the logits [B, V] after the tokens that the last `advance` made room for; may be repeated."""
+        """Return the logits [B, V] after the newest tokens; may be repeated after one `advance`."""
         cos, sin = self._cos[self._position], self._sin[self._position]
         hidden = self._embed(token_B)
         if self._embedding_multiplier != 1.0:
@@ -118,7 +118,7 @@ class LeanRows:
     def _attention(
         self, layer: int, block: Block, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the output projection takes, [B, query heads * D]; `cos` and `sin` are [B, 1, D]."""
+        """Return the input of the output projection, [B, query heads * D]; `cos` and `sin` are [B, 1, D]."""
         rows, size = len(hidden), cos.shape[-1]
         query, key, value = (projection(hidden) for projection in (block.query, block.key, block.value))
         if block.query_norm is not None and block.key_norm is not None:
@@ -135,7 +135,7 @@ class LeanRows:
         return self._cache.attend(layer, query, key, value.view(rows, key_heads, size), block.scaling)
 
     def _make_rotations(self) -> None:
-        """Tabulate cosines and sines for all positions that the buffers have room for, [positions, 1, D]."""
+        """Tabulate cosines and sines of all positions in the buffers' capacity, [positions, 1, D]."""
         positions = torch.arange(self._width + self._cache.capacity, device=self._device)
         cos, sin = self._base.model.rotary_emb(self._head.weight[:1], positions[None])
         half = cos.shape[-1] // 2

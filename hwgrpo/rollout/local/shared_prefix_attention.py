@@ -1,8 +1,8 @@
 """Attention of one new token per row over a prompt that several rows share and over each row's own response.
 
 Keys and values of a prompt are stored once, those of responses in buffers that are written in place and doubled when
-full. Heads come first, rows second: then the n rows of a prompt are n times as many queries against its keys, which is
-a matrix product, and the same tensor seen row by row meets each row's own keys.
+full. Heads are the first dimension, rows the second: the n rows of a prompt are then n times as many queries against
+its keys, which is one matrix product, and a view of the same tensor by row multiplies each row's own keys.
 
 Shapes: P prompts of W tokens (padded on the left), B rows, H key-value heads of G queries each, head size D, response
 buffers of C tokens of which T are filled.
@@ -14,19 +14,19 @@ import numpy as np
 import torch
 
 FIRST_CAPACITY = 64
-"""Response tokens that buffers have room for at first."""
+"""Initial capacity of the buffers, in response tokens."""
 
 
 class SharedPromptCache:
-    """Keys and values of all layers.
+    """Cache of the keys and values of all layers.
 
     Args:
         keys: per layer [P, H, W, D], rotated.
         values: per layer [P, H, W, D].
         mask: [P, W] bool, False at padding; None where there is none.
-        longest: most response tokens that will be appended.
-        fixed: attend to whole response buffers, masked where they are not filled, so that `attend` does the same on
-            the same tensors until `advance`, `spread` or `select` says otherwise: a step that can be recorded.
+        longest: largest number of response tokens that will be appended.
+        fixed: attend to full response buffers, masked where they are not filled, so that `attend` runs the same
+            operations on the same tensors until `advance`, `spread` or `select` changes them, and can be recorded.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class SharedPromptCache:
         self._bias: torch.Tensor | None = None
         device = self._prompt[0].device
         self._newest = torch.zeros(1, dtype=torch.long, device=device)
-        """Where the newest token is in the buffers; like the bias below it is kept up where they are `fixed`."""
+        """[1] int64, index of the newest token in the buffers; updated, like the bias below, only if `fixed`."""
         self._bias_of_response = torch.empty(0, device=device)
         """[C] fp32, 0 where the buffers are filled, else -inf."""
 
     @property
     def capacity(self) -> int:
-        """Response tokens that the buffers have room for."""
+        """Capacity of the buffers, in response tokens."""
         return self._response[0].shape[3]
 
     def spread(self, prompt_of: np.ndarray) -> None:
@@ -82,7 +82,7 @@ class SharedPromptCache:
         self._arrange(prompt_of)
 
     def _arrange(self, prompt_of: np.ndarray) -> None:
-        """Give each row a slot in a grid of prompts by rows per prompt."""
+        """Assign each row a slot in a grid of prompts by rows per prompt."""
         device, prompts = self._prompt[0].device, self._prompt[0].shape[2]
         self._prompt_of = prompt_of
         count = np.bincount(prompt_of, minlength=prompts)
@@ -98,7 +98,7 @@ class SharedPromptCache:
             self._bias = self._bias_of_prompt[torch.from_numpy(prompt_of).to(device)][:, None]
 
     def advance(self) -> bool:
-        """Make room for a token more in every layer; return whether that took other buffers than before."""
+        """Append a slot for a token in every layer; return whether the buffers were reallocated."""
         full = self._length == self.capacity
         if full:
             for layer, buffer in enumerate(self._response):
@@ -115,16 +115,16 @@ class SharedPromptCache:
         return full
 
     def _buffer(self, like: torch.Tensor, rows: int, capacity: int, size: int) -> torch.Tensor:
-        """Return an empty buffer [2, H, B, C, D]; one that is read before it is filled must hold numbers."""
+        """Return an empty buffer [2, H, B, C, D]; with `fixed` it is read before it is filled, so it is zeroed."""
         make = like.new_zeros if self._fixed else like.new_empty
         return make(2, like.shape[1], rows, capacity, size)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """Store the newest token's key and value and return its attention output; `advance` comes first.
+        """Store the newest token's key and value and return its attention output, after `advance`.
 
-        Done twice with the same token it gives the same.
+        Idempotent for the same token.
 
         Args:
             layer: index of the decoder layer.
@@ -174,7 +174,7 @@ class SharedPromptCache:
         return output.view(heads, rows, group * size).transpose(0, 1).reshape(rows, -1)
 
     def _to_grid(self, of_rows: torch.Tensor) -> torch.Tensor:
-        """Lay [H, B, G, X] out as [H, P * rows per prompt, G, X], zero where no row is."""
+        """Scatter [H, B, G, X] to [H, P * rows per prompt, G, X], zero in empty slots."""
         if self._slot is None:
             return of_rows
         heads, _, group, last = of_rows.shape
@@ -182,7 +182,7 @@ class SharedPromptCache:
         return of_rows.new_zeros(heads, slots, group, last).index_copy_(1, self._slot, of_rows)
 
     def _from_grid(self, of_prompts: torch.Tensor, rows: int, group: int) -> torch.Tensor:
-        """Read [H * P, rows per prompt * G, X] as [H, B, G, X]."""
+        """Gather [H, B, G, X] from [H * P, rows per prompt * G, X]."""
         heads, last = self._prompt[0].shape[1], of_prompts.shape[-1]
         grid = of_prompts.view(heads, -1, group, last)
         return grid if self._slot is None else grid.index_select(1, self._slot)

@@ -1,17 +1,17 @@
-"""Drawing a token: the filters on logits, and the inverse of the distribution function at a uniform."""
+"""Sampling of a token: logit filters, and the inverse CDF at a uniform."""
 
 from __future__ import annotations
 
 import torch
 
 SUMS_IN_ORDER = ("cpu",)
-"""Types of device on which a cumulative sum adds one term after the other."""
+"""Device types on which a cumulative sum adds terms in order."""
 
 BLOCK = 256
-"""Tokens that are summed before the sums are accumulated, where there are many or cumulative sums are not in order."""
+"""Tokens per block sum, where the vocabulary is large or cumulative sums are not in order."""
 
 FEW_TOKENS = 4096
-"""Vocabulary up to which a CPU draws by one cumulative sum: it adds one term after the other, blocks many at once."""
+"""Largest vocabulary for which a CPU uses one cumulative sum: it adds terms in order, blocks many at once."""
 
 
 def filter_logits(logits_SV: torch.Tensor, *, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
@@ -62,19 +62,19 @@ def inverse_cdf(probability_SV: torch.Tensor, uniform_S: torch.Tensor) -> torch.
     total = cdf[:, -1:]
     threshold = uniform_S[:, None] * total
     if bool((threshold < total).all()):
-        # Such a sum never falls, so that a binary search finds the first that exceeds. The sum rose there, so that its
+        # Sums in order never decrease, so a binary search finds the first that exceeds. The sum increased there, so its
         # probability is positive.
         return torch.searchsorted(cdf, threshold, right=True)[:, 0]
     return torch.where(total[:, 0] > 0, _first_above(cdf, probability_SV > 0, threshold), -1)
 
 
 def _by_blocks(probability_SV: torch.Tensor, uniform_S: torch.Tensor) -> torch.Tensor:
-    """Find the block of tokens first, then the token in it: the vocabulary is read once, to be summed by blocks."""
+    """Return `inverse_cdf` by block sums: find the block, then the token in it, reading the vocabulary once."""
     vocabulary, device = probability_SV.shape[-1], probability_SV.device
-    whole = vocabulary // BLOCK * BLOCK
-    sums = probability_SV[:, :whole].unflatten(-1, (-1, BLOCK)).sum(dim=-1)
-    if whole < vocabulary:
-        sums = torch.cat([sums, probability_SV[:, whole:].sum(dim=-1, keepdim=True)], dim=-1)
+    in_blocks = vocabulary // BLOCK * BLOCK
+    sums = probability_SV[:, :in_blocks].unflatten(-1, (-1, BLOCK)).sum(dim=-1)
+    if in_blocks < vocabulary:
+        sums = torch.cat([sums, probability_SV[:, in_blocks:].sum(dim=-1, keepdim=True)], dim=-1)
     cdf = _running_sum(sums)
     total = cdf[:, -1:]
     threshold = uniform_S[:, None] * total
@@ -98,7 +98,7 @@ def _first_above(cdf: torch.Tensor, positive: torch.Tensor, threshold: torch.Ten
 
 
 def _running_sum(values: torch.Tensor) -> torch.Tensor:
-    """Return sums over the last dimension up to each entry; a device's own scan may round otherwise every time."""
+    """Return cumulative sums over the last dimension; a device's own scan may round differently each time."""
     if not torch.are_deterministic_algorithms_enabled():
         return values.cumsum(dim=-1)
     shift = 1
@@ -121,7 +121,7 @@ def draw(
 
     Args:
         logits_SV: [S, V], any float dtype.
-        uniform_S: [S] fp32; None takes the likeliest token, with its log-prob under softmax of the raw logits.
+        uniform_S: [S] fp32; None selects the likeliest token, with its log-prob under softmax of the raw logits.
         temperature: divisor of the logits.
         top_k: see `filter_logits`.
         top_p: see `filter_logits`.

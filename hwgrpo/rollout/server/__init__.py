@@ -1,15 +1,15 @@
 """Engines behind HTTP: vLLM and SGLang as servers that all ranks share.
 
-engine.py            requests, retries, recovery
-dialect.py           what the kinds of server have in common, and where they differ
-vllm.py, sglang.py   the kinds
-attachment.py        find a server or start one
-server_process.py    a server that the run starts, watches and ends
-http_client.py       requests with a token and limits on time and size
-owner.py             whose weights a server has
-weight_transfer.py   how weights get there: a folder or a process group
-weights_folder.py    safetensors files per version
-weights_group.py     the trainer's side of the process group
+engine.py             requests, retries, recovery
+server_api.py         the protocol of a kind of server, and code that the kinds share
+vllm.py, sglang.py    the kinds
+server_connection.py  connect to a server or start one
+server_process.py     a server process that the run starts and ends
+http_client.py        HTTP requests with a token and limits on time and size
+server_owner.py       the run whose weights a server has
+weight_transfer.py    weight transfer through a folder or a process group
+weights_folder.py     safetensors files per version
+weights_group.py      the trainer's side of the process group
 """
 
 from hwgrpo.config.schema import Config
@@ -22,18 +22,18 @@ def _refuse_sglang(config: Config) -> None:
     if lora.rank or lora.adapter:
         raise ConfigError(
             f"rollout.engine='sglang_server' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
-            "it gets full models only; use rollout.engine=vllm_server, vllm or local"
+            "this engine transfers full models only; use rollout.engine=vllm_server, vllm or local"
         )
     if config.rollout.server.transfer == "group":
         raise ConfigError(
-            "rollout.server.transfer='group' with rollout.engine='sglang_server': its weights go through a folder; "
-            "leave it out"
+            "rollout.server.transfer='group' with rollout.engine='sglang_server': this engine transfers "
+            "weights through a folder; leave it out"
         )
 
 
 VLLM_SERVER = EngineKind(
     maker="hwgrpo.rollout.server.vllm:vllm_server",
-    check_host="hwgrpo.rollout.server.attachment:check_vllm_server",
+    check_host="hwgrpo.rollout.server.server_connection:check_vllm_server",
     check_server="hwgrpo.rollout.server.vllm:check_running",
     runs_vllm=True,
     receives_in_group=True,
@@ -42,7 +42,7 @@ VLLM_SERVER = EngineKind(
 SGLANG_SERVER = EngineKind(
     maker="hwgrpo.rollout.server.sglang:sglang_server",
     refuse=_refuse_sglang,
-    check_host="hwgrpo.rollout.server.attachment:check_sglang_server",
+    check_host="hwgrpo.rollout.server.server_connection:check_sglang_server",
     check_server="hwgrpo.rollout.server.sglang:check_running",
     remark="part of hwgrpo; it has never run with a real SGLang server",
 )

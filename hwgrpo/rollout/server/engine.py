@@ -1,7 +1,7 @@
-"""Responses by a server that all ranks share, over HTTP; `Dialect` says what kind of server it is.
+"""Sampling by a server that all ranks share, over HTTP; `ServerApi` implements the kind of server.
 
-A server that dies, hangs or answers garbage is started again if it is ours, else waited for; it gets the current
-weights again and the request is repeated.
+A server that dies, times out or sends invalid responses is restarted if the run started it, else waited for; it gets
+the current weights again and the request is retried.
 """
 
 from __future__ import annotations
@@ -17,75 +17,75 @@ from torch import distributed as dist
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.pause_gate import Stopped
-from hwgrpo.rollout.requests import Answer, Request, check_batch, completions_of, problem_of, requests_of
-from hwgrpo.rollout.server.attachment import HEALTH_TIMEOUT, attach
-from hwgrpo.rollout.server.dialect import Dialect, Question
-from hwgrpo.rollout.server.http_client import Garbage, ServerProblem, ServerTaken
-from hwgrpo.rollout.server.owner import check_owner
+from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
+from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem
+from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
+from hwgrpo.rollout.server.server_connection import HEALTH_TIMEOUT, connect_server
+from hwgrpo.rollout.server.server_owner import check_owner
 from hwgrpo.rollout.stopping import end_token_ids
-from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.values import Completions, PromptBatch, Sampling
 from hwgrpo.waits import Wait
 
 THREADS = 64
-"""Requests that a rank has under way at a time."""
+"""Requests that a rank has in flight at a time."""
 PAUSE = 0.5
-WATCH = 2.0
-"""Seconds between requests to the server by which it hears that this run is there."""
+HEARTBEAT = 2.0
+"""Seconds between requests that keep this run's claim on the server."""
 CLOSE_TIMEOUT = 60.0
 """Seconds that `close` waits for another thread to stop waiting for the server."""
 NOT_JSON = "Out of range float values are not JSON compliant"
-"""What a server answers whose log-probs are not numbers."""
+"""Error of a server whose log-probs are not numbers."""
 NOT_FINITE = ". Log-probs are not finite: weights contain NaN or infinite values, or a dtype overflows (rollout.dtype)"
 
 
 class ServerEngine:
-    """Samples by a server that all ranks share; rank 0 starts it, sends it weights and looks after it.
+    """Engine that samples by a server of all ranks; rank 0 starts it, sends weights and recovers it.
 
     Args:
-        parts: what an engine is made from.
-        dialect: how the server is started and spoken to.
+        parts: the factory's inputs.
+        api: the kind of server.
 
     Raises:
         ConfigError: the server does not start, is of another kind or in use by another run, or the token is missing or
-            refused.
-        RunError: weights cannot be handed over.
+            rejected.
+        RunError: weights cannot be sent.
     """
 
-    def __init__(self, parts: EngineParts, dialect: Dialect) -> None:
-        self._parts, self._dialect = parts, dialect
+    def __init__(self, parts: EngineParts, api: ServerApi) -> None:
+        self._parts, self._api = parts, api
         self._settings = parts.config.rollout.server
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._version = 0
         self._usable = True
         self._recovering = threading.RLock()
         self._failure: RunError | None = None
-        """Why the server cannot be used, once that is known: who else waits for it stops waiting."""
+        """Why the server cannot be used, once known: other waiting threads stop."""
         self._has_sent = False
-        """Whether the server has had weights of this run."""
+        """Whether the server has received weights of this run."""
         self._closed = threading.Event()
         self._restarts = self._retries = 0
         self.metrics: Mapping[str, float] = {}
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens), and since the start
         rollout/server_retries (requests sent again) and rollout/server_restarts."""
         adapter = parts.weights.adapter()
-        self._server = attach(parts, dialect, adapter)
-        self._client, self._delivery, self._owner = self._server.client, self._server.delivery, self._server.owner
+        self._server = connect_server(parts, api, adapter)
+        self._client, self._transfer, self._owner = self._server.client, self._server.transfer, self._server.owner
         try:
-            self._take(0, adapter)
+            self._send_weights(0, adapter)
         except BaseException:
             self.close()
             raise
-        if self._delivery is not None:
-            threading.Thread(target=self._watch, name="hwgrpo-server-watch", daemon=True).start()
+        if self._transfer is not None:
+            threading.Thread(target=self._keep_claim, name="hwgrpo-server-watch", daemon=True).start()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about how this engine works here."""
+        """Lines about how this engine runs here."""
         process = self._server.process
-        whose = f"started here, its log is {process.log}" if process else "running already"
-        place = f"rollout by the {self._dialect.name} server at {self._client.url} ({whose}); {self._dialect.caveat}"
-        way = (f"weights go to the rollout server through {self._delivery.way}",) if self._delivery else ()
+        origin = f"started here, its log is {process.log}" if process else "already running"
+        place = f"rollout by the {self._api.name} server at {self._client.url} ({origin}); {self._api.caveat}"
+        way = (f"weights go to the rollout server through {self._transfer.description}",) if self._transfer else ()
         return (place, *way)
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
@@ -94,7 +94,7 @@ class ServerEngine:
         Raises:
             ConfigError: prompt and response do not fit the model, or a stop token is not in its vocabulary.
             DataError: a prompt has no tokens.
-            RunError: the server does not recover, or goes on answering what is no answer.
+            RunError: the server does not recover, or keeps sending invalid responses.
             Stopped: another thread has closed the engine, or stopped the gate.
         """
         if not self._usable:
@@ -102,13 +102,13 @@ class ServerEngine:
         assert len(batch) > 0
         check_batch(batch, sampling, self._parts.model.config)
         self._failure = None
-        began = time.perf_counter()
-        requests = requests_of(batch, sampling)
+        start = time.perf_counter()
+        requests = make_requests(batch, sampling)
         end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
         with ThreadPoolExecutor(min(THREADS, len(requests))) as pool:
-            answers = list(pool.map(lambda request: self._sample(request, sampling, end_ids), requests))
-        result = completions_of(answers, sampling, self._parts.tokenizer, end_ids, self._version)
-        seconds = max(time.perf_counter() - began, 1e-9)
+            samples = list(pool.map(lambda request: self._sample(request, sampling, end_ids), requests))
+        result = make_completions(samples, sampling, self._parts.tokenizer, end_ids, self._version)
+        seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {
             "perf/rollout_tokens_per_second": len(result.tokens) / seconds,
             "rollout/server_retries": float(self._retries),
@@ -117,53 +117,53 @@ class ServerEngine:
         return result
 
     def update_weights(self, version: int) -> None:
-        """Hand over the policy's current weights, or its adapter where that alone is trained. All ranks call it."""
-        self._take(version, self._parts.weights.adapter())
+        """Send the policy's current weights, or only its adapter where only that is trained. All ranks call it."""
+        self._send_weights(version, self._parts.weights.adapter())
 
     def sleep(self) -> None:
-        """Take no more requests. A server that no other rank uses gives memory back, if its kind can."""
+        """Stop sampling. A server that no other rank uses frees memory, if its kind can."""
         self._usable = False
         if self._ranks == 1:
             try:
-                self._dialect.sleep(self._client, self._settings.request_timeout)
+                self._api.sleep(self._client, self._settings.request_timeout)
             except ServerProblem as problem:
-                raise RunError(f"the rollout server did not give its memory back: {problem}") from problem
+                raise RunError(f"the rollout server did not free its memory: {problem}") from problem
 
     def wake(self) -> None:
-        """Take requests again, with the weights of before."""
+        """Resume sampling, with the weights of before."""
         if self._ranks == 1 and not self._usable:
             try:
-                if self._dialect.wake(self._client, self._settings.request_timeout):
-                    self._hand_over()
+                if self._api.wake(self._client, self._settings.request_timeout):
+                    self._deliver()
             except ServerProblem as problem:
                 raise RunError(f"the rollout server did not wake up: {problem}") from problem
         self._usable = True
 
     def health(self) -> bool:
-        """Return whether the server answers and has the current weights."""
+        """Return whether the server responds and has the current weights."""
         try:
             return self._usable and self._has_current_weights()
-        except ServerTaken:
+        except ServerInUse:
             return False
 
     def close(self) -> None:
-        """End the server if it is ours, be it only starting, and remove the weights that were on their way."""
+        """Stop the server if the run started it, and remove weights in transfer."""
         self._usable = False
         self._closed.set()
         process = self._server.process
-        self._client.break_off()  # whoever waits for a response sees that all is over
+        self._client.abort_requests()  # threads that wait for a response stop waiting
         held = self._recovering.acquire(blocking=False)
         if not held:
             if process is not None:
-                process.stop()  # what another thread waits for in it breaks off, too
+                process.stop()  # also aborts requests of another thread
             held = self._recovering.acquire(timeout=CLOSE_TIMEOUT)
         try:
-            if self._delivery is not None:
+            if self._transfer is not None:
                 if process is None:
-                    with contextlib.suppress(ServerProblem, ServerTaken):  # it may be gone, or another run's
-                        self._dialect.release(self._client, self._owner, HEALTH_TIMEOUT)
-                self._delivery.close()
-                self._delivery = None
+                    with contextlib.suppress(ServerProblem, ServerInUse):  # it may be gone, or another run's
+                        self._api.release(self._client, self._owner, HEALTH_TIMEOUT)
+                self._transfer.close()
+                self._transfer = None
             if process is not None:
                 process.stop()
         finally:
@@ -175,15 +175,15 @@ class ServerEngine:
         gate = self._parts.gate
         return self._closed.is_set() or (gate is not None and gate.stopped)
 
-    def _take(self, version: int, adapter: AdapterWeights | None) -> None:
-        """Take weights on rank 0 and have the server take them; the other ranks take part in making them."""
+    def _send_weights(self, version: int, adapter: AdapterWeights | None) -> None:
+        """Send weights from rank 0; the other ranks take part in gathering them."""
         self._failure = None
         if self._ranks > 1:
-            dist.barrier()  # the responses of all ranks are there: none is sampled with weights that are too new
-        if self._delivery is None:
+            dist.barrier()  # all ranks have their responses: none is sampled with weights that are too new
+        if self._transfer is None:
             self._version = version
             if adapter is None:
-                for _ in self._parts.weights.whole():
+                for _ in self._parts.weights.full():
                     pass
             self._wait_for_rank_0()
             self._has_sent = True
@@ -191,19 +191,19 @@ class ServerEngine:
         with self._recovering:
             self._version = version
             try:
-                self._delivery.take(version, self._parts.weights, adapter)
+                self._transfer.prepare(version, self._parts.weights, adapter)
             except RunError:
-                self._label_there()  # another process of this run removes what this one wrote, which is then the reason
+                self._served_label()  # raises ServerInUse where another process of this run removed the files
                 raise
-            self._hand_over()
-            self._delivery.arrived()
+            self._deliver()
+            self._transfer.discard_old()
             self._has_sent = True
 
-    def _hand_over(self) -> None:
-        assert self._delivery is not None
+    def _deliver(self) -> None:
+        assert self._transfer is not None
         for attempt in range(self._settings.retries + 1):
             try:
-                self._delivery.send()
+                self._transfer.send()
                 return
             except ServerProblem as problem:
                 if attempt == self._settings.retries:
@@ -213,21 +213,21 @@ class ServerEngine:
                     return
 
     def _wait_for_rank_0(self) -> None:
-        """Return when the server has the weights that rank 0 sends it.
+        """Wait until the server has the weights that rank 0 sends.
 
         Raises:
-            RunError: it has not got them in the time that rank 0 may take.
+            RunError: rank 0 did not send them in time.
         """
         s = self._settings
         seconds = (s.retries + 1) * (s.start_timeout + s.request_timeout)
         wait = Wait(f"weights {self._version}, which rank 0 sends to the rollout server", seconds)
-        while self._label_there() != self._owner.label(self._version):
+        while self._served_label() != self._owner.label(self._version):
             if wait.over:
                 raise RunError(f"the rollout server did not get weights {self._version} within {seconds:g} s")
             wait.pause(PAUSE / 10)
 
-    def _sample(self, request: Request, sampling: Sampling, end_ids: tuple[int, ...]) -> list[Answer]:
-        question = Question(self._server.model, self._version, request, sampling, end_ids)
+    def _sample(self, request: Request, sampling: Sampling, end_ids: tuple[int, ...]) -> list[Sample]:
+        server_request = ServerRequest(self._server.model, self._version, request, sampling, end_ids)
         vocabulary = self._parts.model.config.get_text_config().vocab_size
         wanted = self._owner.label(self._version)
         for attempt in range(self._settings.retries + 1):
@@ -235,16 +235,16 @@ class ServerEngine:
                 raise Stopped
             self._check_failure()
             try:
-                answers, sampled_with = self._dialect.sample(self._client, question, self._settings.request_timeout)
+                samples, sampled_with = self._api.sample(self._client, server_request, self._settings.request_timeout)
                 if sampled_with != wanted:
                     check_owner(sampled_with, self._owner)
-                    raise Garbage(f"the response was sampled with weights {sampled_with}, not {wanted}")
-                problem = problem_of(answers, request, sampling, vocabulary)
+                    raise InvalidResponse(f"the response was sampled with weights {sampled_with}, not {wanted}")
+                problem = find_problem(samples, request, sampling, vocabulary)
                 if problem is not None:
-                    raise Garbage(problem)
-                return answers
-            except ServerTaken as taken:
-                self._fail(taken)
+                    raise InvalidResponse(problem)
+                return samples
+            except ServerInUse as in_use:
+                self._fail(in_use)
                 raise
             except ServerProblem as problem:
                 if self._is_over():
@@ -253,7 +253,7 @@ class ServerEngine:
                     self._check_failure()
                     error = RunError(
                         f"the rollout server at {self._client.url} failed {attempt + 1} times in a row "
-                        f"(rollout.server.retries={self._settings.retries}), at last so: {problem}"
+                        f"(rollout.server.retries={self._settings.retries}); the last error: {problem}"
                         f"{NOT_FINITE if NOT_JSON in str(problem) else ''}"
                     )
                     self._fail(error)
@@ -263,9 +263,9 @@ class ServerEngine:
         raise AssertionError("the loop returns or raises")
 
     def _fail(self, error: RunError) -> None:
-        """Have all who wait for the server stop: it cannot be used."""
+        """Record that the server cannot be used, and abort all requests."""
         self._failure = self._failure or error
-        self._client.break_off()
+        self._client.abort_requests()
 
     def _check_failure(self) -> None:
         failure = self._failure
@@ -273,21 +273,21 @@ class ServerEngine:
             raise RunError(str(failure)) from failure
 
     def _recover(self, problem: str) -> None:
-        """Return when the server is well and has the current weights, or nobody needs it any more.
+        """Wait until the server is healthy and has the current weights, or the engine is closed.
 
         Raises:
-            RunError: it does not come back in time, or did not while another thread waited for it.
+            RunError: it does not recover in time, or did not while another thread waited for it.
         """
-        with self._recovering:  # of many requests that failed at once, the first puts things right
-            self._check_failure()  # or finds that it cannot: the others need not find out again
+        with self._recovering:  # of many requests that failed at once, the first recovers the server
+            self._check_failure()  # or has failed to: the others need not try again
             seconds = self._settings.start_timeout
             wait = Wait(f"the rollout server at {self._client.url}, after {problem}", seconds)
             try:
                 while not self._is_over() and not self._has_current_weights():
                     if wait.over:
                         raise RunError(
-                            f"the rollout server at {self._client.url} did not come back within rollout.server."
-                            f"start_timeout={seconds:g} s; what happened first: {problem}"
+                            f"the rollout server at {self._client.url} did not recover within rollout.server."
+                            f"start_timeout={seconds:g} s; the first error: {problem}"
                         )
                     self._repair(wait)
             except RunError as error:
@@ -295,7 +295,7 @@ class ServerEngine:
                 raise
 
     def _repair(self, wait: Wait) -> None:
-        """Do what this rank can do for a server that is not well, or wait a moment."""
+        """Restart the server or send its weights again, where this rank can, or wait a moment."""
         process = self._server.process
         try:
             self._client.ask("GET", "/health", timeout=HEALTH_TIMEOUT)
@@ -307,37 +307,37 @@ class ServerEngine:
             try:
                 process.start()
                 process.wait_until_healthy(self._client, wait.left, self._is_over)
-            except ConfigError as error:  # it did start with these settings before
+            except ConfigError as error:  # it started with these settings before
                 raise RunError(f"the rollout server cannot be started again: {error}") from error
-        if self._is_over():  # what was asked broke off for that reason
+        if self._is_over():  # the request was aborted for that reason
             return
         try:
-            if self._delivery is not None:
-                self._delivery.send()
+            if self._transfer is not None:
+                self._transfer.send()
             else:
                 wait.pause(PAUSE)  # rank 0 will
         except ServerProblem:
             wait.pause(PAUSE)
 
-    def _watch(self) -> None:
-        """Have the server hear from this run, and put right what rank 0 alone can while other ranks use it.
+    def _keep_claim(self) -> None:
+        """Keep this run's claim on the server, and recover it for the ranks that cannot.
 
-        A server that is slow is left alone: those who wait for it notice when it takes too long.
+        A slow server is left alone: the threads that wait for it notice a timeout.
         """
-        while not self._closed.wait(WATCH):
+        while not self._closed.wait(HEARTBEAT):
             try:
-                label = self._label_there()
-            except ServerTaken:
-                return  # who uses it next notices, too, and says so
+                label = self._served_label()
+            except ServerInUse:
+                return  # the next request raises it
             if self._ranks == 1 or not self._recovering.acquire(blocking=False):
-                continue  # the only rank looks after it by itself, or somebody is at it
+                continue  # the only rank recovers it by itself, or another thread is recovering it
             try:
                 process = self._server.process
-                gone = process is not None and not process.alive
-                if not self._closed.is_set() and (gone or label not in (None, self._owner.label(self._version))):
+                died = process is not None and not process.alive
+                if not self._closed.is_set() and (died or label not in (None, self._owner.label(self._version))):
                     self._recover("it died, or lost its weights")
             except RunError:
-                return  # the ranks that wait for it give up by themselves, and say so
+                return  # the ranks that wait for it raise their own error
             finally:
                 self._recovering.release()
 
@@ -346,16 +346,16 @@ class ServerEngine:
             self._client.ask("GET", "/health", timeout=HEALTH_TIMEOUT)
         except ServerProblem:
             return False
-        return self._label_there() == self._owner.label(self._version)
+        return self._served_label() == self._owner.label(self._version)
 
-    def _label_there(self) -> str | None:
-        """Return the label of the weights that the server has; None where it does not answer.
+    def _served_label(self) -> str | None:
+        """Return the label of the server's weights; None where it does not respond.
 
         Raises:
-            ServerTaken: it had weights of this run, and has those of another one.
+            ServerInUse: it had weights of this run, and now has those of another one.
         """
         try:
-            label = self._dialect.version(self._client, HEALTH_TIMEOUT)
+            label = self._api.version(self._client, HEALTH_TIMEOUT)
         except ServerProblem:
             return None
         if self._has_sent:

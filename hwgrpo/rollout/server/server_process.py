@@ -1,4 +1,4 @@
-"""A rollout server that the run starts, watches and ends."""
+"""A rollout server process that the run starts and ends."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.server.http_client import Client, Refused, ServerProblem
+from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerProblem
 from hwgrpo.text import hide_secrets
 from hwgrpo.waits import Wait
 
-PATIENCE = 20.0
-"""Seconds that a server has to end by itself."""
+STOP_TIMEOUT = 20.0
+"""Seconds for a server to exit after SIGTERM, before SIGKILL."""
 LOG_LINES = 15
-"""Lines of its log that are shown when a server does not start."""
+"""Lines of the log that are shown when a server does not start."""
 PAUSE = 0.5
 REFUSAL_TIMEOUT = 30.0
-"""Seconds that a server which starts may refuse the token, or not know its own paths."""
+"""Seconds for which a starting server may reject the token or its own paths."""
 
 
 class ServerProcess:
-    """One server, which can be started again.
+    """One server process, which can be restarted.
 
     Args:
-        command: what is run.
-        environment: its variables.
-        log: file that its output goes to, appended.
+        command: program and arguments.
+        environment: its environment variables.
+        log: file to which its output is appended.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -42,7 +42,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, or end it and start it again.
+        """Start or restart the process.
 
         Raises:
             ConfigError: the program cannot be run.
@@ -67,21 +67,21 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         process = self._process  # which another thread may be ending
         return process is not None and process.poll() is None
 
-    def wait_until_healthy(self, client: Client, seconds: float, unwanted: Callable[[], bool] = lambda: False) -> None:
-        """Wait for it to answer, or until it is unwanted.
+    def wait_until_healthy(self, client: Client, seconds: float, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the server responds, or `cancelled` returns True.
 
         Raises:
-            ConfigError: it ended, or did not answer in time.
+            ConfigError: it exited, or did not respond in time.
         """
         wait = Wait(f"the rollout server to start (its log is {self.log})", seconds)
         problem, refused_since = "", 0.0
         while not wait.over:
             ended = not self.alive
-            if unwanted():  # looked at last: who wants it no more says so first, and then ends it
+            if cancelled():  # checked last: the caller cancels first, then stops the process
                 return
             if ended:
                 raise ConfigError(
@@ -91,7 +91,7 @@ class ServerProcess:
                 client.ask("GET", "/health", timeout=min(10.0, max(wait.left, PAUSE)))
             except ServerProblem as error:
                 problem = f" ({error})"
-                refused_since = (refused_since or time.monotonic()) if isinstance(error, Refused) else 0.0
+                refused_since = (refused_since or time.monotonic()) if isinstance(error, RefusedByServer) else 0.0
                 if refused_since and time.monotonic() - refused_since > REFUSAL_TIMEOUT:
                     raise ConfigError(
                         f"the rollout server rejects this run's requests{problem}; its log {self.log} says:\n"
@@ -106,7 +106,7 @@ class ServerProcess:
         )
 
     def stop(self) -> None:
-        """End it and all its processes."""
+        """Stop it and all its child processes."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -114,10 +114,10 @@ class ServerProcess:
             process.stdin.close()
         _signal(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE)
+            process.wait(STOP_TIMEOUT)
         _signal(process.pid, signal.SIGKILL)  # children that outlived it, too
         with contextlib.suppress(subprocess.TimeoutExpired):  # a process in a system call that does not end
-            process.wait(PATIENCE)
+            process.wait(STOP_TIMEOUT)
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
@@ -125,15 +125,15 @@ class ServerProcess:
 
 
 def free_port(host: str) -> int:
-    """Return a port of `host` that nobody listens on now."""
+    """Return a free port of `host`."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def interpreter(named: str | None) -> str:
-    """Return the Python that runs the server."""
-    return str(Path(named).expanduser()) if named else sys.executable
+def interpreter(python: str | None) -> str:
+    """Return the path of the Python that runs the server; None is this one."""
+    return str(Path(python).expanduser()) if python else sys.executable
 
 
 def _signal(group: int, number: int) -> None:

@@ -1,7 +1,7 @@
-"""SGLang as a server of its own, by its own HTTP routes: nothing of this project runs inside.
+"""SGLang as a separate server, by its own HTTP routes: no code of this project runs inside.
 
-Written after SGLang 0.5.23's sources and tried against a server that only looks like it: never against a real one, nor
-on hardware. The routes and fields that are used are checked against its wheel (tests/vllm/rollout_uses.py).
+Written after SGLang 0.5.23's sources and tested against a fake server: never against a real one, nor on hardware. The
+routes and fields in use are checked against its wheel (tests/vllm/rollout_uses.py).
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from typing import Any
 from hwgrpo.config.schema import Config
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.requests import Answer
-from hwgrpo.rollout.server.attachment import check_running_server
-from hwgrpo.rollout.server.dialect import MODEL, Offer, Question, inherited_environment
+from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.requests import Sample
 from hwgrpo.rollout.server.engine import ServerEngine
-from hwgrpo.rollout.server.http_client import Client, Garbage, ServerTaken
-from hwgrpo.rollout.server.owner import Owner, check_owner, owner_of
+from hwgrpo.rollout.server.http_client import Client, InvalidResponse, ServerInUse
+from hwgrpo.rollout.server.server_api import MODEL, GroupSupport, ServerRequest, inherited_environment
+from hwgrpo.rollout.server.server_connection import check_running_server
+from hwgrpo.rollout.server.server_owner import Owner, check_owner, parse_owner
 from hwgrpo.rollout.server.server_process import interpreter
 from hwgrpo.rollout.sglang_plugin import hwgrpo_sglang
-from hwgrpo.rollout.weights import AdapterWeights
 
 ENVIRONMENT = {
-    # A question after its health would else wait for a token that it samples, and that for weights on their way.
+    # A health check would otherwise sample a token, which waits for a weight transfer in progress.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-    # Log-probs at the temperature that tokens are drawn at.
+    # Log-probs at the temperature that tokens are token_logprobs at.
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
 }
 FREE = "free"
 """Version of the weights of a run that has ended."""
 SLEEPS = "enable_memory_saver"
-"""The one of its arguments without which it cannot give memory back."""
+"""Server argument without which it cannot free memory."""
 
 
 def sglang_server(parts: EngineParts) -> ServerEngine:
-    """Return the engine that samples by an SGLang server."""
+    """Return an engine that samples by an SGLang server."""
     return ServerEngine(parts, SglangServer(sleeps=bool(parts.config.rollout.engine_kwargs.get(SLEEPS))))
 
 
 def check_running(config: Config) -> None:
-    """Check that the server at `rollout.server.url` is there, is of this kind and takes the token.
+    """Check that the server at `rollout.server.url` responds, is SGLang and accepts the token.
 
     Raises:
-        ConfigError: it is not, or does not.
+        ConfigError: one of these does not hold.
     """
     check_running_server(config, SglangServer())
 
 
 class SglangServer:
-    """SGLang's native routes; see `Dialect` for the methods.
+    """SGLang's native routes; see `ServerApi` for the methods.
 
     Args:
-        sleeps: it was started so that it can give memory back.
+        sleeps: whether it was started with `enable_memory_saver`, so that it can free memory.
     """
 
     name = "SGLang"
@@ -61,12 +61,12 @@ class SglangServer:
         "this engine has never run with a real SGLang server; log-probs are those before top_k, top_p and min_p; a "
         "seed repeats its responses only with rollout.engine_kwargs={enable_deterministic_inference: true}"
     )
-    start_by_hand = (
+    start_command_hint = (
         "A server of your own is started as `python -m sglang.launch_server --model-path MODEL --api-key ... "
         "--sampling-defaults openai`"
     )
 
-    lease = "if that run ended without releasing it, rollout.server.take_over=true takes it over"
+    takeover_rule = "if that run finish_type without releasing it, rollout.server.take_over=true takes it over"
 
     def __init__(self, *, sleeps: bool = False) -> None:
         self._sleeps = sleeps
@@ -84,7 +84,7 @@ class SglangServer:
             "trust_remote_code": model.trust_remote_code,
             "device": "cpu" if on_host else None,
             "dtype": str(parts.compute_dtype).removeprefix("torch."),
-            "load_format": "dummy",  # the policy's weights follow, and none that is missing stays unnoticed
+            "load_format": "dummy",  # the policy's weights are sent next, and a missing one is noticed
             "sampling_defaults": "openai",
             "random_seed": config.trainer.seed,
             "context_length": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
@@ -103,48 +103,48 @@ class SglangServer:
         return inherited_environment(ENVIRONMENT | dict(settings), {hwgrpo_sglang.TOKEN_VARIABLE: token})
 
     def model_of(self, client: Client, timeout: float) -> str:
-        told = self._info(client, timeout)
-        if "weight_version" not in told:
-            raise Garbage("it does not say which weights it has")
-        return str(told.get("served_model_name") or told.get("model_path"))
+        status = self._info(client, timeout)
+        if "weight_version" not in status:
+            raise InvalidResponse("/model_info has no weight_version")
+        return str(status.get("served_model_name") or status.get("model_path"))
 
-    def offer(self, client: Client, timeout: float) -> Offer | None:
+    def group_support(self, client: Client, timeout: float) -> GroupSupport | None:
         return None
 
     def claim(self, client: Client, owner: Owner, timeout: float) -> None:
-        holder = owner_of(self.version(client, timeout))
+        holder = parse_owner(self.version(client, timeout))
         if holder is None or holder.session == owner.session:
             return
-        # It cannot say whether a run is gone, only that its weights are there. A session that has sent weights once is
-        # not the one that comes: another has taken the server from it.
+        # The server cannot tell whether a run has ended, only that its weights are loaded. A session that has sent
+        # weights before has lost the server to another one: it does not claim it back.
         if self._claimed or not (holder.run == owner.run or owner.take_over):
-            raise ServerTaken(holder.name)
+            raise ServerInUse(holder.name)
 
     def release(self, client: Client, owner: Owner, timeout: float) -> None:
-        check_owner(self.version(client, timeout), owner)  # or another run would lose what it is called by
-        order = {"new_version": FREE, "abort_all_requests": False}
-        client.ask("POST", "/update_weight_version", order, timeout=timeout)
+        check_owner(self.version(client, timeout), owner)  # or the label of another run would be overwritten
+        body = {"new_version": FREE, "abort_all_requests": False}
+        client.ask("POST", "/update_weight_version", body, timeout=timeout)
 
     def version(self, client: Client, timeout: float) -> str | None:
-        return str(self._info(client, timeout).get("weight_version"))  # "default" before any weights came
+        return str(self._info(client, timeout).get("weight_version"))  # "default" before any weights are sent
 
     def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
         assert not adapter, "checked with the settings"
         self.claim(client, owner, timeout)
-        order = {
+        body = {
             "model_path": str(folder),
             "load_format": "safetensors",
             "weight_version": owner.label(version),
-            "flush_cache": True,  # what older weights computed of a prompt
+            "flush_cache": True,  # keys and values computed with older weights
         }
-        told, _ = client.ask("POST", "/update_weights_from_disk", order, timeout=timeout)
-        if not isinstance(told, dict) or told.get("success") is not True:
-            raise Garbage(f"it did not apply weights {version}: {told}")
+        status, _ = client.ask("POST", "/update_weights_from_disk", body, timeout=timeout)
+        if not isinstance(status, dict) or status.get("success") is not True:
+            raise InvalidResponse(f"it did not apply weights {version}: {status}")
         self._claimed = True
 
-    def sample(self, client: Client, question: Question, timeout: float) -> tuple[list[Answer], str | None]:
-        reply, _ = client.ask("POST", "/generate", generate_body(question), timeout=timeout)
-        return answers_of(reply)
+    def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
+        reply, _ = client.ask("POST", "/generate", generate_body(server_request), timeout=timeout)
+        return parse_samples(reply)
 
     def sleep(self, client: Client, timeout: float) -> None:
         if self._sleeps:
@@ -153,18 +153,18 @@ class SglangServer:
     def wake(self, client: Client, timeout: float) -> bool:
         if self._sleeps:
             client.ask("POST", "/resume_memory_occupation", {}, timeout=timeout)
-        return self._sleeps  # what it held of the weights is gone
+        return self._sleeps  # its copy of the weights is lost
 
     def _info(self, client: Client, timeout: float) -> dict[str, Any]:
-        told, _ = client.ask("GET", "/model_info", timeout=timeout)
-        if not isinstance(told, dict):
-            raise Garbage(f"/model_info: {told}")
-        return told
+        status, _ = client.ask("GET", "/model_info", timeout=timeout)
+        if not isinstance(status, dict):
+            raise InvalidResponse(f"/model_info: {status}")
+        return status
 
 
-def generate_body(question: Question) -> dict[str, Any]:
-    """Return what /generate is asked: every sample by itself, since samples of one request would share its seed."""
-    sampling, request = question.sampling, question.request
+def generate_body(server_request: ServerRequest) -> dict[str, Any]:
+    """Return the body for /generate: one request per sample, since samples of one request would share its seed."""
+    sampling, request = server_request.sampling, server_request.request
     shared = {
         "max_new_tokens": sampling.max_response_tokens,
         "temperature": 0.0 if sampling.greedy else sampling.temperature,
@@ -172,7 +172,7 @@ def generate_body(question: Question) -> dict[str, Any]:
         "top_p": 1.0 if sampling.greedy else sampling.top_p,
         "min_p": 0.0 if sampling.greedy else sampling.min_p,
         "stop": list(sampling.stop),
-        "stop_token_ids": list(question.end_ids),  # which it does not look at with ignore_eos
+        "stop_token_ids": list(server_request.end_ids),  # which ignore_eos would disable
         "no_stop_trim": True,
         "skip_special_tokens": False,
     }
@@ -183,38 +183,40 @@ def generate_body(question: Question) -> dict[str, Any]:
     }
 
 
-def answers_of(reply: Any) -> tuple[list[Answer], str | None]:
-    """Read the samples of an answer to /generate, and which weights drew them; None where that is not one version.
+def parse_samples(reply: Any) -> tuple[list[Sample], str | None]:
+    """Parse the samples of a /generate response, and the version that drew them; None for several versions.
 
     Raises:
-        Garbage: it is built otherwise.
+        InvalidResponse: a field is missing or has another type.
     """
     versions: set[str] = set()
-    answers = []
+    samples = []
     try:
         for sample in reply:
-            told = sample["meta_info"]
-            spans = told.get("weight_versions") or [{"version": told["weight_version"]}]
+            status = sample["meta_info"]
+            spans = status.get("weight_versions") or [{"version": status["weight_version"]}]
             versions |= {str(span["version"]) for span in spans}
-            ended = told["finish_reason"]["type"]
-            if ended not in ("stop", "length"):
-                raise Garbage(f"a sample was broken off: {told['finish_reason']}")
-            drawn = told["output_token_logprobs"]
-            if [token for _, token, *_ in drawn] != sample["output_ids"]:
-                raise Garbage("a sample's log-probs are of other tokens than its own")
-            answers.append(Answer([*sample["output_ids"]], [logprob for logprob, *_ in drawn], ended == "stop"))
+            finish_type = status["finish_reason"]["type"]
+            if finish_type not in ("stop", "length"):
+                raise InvalidResponse(f"a sample was aborted: {status['finish_reason']}")
+            token_logprobs = status["output_token_logprobs"]
+            if [token for _, token, *_ in token_logprobs] != sample["output_ids"]:
+                raise InvalidResponse("a sample's log-probs are of other tokens")
+            samples.append(
+                Sample([*sample["output_ids"]], [logprob for logprob, *_ in token_logprobs], finish_type == "stop")
+            )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Garbage(f"the response lacks a field, or a field has another type: {error!r}") from error
-    return answers, versions.pop() if len(versions) == 1 else None
+        raise InvalidResponse(f"the response lacks a field, or a field has another type: {error!r}") from error
+    return samples, versions.pop() if len(versions) == 1 else None
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:
-    """Return arguments as words of its command line, where a switch is there or not."""
-    words: list[str] = []
+    """Return arguments as command-line arguments; a bool is a flag that is present or absent."""
+    argv: list[str] = []
     for name, value in arguments.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
-            words.append(flag)
+            argv.append(flag)
         elif value is not None and value is not False:
-            words += [flag, str(value)]
-    return words
+            argv += [flag, str(value)]
+    return argv

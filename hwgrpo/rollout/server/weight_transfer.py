@@ -1,7 +1,7 @@
-"""The ways on which weights go to a server: a folder that both sides see, or a process group of both.
+"""Weight transfer to a server through a shared folder or a process group.
 
-Rank 0 alone has one. What it took last it can send again, as often as the server forgets it and without the other
-ranks: the folder stays, and of what the group carried there is a copy in this host's memory.
+Only rank 0 has one. It can send the last weights again, without the other ranks, whenever the server has lost them: the
+folder stays, and of the weights sent through the group a copy is kept in host memory.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from hwgrpo.catalog import ENGINES
 from hwgrpo.config.schema import Config
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.rollout.policy_weights import AdapterWeights, PolicyWeights
 from hwgrpo.rollout.server.http_client import Client, ServerProblem
-from hwgrpo.rollout.server.owner import Owner
+from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.weights_folder import WeightsFolder
 from hwgrpo.rollout.server.weights_group import WeightsGroup
-from hwgrpo.rollout.vllm.vllm_settings import WEIGHTS_PREFIX, memory_folder, write_adapter
+from hwgrpo.rollout.vllm.vllm_settings import WEIGHTS_PREFIX, shared_memory_folder, write_adapter
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import WEIGHTS_ROUTE
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import Parcel, parcels
-from hwgrpo.rollout.weights import AdapterWeights, PolicyWeights
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import WeightBucket, make_buckets
 from hwgrpo.scratch import ScratchFolder
 
 
-def sent_copies(config: Config, engine: str) -> int:
-    """Return how many copies of all weights rank 0 holds in its host's memory for a server, at the most.
+def count_host_copies(config: Config, engine: str) -> int:
+    """Return the peak number of full copies of the weights that rank 0 holds in host memory for a server.
 
-    A group needs the copy that is sent again. A folder in shared memory has the version before until the server has
-    loaded the next. A folder of the user's is no memory, adapters are small, and other engines are sent nothing.
+    A group needs one copy for sending again. A folder in shared memory keeps the previous version until the server has
+    loaded the next. A folder of the user's takes no memory, adapters are small, and other engines are sent nothing.
 
     Args:
         config: the run's settings.
@@ -44,46 +44,46 @@ def sent_copies(config: Config, engine: str) -> int:
     return 2 if in_files else 1
 
 
-class Delivery(Protocol):
-    """A way to the server."""
+class WeightTransfer(Protocol):
+    """Protocol of a transfer of weights to the server."""
 
-    way: str
-    """What it is, in words."""
+    description: str
+    """What it is, for the startup notes."""
 
-    def take(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
-        """Take the policy's weights, or its adapter where that alone is trained.
+    def prepare(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
+        """Prepare a version: the policy's weights, or only its adapter where only that is trained.
 
         Raises:
-            RunError: there is no room for them.
+            RunError: there is no space for them.
         """
         ...
 
     def send(self) -> None:
-        """Have the server take what was taken last; what is left of making it is done, however that ends.
+        """Have the server load the prepared version; gathering is completed even if that fails.
 
         Raises:
-            ServerProblem: it did not.
+            ServerProblem: the server did not load it.
         """
         ...
 
-    def arrived(self) -> None:
-        """Let go of what is older than what was taken last."""
+    def discard_old(self) -> None:
+        """Discard all versions but the prepared one."""
         ...
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove all files and leave the group."""
         ...
 
 
-class FolderDelivery:
-    """A folder of files per version; see `Delivery` for the methods.
+class FolderTransfer:
+    """Transfer by a folder of files per version; see `WeightTransfer` for the methods.
 
     Args:
-        root: the folder that has them; None: one of its own in this host's memory.
-        dtype: of floating-point weights.
-        owner: whose weights they are.
-        load: has the server load a folder: (folder, version, whether it holds an adapter).
-        why: what speaks against a group, in words; empty where nothing else was asked for.
+        root: the folder; None: a scratch folder in this host's memory.
+        dtype: dtype of floating-point weights.
+        owner: owner of the weights.
+        load: has the server load a folder: (folder, version, whether it is an adapter).
+        reason: why no group is used; empty where a folder was configured.
     """
 
     def __init__(
@@ -92,24 +92,24 @@ class FolderDelivery:
         dtype: torch.dtype,
         owner: Owner,
         load: Callable[[Path, int, bool], None],
-        why: str = "",
+        reason: str = "",
     ) -> None:
-        self.way = f"a folder: {why}" if why else "a folder"
+        self.description = f"a folder: {reason}" if reason else "a folder"
         self._scratch: ScratchFolder | None = None
         if root is None:
             # Removed with this object, too: a run that fails does not leave a model in memory.
-            self._scratch = ScratchFolder(WEIGHTS_PREFIX, memory_folder())
+            self._scratch = ScratchFolder(WEIGHTS_PREFIX, shared_memory_folder())
             root = str(self._scratch.path)
         shared = Path(root).expanduser().absolute()
         self._folder: WeightsFolder | None = WeightsFolder(shared, dtype, owner.run, owner.session)
         self._load = load
         self._version, self._adapter = 0, False
 
-    def take(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
+    def prepare(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
         assert self._folder is not None
         self._version, self._adapter = version, adapter is not None
         if adapter is None:
-            self._folder.write(version, weights.whole())
+            self._folder.write(version, weights.full())
         else:
             self._folder.clear(version)
             write_adapter(adapter, self._folder.folder(version))
@@ -118,7 +118,7 @@ class FolderDelivery:
         assert self._folder is not None
         self._load(self._folder.folder(self._version), self._version, self._adapter)
 
-    def arrived(self) -> None:
+    def discard_old(self) -> None:
         assert self._folder is not None
         self._folder.keep_only(self._version)
 
@@ -131,18 +131,18 @@ class FolderDelivery:
             self._scratch = None
 
 
-class GroupDelivery:
-    """A process group with the server's workers; see `Delivery` for the methods.
+class GroupTransfer:
+    """Transfer by a process group with the server's workers; see `WeightTransfer` for the methods.
 
     Args:
-        client: of the server.
-        owner: whose weights are sent.
+        client: client of the server.
+        owner: owner of the weights.
         backend: torch.distributed's name of the communication library.
-        library: what it is, in words.
-        device: that is sent from.
-        dtype: of floating-point weights.
-        workers: of the server.
-        seconds: that a step of anything may take.
+        library: its name and version, for messages.
+        device: device to send from.
+        dtype: dtype of floating-point weights.
+        workers: number of the server's workers.
+        seconds: timeout of each step.
 
     Raises:
         ServerProblem: the group could not be made.
@@ -160,57 +160,57 @@ class GroupDelivery:
         workers: int,
         seconds: float,
     ) -> None:
-        self.way = f"a process group over {library}"
+        self.description = f"a process group over {library}"
         self._client, self._owner, self._device, self._dtype = client, owner, device, dtype
         self._make = lambda: WeightsGroup(client, owner, backend, device, workers, seconds)
         self._group: WeightsGroup | None = self._make()
         self._version = 0
-        self._kept: list[Parcel] = []
-        self._coming: Iterator[Parcel] = iter(())
+        self._made: list[WeightBucket] = []
+        self._unmade: Iterator[WeightBucket] = iter(())
         self._seconds = seconds
 
-    def take(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
+    def prepare(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
         assert adapter is None, "adapters go through folders"
         self._version = version
-        self._kept = []
-        self._coming = parcels(weights.whole(), self._dtype, self._device)
+        self._made = []
+        self._unmade = make_buckets(weights.full(), self._dtype, self._device)
 
     def send(self) -> None:
         try:
-            if self._group is None or self._told().get("group") != self._group.name:  # it has started anew
-                self._leave()
+            if self._group is None or self._status().get("group") != self._group.name:  # the server was restarted
+                self._leave_group()
                 self._group = self._make()
             try:
-                self._group.send(self._parcels(), WEIGHTS_ROUTE, {"version": self._owner.label(self._version)})
+                self._group.send(self._buckets(), WEIGHTS_ROUTE, {"version": self._owner.label(self._version)})
             except ServerProblem:
-                self._leave()
+                self._leave_group()
                 raise
         finally:
-            for parcel in self._coming:  # other ranks take part in making what is left
-                self._keep(parcel)
+            for bucket in self._unmade:  # other ranks take part in gathering the rest
+                self._keep(bucket)
 
-    def arrived(self) -> None:
+    def discard_old(self) -> None:
         pass
 
     def close(self) -> None:
-        self._leave()
-        self._kept = []
+        self._leave_group()
+        self._made = []
 
-    def _parcels(self) -> Iterator[Parcel]:
-        """Yield what was taken: what is kept of it, and what is made only now, which is kept on its way."""
-        yield from list(self._kept)
-        for parcel in self._coming:
-            self._keep(parcel)
-            yield parcel
+    def _buckets(self) -> Iterator[WeightBucket]:
+        """Yield all buckets: the kept ones, then those made now, which are kept too."""
+        yield from list(self._made)
+        for bucket in self._unmade:
+            self._keep(bucket)
+            yield bucket
 
-    def _keep(self, parcel: Parcel) -> None:
-        self._kept.append(Parcel(parcel.contents, parcel.body.cpu()))
+    def _keep(self, bucket: WeightBucket) -> None:
+        self._made.append(WeightBucket(bucket.contents, bucket.body.cpu()))
 
-    def _told(self) -> dict[str, Any]:
-        told, _ = self._client.ask("GET", WEIGHTS_ROUTE, timeout=min(self._seconds, 10.0))
-        return told if isinstance(told, dict) else {}
+    def _status(self) -> dict[str, Any]:
+        status, _ = self._client.ask("GET", WEIGHTS_ROUTE, timeout=min(self._seconds, 10.0))
+        return status if isinstance(status, dict) else {}
 
-    def _leave(self) -> None:
+    def _leave_group(self) -> None:
         group, self._group = self._group, None
         if group is not None:
             group.close()

@@ -1,4 +1,4 @@
-"""Weights on their way to a server: a folder of safetensors files per version, which appears whole or not at all."""
+"""Weights for a server: a folder of safetensors files per version, written atomically."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.permissions import follow_umask
 
 FILE_BYTES = 1 << 30
-"""Bytes after which another file is begun: no more than that is held in host memory at a time."""
+"""Bytes after which a new file is started: the limit on host memory in use at a time."""
 
 
 class WeightsFolder:
-    """Keeps the newest version.
+    """Folder with the newest version of the weights.
 
     Args:
-        root: made where it is missing; several runs may share it.
-        dtype: dtype that floating-point weights are written in.
-        run: id of the run; what a start of it that was killed has left is removed.
-        session: id of this start, which no other writes under.
+        root: created if missing; several runs may share it.
+        dtype: dtype in which floating-point weights are written.
+        run: id of the run; files of an earlier, killed start of it are removed.
+        session: id of this start; unique.
 
     Raises:
-        ConfigError: the folder cannot be made.
+        ConfigError: the folder cannot be created.
     """
 
     def __init__(self, root: Path, dtype: torch.dtype, run: str, session: str) -> None:
         self._shared, self._root = root, root / f"{run}-{session}"
-        for left in root.glob(f"{run}-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for stale in root.glob(f"{run}-*"):
+            shutil.rmtree(stale, ignore_errors=True)
         try:
             self._root.mkdir(parents=True)
         except OSError as error:
@@ -46,10 +46,10 @@ class WeightsFolder:
         self._dtype = dtype
 
     def write(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
-        """Write a version, run through `weights` to the end, and return its folder.
+        """Write a version, exhausting `weights`, and return its folder.
 
         Raises:
-            RunError: there is no room, or no right to write.
+            RunError: there is no space, or no permission to write.
         """
         final = self.folder(version)
         partial = final.with_name(f".{final.name}.partial")
@@ -61,10 +61,10 @@ class WeightsFolder:
             shutil.rmtree(final, ignore_errors=True)  # a version that is sent again
             os.replace(partial, final)
         except (OSError, SafetensorError) as error:
-            for _ in remaining:  # other ranks take part in making what is left
+            for _ in remaining:  # other ranks take part in gathering the rest
                 pass
             raise RunError(
-                f"weights for the rollout server cannot be written to {self._root}: {error}; make room there, or name "
+                f"weights for the rollout server cannot be written to {self._root}: {error}; free space there, or name "
                 "another folder that the server sees (rollout.server.weights_dir)"
             ) from error
         return final
@@ -74,7 +74,7 @@ class WeightsFolder:
         return self._root / f"version-{version:08d}"
 
     def clear(self, version: int) -> None:
-        """Remove a version, which is sent again."""
+        """Remove a version before it is written again."""
         shutil.rmtree(self.folder(version), ignore_errors=True)
 
     def keep_only(self, version: int) -> None:
@@ -84,24 +84,24 @@ class WeightsFolder:
                 shutil.rmtree(folder)
 
     def remove(self) -> None:
-        """Remove what was written, and the root where nothing else is in it."""
+        """Remove all versions, and the root folder if it is empty."""
         shutil.rmtree(self._root, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run's weights are in it
             self._shared.rmdir()
 
     def _write_files(self, folder: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        held: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         size = number = 0
         for name, tensor in weights:
             dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
-            # a copy: what is yielded may live only until the next one is asked for
-            held[name] = tensor.detach().to("cpu", dtype, copy=True).contiguous()
-            size += held[name].nbytes
+            # a copy: a yielded tensor may be valid only until the next one is requested
+            tensors[name] = tensor.detach().to("cpu", dtype, copy=True).contiguous()
+            size += tensors[name].nbytes
             if size >= FILE_BYTES:
-                _save(held, folder / f"{number:05d}.safetensors")
-                held, size, number = {}, 0, number + 1
-        if held:
-            _save(held, folder / f"{number:05d}.safetensors")
+                _save(tensors, folder / f"{number:05d}.safetensors")
+                tensors, size, number = {}, 0, number + 1
+        if tensors:
+            _save(tensors, folder / f"{number:05d}.safetensors")
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:

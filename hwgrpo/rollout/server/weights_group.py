@@ -1,4 +1,4 @@
-"""The trainer's side of a process group with a server's workers: it waits for them, and sends weights."""
+"""The trainer's side of a process group with a server's workers, which sends weights."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ import torch
 from torch import distributed as dist
 
 from hwgrpo.rollout.server.http_client import Client, ServerProblem
-from hwgrpo.rollout.server.owner import Owner
+from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import GROUP_ROUTE
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import Group, Parcel
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import Group, WeightBucket
 
 PAUSE = 0.005
-PATIENCE = 120.0
-"""Seconds, at most, in which all must have met: what keeps them apart, a firewall say, does not pass by waiting."""
+JOIN_TIMEOUT = 120.0
+"""Seconds in which all must have joined the group, at most: waiting does not open a firewall."""
 
 
 class GroupProblem(ServerProblem):
-    """The group could not be made, or broke; a new one may do."""
+    """The group could not be made, or broke; a new one may work."""
 
 
 class WeightsGroup:
-    """A group of this process, rank 0, and all workers of a server. The server is asked over HTTP to have them meet.
+    """Process group of this process, rank 0, and all workers of a server, which join on an HTTP request.
 
     Args:
-        client: of the server.
-        owner: whose weights it carries.
+        client: client of the server.
+        owner: owner of the weights.
         backend: torch.distributed's name of the communication library, the same on both sides.
-        device: that this process sends from.
-        workers: of the server.
-        seconds: that a step of anything may take.
+        device: device to send from.
+        workers: number of the server's workers.
+        seconds: timeout of each step.
 
     Raises:
-        ServerProblem: the server did not do its part.
+        ServerProblem: the workers did not join.
     """
 
     def __init__(
@@ -62,82 +62,87 @@ class WeightsGroup:
                 timeout=timedelta(seconds=seconds),
             )
         except (OSError, RuntimeError) as error:  # torch's own are RuntimeErrors
-            raise GroupProblem(f"the server's workers have no place to meet this process at: {error}") from error
-        times = {"patience": min(PATIENCE, seconds), "seconds": seconds}
-        order = {"name": self.name, "size": 1 + workers, "backend": backend, **times}
-        with self._asked(GROUP_ROUTE, {**order, "host": host, "port": port}, "here") as asked, _told(asked):
-            self._group = Group(self._store, 0, device=device, **order)
+            raise GroupProblem(
+                f"the store at which the server's workers would join cannot be opened: {error}"
+            ) from error
+        times = {"patience": min(JOIN_TIMEOUT, seconds), "seconds": seconds}
+        body = {"name": self.name, "size": 1 + workers, "backend": backend, **times}
+        with (
+            self._ask_server(GROUP_ROUTE, {**body, "host": host, "port": port}, "here") as reply,
+            _server_reason(reply),
+        ):
+            self._group = Group(self._store, 0, device=device, **body)
 
-    def send(self, parcels: Iterable[Parcel], route: str, order: dict[str, Any]) -> None:
-        """Have the server receive weights, and send them.
+    def send(self, buckets: Iterable[WeightBucket], route: str, body: dict[str, Any]) -> None:
+        """Request the server to receive weights, and send them.
 
         Args:
-            parcels: of all weights.
-            route: that takes the order.
-            order: what it says beside the number of the transfer.
+            buckets: buckets of all weights.
+            route: route of the request.
+            body: its body, without the number of the transfer.
 
         Raises:
-            ServerProblem: they did not arrive. The group cannot be used any more.
+            ServerProblem: the weights did not arrive. The group cannot be used any more.
         """
         number, self._transfers = self._transfers, self._transfers + 1
-        with self._asked(route, {**order, "transfer": number}, f"transfer {number}") as asked:
-            for parcel in parcels:  # what goes wrong in making one is no fault of the server's
-                with _told(asked):
-                    self._group.send(parcel)
-            with _told(asked):
+        with self._ask_server(route, {**body, "transfer": number}, f"transfer {number}") as reply:
+            for bucket in buckets:  # an error in making one is not the server's
+                with _server_reason(reply):
+                    self._group.send(bucket)
+            with _server_reason(reply):
                 self._group.finish()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Destroy the group."""
         group: Group | None = getattr(self, "_group", None)
         if group is not None:
             group.close()
 
     @contextmanager
-    def _asked(self, route: str, order: dict[str, Any], stage: str) -> Iterator[Future[Any]]:
-        """Ask the server for its part; run the block when all its workers have begun theirs."""
-        order = {**order, "owner": self._owner.order()}
+    def _ask_server(self, route: str, body: dict[str, Any], stage: str) -> Iterator[Future[Any]]:
+        """Send a request to the server; run the block once all its workers have reached a stage."""
+        body = {**body, "owner": self._owner.payload()}
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(lambda: self._client.ask("POST", route, order, timeout=self._seconds))
+            reply = pool.submit(lambda: self._client.ask("POST", route, body, timeout=self._seconds))
             try:
-                self._wait_for_workers(stage, asked)
-                yield asked
-                asked.result()
+                self._wait_for_workers(stage, reply)
+                yield reply
+                reply.result()
             except BaseException:
-                self.close()  # which ends the server's waiting, too
+                self.close()  # also ends the server's waiting
                 raise
 
-    def _wait_for_workers(self, stage: str, asked: Future[Any]) -> None:
-        """Return when all workers have come to a stage: from there on only their death could keep this rank waiting."""
+    def _wait_for_workers(self, stage: str, reply: Future[Any]) -> None:
+        """Wait until all workers have reached a stage; from there on only their death could block this rank."""
         keys = [f"{self.name} {stage} {rank}" for rank in range(1, 1 + self._workers)]
-        seconds = min(PATIENCE, self._seconds) if stage == "here" else self._seconds
+        seconds = min(JOIN_TIMEOUT, self._seconds) if stage == "here" else self._seconds
         end = time.monotonic() + seconds
         while not self._store.check(keys):
-            if asked.done():
-                asked.result()
+            if reply.done():
+                reply.result()
             if time.monotonic() > end:
-                raise GroupProblem(f"the server's workers did not come to the group within {seconds:g} s")
+                raise GroupProblem(f"the server's workers did not join the group within {seconds:g} s")
             time.sleep(PAUSE)
 
 
 @contextmanager
-def _told(asked: Future[Any]) -> Iterator[None]:
-    """Turn torch's errors within the block into the server's own words, where it has said something already."""
+def _server_reason(reply: Future[Any]) -> Iterator[None]:
+    """Convert torch's errors in the block, with the server's own error where it has sent one."""
     try:
         yield
     except RuntimeError as error:  # a worker is gone, or takes too long
-        said = f"; the server: {asked.exception()}" if asked.done() and asked.exception() else ""
-        raise GroupProblem(f"the process group broke: {error}{said}") from error
+        server_error = f"; the server: {reply.exception()}" if reply.done() and reply.exception() else ""
+        raise GroupProblem(f"the process group broke: {error}{server_error}") from error
 
 
 def _listen(url: str) -> tuple[str, socket.socket]:
-    """Return the address of this machine that a server at `url` can reach, and a socket that listens there alone."""
+    """Return this machine's address that a server at `url` can reach, and a socket listening only there."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as towards:
-        towards.connect(address)  # sends nothing: the system says which way it would go
-        host = str(towards.getsockname()[0])
+    addresses = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = addresses[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing: the system selects the route
+        host = str(probe.getsockname()[0])
     listening = socket.create_server((host, 0), family=family, backlog=128)
     return host, listening

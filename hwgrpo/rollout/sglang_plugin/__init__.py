@@ -1,1 +1,1 @@
-"""What starts SGLang in its own environment; the folder holds nothing else, since Python looks for modules in it."""
+"""Starter of SGLang in its own environment; no other file may be in this folder, which is on Python's module path."""

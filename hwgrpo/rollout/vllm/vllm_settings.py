@@ -1,4 +1,4 @@
-"""From the run's settings to vLLM's, the same for an engine in this process and for a server."""
+"""The run's settings -> vLLM's arguments, for an engine in this process and for a server."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.weights import AdapterWeights
+from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.scratch import remove_stale
 
 if TYPE_CHECKING:
     from hwgrpo.config import Config
 
 HOST_CACHE_GB = 2.0
-"""Memory for keys and values on a CPU where `rollout.kv_cache_gb` is not set: vLLM would take most of the machine."""
+"""Default of `rollout.kv_cache_gb` on a CPU, in GiB: vLLM's own default uses most of the memory."""
 HOST_BATCH_TOKENS = 4096
-"""Tokens of one step of vLLM on a CPU."""
+"""Limit on the tokens of one step of vLLM on a CPU."""
 HOST_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of attention heads that vLLM computes on a CPU (0.32)."""
+"""Head sizes that vLLM's attention supports on a CPU (0.32)."""
 HOST_HEAD_MULTIPLE = 32
 MEMORY = "/dev/shm"
-"""Folder that lives in memory."""
+"""Folder of the in-memory file system."""
 WEIGHTS_PREFIX, ADAPTER_PREFIX = "hwgrpo-weights-", "hwgrpo-adapter-"
-"""Of the names of scratch folders in memory."""
+"""Prefixes of the names of scratch folders in memory."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of adapters that vLLM makes room for."""
+"""Values that vLLM's max_lora_rank may have."""
 
 
 def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, Any]:
-    """Return what vLLM's engine is made with, by the names of its own arguments.
+    """Return the arguments of vLLM's engine, by name.
 
     Args:
-        parts: what an engine is made from; where the trainer runs on a CPU, vLLM is taken to do so too.
-        adapter: the adapter that is trained, if one is.
+        parts: the factory's inputs; vLLM is assumed to run on the same kind of device as the trainer.
+        adapter: the trained adapter, if any.
     """
     config = parts.config
     rollout, model = config.rollout, config.model
@@ -69,21 +69,21 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
     if cache is not None:
         arguments["kv_cache_memory_bytes"] = int(cache * 2**30)
     if adapter is not None:
-        arguments |= {"enable_lora": True, "max_lora_rank": adapter_room(adapter), "max_loras": 1}
+        arguments |= {"enable_lora": True, "max_lora_rank": max_lora_rank(adapter), "max_loras": 1}
     if on_host:
-        # A prompt computed in pieces takes back draws of its generator, which those of a CPU cannot (vLLM 0.32).
+        # Chunked prefill of a prompt rewinds its generator, which is not possible on a CPU (vLLM 0.32).
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(HOST_BATCH_TOKENS, arguments["max_model_len"])
     return arguments | dict(rollout.engine_kwargs)
 
 
 def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
-    """Check that vLLM, where the engine is one that the run starts, computes attention with the model's heads.
+    """Check that vLLM, if the run starts it, supports the model's head size.
 
     Args:
         config: the run's settings.
         settings: the model's transformers configuration.
-        on_host: it would run on a CPU; devices take every size that is in use.
+        on_host: whether it would run on a CPU; devices support every size in use.
 
     Raises:
         ConfigError: it does not.
@@ -108,21 +108,21 @@ def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
     )
 
 
-def adapter_room(adapter: AdapterWeights) -> int:
-    """Return the rank that vLLM is told to make room for.
+def max_lora_rank(adapter: AdapterWeights) -> int:
+    """Return vLLM's max_lora_rank for an adapter.
 
     Raises:
-        ConfigError: it has none so large.
+        ConfigError: the adapter's rank is too large.
     """
     rank = int(adapter.settings["r"])
-    room = next((size for size in RANKS if size >= rank), None)
-    if room is None:
+    max_rank = next((size for size in RANKS if size >= rank), None)
+    if max_rank is None:
         raise ConfigError(f"model.lora.rank={rank} is more than vLLM serves; use at most {RANKS[-1]}")
-    return room
+    return max_rank
 
 
 def write_adapter(adapter: AdapterWeights, folder: Path) -> None:
-    """Write an adapter as peft does."""
+    """Write an adapter in peft's format."""
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(dict(adapter.settings)), encoding="utf-8")
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in adapter.tensors.items()}
@@ -130,12 +130,12 @@ def write_adapter(adapter: AdapterWeights, folder: Path) -> None:
     follow_umask(folder / "adapter_model.safetensors")
 
 
-def memory_folder() -> str | None:
-    """Return a folder that lives in memory, where the system has one."""
+def shared_memory_folder() -> str | None:
+    """Return the folder of the in-memory file system, or None where the system has none."""
     return MEMORY if os.access(MEMORY, os.W_OK) else None
 
 
 def remove_stale_weights() -> None:
-    """Remove the weights and adapters that processes which were killed have left in memory."""
+    """Remove weights and adapters that killed processes have left in memory."""
     for prefix in (WEIGHTS_PREFIX, ADAPTER_PREFIX):
-        remove_stale(prefix, memory_folder())
+        remove_stale(prefix, shared_memory_folder())

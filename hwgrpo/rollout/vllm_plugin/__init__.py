@@ -1,1 +1,1 @@
-"""What runs inside a vLLM server, in whatever environment that lives: this folder alone is put on its PYTHONPATH."""
+"""The plugin that runs inside a vLLM server, in any environment: only this folder is put on its PYTHONPATH."""

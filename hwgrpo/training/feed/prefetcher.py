@@ -100,7 +100,7 @@ class Prefetcher:
         if self._thread.ident is None:
             self._thread.start()
         with self._changed:
-            self._until(lambda: bool(self._done) or self._error is not None, f"the responses of step {step}")
+            self._wait_until(lambda: bool(self._done) or self._error is not None, f"the responses of step {step}")
             if not self._done:
                 assert self._error is not None
                 raise self._error
@@ -120,7 +120,7 @@ class Prefetcher:
         # The next batch must be in flight before this step trains: otherwise this step's weights could come first.
         wanted = min(step + 1, self._last_step)
         with self._changed:
-            self._until(
+            self._wait_until(
                 lambda: self._begun >= wanted or self._error is not None, f"the rollout thread to begin step {wanted}"
             )
         age = [policy - version for version in (batch.completions.weight_version, batch.completions.newest_version)]
@@ -136,7 +136,7 @@ class Prefetcher:
 
     @contextmanager
     def exclusive_engine(self) -> Iterator[None]:
-        with self._gate.held(whole_batch=True):
+        with self._gate.held(finish_batch=True):
             yield
 
     def state(self) -> dict[str, Any]:
@@ -186,9 +186,9 @@ class Prefetcher:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         with self._changed:
-            self._until(lambda: ready() or self._error is not None, "the update of the policy")
+            self._wait_until(lambda: ready() or self._error is not None, "the update of the policy")
             if self._error is not None:
                 raise Stopped
 
-    def _until(self, ready: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, ready: Callable[[], bool], what: str) -> None:
         wait_for_thread(lambda seconds: self._changed.wait_for(ready, seconds), what, self._timeout)

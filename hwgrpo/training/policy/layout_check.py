@@ -147,7 +147,7 @@ def _states(
     device: torch.device | None,
 ) -> torch.Tensor:
     """Return [16, H]: the hidden states that predict the rows' response tokens; 0 where other ranks compute them."""
-    device = device or policy.base.get_input_embeddings().weight.device
+    target: torch.device = device or policy.base.get_input_embeddings().weight.device
     by_token = torch.zeros(len(batch.tokens), policy.hidden_size)
     was_training = policy.training
     policy.eval()
@@ -155,6 +155,6 @@ def _states(
         for layout, rows, group in parts:
             micro = build_micro_batch(batch, rows, TokenSignals({}, {}), layout, multiple=group.size)
             micro = shard_micro_batch(micro, group, whole_sequences=False)
-            by_token[micro.token_index] = policy.hidden_states(micro.to(device)).cpu().float()
+            by_token[micro.token_index] = policy.hidden_states(micro.to(target)).cpu().float()
     policy.train(was_training)
     return by_token

@@ -6,7 +6,7 @@ import peft
 import pytest
 import torch
 
-from hwgrpo.rollout.local.architectures import obstacle
+from hwgrpo.rollout.local.architectures import unsupported_reason
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import ModelRows
 from hwgrpo.rollout.local.lean_step import LeanRows
@@ -56,13 +56,13 @@ def difference(model) -> float:
 def test_logits_with_adapters_are_those_of_pefts_forward(family):
     model = adapted(family)
     assert difference(model) > 0.1
-    assert obstacle(model, 100) is None
+    assert unsupported_reason(model, 100) is None
     assert_equal(both_ways(model, PROMPTS, SCHEDULE))
 
 
 def test_adapters_of_some_layers_and_of_the_head_are_read():
     model = adapted("Qwen2", target_modules=["q_proj", "down_proj", "lm_head"], use_rslora=True)
-    assert obstacle(model, 100) is None
+    assert unsupported_reason(model, 100) is None
     assert_equal(both_ways(model, PROMPTS, SCHEDULE))
 
 
@@ -75,7 +75,7 @@ def test_only_active_adapters_are_added():
     both = both_ways(model, PROMPTS, SCHEDULE)
     assert_equal(both)
     with model.disable_adapter():
-        assert obstacle(model, 100) is None
+        assert unsupported_reason(model, 100) is None
         neither = both_ways(model, PROMPTS, SCHEDULE)
         assert_equal(neither)
     assert not torch.allclose(both[0][1], neither[0][1])
@@ -84,7 +84,7 @@ def test_only_active_adapters_are_added():
 def test_merged_adapters_are_not_added_twice():
     model = adapted("Llama")
     model.merge_adapter()
-    assert obstacle(model, 100) is None
+    assert unsupported_reason(model, 100) is None
     assert_equal(both_ways(model, PROMPTS, SCHEDULE))
 
 
@@ -103,7 +103,7 @@ def test_the_engine_decodes_an_adapted_policy_by_the_lean_step(dtype, monkeypatc
     assert engine.decode_path == "lean"
     found = engine.generate(batch_of(), greedy)
     assert all(module.training for module in model.modules()), "put back as they were"
-    monkeypatch.setattr("hwgrpo.rollout.local.engine.proven", lambda model, device: "it is told not to")
+    monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "it is told not to")
     own = engine_of(model, compute_dtype=dtype)
     expected = own.generate(batch_of(), greedy)
     assert own.decode_path == "model"
@@ -195,7 +195,7 @@ def _prompt_learning():
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_adapters_that_the_step_does_not_read_are_named(make, reason):
-    assert obstacle(make(), 10) == reason
+    assert unsupported_reason(make(), 10) == reason
 
 
 def test_the_model_decodes_what_the_step_does_not_read():

@@ -81,7 +81,7 @@ def test_the_last_few_steps_are_not_worth_a_recording():
 @pytest.mark.parametrize("steps", [1, 8])
 def test_the_engine_samples_the_same_with_and_without_recordings(steps, monkeypatch):
     monkeypatch.setattr(
-        "hwgrpo.rollout.local.engine.decode", lambda *words, **more: decode(*words, **more | {"look_every": steps})
+        "hwgrpo.rollout.local.engine.decode", lambda *words, **more: decode(*words, **more | {"sync_every": steps})
     )
     model, recorder = model_of("Qwen3"), Recorder()
     sampling = Sampling(24, 90, seed=3, temperature=1.3, stop_token_ids=tuple(range(0, len(TOKENIZER), 30)))

@@ -9,10 +9,10 @@ from torch import nn
 
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local import architectures, engine, shared_prefix_attention
-from hwgrpo.rollout.local.architectures import ARCHITECTURES, obstacle
+from hwgrpo.rollout.local.architectures import ARCHITECTURES, unsupported_reason
 from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
-from hwgrpo.rollout.local.lean_step_check import proven
+from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.values import Sampling
 from tests.rollout.decoders import (
     CPU,
@@ -36,7 +36,7 @@ def test_every_architecture_of_the_table_is_tested_here():
 @pytest.mark.parametrize("family", EXTRA)
 def test_logits_are_those_of_the_models_own_forward(family):
     model = model_of(family)
-    assert obstacle(model, 100) is None
+    assert unsupported_reason(model, 100) is None
     assert_equal(both_ways(model, PROMPTS, ([0, 0, 1, 1, 2, 2], (4, None))))
 
 
@@ -63,7 +63,7 @@ def test_the_engine_samples_the_same_by_both_paths(dtype, monkeypatch):
     lean = engine_of(model, compute_dtype=dtype)
     assert (lean.decode_path, lean.decode_reason, lean.notes[:-1]) == ("lean", "", ())
     ours = lean.generate(batch_of(), sampling)
-    monkeypatch.setattr("hwgrpo.rollout.local.engine.proven", lambda model, device: "it is told not to")
+    monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "it is told not to")
     own = engine_of(model, compute_dtype=dtype)
     theirs = own.generate(batch_of(), sampling)
     assert (own.decode_path, own.decode_reason) == ("model", "it is told not to")
@@ -132,7 +132,7 @@ def _rope(model):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_own_class, "Doubled is not one of the architectures it knows"),
+        (_own_class, "Doubled is not one of the supported architectures"),
         (_own_module, "model.layers.1.mlp.up_proj is a Sequential"),
         (_hook, "a forward hook is registered on model.layers.0"),
         (_forward, "the forward of model.norm was replaced"),
@@ -144,13 +144,13 @@ def _rope(model):
 def test_anything_the_step_does_not_know_is_named_and_left_to_the_model(change, reason):
     model = model_of("Llama")
     model = change(model) or model
-    assert obstacle(model, 10) == reason == proven(model.eval(), CPU)
+    assert unsupported_reason(model, 10) == reason == check_lean_step(model.eval(), CPU)
 
 
 def test_a_forward_hook_on_all_modules_is_respected():
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        assert obstacle(model_of("Llama"), 10) == "a forward hook is registered on all modules"
+        assert unsupported_reason(model_of("Llama"), 10) == "a forward hook is registered on all modules"
     finally:
         handle.remove()
 
@@ -164,7 +164,7 @@ def test_a_wrong_entry_of_the_table_is_found_out_before_it_samples(wrong, monkey
     name = "llama.modeling_llama.LlamaForCausalLM"
     monkeypatch.setitem(architectures.ARCHITECTURES, name, dataclasses.replace(ARCHITECTURES[name], **wrong))
     with torch.no_grad():
-        reason = proven(model_of("Llama"), CPU)
+        reason = check_lean_step(model_of("Llama"), CPU)
     assert reason is not None
     assert reason.startswith(("its logits would differ by", "its layers are not as expected (AttributeError"))
 
@@ -173,7 +173,7 @@ def test_weights_that_are_not_finite_do_not_pass_the_trial():
     model = model_of("Llama")
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
-        assert proven(model, CPU) == "its logits would differ by nan"
+        assert check_lean_step(model, CPU) == "its logits would differ by nan"
 
 
 def test_metrics_count_response_tokens_and_the_share_of_rows_that_were_alive():
@@ -206,10 +206,10 @@ def test_nothing_is_said_of_bfloat16_where_the_features_cannot_be_read(tmp_path,
     assert engine.slow_dtype(CPU, torch.bfloat16) is None
 
 
-def look_every(steps: int, monkeypatch) -> None:
+def sync_every(steps: int, monkeypatch) -> None:
     monkeypatch.setattr(
         "hwgrpo.rollout.local.engine.decode",
-        lambda *words, look_every, **more: decode(*words, look_every=steps, **more),
+        lambda *words, sync_every, **more: decode(*words, sync_every=steps, **more),
     )
 
 
@@ -217,13 +217,13 @@ def look_every(steps: int, monkeypatch) -> None:
 @pytest.mark.parametrize("stop", [(), ("ab", "b", "1")], ids=["tokens", "strings"])
 def test_how_often_the_host_looks_changes_no_response(path, stop, monkeypatch):
     if path == "model":
-        monkeypatch.setattr("hwgrpo.rollout.local.engine.proven", lambda model, device: "it is told not to")
+        monkeypatch.setattr("hwgrpo.rollout.local.engine.check_lean_step", lambda model, device: "it is told not to")
     engine = engine_of(model_of("Qwen3"), max_sequences=9)
     sampling = Sampling(8, 23, stop=stop, stop_token_ids=tuple(range(0, len(TOKENIZER), 9)), temperature=1.5)
     expected = engine.generate(batch_of(), sampling)
     assert expected.lengths.min() < 5 < expected.lengths.max()
     for steps in (2, 8, 100):
-        look_every(steps, monkeypatch)
+        sync_every(steps, monkeypatch)
         found = engine.generate(batch_of(), sampling)
         assert torch.equal(found.tokens, expected.tokens)
         assert torch.equal(found.offsets, expected.offsets)
@@ -244,6 +244,6 @@ def test_logits_that_are_not_finite_are_told_by_their_position_however_late_the_
     monkeypatch.setattr(LeanRows, "step", breaks)
     for steps in (1, 5):
         taken.clear()
-        look_every(steps, monkeypatch)
+        sync_every(steps, monkeypatch)
         with pytest.raises(RunError, match="response position 3 are not finite"):
             engine.generate(batch_of(), Sampling(2, 12))

@@ -11,7 +11,7 @@ from transformers import Qwen3Config
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.server import attachment
+from hwgrpo.rollout.server import server_connection
 from hwgrpo.rollout.server.vllm import PLUGIN, VllmServer
 from hwgrpo.rollout.vllm.vllm_settings import check_head_size
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
@@ -60,7 +60,7 @@ def no_model(monkeypatch):
         raise AssertionError("the model was loaded first")
 
     monkeypatch.setattr(setup, "build_models", refuse)
-    monkeypatch.setattr(attachment, "REFUSAL_TIMEOUT", 0.2)
+    monkeypatch.setattr(server_connection, "REFUSAL_TIMEOUT", 0.2)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def by_hand(monkeypatch):
 
 
 def test_the_command_for_a_server_by_hand_starts_one_that_a_trainer_can_use(by_hand, monkeypatch):
-    command = VllmServer.start_by_hand.split("`")[1]
+    command = VllmServer.start_command_hint.split("`")[1]
     variables, _, words = command.partition(" python -m hwgrpo_vllm ")
     names = dict(word.split("=", 1) for word in variables.split())
     assert names.keys() == {TOKEN_VARIABLE, "PYTHONPATH"}

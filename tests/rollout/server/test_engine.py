@@ -15,15 +15,15 @@ import torch
 from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.pause_gate import Gate, Stopped
-from hwgrpo.rollout.server import attachment
+from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.rollout.server import engine as server_engine
-from hwgrpo.rollout.server.dialect import command_line
+from hwgrpo.rollout.server import server_connection
 from hwgrpo.rollout.server.engine import ServerEngine
-from hwgrpo.rollout.server.owner import Owner
+from hwgrpo.rollout.server.server_api import command_line
+from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.server_process import ServerProcess
 from hwgrpo.rollout.server.vllm import VllmServer, vllm_server
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
-from hwgrpo.rollout.weights import ModuleWeights
 from hwgrpo.values import Sampling
 from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
 from tests.support.servers.fake_server import TOKEN, FakeServer, come_back
@@ -91,7 +91,7 @@ def test_the_server_gets_the_weights_of_every_version_and_older_ones_are_removed
         engine.update_weights(version)
         assert server.weights["model.norm.weight"].eq(version).all()
         assert [path.name for path in (tmp_path / "weights").glob("*/*")] == [f"version-{version:08d}"]
-    assert server.weights.keys() == dict(ModuleWeights(model).whole()).keys()
+    assert server.weights.keys() == dict(ModuleWeights(model).full()).keys()
     assert server.taken == [0, 1, 2]
 
 
@@ -153,7 +153,7 @@ def test_a_server_that_hangs_is_noticed_and_asked_again(make, server, fault):
 @pytest.mark.parametrize(
     "fault, told",
     [
-        ("not json", "not JSON that can be read: '<html>busy"),
+        ("not json", "not valid JSON: '<html>busy"),
         ("large", "larger than 1 MiB"),
         (FAULTS["a log-prob that is NaN"], "not fi"),
     ],
@@ -179,15 +179,15 @@ def test_a_server_that_comes_back_without_weights_gets_the_current_ones_and_the_
         back[0].close()
     assert found.tokens.tolist() == [5, 6, 7] * 3
     assert back[0].taken == [3]
-    assert back[0].weights.keys() == dict(engine._parts.weights.whole()).keys()
+    assert back[0].weights.keys() == dict(engine._parts.weights.full()).keys()
 
 
 def test_while_only_other_ranks_wait_for_it_rank_0_brings_a_server_its_weights_again(make, server, monkeypatch):
-    monkeypatch.setattr(server_engine, "WATCH", 0.05)
+    monkeypatch.setattr(server_engine, "HEARTBEAT", 0.05)
     engine = make()
     engine.update_weights(2)
     engine._ranks = 2
-    watch = threading.Thread(target=engine._watch)
+    watch = threading.Thread(target=engine._keep_claim)
     watch.start()
     server.version = -1
     for _ in range(400):
@@ -214,7 +214,7 @@ def test_an_engine_that_is_closed_while_it_looks_after_its_server_sends_no_weigh
 
 def test_a_rank_that_does_not_send_weights_waits_until_the_server_has_them(make, server):
     engine = make()
-    engine._delivery = None  # as on ranks other than 0
+    engine._transfer = None  # as on ranks other than 0
     late = threading.Timer(0.5, lambda: setattr(server, "version", 6))
     late.start()
     engine.update_weights(6)
@@ -225,14 +225,14 @@ def test_a_rank_that_does_not_send_weights_waits_until_the_server_has_them(make,
 def test_a_server_that_stays_away_is_an_error_within_the_time_it_may_take(make, server):
     engine = make("rollout.server.start_timeout=2")
     server.close()
-    with pytest.raises(RunError, match=r"did not come back within rollout\.server\.start_timeout=2 s"):
+    with pytest.raises(RunError, match=r"did not recover within rollout\.server\.start_timeout=2 s"):
         engine.generate(batch("ab"), SAMPLING)
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(attachment, "REFUSAL_TIMEOUT", 1.0)
-    monkeypatch.setattr(attachment, "PAUSE", 0.05)
+    monkeypatch.setattr(server_connection, "REFUSAL_TIMEOUT", 1.0)
+    monkeypatch.setattr(server_connection, "PAUSE", 0.05)
     monkeypatch.setattr(server_engine, "PAUSE", 0.05)
 
 
@@ -367,19 +367,19 @@ def test_a_start_that_resumes_a_run_removes_the_weights_that_a_killed_one_has_le
 
 
 def test_a_run_that_trains_for_long_is_heard_of(make, server, monkeypatch):
-    monkeypatch.setattr(server_engine, "WATCH", 0.02)
+    monkeypatch.setattr(server_engine, "HEARTBEAT", 0.02)
     make()
-    server.holder._heard = 0.0
+    server.holder._last_heard = 0.0
     for _ in range(200):
-        if server.holder._heard:
+        if server.holder._last_heard:
             break
         time.sleep(0.02)
-    assert time.monotonic() - server.holder._heard < 20
+    assert time.monotonic() - server.holder._last_heard < 20
 
 
 def test_ranks_beside_rank_0_notice_a_server_that_another_run_has_taken(make, server):
     engine = make()
-    engine._delivery = None  # as on ranks other than 0
+    engine._transfer = None  # as on ranks other than 0
     server.label = OTHER.label(1)
     with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
         engine.update_weights(1)
@@ -398,7 +398,7 @@ def test_when_a_server_stays_away_all_requests_fail_after_one_and_the_same_wait(
     repair = engine._repair
     monkeypatch.setattr(engine, "_repair", lambda wait: (repairs.append(wait), repair(wait)))
     began = time.monotonic()
-    with pytest.raises(RunError, match=r"did not come back within rollout\.server\.start_timeout=1 s"):
+    with pytest.raises(RunError, match=r"did not recover within rollout\.server\.start_timeout=1 s"):
         engine.generate(batch(*(f"{i}" for i in range(server_engine.THREADS))), SAMPLING)
     assert time.monotonic() - began < 15
     assert len({id(wait) for wait in repairs}) == 1

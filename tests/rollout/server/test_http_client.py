@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.rollout.server import attachment
-from hwgrpo.rollout.server.http_client import SHOWN, Client, Garbage, ServerProblem
+from hwgrpo.rollout.server import server_connection
+from hwgrpo.rollout.server.http_client import SHOWN_CHARS, Client, InvalidResponse, ServerProblem
 from hwgrpo.rollout.server.server_process import ServerProcess
 
 TOKEN = "only'the\\client-knows"
@@ -39,7 +39,7 @@ def address():
     server.server_close()
 
 
-@pytest.mark.parametrize("before", [0, SHOWN - len("Bearer ") - 8], ids=["shown", "cut off within it"])
+@pytest.mark.parametrize("before", [0, SHOWN_CHARS - len("Bearer ") - 8], ids=["shown", "cut off within it"])
 @pytest.mark.parametrize("status", ["500", "404", "403", "200", "broken"])
 def test_an_answer_that_holds_the_token_is_shown_without_it(address, status, before):
     with pytest.raises((ServerProblem, ConfigError)) as error:
@@ -52,7 +52,7 @@ def test_an_answer_that_holds_the_token_is_shown_without_it(address, status, bef
 
 def test_what_is_said_of_an_answers_content_lacks_the_token_too():
     Client("http://nowhere", TOKEN, 100)
-    assert TOKEN not in str(Garbage(f"it did not apply weights 3: {TOKEN}"))
+    assert TOKEN not in str(InvalidResponse(f"it did not apply weights 3: {TOKEN}"))
 
 
 def test_an_address_is_shown_without_its_password(address):
@@ -66,7 +66,7 @@ def test_an_address_is_shown_without_its_password(address):
 def test_a_token_that_cannot_be_sent_is_an_error_that_does_not_show_it(monkeypatch, token):
     monkeypatch.setenv("A_TOKEN", token)
     with pytest.raises(ConfigError, match="A_TOKEN") as error:
-        attachment.token_in("A_TOKEN")
+        server_connection.token_in("A_TOKEN")
     assert token.strip() not in str(error.value)
 
 

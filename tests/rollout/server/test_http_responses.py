@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from hwgrpo.rollout.server.http_client import Client, Garbage, Hanging, Refused, ServerTaken, Unreachable
+from hwgrpo.rollout.server.http_client import (
+    Client,
+    InvalidResponse,
+    RefusedByServer,
+    ServerInUse,
+    TimedOut,
+    Unreachable,
+)
 
 OK = b"HTTP/1.1 200 OK\r\n"
 LARGEST = 100_000
@@ -90,7 +97,7 @@ ENDLESS = {
 def test_a_call_takes_no_longer_than_its_limit_wherever_the_server_stops(serve, case):
     client = serve(*ENDLESS[case])
     began = time.monotonic()
-    with pytest.raises(Hanging, match=r"/path: no complete response within 0\.3 s"):
+    with pytest.raises(TimedOut, match=r"/path: no complete response within 0\.3 s"):
         client.ask("POST", "/path", {"a": 1}, timeout=0.3)
     assert time.monotonic() - began < HELD / 3
 
@@ -106,26 +113,26 @@ BROKEN = {
     "no HTTP": (b"SSH-2.0\r\n\r\n", Unreachable, "BadStatusLine"),
     "a gigantic header": (OK + b"a: " + b"b" * 70_000 + b"\r\n\r\n", Unreachable, "LineTooLong"),
     "gigantically many headers": (OK + b"a: b\r\n" * 200 + b"\r\n", Unreachable, "more than 100 headers"),
-    "a gigantic body": (OK + b"\r\n" + b" " * (LARGEST + 1), Garbage, r"larger than .* MiB"),
+    "a gigantic body": (OK + b"\r\n" + b" " * (LARGEST + 1), InvalidResponse, r"larger than .* MiB"),
     "gigantic chunks": (
         OK + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFF\r\n" + b" " * (LARGEST + 1),
-        Garbage,
+        InvalidResponse,
         r"larger than .* MiB",
     ),
-    "a gigantic length": (OK + b"Content-Length: 99999999999999\r\n\r\n ", Garbage, r"larger than .* MiB"),
-    "text": (OK + b"\r\n<html>", Garbage, "not JSON"),
-    "half of a character": (OK + b'\r\n"\xc3"', Garbage, "not JSON"),
-    "JSON nested without an end": (OK + b"\r\n" + b"[" * (LARGEST - 1), Garbage, "not JSON"),
-    "a number of very many digits": (OK + b"\r\n" + b"1" * (LARGEST - 1), Garbage, "not JSON"),
-    "a redirection": (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", Garbage, "HTTP 302"),
-    "a refused token": (b"HTTP/1.1 401 No\r\n\r\n", Refused, "refuses the token"),
-    "an unknown path": (b"HTTP/1.1 404 No\r\n\r\n", Refused, "does not know /path"),
+    "a gigantic length": (OK + b"Content-Length: 99999999999999\r\n\r\n ", InvalidResponse, r"larger than .* MiB"),
+    "text": (OK + b"\r\n<html>", InvalidResponse, "not valid JSON"),
+    "half of a character": (OK + b'\r\n"\xc3"', InvalidResponse, "not valid JSON"),
+    "JSON nested without an end": (OK + b"\r\n" + b"[" * (LARGEST - 1), InvalidResponse, "not valid JSON"),
+    "a number of very many digits": (OK + b"\r\n" + b"1" * (LARGEST - 1), InvalidResponse, "not valid JSON"),
+    "a redirection": (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", InvalidResponse, "HTTP 302"),
+    "a refused token": (b"HTTP/1.1 401 No\r\n\r\n", RefusedByServer, "refuses the token"),
+    "an unknown path": (b"HTTP/1.1 404 No\r\n\r\n", RefusedByServer, "does not know /path"),
     "another run's server": (
         b'HTTP/1.1 409 No\r\n\r\n{"holder": "the other"}',
-        ServerTaken,
+        ServerInUse,
         "another run now: the other",
     ),
-    "a conflict without a name": (b"HTTP/1.1 409 No\r\n\r\n[1", ServerTaken, r"\[1"),
+    "a conflict without a name": (b"HTTP/1.1 409 No\r\n\r\n[1", ServerInUse, r"\[1"),
 }
 
 
@@ -160,16 +167,16 @@ def test_what_is_broken_off_ends_at_once_and_the_next_request_works(serve):
     def ask() -> None:
         try:
             client.ask("GET", "/path", timeout=HELD)
-        except Hanging as error:
+        except TimedOut as error:
             raised.append(error)
         except Unreachable as error:
             raised.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()
-    while not client._running:
+    while not client._in_flight:
         time.sleep(0.01)
-    client.break_off()
+    client.abort_requests()
     thread.join(HELD / 3)
     assert len(raised) == 1
-    assert not client._running
+    assert not client._in_flight

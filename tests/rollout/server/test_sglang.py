@@ -11,7 +11,7 @@ import torch
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.server import attachment
+from hwgrpo.rollout.server import server_connection
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.values import Sampling
 from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
@@ -145,7 +145,7 @@ def test_weights_that_it_does_not_take_are_sent_again(make, server, fault: str):
     engine.close()
     strict = make("rollout.server.retries=0", "rollout.server.start_timeout=2")
     server.faults = [fault]
-    with pytest.raises(RunError, match=r"did not take weights 2: .*Rolling back"):
+    with pytest.raises(RunError, match=r"did not apply weights 2: .*Rolling back"):
         strict.update_weights(2)
 
 
@@ -162,7 +162,7 @@ def test_it_gives_memory_back_where_it_was_started_so_and_gets_its_weights_anew(
         "/resume_memory_occupation",
         "/update_weights_from_disk",
     ]
-    assert server.weights.keys() == dict(engine._parts.weights.whole()).keys()
+    assert server.weights.keys() == dict(engine._parts.weights.full()).keys()
     assert engine.generate(batch("ab"), SAMPLING).weight_version == 4
     engine.close()
     plain = make()
@@ -174,7 +174,7 @@ def test_it_gives_memory_back_where_it_was_started_so_and_gets_its_weights_anew(
 
 def test_a_wrong_key_is_refused_and_appears_in_no_message(make, monkeypatch):
     monkeypatch.setenv("THE_TOKEN", "wrong-token")
-    monkeypatch.setattr(attachment, "REFUSAL_TIMEOUT", 0.2)
+    monkeypatch.setattr(server_connection, "REFUSAL_TIMEOUT", 0.2)
     with pytest.raises(ConfigError, match=r"refuses the token.*launch_server") as error:
         make()
     assert "wrong-token" not in str(error.value)
@@ -214,7 +214,7 @@ def test_two_runs_that_come_at_the_same_moment_do_not_use_each_others_responses(
 
 def test_a_note_says_that_no_real_server_has_been_met(make):
     (place, way) = make().notes
-    assert "never met a real SGLang server" in place
+    assert "never run with a real SGLang server" in place
     assert way.endswith("through a folder")
 
 

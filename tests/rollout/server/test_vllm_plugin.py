@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hwgrpo.rollout.server.owner import Owner
+from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.vllm_plugin import hwgrpo_vllm
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     GROUP_ROUTE,
@@ -92,9 +92,9 @@ async def ask(
 OURS = Owner("run1", "a", "host:/run1 (process 1)")
 
 
-def order(version: int, owner: Owner = OURS) -> dict[str, Any]:
+def weights_body(version: int, owner: Owner = OURS) -> dict[str, Any]:
     folder = f"/weights/{version}"
-    return {"folder": folder, "version": owner.label(version), "adapter": False, "owner": owner.order()}
+    return {"folder": folder, "version": owner.label(version), "adapter": False, "owner": owner.payload()}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_answers_carry_the_version_of_the_weights(guard):
 
     async def run():
         before = await ask(guard, app, "/v1/completions")
-        await ask(guard, app, WEIGHTS_ROUTE, order(4))
+        await ask(guard, app, WEIGHTS_ROUTE, weights_body(4))
         return before, await ask(guard, app, "/v1/completions"), await ask(guard, app, WEIGHTS_ROUTE, method="GET")
 
     before, after, told = asyncio.run(run())
@@ -141,7 +141,7 @@ def test_weights_wait_for_requests_and_requests_for_weights(guard):
     async def run():
         slow = asyncio.create_task(ask(guard, app, "/v1/slow"))
         await asyncio.sleep(0.01)
-        update = asyncio.create_task(ask(guard, app, WEIGHTS_ROUTE, order(5)))
+        update = asyncio.create_task(ask(guard, app, WEIGHTS_ROUTE, weights_body(5)))
         await asyncio.sleep(0.01)
         late = asyncio.create_task(ask(guard, app, "/v1/late"))
         await asyncio.sleep(0.05)
@@ -161,9 +161,9 @@ def test_weights_that_could_not_be_taken_leave_no_version(guard):
     guard, app = guard
 
     async def run():
-        await ask(guard, app, WEIGHTS_ROUTE, order(1))
+        await ask(guard, app, WEIGHTS_ROUTE, weights_body(1))
         app.state.engine_client.broken = True
-        failed = await ask(guard, app, WEIGHTS_ROUTE, order(2))
+        failed = await ask(guard, app, WEIGHTS_ROUTE, weights_body(2))
         return failed, await ask(guard, app, "/v1/completions")
 
     failed, answer = asyncio.run(run())
@@ -173,8 +173,8 @@ def test_weights_that_could_not_be_taken_leave_no_version(guard):
 
 
 JOIN = {"name": "the-group", "host": "here"}
-ASK_TO_JOIN = {**JOIN, "owner": OURS.order()}
-RECEIVE = {"version": OURS.label(6), "owner": OURS.order()}
+ASK_TO_JOIN = {**JOIN, "owner": OURS.payload()}
+RECEIVE = {"version": OURS.label(6), "owner": OURS.payload()}
 
 
 def test_a_group_is_joined_by_all_workers_and_weights_come_through_it(guard):
@@ -221,12 +221,12 @@ def test_a_server_of_several_engines_offers_no_group(guard):
         [],
         {"folder": "x"},
         {"folder": "x", "version": "new", "adapter": False},
-        {"folder": "x", "version": 3, "adapter": False, "owner": OURS.order()},
-        {"folder": "x", "version": "a\r\nb: c", "adapter": False, "owner": OURS.order()},
-        {"folder": "x", "version": "3" * 5000, "adapter": False, "owner": OURS.order()},
+        {"folder": "x", "version": 3, "adapter": False, "owner": OURS.payload()},
+        {"folder": "x", "version": "a\r\nb: c", "adapter": False, "owner": OURS.payload()},
+        {"folder": "x", "version": "3" * 5000, "adapter": False, "owner": OURS.payload()},
         {"folder": "x", "version": "3", "adapter": False, "owner": {"run": "x"}},
         {"folder": "x", "version": "3", "adapter": False, "owner": "x"},
-        {"version": "3", "adapter": False, "owner": OURS.order()},
+        {"version": "3", "adapter": False, "owner": OURS.payload()},
         "x" * 70000,
     ],
 )
@@ -264,8 +264,8 @@ def asked(guard, app, *orders: Any) -> list[int]:
     async def run():
         statuses = []
         for owner, what in orders:
-            body: Any = {"owner": owner.order()}
-            body = body if what == CLAIM else JOIN | body if what == JOINED else order(what, owner)
+            body: Any = {"owner": owner.payload()}
+            body = body if what == CLAIM else JOIN | body if what == JOINED else weights_body(what, owner)
             route = GROUP_ROUTE if what == JOINED else WEIGHTS_ROUTE
             statuses.append((await ask(guard, app, route, body))[0])
         return statuses
@@ -281,7 +281,7 @@ def test_another_run_changes_no_weights_and_gets_the_name_of_the_one_that_has_th
     before = [*app.state.engine_client.done]
     assert asked(guard, app, (THEIRS, what)) == [409]
     assert app.state.engine_client.done == before
-    told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, order(5, THEIRS)))[2]
+    told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, weights_body(5, THEIRS)))[2]
     assert told["holder"] == f"host:/run1 (process 1), last heard of {LEASE - 1:.0f} s ago"
     assert asked(guard, app, (OURS, 5)) == [200]
 
@@ -303,15 +303,15 @@ def test_a_run_that_is_not_heard_of_any_more_loses_the_server_and_is_refused_whe
 def test_a_run_that_is_started_again_takes_its_server_at_once_and_the_process_before_is_refused(guard, clock):
     guard, app = guard
     assert asked(guard, app, (OURS, 4), (RESUMED, 4), (OURS, 5), (RESUMED, 5)) == [200, 200, 409, 200]
-    told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, order(6)))[2]
+    told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, weights_body(6)))[2]
     assert "another process of this same run" in told["holder"]
 
 
 def test_a_server_that_was_left_is_free_and_a_run_may_take_one_by_force_once(guard, clock):
     guard, app = guard
     asked(guard, app, (OURS, 4))
-    leave = {"owner": OURS.order(), "release": True}
-    asyncio.run(ask(guard, app, WEIGHTS_ROUTE, {**leave, "owner": THEIRS.order()}))
+    leave = {"owner": OURS.payload(), "release": True}
+    asyncio.run(ask(guard, app, WEIGHTS_ROUTE, {**leave, "owner": THEIRS.payload()}))
     assert asked(guard, app, (THEIRS, CLAIM)) == [409], "who has not got it cannot leave it"
     asyncio.run(ask(guard, app, WEIGHTS_ROUTE, leave))
     assert asked(guard, app, (THEIRS, CLAIM)) == [200]
@@ -323,7 +323,7 @@ def test_two_orders_at_once_are_one_after_the_other_and_the_second_owner_is_refu
     guard, app = guard
 
     async def run():
-        both = [asyncio.create_task(ask(guard, app, WEIGHTS_ROUTE, order(1, owner))) for owner in (OURS, THEIRS)]
+        both = [asyncio.create_task(ask(guard, app, WEIGHTS_ROUTE, weights_body(1, owner))) for owner in (OURS, THEIRS)]
         return [each[0] for each in await asyncio.gather(*both)], await ask(guard, app, "/v1/completions")
 
     statuses, answer = asyncio.run(run())
@@ -339,11 +339,11 @@ def test_requests_that_do_not_end_keep_an_order_waiting_for_a_bounded_time_and_n
     async def run():
         slow = asyncio.create_task(ask(guard, app, "/v1/slow"))
         await asyncio.sleep(0.01)
-        status, _, told = await ask(guard, app, WEIGHTS_ROUTE, order(5))
+        status, _, told = await ask(guard, app, WEIGHTS_ROUTE, weights_body(5))
         after = await ask(guard, app, "/v1/after")
         app.go.set()
         await slow
-        return status, told, after, await ask(guard, app, WEIGHTS_ROUTE, order(6))
+        return status, told, after, await ask(guard, app, WEIGHTS_ROUTE, weights_body(6))
 
     status, told, after, late = asyncio.run(run())
     assert (status, told["error"]) == (503, "requests are still running after 0.05 s")

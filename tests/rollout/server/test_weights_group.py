@@ -15,9 +15,9 @@ from hwgrpo.planning.memory import SENT, Work, estimate
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.server.engine import ServerEngine
-from hwgrpo.rollout.server.owner import new_owner
+from hwgrpo.rollout.server.server_owner import new_owner
 from hwgrpo.rollout.server.vllm import vllm_server
-from hwgrpo.rollout.server.weight_transfer import FolderDelivery, GroupDelivery, sent_copies
+from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, count_host_copies
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
 from tests.rollout.served import SAMPLING, batch, parts_for
 from tests.support.models.tiny import settings
@@ -60,7 +60,7 @@ def set_weights(engine: ServerEngine, value: float) -> dict[str, torch.Tensor]:
     """Change the policy; return what a server must then have."""
     for parameter in engine._parts.model.parameters():
         parameter.add_(value)
-    return {name: weight.clone() for name, weight in engine._parts.weights.whole()}
+    return {name: weight.clone() for name, weight in engine._parts.weights.full()}
 
 
 def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -70,7 +70,7 @@ def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor])
 
 
 def test_every_worker_gets_all_weights_of_every_version_bit_for_bit(make, server, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(group, "PARCEL_BYTES", 4096)  # several parcels, and weights that are larger than one
+    monkeypatch.setattr(group, "BUCKET_BYTES", 4096)  # several buckets, and weights that are larger than one
     engine = make()
     for version in (1, 2):
         wanted = set_weights(engine, 0.125)
@@ -79,8 +79,8 @@ def test_every_worker_gets_all_weights_of_every_version_bit_for_bit(make, server
             assert_same(load_file(file), wanted)
         assert server.version == version
     assert engine.generate(batch("ab"), SAMPLING).weight_version == 2
-    assert engine._delivery is not None
-    assert len(engine._delivery._kept) > 2, "there were several parcels"  # pyright: ignore
+    assert engine._transfer is not None
+    assert len(engine._transfer._made) > 2, "there were several buckets"  # pyright: ignore
     assert not (tmp_path / "weights").exists()
     assert any("process group over gloo" in note for note in engine.notes)
 
@@ -106,9 +106,9 @@ def test_a_server_that_has_started_anew_is_met_in_a_new_group_at_the_first_try(m
 
 def test_weights_that_nobody_takes_are_made_to_the_end_for_the_sake_of_other_ranks(make, server, monkeypatch):
     engine = make("rollout.server.retries=0", "rollout.server.start_timeout=2")
-    names = [name for name, _ in engine._parts.weights.whole()]
-    whole, made = engine._parts.weights.whole, []
-    monkeypatch.setattr(engine._parts.weights, "whole", lambda: (made.append(pair[0]) or pair for pair in whole()))
+    names = [name for name, _ in engine._parts.weights.full()]
+    whole, made = engine._parts.weights.full, []
+    monkeypatch.setattr(engine._parts.weights, "full", lambda: (made.append(pair[0]) or pair for pair in whole()))
 
     def refuse(method: str, *arguments: Any) -> None:
         raise RuntimeError("no workers")
@@ -133,7 +133,7 @@ def test_a_worker_that_fails_in_a_transfer_is_noticed_at_once_and_told(make, ser
     else:
         server.workers.call("set_fails", True)
     began = time.monotonic()
-    told = r"did not take weights 1: .*" + ("no room for" if way == "fails to load" else "it died|broke")
+    told = r"did not apply weights 1: .*" + ("no room for" if way == "fails to load" else "it died|broke")
     with pytest.raises(RunError, match=told):
         engine.update_weights(1)
     assert time.monotonic() - began < 150, "nobody waits for the time that requests may take (300 s)"
@@ -162,7 +162,7 @@ def test_after_a_failed_transfer_another_group_takes_the_same_weights(make, serv
 def test_workers_that_do_not_come_are_waited_for_no_longer_than_a_request_may_take(make, server):
     engine = make("rollout.server.retries=0", "rollout.server.request_timeout=2")
     server.receive = "set_fails"  # they do something else
-    with pytest.raises(RunError, match=r"did not take weights 1.*did not come to the group within 2 s"):
+    with pytest.raises(RunError, match=r"did not apply weights 1.*did not join the group within 2 s"):
         engine.update_weights(1)
 
 
@@ -178,7 +178,7 @@ def test_without_a_common_group_auto_takes_a_folder_and_says_why_and_group_is_re
     server.offer, told = OFFERS[case]
     engine = make("rollout.server.transfer=auto", "rollout.server.request_timeout=3")
     engine.update_weights(1)
-    assert server.weights.keys() == dict(engine._parts.weights.whole()).keys()
+    assert server.weights.keys() == dict(engine._parts.weights.full()).keys()
     assert any(f"through a folder: {told}" in note for note in engine.notes)
     engine.close()
     with pytest.raises(ConfigError, match=re.escape(f"rollout.server.transfer='group': {told}")):
@@ -221,12 +221,12 @@ def test_a_library_is_named_with_the_version_that_both_sides_must_have(monkeypat
     from types import SimpleNamespace
 
     monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(version=lambda: (2, 27, 3)))
-    assert group.library("gloo") == "gloo"
-    assert group.library("hccl") == "hccl"
+    assert group.communication_library("gloo") == "gloo"
+    assert group.communication_library("hccl") == "hccl"
     monkeypatch.setattr(torch.version, "hip", None)
-    assert group.library("nccl") == "nccl 2.27.3"
+    assert group.communication_library("nccl") == "nccl 2.27.3"
     monkeypatch.setattr(torch.version, "hip", "7.1")
-    assert group.library("nccl") == "rccl 2.27.3"
+    assert group.communication_library("nccl") == "rccl 2.27.3"
 
 
 def test_a_weight_that_lives_only_until_the_next_is_copied_in_time():
@@ -235,8 +235,8 @@ def test_a_weight_that_lives_only_until_the_next_is_copied_in_time():
         for number in range(3):
             yield str(number), place.fill_(number)
 
-    (parcel,) = group.parcels(one_after_the_other(), torch.float32, torch.device("cpu"))
-    assert [float(weight.mean()) for _, weight in group.unpacked(parcel)] == [0.0, 1.0, 2.0]
+    (bucket,) = group.make_buckets(one_after_the_other(), torch.float32, torch.device("cpu"))
+    assert [float(weight.mean()) for _, weight in group.unpack_bucket(bucket)] == [0.0, 1.0, 2.0]
 
 
 def test_weights_of_all_kinds_come_out_of_a_parcel_as_they_went_in():
@@ -249,8 +249,8 @@ def test_weights_of_all_kinds_come_out_of_a_parcel_as_they_went_in():
         "transposed": torch.randn(4, 6).T,
         "nan": torch.tensor([float("nan"), float("inf")]),
     }
-    made = list(group.parcels(iter(weights.items()), torch.bfloat16, torch.device("cpu")))
-    found = dict(pair for parcel in made for pair in group.unpacked(parcel))
+    made = list(group.make_buckets(iter(weights.items()), torch.bfloat16, torch.device("cpu")))
+    found = dict(pair for bucket in made for pair in group.unpack_bucket(bucket))
     assert len(made) == 1
     assert found.keys() == weights.keys()
     for name, weight in weights.items():
@@ -264,11 +264,11 @@ def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server,
     engine = make()
     engine.update_weights(1)
     parts = engine._parts
-    delivery = engine._delivery
-    assert isinstance(delivery, GroupDelivery)
-    assert all(parcel.body.device.type == "cpu" for parcel in delivery._kept)
-    held = sum(parcel.body.nbytes for parcel in delivery._kept)
-    padding = group.ALIGNMENT * len(list(parts.weights.whole()))
+    transfer = engine._transfer
+    assert isinstance(transfer, GroupTransfer)
+    assert all(bucket.body.device.type == "cpu" for bucket in transfer._made)
+    held = sum(bucket.body.nbytes for bucket in transfer._made)
+    padding = group.ALIGNMENT * len(list(parts.weights.full()))
     assert planned_bytes(parts) <= held < planned_bytes(parts) + padding
 
     monkeypatch.setattr("hwgrpo.rollout.vllm.vllm_settings.MEMORY", str(tmp_path))
@@ -277,11 +277,11 @@ def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server,
     def count(folder: Path, version: int, is_adapter: bool) -> None:
         sizes.append(sum(file.stat().st_size for file in folder.parent.glob("version-*/*.safetensors")))
 
-    folder = FolderDelivery(None, torch.float32, new_owner(None, "run", take_over=False), count)
+    folder = FolderTransfer(None, torch.float32, new_owner(None, "run", take_over=False), count)
     for version in range(3):
-        folder.take(version, parts.weights, None)
+        folder.prepare(version, parts.weights, None)
         folder.send()
-        folder.arrived()
+        folder.discard_old()
     folder.close()
     in_memory = replace(parts, config=settings("rollout.engine=vllm_server", "rollout.server.transfer=folder"))
     headers = 2 * 4096
@@ -291,5 +291,13 @@ def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server,
 
 def planned_bytes(parts: EngineParts) -> int:
     config = parts.config
-    work = Work(torch.float32, "cuda", 1, 16, 64, samples=False, sent_copies=sent_copies(config, config.rollout.engine))
+    work = Work(
+        torch.float32,
+        "cuda",
+        1,
+        16,
+        64,
+        samples=False,
+        sent_copies=count_host_copies(config, config.rollout.engine),
+    )
     return estimate(config, model_shape(config.model, parts.model.config), work).host[SENT]

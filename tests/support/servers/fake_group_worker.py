@@ -37,7 +37,7 @@ class Worker(WorkerExtension):
     def die(self, number: int) -> None:
         """End in the middle of a transfer."""
         assert self._hwgrpo_group is not None
-        next(self._hwgrpo_group.received(number))
+        next(self._hwgrpo_group.receive(number))
         sys.exit(9)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.guard import Holder
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.guard import OwnerLease
 
 PLUGIN = Path(__file__).parents[3] / "hwgrpo/rollout/vllm_plugin"
 TOKEN = "only-the-test-knows"
@@ -105,7 +105,7 @@ class FakeServer:
         self.taken: list[int] = []
         self.weights: dict[str, Any] = {}
         self.label = "-1"
-        self.holder = Holder()
+        self.holder = OwnerLease()
         self.released = threading.Event()
         outer = self
 

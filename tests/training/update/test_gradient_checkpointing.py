@@ -9,7 +9,7 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 
 from hwgrpo.models.tiny import character_tokenizer
-from hwgrpo.rollout.local.architectures import obstacle
+from hwgrpo.rollout.local.architectures import unsupported_reason
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.shared_setup import load_policy
 from hwgrpo.training.strategies.single import Single
@@ -24,7 +24,7 @@ def gradients(folder: Path, *words: str) -> dict[str, torch.Tensor]:
     config = settings(f"model.path={folder}", *words)
     torch.manual_seed(5)  # of new adapters
     policy = load_policy(config, Device(BACKEND), TOKENIZER)
-    assert obstacle(policy.model.eval(), 32) is None
+    assert unsupported_reason(policy.model.eval(), 32) is None
     for name, parameter in policy.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)

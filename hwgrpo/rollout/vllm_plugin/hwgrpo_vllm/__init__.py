@@ -1,11 +1,11 @@
-"""The part of hwgrpo that runs inside a vLLM server: new weights, and the guard of the server's door.
+"""The plugin that runs inside a vLLM server: token check, ownership and weight updates.
 
-It must run in the server's environment, which may be much older than the trainer's (vllm-ascend 0.23 has torch 2.10):
-it imports only torch and safetensors, and calls only what vLLM 0.23 to 0.33 have alike.
+It runs in the server's environment, which may be much older than the trainer's (vllm-ascend 0.23 has torch 2.10): it
+imports only torch and safetensors, and uses only interfaces common to vLLM 0.23 to 0.33.
 """
 
 from .guard import Guard
-from .words import (
+from .http_protocol import (
     ADAPTER,
     GROUP_ROUTE,
     LEASE,

@@ -1,14 +1,14 @@
 """`python -m hwgrpo_vllm --model MODEL ...`: start a vLLM server that a trainer can use; further arguments are vLLM's.
 
-`vllm serve` would do, too, but the CPU distribution has no such command that starts (0.32), and vLLM asks its
-middleware for the token only when the model is loaded.
+`vllm serve` would work too, but it does not start in the CPU distribution (0.32), and the middleware would check the
+token only after the model is loaded.
 """
 
 import os
 import runpy
 import sys
 
-from .words import TOKEN_VARIABLE
+from .http_protocol import TOKEN_VARIABLE
 
 ARGUMENTS = (
     *("--middleware", "hwgrpo_vllm.Guard", "--worker-extension-cls", "hwgrpo_vllm.WorkerExtension"),
@@ -17,10 +17,10 @@ ARGUMENTS = (
 
 
 def main() -> None:
-    """Check the token and become the server."""
+    """Check the token and run the server."""
     if not os.environ.get(TOKEN_VARIABLE):
         sys.exit(f"hwgrpo: {TOKEN_VARIABLE} is empty: set it to a secret that the trainer has in the same variable")
-    sys.argv[1:1] = ARGUMENTS  # before the user's, which win
+    sys.argv[1:1] = ARGUMENTS  # before the user's, which override them
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
 

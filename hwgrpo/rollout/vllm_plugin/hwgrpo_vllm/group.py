@@ -1,7 +1,7 @@
-"""A process group of a trainer and a server's workers, through which weights go with no folder in between.
+"""A process group of a trainer and a server's workers, for weight transfer without a folder.
 
-Both sides run this file. The trainer is rank 0 and waits at a store of its own; it sends parcels, each of them many
-weights in one tensor of bytes and a list of what is where in it. The group stands beside those that either side has.
+Both sides run this file. The trainer is rank 0 and opens the store; it sends buckets, each of them many weights in one
+tensor of bytes and an index of its content. The group is independent of other groups on either side.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed as dist
 
-PARCEL_BYTES = 256 << 20
-"""Bytes after which a parcel is sent: enough to be fast, little beside a model. A larger weight has its own."""
+BUCKET_BYTES = 256 << 20
+"""Bytes after which a bucket is sent: enough to be fast, little compared to a model. A larger weight has its own."""
 ALIGNMENT = 16
-"""Bytes at whose multiples weights begin in a parcel, so that they can be read as what they are."""
+"""Alignment of weights in a bucket, in bytes, so that they can be viewed in their dtype."""
 
 
-class Parcel(NamedTuple):
-    """Weights on their way."""
+class WeightBucket(NamedTuple):
+    """Weights packed for a broadcast."""
 
     contents: bytes
-    """JSON: (name, dtype, shape, first byte) of each."""
+    """JSON: (name, dtype, shape, first byte) of each weight."""
     body: torch.Tensor
-    """The bytes of all of them."""
+    """The bytes of all weights, [bytes] uint8."""
 
 
-def library(backend: str) -> str:
-    """Return what two processes must have alike to be in one group: the communication library and its version.
+def communication_library(backend: str) -> str:
+    """Return the communication library and its version, which all ranks of a group must share.
 
     Args:
         backend: torch.distributed's name for it.
@@ -43,23 +43,23 @@ def library(backend: str) -> str:
     return f"{build} {'.'.join(str(part) for part in version)}"
 
 
-def meeting_point(host: str, port: int, seconds: float) -> dist.Store:
-    """Return the trainer's store as a worker sees it."""
+def connect_store(host: str, port: int, seconds: float) -> dist.Store:
+    """Connect a worker to the trainer's store."""
     return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=seconds))
 
 
 class Group:
-    """One side of a group; it is made when all sides are there.
+    """One rank's side of the group; the constructor returns when all ranks have joined.
 
     Args:
-        store: where they meet.
+        store: the store at which the ranks join.
         rank: 0 is the trainer.
-        size: ranks.
+        size: number of ranks.
         backend: torch.distributed's name of the communication library.
-        name: no other group of either process has it.
-        patience: seconds in which all must have come.
-        seconds: that the others may take for anything later.
-        device: of the tensors that the library moves.
+        name: unique among the groups of all processes.
+        patience: timeout in seconds for all ranks to join.
+        seconds: timeout of each later operation.
+        device: device of the tensors that are broadcast.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Group:
         self._timeout = timedelta(seconds=patience)
         self.arrive("here")
         core: Any = dist.distributed_c10d
-        # torch offers no call that makes a group of processes which have no group in common already.
+        # torch has no public call that makes a group of processes without a common default group.
         self._group: Any
         self._group, _ = core._new_process_group_helper(
             size, rank, [], dist.Backend(backend), store, name, timeout=self._timeout
@@ -89,28 +89,28 @@ class Group:
         self._timeout = timedelta(seconds=seconds)
 
     def arrive(self, stage: str) -> None:
-        """Let the others know that this rank has come to a stage."""
+        """Record in the store that this rank has reached a stage."""
         self._store.set(f"{self.name} {stage} {self._rank}", "1")
 
-    def send(self, parcel: Parcel) -> None:
-        """Send a parcel to all other ranks.
+    def send(self, bucket: WeightBucket) -> None:
+        """Send a bucket to all other ranks.
 
         Raises:
-            RuntimeError: another rank is gone, or takes too long.
+            RuntimeError: another rank has died or timed out.
         """
-        self._broadcast(self._tensor([len(parcel.contents), parcel.body.numel()]))
-        self._broadcast(torch.frombuffer(bytearray(parcel.contents), dtype=torch.uint8).to(self._device))
-        self._broadcast(parcel.body.to(self._device))
+        self._broadcast(self._tensor([len(bucket.contents), bucket.body.numel()]))
+        self._broadcast(torch.frombuffer(bytearray(bucket.contents), dtype=torch.uint8).to(self._device))
+        self._broadcast(bucket.body.to(self._device))
 
     def finish(self) -> None:
-        """Tell the other ranks that this was all."""
+        """Signal the end of the transfer to the other ranks."""
         self._broadcast(self._tensor([0, 0]))
 
-    def received(self, number: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def receive(self, number: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights that rank 0 sends.
 
         Args:
-            number: of the transfer.
+            number: number of the transfer.
         """
         self.arrive(f"transfer {number}")
         while True:
@@ -122,10 +122,10 @@ class Group:
             contents, body = (torch.empty(n, dtype=torch.uint8, device=self._device) for n in (described, size))
             self._broadcast(contents)
             self._broadcast(body)
-            yield from unpacked(Parcel(bytes(contents.tolist()), body))
+            yield from unpack_bucket(WeightBucket(bytes(contents.tolist()), body))
 
     def close(self) -> None:
-        """Leave it."""
+        """Destroy the group."""
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
@@ -139,35 +139,37 @@ class Group:
         self._group.broadcast([tensor], options).wait()
 
 
-def parcels(weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device) -> Iterator[Parcel]:
-    """Put weights into parcels.
+def make_buckets(
+    weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device
+) -> Iterator[WeightBucket]:
+    """Pack weights into buckets.
 
     Args:
-        weights: each may live only until the next one is asked for.
-        dtype: dtype that floating-point weights travel in.
-        device: where the parcels are.
+        weights: each may be valid only until the next one is requested.
+        dtype: dtype in which floating-point weights are sent.
+        device: device of the buckets.
     """
     contents: list[tuple[str, str, list[int], int]] = []
-    pieces: list[torch.Tensor] = []
+    chunks: list[torch.Tensor] = []
     size = 0
     for name, weight in weights:
-        wanted = dtype if weight.is_floating_point() else weight.dtype
-        # a copy: the weight may be gone, or another, when the parcel is sent
-        flat = weight.detach().to(device, wanted, copy=True).contiguous().reshape(-1).view(torch.uint8)
-        if pieces and size + flat.numel() > PARCEL_BYTES:
-            yield Parcel(json.dumps(contents).encode(), torch.cat(pieces))
-            contents, pieces, size = [], [], 0
-        contents.append((name, str(wanted).removeprefix("torch."), list(weight.shape), size))
-        pieces += [flat, flat.new_zeros(-flat.numel() % ALIGNMENT)]
-        size += flat.numel() + pieces[-1].numel()
-    if pieces:
-        yield Parcel(json.dumps(contents).encode(), torch.cat(pieces))
+        sent_dtype = dtype if weight.is_floating_point() else weight.dtype
+        # a copy: the weight may be freed or overwritten before the bucket is sent
+        flat = weight.detach().to(device, sent_dtype, copy=True).contiguous().reshape(-1).view(torch.uint8)
+        if chunks and size + flat.numel() > BUCKET_BYTES:
+            yield WeightBucket(json.dumps(contents).encode(), torch.cat(chunks))
+            contents, chunks, size = [], [], 0
+        contents.append((name, str(sent_dtype).removeprefix("torch."), list(weight.shape), size))
+        chunks += [flat, flat.new_zeros(-flat.numel() % ALIGNMENT)]
+        size += flat.numel() + chunks[-1].numel()
+    if chunks:
+        yield WeightBucket(json.dumps(contents).encode(), torch.cat(chunks))
 
 
-def unpacked(parcel: Parcel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a parcel's weights, which share its memory."""
-    for name, dtype, shape, start in json.loads(parcel.contents):
+def unpack_bucket(bucket: WeightBucket) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a bucket's weights, which share its memory."""
+    for name, dtype, shape, start in json.loads(bucket.contents):
         kind = getattr(torch, dtype)
         count = torch.Size(shape).numel()
-        flat = parcel.body[start : start + count * kind.itemsize].view(kind)
+        flat = bucket.body[start : start + count * kind.itemsize].view(kind)
         yield name, flat.view(shape)

@@ -1,4 +1,4 @@
-"""What every worker of the server can do beside vLLM's own: take new weights."""
+"""Worker extension of the server: loads new weights from a folder or a process group."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from .group import Group, meeting_point
+from .group import Group, connect_store
 
 
 def load_weights(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Give a worker's model new weights, under their names in a Hugging Face checkpoint.
+    """Load new weights, named as in a Hugging Face checkpoint, into a worker's model.
 
-    `model.load_weights` alone will not do: layers have packed their weights, and some have let go of the originals.
+    `model.load_weights` is not enough: layers have packed their weights, and some have freed the originals.
 
     Args:
-        worker: a worker of vLLM.
-        weights: all of them.
+        worker: a vLLM worker.
+        weights: all weights of the model.
     """
-    # vllm-ascend: reformatted weights would be overwritten by plain ones; it says which variable to set.
+    # vllm-ascend: reformatted weights would be overwritten by plain ones; this check says which variable to set.
     check = getattr(worker, "_check_nz_disabled", None)
     if check is not None:
         check()
     with torch.device(worker.device):
         worker.model_runner.reload_weights(weights_iterator=weights)
     for module in worker.model_runner.get_model().modules():
-        # On a CPU an LM head tied to the embeddings multiplies with a packed copy, which reloading leaves as it was.
+        # On a CPU an LM head tied to the embeddings multiplies with a packed copy, which reloading does not update.
         if hasattr(module, "cpu_linear") and hasattr(module, "quant_method") and module.weight.numel() > 0:
             module.quant_method.process_weights_after_loading(module)
 
 
-def stored_weights(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
+def read_weights(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights of a folder of safetensors files, one at a time."""
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -49,35 +49,35 @@ class WorkerExtension:
     _hwgrpo_group: Group | None = None
 
     def hwgrpo_load_weights(self, folder: str) -> None:
-        """Take the weights of a folder."""
-        load_weights(self, stored_weights(folder))
+        """Load the weights of a folder."""
+        load_weights(self, read_weights(folder))
 
-    def hwgrpo_join_group(self, order: Mapping[str, Any]) -> None:
-        """Meet the trainer in a group in which it is rank 0; the one before is left.
+    def hwgrpo_join_group(self, body: Mapping[str, Any]) -> None:
+        """Join a group whose rank 0 is the trainer, after leaving the previous one.
 
         Args:
-            order: where it waits and what the group is; see `meeting_point` and `Group`.
+            body: arguments of `connect_store` and `Group`, by name.
         """
         self.hwgrpo_leave_group()
-        settings = dict(order)
-        store = meeting_point(settings.pop("host"), settings.pop("port"), settings["patience"])
+        settings = dict(body)
+        store = connect_store(settings.pop("host"), settings.pop("port"), settings["patience"])
         self._hwgrpo_group = Group(store, 1 + self.rank, device=self.device, **settings)
 
     def hwgrpo_receive_weights(self, number: int) -> None:
-        """Take the weights that the trainer sends to the group; the group is left where that fails.
+        """Load the weights that the trainer sends through the group; leave the group on failure.
 
         Args:
-            number: of the transfer, counted from the group's beginning.
+            number: number of the transfer in this group, from 0.
         """
         group = self._hwgrpo_group
         if group is None:
             raise RuntimeError("this worker is in no group with a trainer")
-        weights = group.received(number)
+        weights = group.receive(number)
         try:
             try:
                 load_weights(self, weights)
             finally:
-                for _ in weights:  # what the loader did not want: the trainer sends it all the same
+                for _ in weights:  # weights that the loader did not read: the trainer broadcasts them all the same
                     pass
         except BaseException:
             self.hwgrpo_leave_group()

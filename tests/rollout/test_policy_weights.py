@@ -14,7 +14,7 @@ from transformers.core_model_loading import Chunk, WeightConverter
 
 from hwgrpo.config.schema import LoraConfig
 from hwgrpo.models.lora import TRAINED_ADAPTER, apply_lora
-from hwgrpo.rollout.weights import ModuleWeights, PolicyWeights, ShardedWeights
+from hwgrpo.rollout.policy_weights import ModuleWeights, PolicyWeights, ShardedWeights
 from tests.support.models.tiny import VOCAB, tiny_llama, tiny_qwen3
 
 
@@ -67,7 +67,7 @@ KEPT = pytest.mark.parametrize("kept", [ModuleWeights, one_at_a_time], ids=["who
 
 
 def collected(weights: PolicyWeights) -> dict[str, torch.Tensor]:
-    pairs = [(name, tensor.clone()) for name, tensor in weights.whole()]
+    pairs = [(name, tensor.clone()) for name, tensor in weights.full()]
     assert len(pairs) == len(dict(pairs)), "a name came twice"
     return dict(pairs)
 
@@ -107,7 +107,7 @@ def test_of_shards_a_weight_is_gone_when_the_next_but_one_comes():
             del lent
 
     names = []
-    for name, weight in ShardedWeights(model, whole).whole():
+    for name, weight in ShardedWeights(model, whole).full():
         names.append(name)
         del weight
     assert len(alive) == len(list(model.parameters())) < len(names), "experts come one by one"
@@ -123,11 +123,11 @@ def test_buffers_that_checkpoints_hold_are_among_the_weights_of_shards():
 def test_a_later_pass_yields_the_weights_of_then():
     model = tiny_llama()
     weights = ModuleWeights(model)
-    before = {name: tensor.clone() for name, tensor in weights.whole()}
+    before = {name: tensor.clone() for name, tensor in weights.full()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    for name, tensor in weights.whole():
+    for name, tensor in weights.full():
         torch.testing.assert_close(tensor, before[name] + 1.0)
 
 

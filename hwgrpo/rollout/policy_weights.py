@@ -1,4 +1,4 @@
-"""How an engine that keeps weights of its own gets the policy's, whatever shards them."""
+"""The policy's full weights for an engine with its own copy, whatever shards them."""
 
 from __future__ import annotations
 
@@ -20,41 +20,40 @@ from hwgrpo.models.meta_device import full_shape
 
 @dataclass(frozen=True)
 class AdapterWeights:
-    """A LoRA adapter as its folder would hold it."""
+    """A LoRA adapter in the format of a peft checkpoint."""
 
     settings: Mapping[str, Any]
-    """What adapter_config.json says; JSON-able."""
+    """Content of adapter_config.json; JSON-able."""
     tensors: Mapping[str, torch.Tensor]
-    """What adapter_model.safetensors holds, by peft's names."""
+    """Content of adapter_model.safetensors, by peft's names."""
 
 
 class PolicyWeights(Protocol):
     """The policy's current weights for an engine that has its own copy.
 
-    All methods are collective: every rank calls them in the same order and runs iterators through to their end, also a
-    rank that has no use for the tensors. A tensor may be the policy's own, or live only until the next one is asked
-    for: whoever keeps it copies it.
+    All methods are collective: every rank calls them in the same order and exhausts the iterators, also a rank that
+    does not use the tensors. A tensor may be the policy's own, or valid only until the next one is requested: copy it
+    to keep it.
     """
 
-    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every weight of the base model, whole (not a shard), under its name in a Hugging Face checkpoint.
+    def full(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every full (unsharded) weight of the base model under its name in a Hugging Face checkpoint.
 
-        Names carry no wrapper's prefix. Tied weights come once, buffers that checkpoints hold are among them, adapters
-        are not.
+        Names have no wrapper's prefix. Tied weights appear once; persistent buffers are included, adapters are not.
         """
         ...
 
     def trainable(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the trainable parameters, whole, under their names in the model."""
+        """Yield the full trainable parameters under their names in the model."""
         ...
 
     def adapter(self) -> AdapterWeights | None:
-        """Return the adapter that is trained, whole, or None where all parameters are trained."""
+        """Return the full trained adapter, or None where all parameters are trained."""
         ...
 
 
 class ModuleWeights:
-    """The weights of a model that is whole on every rank: one process, or several that each hold all of it.
+    """The weights of a model that is unsharded on every rank.
 
     Args:
         model: a transformers causal LM, or one wrapped by peft.
@@ -64,7 +63,7 @@ class ModuleWeights:
         self._model = model
 
     @torch.no_grad()
-    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def full(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight of the base model under its name in a Hugging Face checkpoint."""
         base = causal_lm(self._model)
         state: Any = remove_tied_weights_from_state_dict(_without_adapters(base), base)
@@ -84,43 +83,45 @@ class ModuleWeights:
 
 
 class ShardedWeights:
-    """The weights of a model that is in shards, whole one parameter at a time.
+    """The weights of a sharded model, gathered one parameter at a time.
 
     Args:
-        model: a transformers causal LM, or one wrapped by peft, as a strategy has cut it.
-        whole: `Strategy.gather_full_parameters`: yields each name and full value; with True, of trained ones.
+        model: a transformers causal LM, or one wrapped by peft, as a strategy has sharded it.
+        gather: `Strategy.gather_full_parameters`: yields names and full parameters; with True only the trainable ones.
     """
 
-    def __init__(self, model: Any, whole: Callable[[bool], Iterator[tuple[str, torch.Tensor]]]) -> None:
+    def __init__(self, model: Any, gather: Callable[[bool], Iterator[tuple[str, torch.Tensor]]]) -> None:
         self._model = model
-        self._whole = whole
-        self._apart: bool | None = None
+        self._gather = gather
+        self._converts_separately: bool | None = None
 
     @torch.no_grad()
-    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def full(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight of the base model under its name in a Hugging Face checkpoint."""
         base = causal_lm(self._model)
         own = {parameter: name for name, parameter in self._model.named_parameters()}
         parameters = dict(base.named_parameters(remove_duplicate=False))
-        in_place = {parameter: torch.empty(1) for parameter in own}  # ties are told by shared memory
+        in_place = {parameter: torch.empty(1) for parameter in own}  # ties are detected by shared memory
         untied = remove_tied_weights_from_state_dict({n: in_place[p] for n, p in parameters.items()}, base)
         clean = _names_without_adapters(base)
         names = {own[parameters[name]]: clean[name] for name in untied if name in clean}
-        if self._apart is None:
-            self._apart = _converted_apart(base, {names[own[p]]: full_shape(p) for p in own if own[p] in names})
-        together: dict[str, torch.Tensor] = {}
-        for name, weight in self._whole(False):
-            if name in names and self._apart:
+        if self._converts_separately is None:
+            self._converts_separately = _converts_separately(
+                base, {names[own[p]]: full_shape(p) for p in own if own[p] in names}
+            )
+        joint: dict[str, torch.Tensor] = {}
+        for name, weight in self._gather(False):
+            if name in names and self._converts_separately:
                 yield from revert_weight_conversion(base, {names[name]: weight}).items()
             elif name in names:
-                together[names[name]] = weight.to("cpu", copy=True)
+                joint[names[name]] = weight.to("cpu", copy=True)
         saved = base.state_dict().keys()
-        together |= {clean[name]: buffer for name, buffer in base.named_buffers() if name in saved}
-        yield from revert_weight_conversion(base, together).items()
+        joint |= {clean[name]: buffer for name, buffer in base.named_buffers() if name in saved}
+        yield from revert_weight_conversion(base, joint).items()
 
     def trainable(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the trainable parameters under their names in the model."""
-        yield from self._whole(True)
+        yield from self._gather(True)
 
     @torch.no_grad()
     def adapter(self) -> AdapterWeights | None:
@@ -134,46 +135,52 @@ class ShardedWeights:
         return AdapterWeights(adapter_settings(self._model), tensors)
 
 
-def _converted_apart(base: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether each of a model's parameters becomes its weights in a checkpoint without the others.
+def _converts_separately(base: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether each parameter converts to its checkpoint weights without the other parameters.
 
     Args:
         base: the model, with its conversion.
-        shapes: of its parameters.
+        shapes: shapes of its parameters.
     """
-    hollow = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    expected = {name: weight.shape for name, weight in revert_weight_conversion(base, hollow).items()}
-    found = {}
-    for pair in hollow.items():
+    meta_weights = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    expected = {name: weight.shape for name, weight in revert_weight_conversion(base, meta_weights).items()}
+    converted = {}
+    for pair in meta_weights.items():
         try:
-            found |= {name: weight.shape for name, weight in revert_weight_conversion(base, dict([pair])).items()}
-        except (KeyError, IndexError, RuntimeError, TypeError, ValueError):  # what it is joined with is missing
+            converted |= {name: weight.shape for name, weight in revert_weight_conversion(base, dict([pair])).items()}
+        except (
+            KeyError,
+            IndexError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # a parameter that it is merged with is missing
             return False
-    return found == expected
+    return converted == expected
 
 
 @torch.no_grad()
-def take_over(weights: Iterator[tuple[str, torch.Tensor]], model: nn.Module) -> None:
-    """Write weights into the parameters of a model that have their names."""
+def copy_weights(weights: Iterator[tuple[str, torch.Tensor]], model: nn.Module) -> None:
+    """Copy weights into the parameters of a model, by name."""
     own = dict(model.named_parameters())
     for name, weight in weights:
         own[name].copy_(weight)
 
 
 def adapter_settings(model: PeftModel) -> dict[str, Any]:
-    """Return what adapter_config.json says of the trained adapter; JSON-able."""
+    """Return the adapter_config.json of the trained adapter; JSON-able."""
     settings = model.peft_config[TRAINED_ADAPTER].to_dict() | {"inference_mode": True}
     return {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
 
 
 def _without_adapters(base: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a model's state under the names it has without peft's layers."""
+    """Return the state dict of a model under its names without peft's layers."""
     clean = _names_without_adapters(base)
     return {clean[name]: tensor for name, tensor in base.state_dict().items() if name in clean}
 
 
 def _names_without_adapters(base: nn.Module) -> dict[str, str]:
-    """Return the names that a model's state has without peft's layers, by those that it has; adapters are left out."""
+    """Return state-dict name -> name without peft's layers; adapters are left out."""
     adapted = tuple(f"{name}." for name, module in base.named_modules() if isinstance(module, BaseTunerLayer))
     names = {}
     for name in base.state_dict():

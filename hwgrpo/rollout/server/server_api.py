@@ -1,0 +1,134 @@
+"""The protocol of a kind of rollout server, and code that the kinds share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.requests import Request, Sample
+from hwgrpo.rollout.server.http_client import Client
+from hwgrpo.rollout.server.server_owner import Owner
+from hwgrpo.values import Sampling
+
+MODEL = "hwgrpo"
+"""Name under which a server started here serves the base model."""
+
+
+@dataclass(frozen=True)
+class GroupSupport:
+    """A server's parameters for a process group with its workers."""
+
+    library: str
+    """Communication library and version, as `group.communication_library` names them."""
+    workers: int
+
+
+@dataclass(frozen=True)
+class ServerRequest:
+    """A request for samples of one prompt, with the server's model and version."""
+
+    model: str
+    """Name under which the server serves it."""
+    version: int
+    """Version of the weights."""
+    request: Request
+    sampling: Sampling
+    end_ids: tuple[int, ...]
+    """Tokens that end a response."""
+
+
+class ServerApi(Protocol):
+    """Commands and HTTP requests of one kind of server. Methods that send a request raise `ServerProblem`, or
+    `ServerInUse` where the server has another run's weights."""
+
+    name: str
+    """Name of the kind, for messages."""
+    caveat: str
+    """Limit of servers of this kind, for the startup notes."""
+    start_command_hint: str
+    """Sentence that says how a user starts one."""
+
+    def command(self, parts: EngineParts, adapter: AdapterWeights | None, host: str, port: int) -> list[str]:
+        """Return the command that starts a server; it does not contain the token."""
+        ...
+
+    def environment(self, token: str, settings: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment variables of a server started here.
+
+        Args:
+            token: the token that requests must carry.
+            settings: `rollout.server.env`, which overrides inherited variables.
+        """
+        ...
+
+    def model_of(self, client: Client, timeout: float) -> str:
+        """Return the name of the served model; fail where the server is of another kind."""
+        ...
+
+    def group_support(self, client: Client, timeout: float) -> GroupSupport | None:
+        """Return the parameters for a group with its workers; None where it supports none."""
+        ...
+
+    takeover_rule: str
+    """Sentence that says when a server of another run may be claimed."""
+
+    def claim(self, client: Client, owner: Owner, timeout: float) -> None:
+        """Claim the server for an owner."""
+        ...
+
+    def release(self, client: Client, owner: Owner, timeout: float) -> None:
+        """Release the server for the next owner."""
+        ...
+
+    def version(self, client: Client, timeout: float) -> str | None:
+        """Return the label of the loaded weights; None where the server cannot tell."""
+        ...
+
+    def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
+        """Load the weights, or the adapter, of a folder."""
+        ...
+
+    def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
+        """Return the samples of a prompt, and the label of the weights that drew them."""
+        ...
+
+    def sleep(self, client: Client, timeout: float) -> None:
+        """Free the server's memory, where it can."""
+        ...
+
+    def wake(self, client: Client, timeout: float) -> bool:
+        """Allocate the memory again; return whether the weights must be sent again."""
+        ...
+
+
+def inherited_environment(settings: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a server started here.
+
+    Args:
+        settings: `rollout.server.env`, which overrides inherited variables.
+        own: variables that override all others.
+    """
+    # The trainer's own paths would bring its packages into the server's environment.
+    inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    # The server is no rank of the training's process group.
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        inherited.pop(name, None)
+    return inherited | {"DO_NOT_TRACK": "1"} | dict(settings) | dict(own)
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Return a server's arguments as command-line arguments; None leaves one out."""
+    argv: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            argv.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            argv += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return argv

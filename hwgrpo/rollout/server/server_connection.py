@@ -1,0 +1,282 @@
+"""Connection to a rollout server, which rank 0 finds or starts for all ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import distributed as dist
+
+from hwgrpo.config.schema import Config, RolloutServerConfig
+from hwgrpo.errors import ConfigError
+from hwgrpo.rollout.engine_parts import EngineParts
+from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerInUse, ServerProblem
+from hwgrpo.rollout.server.server_api import MODEL, ServerApi
+from hwgrpo.rollout.server.server_owner import Owner, new_owner
+from hwgrpo.rollout.server.server_process import ServerProcess, free_port
+from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, WeightTransfer
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import communication_library
+from hwgrpo.text import hide_secrets
+from hwgrpo.waits import Wait
+
+HEALTH_TIMEOUT = 10.0
+"""Seconds within which a healthy server responds to a health check."""
+REFUSAL_TIMEOUT = 10.0
+"""Seconds for which a rejected token or an unknown path is retried: a proxy of a starting server rejects, too."""
+PAUSE = 0.5
+MAX_CHECK_RESPONSE = 1 << 20
+"""Limit in bytes of a response to a check before the run starts."""
+
+
+@dataclass
+class ServerConnection:
+    """One rank's connection to the server."""
+
+    client: Client
+    model: str
+    """Name of the served model."""
+    owner: Owner
+    """This run, as the owner of the server's weights."""
+    process: ServerProcess | None = None
+    """The server's process, if this rank has started it."""
+    transfer: WeightTransfer | None = None
+    """Transfer of weights; on rank 0 only."""
+
+
+def connect_server(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnection:
+    """Start or find the server on rank 0 and broadcast its address to the other ranks.
+
+    Raises:
+        ConfigError: the server does not start or is of another kind, the token is missing or rejected, or
+            `rollout.server.transfer` cannot be used.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    server: ServerConnection | None = None
+    broadcast: list[Any] = [None]
+    if rank == 0:
+        try:
+            server = _connect_first(parts, api, adapter)
+            broadcast[0] = server.client.url, server.client.token, server.model, server.owner
+        except ConfigError as error:
+            broadcast[0] = error
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(broadcast)
+    if isinstance(broadcast[0], ConfigError):
+        raise broadcast[0]
+    url, token, model, owner = broadcast[0]
+    return server or ServerConnection(_client(parts.config, url, token, owner), model, owner)
+
+
+def check_vllm_server(config: Config) -> None:
+    """Check that a vLLM server can be started, or that a token for the running one is set."""
+    _check_server(config, "vllm")
+
+
+def check_sglang_server(config: Config) -> None:
+    """Check that an SGLang server can be started, or that a token for the running one is set."""
+    _check_server(config, "sglang")
+
+
+def _check_server(config: Config, package: str) -> None:
+    settings = config.rollout.server
+    if settings.url is not None:
+        _token_for(settings)
+        return
+    token_in(settings.token_variable)
+    if settings.python is not None and shutil.which(Path(settings.python).expanduser()) is None:
+        raise ConfigError(
+            f"rollout.server.python={settings.python!r} cannot be run: there is no such program; name the Python of an "
+            "environment that has the server"
+        )
+    elsewhere = settings.python is not None or "PYTHONPATH" in settings.env
+    if not elsewhere and importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"rollout.engine={config.rollout.engine!r}: the package {package} is not installed in this environment; "
+            "name the Python of one that has it as rollout.server.python"
+        )
+
+
+def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnection:
+    settings = parts.config.rollout.server
+    owner = new_owner(parts.run_id, parts.config.trainer.output_dir, take_over=settings.take_over)
+    if settings.url is None:
+        server = _start(parts, api, adapter, owner)
+    else:
+        client = _client(parts.config, settings.url, _token_for(settings), owner)
+        model = _served_model(client, api)
+        server = ServerConnection(client, model if adapter is None else ADAPTER, owner)
+    try:
+        _claim(parts, api, server)
+        server.transfer = select_transfer(parts, api, server.client, adapter, owner)
+    except BaseException:
+        if server.process is not None:
+            server.process.stop()
+        raise
+    return server
+
+
+def check_running_server(config: Config, api: ServerApi) -> None:
+    """Check that the server at `rollout.server.url` responds, is of this kind and accepts the token.
+
+    Raises:
+        ConfigError: one of these does not hold.
+    """
+    url = config.rollout.server.url
+    assert url is not None
+    _served_model(Client(url, _token_for(config.rollout.server), MAX_CHECK_RESPONSE), api)
+
+
+def _token_for(settings: RolloutServerConfig) -> str:
+    """Return the token for a running server."""
+    token = token_in(settings.token_variable)
+    if not token:
+        assert settings.url is not None
+        raise ConfigError(
+            f"rollout.server.url={hide_secrets(settings.url)!r} needs a token: set {settings.token_variable} "
+            "(rollout.server.token_variable) to the one that the server was started with"
+        )
+    return token
+
+
+def token_in(variable: str) -> str:
+    """Return the token in an environment variable; empty where it is not set.
+
+    Raises:
+        ConfigError: the token cannot be sent in a header.
+    """
+    token = os.environ.get(variable, "")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigError(
+            f"the environment variable {variable} (rollout.server.token_variable) has a blank, a line end or another "
+            "character that no token may have; set it to the token alone"
+        )
+    return token
+
+
+def _client(config: Config, url: str, token: str, owner: Owner) -> Client:
+    largest = int(config.rollout.server.max_reply_mb * 2**20)
+    return Client(url, token, largest, {OWNER_HEADER: owner.session})
+
+
+def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, owner: Owner) -> ServerConnection:
+    s = parts.config.rollout.server
+    port = s.port or free_port(s.host)
+    token = token_in(s.token_variable) or secrets.token_urlsafe(32)
+    log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
+    process = ServerProcess(api.command(parts, adapter, s.host, port), api.environment(token, s.env), log)
+    # A server that listens on all addresses is reached through the loopback address.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
+    client = _client(parts.config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token, owner)
+    try:
+        process.start()
+        process.wait_until_healthy(client, s.start_timeout)
+    except BaseException:
+        process.stop()
+        raise
+    return ServerConnection(client, MODEL if adapter is None else ADAPTER, owner, process)
+
+
+def _served_model(client: Client, api: ServerApi) -> str:
+    try:
+        return retry_refusals(lambda: api.model_of(client, HEALTH_TIMEOUT), hide_secrets(client.url))
+    except RefusedByServer as error:
+        raise ConfigError(f"{error}. {api.start_command_hint}") from error
+    except ServerProblem as error:
+        raise ConfigError(
+            f"rollout.server.url={hide_secrets(client.url)!r}: no {api.name} server answers there: {error}"
+        ) from error
+
+
+def retry_refusals(request: Callable[[], str], url: str) -> str:
+    """Return the result of a request, retried while the server rejects the token or the path.
+
+    Raises:
+        RefusedByServer: it still rejects them after `REFUSAL_TIMEOUT`.
+        ServerProblem: no response, or an invalid one.
+    """
+    wait = Wait(f"the server at {url}, which refuses requests", REFUSAL_TIMEOUT)
+    while True:
+        try:
+            return request()
+        except RefusedByServer:
+            if wait.over:
+                raise
+            wait.pause(PAUSE)
+
+
+def _claim(parts: EngineParts, api: ServerApi, server: ServerConnection) -> None:
+    """Claim the server for this run, waiting up to `wait_for_owner` seconds for another run to release it."""
+    s, url = parts.config.rollout.server, hide_secrets(server.client.url)
+    wait = None
+    while True:
+        try:
+            return api.claim(server.client, server.owner, HEALTH_TIMEOUT)
+        except ServerInUse as in_use:
+            wait = wait or Wait(f"{in_use.holder} to leave the server at {url}", s.wait_for_owner)
+            if wait.over:
+                raise ConfigError(
+                    f"rollout.server.url={url!r} is in use by another run: {in_use.holder}. Wait for it "
+                    f"(rollout.server.wait_for_owner={s.wait_for_owner:g} s), or give this run its own server; "
+                    f"{api.takeover_rule}"
+                ) from in_use
+            wait.pause(PAUSE)
+        except ServerProblem as error:
+            raise ConfigError(f"the rollout server at {url} cannot be claimed: {error}") from error
+
+
+def select_transfer(
+    parts: EngineParts, api: ServerApi, client: Client, adapter: AdapterWeights | None, owner: Owner
+) -> FolderTransfer | GroupTransfer:
+    """Return the weight transfer, ready for use.
+
+    Raises:
+        ConfigError: `rollout.server.transfer` asks for a group that cannot be made.
+    """
+    s = parts.config.rollout.server
+
+    def load(folder: Path, version: int, is_adapter: bool) -> None:
+        api.load(client, folder, version, is_adapter, owner, s.request_timeout)
+
+    if s.transfer == "folder" or s.weights_dir is not None:
+        return FolderTransfer(s.weights_dir, parts.compute_dtype, owner, load)
+    adapter_only = "only an adapter is trained, which is small"
+    group = adapter_only if adapter is not None else _make_group(parts, api, client, owner)
+    if isinstance(group, GroupTransfer):
+        return group
+    if s.transfer == "group":
+        raise ConfigError(
+            f"rollout.server.transfer='group': {group}; use rollout.server.transfer=folder, or leave it out"
+        )
+    return FolderTransfer(None, parts.compute_dtype, owner, load, reason=group)
+
+
+def _make_group(parts: EngineParts, api: ServerApi, client: Client, owner: Owner) -> GroupTransfer | str:
+    """Return a group with the server's workers, or why there is none."""
+    backend = parts.device.comm_backend
+    library = communication_library(backend)
+    try:
+        support = api.group_support(client, HEALTH_TIMEOUT)
+        if support is None:
+            return "the server offers no process group"
+        if support.library != library:
+            return f"the trainer communicates by {library} and the server by {support.library}"
+        return GroupTransfer(
+            client,
+            owner,
+            backend=backend,
+            library=library,
+            device=parts.device.torch_device,
+            dtype=parts.compute_dtype,
+            workers=support.workers,
+            seconds=parts.config.rollout.server.request_timeout,
+        )
+    except ServerProblem as problem:
+        return f"a process group over {library} could not be made: {problem}"
