@@ -4,12 +4,12 @@
 #   bash scripts/benchmarks.sh curves families    these runs
 #   bash scripts/benchmarks.sh --smoke [RUN...]   tiny sizes, minutes; results go to a temporary folder, which it names
 #   bash scripts/benchmarks.sh --list             the runs, the page of each and its command
-# In a page only what stands between <!-- RUN --> and <!-- end of RUN --> is replaced; families.py writes its page in
-# full, and startup has none. Read the sentences around a new table again: their figures are not replaced. A run that
-# fails leaves its table as it was and ends none of the others. Exits with 1 if one failed.
+# Of a page, only the text between <!-- RUN --> and <!-- end of RUN --> is replaced; families.py writes its page in
+# full, and startup has none. Check the sentences around a new table: their figures are not replaced. A run that
+# fails leaves its table unchanged, and the other runs go ahead. The exit code is 1 if one failed.
 #   PYTHON=...        the interpreter (default .venv/bin/python)
 #   TRL_PYTHON=...    an interpreter that has TRL (default PYTHON)
-#   VLLM_PYTHON=...   an interpreter that has vLLM (default PYTHON); the smoke form leaves curves_vllm out without it
+#   VLLM_PYTHON=...   an interpreter that has vLLM (default PYTHON); without it, --smoke skips curves_vllm
 set -uo pipefail
 
 # A run, its page, and its command.
@@ -41,7 +41,7 @@ while [ $# -gt 0 ]; do
         --smoke) smoke=(--smoke) ;;
         *)
             if ! grep -qxF -- "$1" <<<"$(names)"; then
-                echo "scripts/benchmarks.sh: there is no run '$1'; the runs are: $(names | paste -sd ' ' -)" >&2
+                echo "scripts/benchmarks.sh: unknown run '$1'; use one of: $(names | paste -sd ' ' -)" >&2
                 exit 2
             fi
             wanted+=("$1")
@@ -62,8 +62,8 @@ output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 trap 'exit 130' INT # otherwise Ctrl-C would only end the current run
 
-# Puts the table that was printed, with its command, commit and machine, in place of a page's: replace PAGE RUN COMMAND
-replace() {
+# Replace the table of a page by the printed one, with its command, commit and machine: replace_table PAGE RUN COMMAND
+replace_table() {
     "$python" - "$@" "$output" <<'END'
 import datetime
 import os
@@ -79,8 +79,8 @@ from hwgrpo.bench.machine import processor
 page, name, command, output = sys.argv[1:]
 
 
-def git(*words):
-    return subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
+def git(*arguments):
+    return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
 
 
 commit = git("rev-parse", "--short", "HEAD") or "unknown"
@@ -91,12 +91,12 @@ conditions += ", ".join(f"{package} {version(package)}" for package in ("torch",
 table = [line for line in Path(output).read_text().splitlines() if line.startswith("|")]
 if not table:
     sys.exit(f"{name} printed no table")
-how = textwrap.fill(f"`{command}`, {conditions}:", 125, break_on_hyphens=False, break_long_words=False)
-block = "\n".join([f"<!-- {name} -->", how, "", *table, f"<!-- end of {name} -->"])
+caption = textwrap.fill(f"`{command}`, {conditions}:", 125, break_on_hyphens=False, break_long_words=False)
+block = "\n".join([f"<!-- {name} -->", caption, "", *table, f"<!-- end of {name} -->"])
 text = Path(page).read_text()
 text, count = re.subn(rf"<!-- {name} -->.*<!-- end of {name} -->", lambda _: block, text, flags=re.DOTALL)
 if count != 1:
-    sys.exit(f"{page} has {count} places for {name}, not one")
+    sys.exit(f"{page} has {count} blocks <!-- {name} --> ... <!-- end of {name} -->, expected 1")
 Path(page).write_text(text)
 END
 }
@@ -106,27 +106,27 @@ summary=()
 for run in "${wanted[@]}"; do
     read -r _ page command <<<"$(grep "^$run " <<<"$runs")"
     if [ "$run" = curves_vllm ] && [ ${#smoke[@]} -gt 0 ] && [ -z "${VLLM_PYTHON:-}" ]; then
-        summary+=("$run: left out: VLLM_PYTHON is not set")
+        summary+=("$run: skipped: VLLM_PYTHON is not set")
         continue
     fi
-    words=()
-    for word in $command; do
-        case $word in
-            python) words+=("$python") ;;
-            torchrun) words+=("$python" -m torch.distributed.run --standalone) ;;
-            TRL_PYTHON) words+=("${TRL_PYTHON:-$python}") ;;
-            VLLM_PYTHON) words+=("${VLLM_PYTHON:-$python}") ;;
-            benchmarks/results/*) words+=("$results/${word##*/}") ;;
-            *) words+=("$word") ;;
+    argv=()
+    for argument in $command; do
+        case $argument in
+            python) argv+=("$python") ;;
+            torchrun) argv+=("$python" -m torch.distributed.run --standalone) ;;
+            TRL_PYTHON) argv+=("${TRL_PYTHON:-$python}") ;;
+            VLLM_PYTHON) argv+=("${VLLM_PYTHON:-$python}") ;;
+            benchmarks/results/*) argv+=("$results/${argument##*/}") ;;
+            *) argv+=("$argument") ;;
         esac
     done
     echo
     echo "== $run =="
     began=$SECONDS
     outcome=finished
-    if ! "${words[@]}" "${smoke[@]}" </dev/null | tee "$output"; then
+    if ! "${argv[@]}" "${smoke[@]}" </dev/null | tee "$output"; then
         outcome=failed
-    elif [ "$page" != - ] && ! replace "$results/$page" "$run" "$command${smoke[*]/#/ }"; then
+    elif [ "$page" != - ] && ! replace_table "$results/$page" "$run" "$command${smoke[*]/#/ }"; then
         outcome=failed
     fi
     [ $outcome = finished ] || status=1

@@ -1,9 +1,9 @@
-"""Draw the floors of hwgrpo from its real imports: docs/architecture.svg.
+"""Draw the layers of hwgrpo and their imports: docs/architecture.svg.
 
     .venv/bin/python scripts/draw_architecture.py            # writes the picture
-    .venv/bin/python scripts/draw_architecture.py --check    # exits with 1 where it is not current
+    .venv/bin/python scripts/draw_architecture.py --check    # exits with 1 if the picture is out of date
 
-The order of the floors is that of the import contracts in pyproject.toml; what a box imports is read from the code.
+The layers and their order are those of the import contracts in pyproject.toml; the imports are read from the code.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ STYLE = """
 """
 
 
-def floors(container: str) -> list[list[str]]:
-    """Return the packages of each floor, from top to bottom, by the contract for `container`."""
+def layers(container: str) -> list[list[str]]:
+    """Return the packages of each layer, from top to bottom, by the import contract for `container`."""
     settings = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     [contract] = [each for each in settings["contracts"] if each.get("containers") == [container]]
     return [[name.strip("() ") for name in re.split("[|:]", layer)] for layer in contract["layers"]]
 
 
 def imports(graph: grimp.ImportGraph, container: str) -> dict[str, list[str]]:
-    """Return box -> boxes that it imports, for the packages of a container and the two packages below."""
-    boxes = {name: f"{container}.{name}" for floor in floors(container) for name in floor} | {
+    """Return box -> imported boxes, for the packages of a container and the two lower packages."""
+    boxes = {name: f"{container}.{name}" for layer in layers(container) for name in layer} | {
         name: name for name in BELOW
     }
     modules = {box: {package, *graph.find_descendants(package)} for box, package in boxes.items()}
-    found = {}
+    imported_boxes = {}
     for box, own in modules.items():
         imported = {target for module in own for target in graph.find_modules_directly_imported_by(module)}
-        found[box] = [other for other, theirs in modules.items() if other != box and imported & theirs]
-    return found
+        imported_boxes[box] = [other for other, theirs in modules.items() if other != box and imported & theirs]
+    return imported_boxes
 
 
 def box(svg: Element, x: float, y: float, width: float, height: float, kind: str, name: str, lines: list[str]) -> None:
@@ -59,19 +59,20 @@ def box(svg: Element, x: float, y: float, width: float, height: float, kind: str
 
 
 def rows(svg: Element, x: float, y: float, width: float, container: str, graph: grimp.ImportGraph, kind: str) -> float:
-    """Draw the floors of a container below each other and return where the last one ends."""
-    of = imports(graph, container)
-    for floor in floors(container):
-        if container == INSIDE and floor == floors(INSIDE)[0]:
-            floor = [", ".join(floor)]
-            of[floor[0]] = sorted({each for name in floors(INSIDE)[0] for each in of[name]} - {*floors(INSIDE)[0]})
-        each = (width - GAP * (len(floor) - 1)) / len(floor)
+    """Draw the layers of a container below each other and return the y coordinate below the last one."""
+    imported = imports(graph, container)
+    top_layer = layers(container)[0]
+    for layer in layers(container):
+        if container == INSIDE and layer == top_layer:
+            layer = [", ".join(layer)]
+            imported[layer[0]] = sorted({each for name in top_layer for each in imported[name]} - {*top_layer})
+        each = (width - GAP * (len(layer) - 1)) / len(layer)
         wrapped = [
-            textwrap.wrap("imports " + (", ".join(of[name]) or "nothing here"), int(each / 6.6)) for name in floor
+            textwrap.wrap("imports " + (", ".join(imported[name]) or "nothing here"), int(each / 6.6)) for name in layer
         ]
         height = NAME + LINE * max(map(len, wrapped)) + 6
         inner = INSIDE.rpartition(".")[2]
-        for i, (name, lines) in enumerate(zip(floor, wrapped, strict=True)):
+        for i, (name, lines) in enumerate(zip(layer, wrapped, strict=True)):
             left = x + i * (each + GAP)
             if container == CORE and name == inner:
                 top = y + height
@@ -89,9 +90,9 @@ def draw() -> str:
     """Return the picture."""
     graph = grimp.build_graph(CORE, *BELOW, include_external_packages=False, cache_dir=None)
     svg = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
-    SubElement(svg, "title").text = "The floors of hwgrpo, each importing only those below it"
+    SubElement(svg, "title").text = "The layers of hwgrpo, each importing only those below it"
     SubElement(svg, "style").text = STYLE
-    y = rows(svg, MARGIN, MARGIN, WIDTH - 2 * MARGIN, CORE, graph, "floor")
+    y = rows(svg, MARGIN, MARGIN, WIDTH - 2 * MARGIN, CORE, graph, "layer")
     each = (WIDTH - 2 * MARGIN - GAP) / 2
     for i, name in enumerate(BELOW):
         box(svg, MARGIN + i * (each + GAP), y, each, NAME + LINE + 6, "below", name, ["imports nothing of hwgrpo"])
@@ -107,7 +108,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         if PICTURE.is_file() and PICTURE.read_text(encoding="utf-8") == picture:
             return 0
-        print(f"{PICTURE.relative_to(REPO)} is not current: run .venv/bin/python scripts/draw_architecture.py")
+        print(f"{PICTURE.relative_to(REPO)} is out of date: run .venv/bin/python scripts/draw_architecture.py")
         return 1
     PICTURE.write_text(picture, encoding="utf-8")
     return 0

@@ -1,4 +1,4 @@
-"""Draw the README's pictures from a run of `hwgrpo train tiny_sort`, and print the summary that the run ends with.
+"""Draw the README's pictures from a run of `hwgrpo train tiny_sort`, and print the run's final summary.
 
     python scripts/draw_readme_pictures.py                   # docs/images/live.svg and docs/images/report.png
     python scripts/draw_readme_pictures.py --smoke           # 8 steps, into a temporary folder
@@ -54,7 +54,7 @@ SVG = """\
 </g>
 </svg>
 """
-"""rich's format of an SVG without the fonts that it loads from the network."""
+"""rich's SVG template without the fonts that it loads from the network."""
 
 
 class RecordedPanel(panel.LivePanel):
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="8 steps, drawn into a temporary folder")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # the run's folder is named as the reader's will be
+        os.chdir(folder)  # so that the pictures show the folder name that readers get: runs/tiny_sort
         images = Path(folder) if options.smoke else IMAGES
         images.mkdir(exist_ok=True)
         draw(

@@ -1,6 +1,6 @@
 """Write docs/config.md, the reference of all settings, from the schema.
 
-`python scripts/generate_config_reference.py` writes it; --check compares, and exits with 1 where the page differs.
+`python scripts/generate_config_reference.py` writes it; --check exits with 1 if the page is out of date.
 """
 
 import sys
@@ -18,11 +18,11 @@ Every setting, generated from `hwgrpo/config/schema.py`. Do not edit this page: 
 prints one setting and `hwgrpo train RECIPE --print-config` prints the settings of a run.
 
 A recipe (YAML) states what differs from the defaults; `key=value` on the command line overrides the recipe.
-`functions[]` stands for each entry of a list. A setting that has no effect is an error: the column "used with" names
-the settings under which it has one. [settings.md](settings.md) helps you to choose.
+`functions[]` means each entry of a list. Setting a key that has no effect is an error: the column "used with" names
+the settings that make it effective. [settings.md](settings.md) helps you to choose.
 """
 TOP_LEVEL = "plugins"
-"""Heading of the settings that are in no section."""
+"""Heading of the settings outside of all sections."""
 
 
 def reference() -> str:

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Everything a visit to a machine with an NVIDIA or AMD GPU should bring home, in one go: facts, tests, record, sanitizer, speed.
+# Collect everything about a machine with an NVIDIA or AMD GPU in one go: facts, tests, hardware record, sanitizer, speed.
 #   bash scripts/gpu_visit.sh OUT                  every step; logs and results go to the folder OUT
 #   bash scripts/gpu_visit.sh OUT facts bench-A    these steps, to stay below a limit per command
 #   bash scripts/gpu_visit.sh --list               the steps
-# A step that fails or runs too long ends none of the others. OUT/steps.tsv has a line per step: its exit code, seconds
-# and log; it is written as each step ends, and a later call adds to it. Exits with 1 if a step of this call failed.
-#   PYTHON=...      the interpreter (default .venv/bin/python, else python3); what it lacks can lie in the folder PACKAGES
-#   SHAPES="A B C"  shapes of `hwgrpo bench kernels`, each a step bench-SHAPE; the ops' fp64 check and peers included
-#   REPEAT=5        its rounds
-#   LIMIT=540       seconds a step may take
-#   COMMIT=SHA      what this is a copy of, where it is not a git checkout; the step record names it in its file
+# After a step that fails or times out the next one runs. OUT/steps.tsv has a line per step: its exit code, seconds
+# and log; it is written as each step ends, and a later call appends to it. Exits with 1 if a step of this call failed.
+#   PYTHON=...      the interpreter (default .venv/bin/python, else python3)
+#   PACKAGES=...    a folder of packages that the interpreter lacks, added to PYTHONPATH
+#   SHAPES="A B C"  shapes of `hwgrpo bench kernels`, each a step bench-SHAPE; includes the fp64 check and other libraries
+#   REPEAT=5        rounds of `hwgrpo bench kernels`
+#   LIMIT=540       time limit of a step, in seconds
+#   COMMIT=SHA      the commit of this copy, if it is not a git checkout; the step record writes it into its file
 set -uo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -17,7 +18,7 @@ read -ra shapes <<<"${SHAPES:-A B C}"
 steps=(facts kernels tests record sanitizer "${shapes[@]/#/bench-}")
 case "${1:-}" in
     --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
-    "" | -*) sed -n '2,13p' "$0" | cut -c3- >&2; exit 2 ;;
+    "" | -*) sed -n '2,14p' "$0" | cut -c3- >&2; exit 2 ;;
 esac
 mkdir -p "$1" || exit 1
 out=$(cd "$1" && pwd)
@@ -54,12 +55,12 @@ run_step() {
         tests) pytest_in tests tests/gpu -k "not test_sanitizer" ;;
         record) "$python" scripts/record_hardware.py --out "$out/hardware" ${COMMIT:+--commit "$COMMIT"} ;;
         sanitizer)
-            # pytest would skip the tests without it, and end with 0
+            # without it pytest would skip the tests and exit with 0
             command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; return 5; }
             pytest_in sanitizer tests/gpu -k test_sanitizer
             ;;
         bench-*) "$python" -m hwgrpo bench kernels --shape "${1#bench-}" --repeat "${REPEAT:-5}" --json "$out/$1.json" ;;
-        *) echo "scripts/gpu_visit.sh: there is no step '$1'; the steps are listed by --list"; return 2 ;;
+        *) echo "scripts/gpu_visit.sh: unknown step '$1'; --list prints the steps"; return 2 ;;
     esac
 }
 
@@ -72,7 +73,7 @@ status=0
 for step in "${steps[@]}"; do
     echo "== $step =="
     began=$SECONDS
-    # --foreground is left out: what a step started ends with it.
+    # Without --foreground, timeout also ends the processes that the step started.
     VISIT_STEP=$step timeout --kill-after=15 "${LIMIT:-540}" bash "$0" "$out" >"$out/$step.log" 2>&1 </dev/null
     code=$?
     tail -n 25 "$out/$step.log"
@@ -81,6 +82,6 @@ for step in "${steps[@]}"; do
 done
 
 echo
-echo "step, exit code (124 and 137: stopped at the limit; 5: no test to run here), time, log in $out"
+echo "step, exit code (124 and 137: time limit; 5: no test to run here), time, log in $out"
 cat "$out/steps.tsv"
 exit $status

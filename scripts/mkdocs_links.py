@@ -1,4 +1,4 @@
-"""Hook of mkdocs: write a link that leaves docs/ as the path in the repository, which the site does not hold."""
+"""Hook of mkdocs: replace a link to a file outside of docs/, which the site lacks, by its path in the repository."""
 
 import re
 
@@ -6,5 +6,5 @@ OUTSIDE = re.compile(r"\[([^\]]*)\]\(\.\./([^)]+)\)")
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Return a page's text with its links to other files of the repository replaced."""
+    """Replace the links of a page to files outside of docs/."""
     return OUTSIDE.sub(lambda link: f"`{link[2]}`" if link[1] == link[2] else f"{link[1]} (`{link[2]}`)", markdown)

@@ -1,10 +1,10 @@
-"""Run the project on this machine's device and write down how that went, as a record of `hwgrpo.doctor.hardware`.
+"""Run the project on this machine's device and write the results, a record of `hwgrpo.doctor.hardware`.
 
-    python scripts/record_hardware.py                        all parts, on the backend that `hwgrpo detect` chooses
+    python scripts/record_hardware.py                        all parts, on the detected backend (`hwgrpo detect`)
     python scripts/record_hardware.py --backend cpu --parts doctor,kernels,tiny_sort
 
-Put the file it names into benchmarks/results/hardware/ and commit it: the README's table and `hwgrpo doctor` then say
-so. It exits with 1 when a part failed; the record is written all the same, since that is a result, too.
+Put the file that it prints into benchmarks/results/hardware/ and commit it: the README's table and `hwgrpo doctor`
+then report it. The exit code is 1 if a part failed; the record is written all the same, since a failure is a result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path[:0] = [str(REPO / part) for part in (".", "backends", "kernels")]
 from hwgrpo.doctor import hardware  # noqa: E402
 
 LIMIT = 1800
-"""Seconds a part may take."""
+"""Time limit of a part, in seconds."""
 ABOUT = """
 import json, sys
 from hwgrpo_backends import choose
@@ -46,96 +46,108 @@ shape, folder = sys.argv[1:]
 torch.manual_seed(0)
 model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(shape))
 tokenizer = character_tokenizer(tasks.parse_task("task://sort").alphabet)
-tokenizer.add_tokens([f"<{i}>" for i in range(len(tokenizer), model.config.vocab_size)])  # whatever it says is text
+tokenizer.add_tokens([f"<{i}>" for i in range(len(tokenizer), model.config.vocab_size)])  # each id is text
 model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
 model.config.bos_token_id = model.generation_config.bos_token_id = tokenizer.bos_token_id
 model.save_pretrained(folder)
 tokenizer.save_pretrained(folder)
 """
-"""Makes a model of random weights and a shape of configs/models/, with a tokenizer of characters."""
+"""Saves a randomly initialized model of a shape of configs/models/, with a character tokenizer."""
 REWARD = """
 def noise(data_source, solution_str, ground_truth, extra_info):
     return sum(map(ord, solution_str)) % 11 / 10
 """
-"""Right answers are nothing that random weights would give, and where all rewards are equal nothing is trained."""
+"""Random weights give no right response, and equal rewards have zero advantages: this reward differs by response."""
 
 
-class Run:
-    """Runs commands in this repository, with their output on the way, and keeps what became of each."""
+class Recorder:
+    """Runner of commands in this repository, and their outcomes."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
-        self.what: list[dict[str, Any]] = []
+        self.outcomes: list[dict[str, Any]] = []
 
-    def python(self, *words: str) -> tuple[int, str]:
-        """Return exit code and output of a Python command; the code is 124 when it took too long."""
+    def python(self, *arguments: str) -> tuple[int, str]:
+        """Run a Python command; return its exit code (124 after a timeout) and stdout."""
         path = ":".join(str(REPO / part) for part in (".", "backends", "kernels"))
         try:
             done = subprocess.run(
-                [sys.executable, *words], cwd=REPO, env=_environ(path), stdout=subprocess.PIPE, text=True, timeout=LIMIT
+                [sys.executable, *arguments],
+                cwd=REPO,
+                env=_environ(path),
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=LIMIT,
             )
-        except subprocess.TimeoutExpired as late:
-            return 124, str(late.stdout or "")
+        except subprocess.TimeoutExpired as timeout:
+            return 124, str(timeout.stdout or "")
         return done.returncode, done.stdout
 
-    def note(self, name: str, command: str, began: float, passed: bool, figures: dict[str, Any]) -> None:
-        """Keep how a part went."""
+    def add(self, name: str, command: str, began: float, passed: bool, figures: dict[str, Any]) -> None:
+        """Print and keep the outcome of a part."""
         seconds = round(time.monotonic() - began, 1)
         outcome = "passed" if passed else "failed"
         print(f"{name}: {outcome} in {seconds} s {json.dumps(figures)}", flush=True)
-        self.what.append({"name": name, "command": command, "outcome": outcome, "seconds": seconds, "figures": figures})
+        self.outcomes.append(
+            {"name": name, "command": command, "outcome": outcome, "seconds": seconds, "figures": figures}
+        )
 
 
-def doctor(run: Run, options: argparse.Namespace) -> None:
-    """Try every device: memory, bf16 products, each kernel, and an all-reduce where there are two."""
+def doctor(run: Recorder, options: argparse.Namespace) -> None:
+    """Run the self-tests of every device: memory, bf16 matmul, each kernel, and an all-reduce if there are two."""
     began = time.monotonic()
-    words = ["doctor", "--run", "--json", "--backend", run.backend]
-    code, said = run.python("-m", "hwgrpo", *words)
-    states = [trial["state"] for trial in (_last_json(said) or {}).get("run") or []]
+    arguments = ["doctor", "--run", "--json", "--backend", run.backend]
+    code, output = run.python("-m", "hwgrpo", *arguments)
+    states = [test["state"] for test in (_last_json(output) or {}).get("run") or []]
     figures = {state.lower(): states.count(state) for state in ("PASS", "FAIL", "SKIP")}
-    run.note("doctor --run", f"hwgrpo {' '.join(words)}", began, code == 0 and figures["pass"] > 0, figures)
+    run.add("doctor --run", f"hwgrpo {' '.join(arguments)}", began, code == 0 and figures["pass"] > 0, figures)
 
 
-def kernels(run: Run, options: argparse.Namespace) -> None:
-    """Hold every kernel that can run here to its definition: all cases, shapes and dtypes."""
+def kernels(run: Recorder, options: argparse.Namespace) -> None:
+    """Compare every kernel that can run here with its definition: all cases, shapes and dtypes."""
     began = time.monotonic()
-    words = ["-m", "hwgrpo_kernels.testing", options.device_type]
-    code, said = run.python(*words)
-    figures = {state.lower(): len(re.findall(rf"(?m)^{state}  ", said)) for state in ("PASS", "FAIL", "SKIP")}
-    print(said)
-    run.note("kernels", f"python {' '.join(words)}", began, code == 0 and figures["pass"] > 0, figures)
+    arguments = ["-m", "hwgrpo_kernels.testing", options.device_type]
+    code, output = run.python(*arguments)
+    figures = {state.lower(): len(re.findall(rf"(?m)^{state}  ", output)) for state in ("PASS", "FAIL", "SKIP")}
+    print(output)
+    run.add("kernels", f"python {' '.join(arguments)}", began, code == 0 and figures["pass"] > 0, figures)
 
 
-def tiny_sort(run: Run, options: argparse.Namespace) -> None:
-    """Train the recipe tiny_sort to its end: it has to learn."""
+def tiny_sort(run: Recorder, options: argparse.Namespace) -> None:
+    """Train the recipe tiny_sort; it passes if the greedy validation reward has risen."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["tiny_sort", f"backend.name={run.backend}", *options.set]
-        figures, passed = _train(run, "tiny_sort", words, Path(folder) / "run")
-        run.what[-1]["outcome"] = (
+        arguments = ["tiny_sort", f"backend.name={run.backend}", *options.set]
+        figures, passed = _train(run, "tiny_sort", arguments, Path(folder) / "run")
+        run.outcomes[-1]["outcome"] = (
             "passed" if passed and figures.get("after", 0) > figures.get("before", 0) else "failed"
         )
 
 
-def shaped(run: Run, options: argparse.Namespace) -> None:
-    """Train a model of random weights in the shape of a real one for a few steps: it has to run and move."""
+def shaped(run: Recorder, options: argparse.Namespace) -> None:
+    """Train a randomly initialized model of a real shape for 5 steps; gradients must be finite and above 0."""
     shape = Path(options.shape).resolve()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         code, _ = run.python("-c", SHAPED, str(shape), str(model))
         if code:
-            run.note(f"{shape.stem}-shaped", "making the model", time.monotonic(), False, {"exit_code": code})
+            run.add(f"{shape.stem}-shaped", "making the model", time.monotonic(), False, {"exit_code": code})
             return
         reward = Path(folder) / "reward.py"
         reward.write_text(REWARD)
-        words = ["tiny_sort", f"backend.name={run.backend}", f"model.path={model}", "trainer.max_steps=5"]
-        words += [f"reward.functions=['{reward}:noise']"]
-        words += ["trainer.prompts_per_step=16", "data.validation_max_rows=16", "trainer.save_every=0", *options.set]
-        _train(run, f"{shape.stem}-shaped", words, Path(folder) / "run")
+        arguments = ["tiny_sort", f"backend.name={run.backend}", f"model.path={model}", "trainer.max_steps=5"]
+        arguments += [f"reward.functions=['{reward}:noise']"]
+        arguments += [
+            "trainer.prompts_per_step=16",
+            "data.validation_max_rows=16",
+            "trainer.save_every=0",
+            *options.set,
+        ]
+        _train(run, f"{shape.stem}-shaped", arguments, Path(folder) / "run")
 
 
-def _train(run: Run, name: str, words: list[str], output: Path) -> tuple[dict[str, Any], bool]:
+def _train(run: Recorder, name: str, arguments: list[str], output: Path) -> tuple[dict[str, Any], bool]:
     began = time.monotonic()
-    settings = [*words, "observe.progress=none", "observe.loggers=[jsonl]"]
+    settings = [*arguments, "observe.progress=none", "observe.loggers=[jsonl]"]
     code, _ = run.python("-m", "hwgrpo", "train", *settings, f"trainer.output_dir={output}")
     lines = []
     if (output / "metrics.jsonl").is_file():
@@ -152,56 +164,65 @@ def _train(run: Run, name: str, words: list[str], output: Path) -> tuple[dict[st
         peaks = [line["perf/max_memory_allocated_gb"] for line in steps if "perf/max_memory_allocated_gb" in line]
         figures |= {"peak_gib": round(max(peaks), 2)} if peaks else {}
     passed = code == 0 and bool(steps) and all(0 < line["actor/grad_norm"] < float("inf") for line in steps)
-    shown = " ".join(word.replace(str(output.parent), "FOLDER") for word in settings)
-    run.note(name, f"hwgrpo train {shown}", began, passed, figures)
+    shown = " ".join(setting.replace(str(output.parent), "FOLDER") for setting in settings)
+    run.add(name, f"hwgrpo train {shown}", began, passed, figures)
     return figures, passed
 
 
 PARTS = {"doctor": doctor, "kernels": kernels, "tiny_sort": tiny_sort, "shaped": shaped}
 
 
-def main(words: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the parts and write the record; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="auto", metavar="NAME", help="the one to run on (default: as detected)")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"which of {','.join(PARTS)} (default: all)")
     parser.add_argument(
-        "--out", type=Path, default=hardware.FOLDERS[1], help="folder for the record (default: its own)"
+        "--backend", default="auto", metavar="NAME", help="the backend to run on (default: the detected one)"
     )
-    parser.add_argument("--commit", help="the commit this is a copy of, where it is not a git checkout")
-    parser.add_argument("--shape", default=str(REPO / "configs/models/Qwen2.5-0.5B.json"), help="of the part shaped")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of both trainings")
-    options = parser.parse_args(words)
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help=f"comma-separated, of {','.join(PARTS)} (default: all)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=hardware.FOLDERS[1], help="folder for the record (default: %(default)s)"
+    )
+    parser.add_argument("--commit", help="the commit of this copy, if it is not a git checkout")
+    parser.add_argument(
+        "--shape", default=str(REPO / "configs/models/Qwen2.5-0.5B.json"), help="model config of the part shaped"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of tiny_sort and shaped"
+    )
+    options = parser.parse_args(arguments)
     parts = options.parts.split(",")
     if unknown := [part for part in parts if part not in PARTS]:
-        parser.error(f"--parts {options.parts}: {', '.join(unknown)} is not one of {', '.join(PARTS)}")
+        parser.error(f"--parts {options.parts}: unknown part {', '.join(unknown)}; use {', '.join(PARTS)}")
     commit = _commit(options.commit, parser)
 
-    run = Run(options.backend)
-    code, said = run.python("-c", ABOUT, options.backend)
-    about = _last_json(said)
+    run = Recorder(options.backend)
+    code, output = run.python("-c", ABOUT, options.backend)
+    about = _last_json(output)
     if code or about is None:
-        parser.error(f"no device to record: `hwgrpo detect --backend {options.backend} --probe` says why")
+        parser.error(f"no device to record: `hwgrpo detect --backend {options.backend} --probe` prints the reason")
     run.backend, options.device_type = about["backend"], about["type"]
-    code, said = run.python("-m", "hwgrpo", "doctor", "--json", "--backend", run.backend)
-    told = _last_json(said)
-    if told is None or not {"candidates", "facts"} <= told.keys():
-        printed = said.strip()[-2000:] or "nothing"
-        parser.error(f"`hwgrpo doctor --json` printed no report (exit code {code}), but:\n{printed}")
+    code, output = run.python("-m", "hwgrpo", "doctor", "--json", "--backend", run.backend)
+    report = _last_json(output)
+    if report is None or not {"candidates", "facts"} <= report.keys():
+        printed = output.strip()[-2000:] or "nothing"
+        parser.error(f"`hwgrpo doctor --json` printed no report (exit code {code}):\n{printed}")
     for part in parts:
         PARTS[part](run, options)
+    versions = {"python": platform.python_version(), **report["facts"]["distributions"], "hwgrpo": about["hwgrpo"]}
     record = {
         "schema": hardware.SCHEMA,
         "backend": run.backend,
         "chip": about["device"],
         "arch": about["arch"],
-        "devices": next((each["devices"] for each in told["candidates"] if each["name"] == run.backend), 1),
-        "driver": _driver(told["facts"]),
+        "devices": next((each["devices"] for each in report["candidates"] if each["name"] == run.backend), 1),
+        "driver": _driver(report["facts"]),
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "versions": {"python": platform.python_version(), **told["facts"]["distributions"], "hwgrpo": about["hwgrpo"]},
+        "versions": versions,
         "commit": commit,
         "date": datetime.now(UTC).date().isoformat(),
-        "what": run.what,
+        "what": run.outcomes,
     }
     wrong = hardware.problems(record)
     assert not wrong, wrong
@@ -210,41 +231,41 @@ def main(words: list[str] | None = None) -> int:
     file = options.out / f"{run.backend}_{chip}.json"
     file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(file)
-    return 0 if all(each["outcome"] == "passed" for each in run.what) else 1
+    return 0 if all(each["outcome"] == "passed" for each in run.outcomes) else 1
 
 
-def _commit(given: str | None, parser: argparse.ArgumentParser) -> str:
-    """Return the commit that is run. What differs from every commit can be found by nobody, so it is refused."""
+def _commit(named: str | None, parser: argparse.ArgumentParser) -> str:
+    """Return the commit of this checkout; uncommitted changes are an error, since nobody else could run them."""
 
-    def git(*words: str) -> str | None:
+    def git(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(REPO), *words], capture_output=True, text=True)
+            done = subprocess.run(["git", "-C", str(REPO), *arguments], capture_output=True, text=True)
         except OSError:  # no git here
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
     head = git("rev-parse", "HEAD") if (REPO / ".git").exists() else None
     if head is None:
-        if not re.fullmatch(r"[0-9a-f]{40}", given or ""):
-            parser.error("this is not a git checkout: give the commit it is a copy of, --commit and 40 digits")
-        return str(given)
-    if given and given != head:
-        parser.error(f"--commit {given}: this checkout is at {head}")
+        if not re.fullmatch(r"[0-9a-f]{40}", named or ""):
+            parser.error("this is not a git checkout: pass the commit of this copy as --commit, 40 digits")
+        return str(named)
+    if named and named != head:
+        parser.error(f"--commit {named}: this checkout is at {head}")
     if changed := git("status", "--porcelain", "--untracked-files=no"):
-        parser.error(f"files differ from commit {head}, so the record would name what was not run:\n{changed}")
+        parser.error(f"files differ from commit {head}, which the record would name: commit these first:\n{changed}")
     return head
 
 
 def _driver(facts: dict[str, Any]) -> str:
-    """Return what drives the device, in words."""
+    """Return the names and versions of the device's drivers."""
     amd = Path("/sys/module/amdgpu/version")
-    found = {
+    versions = {
         "NVIDIA driver": facts.get("nvidia_driver"),
         "Ascend driver": facts.get("npu_driver"),
         "CANN": facts.get("cann_version"),
         "amdgpu": amd.read_text().strip() if amd.is_file() else None,
     }
-    named = ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    named = ", ".join(f"{name} {value}" for name, value in versions.items() if value)
     return named or f"that of {platform.system()} {platform.release()}"
 
 
@@ -252,15 +273,15 @@ def _environ(path: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": ":".join(filter(None, [path, os.environ.get("PYTHONPATH", "")]))}
 
 
-def _last_json(said: str) -> dict[str, Any] | None:
-    """Return the object that an output ends with, whatever a plug-in printed before it."""
-    starts = [0, *(match.end() for match in re.finditer(r"\n(?=\{)", said))]
+def _last_json(output: str) -> dict[str, Any] | None:
+    """Return the JSON object at the end of an output, whatever a plug-in printed before it."""
+    starts = [0, *(match.end() for match in re.finditer(r"\n(?=\{)", output))]
     for start in reversed(starts):
         try:
-            found = json.loads(said[start:])
+            parsed = json.loads(output[start:])
         except ValueError:
             continue
-        return found if isinstance(found, dict) else None
+        return parsed if isinstance(parsed, dict) else None
     return None
 
 

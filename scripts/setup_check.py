@@ -1,4 +1,4 @@
-"""Whether what set-up installed still works: imported in the environment itself, and only when files have changed."""
+"""Checks that installed packages still import, run in their environment and only when files have changed."""
 
 import hashlib
 import json
@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-IMPORT_NAMES = {"pyyaml": "yaml"}  # distributions whose module has another name than they
+IMPORT_NAMES = {"pyyaml": "yaml"}  # distribution -> module, where the names differ
 
-# -I: neither PYTHONPATH nor the folder it is started in counts.
+# Run with -I, which ignores PYTHONPATH and the current folder.
 IMPORT = """
 import importlib, json, os, sys
 problems = {}
@@ -28,11 +28,11 @@ print("problems " + json.dumps(problems), flush=True)
 
 
 def fingerprint(venv: Path, names: Iterable[str]) -> str:
-    """Hash sizes and times of the files of distributions, and what else lies beside them, without reading any.
+    """Hash the sizes and times of the files of distributions, and the entries of site-packages; reads no file.
 
     Args:
         venv: a virtual environment.
-        names: of distributions.
+        names: distributions.
     """
     digest = hashlib.sha256()
     for site in _sites(venv):
@@ -45,31 +45,31 @@ def fingerprint(venv: Path, names: Iterable[str]) -> str:
 
 
 def import_problems(python: Path, names: Iterable[str]) -> dict[str, str]:
-    """Import distributions in a process of their environment; return those that do not work, with the reason.
+    """Import distributions in a process of their environment; return those that fail, with the reason.
 
     Args:
         python: the interpreter of the environment.
-        names: of distributions.
+        names: distributions.
     """
     modules = {IMPORT_NAMES.get(name, name.replace("-", "_")): name for name in names}
     result = subprocess.run(
         [str(python), "-I", "-c", IMPORT, *modules],
-        # torch-npu's autoload needs CANN's variables; a plug-in is not what is asked about
+        # torch-npu's autoload needs CANN's variables; plug-ins are not checked here
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
     )
-    answers = [line.removeprefix("problems ") for line in result.stdout.splitlines() if line.startswith("problems ")]
-    if answers:
-        return {modules[module]: reason for module, reason in json.loads(answers[-1]).items()}
-    begun = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("importing ")]
-    last = (result.stderr.strip().splitlines() or ["no message"])[-1]
-    return {modules[module]: f"Python ended with status {result.returncode}: {last}" for module in begun[-1:]}
+    reports = [line.removeprefix("problems ") for line in result.stdout.splitlines() if line.startswith("problems ")]
+    if reports:
+        return {modules[module]: reason for module, reason in json.loads(reports[-1]).items()}
+    started = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("importing ")]
+    message = (result.stderr.strip().splitlines() or ["no message"])[-1]
+    return {modules[module]: f"Python ended with status {result.returncode}: {message}" for module in started[-1:]}
 
 
 def damaged(venv: Path) -> list[str]:
-    """Return the installed distributions that lack a file of their record, or have one of another size."""
+    """Return the installed distributions with a missing file or one whose size differs from their RECORD."""
     return sorted(
         record.name.rsplit("-", 2)[0]
         for site in _sites(venv)
@@ -90,7 +90,7 @@ def _recorded(site: Path, name: str) -> Iterator[tuple[str, int | None]]:
 
 
 def _files(record: Path) -> Iterator[tuple[str, int | None]]:
-    """Yield (path, size) of a distribution's modules and data; commands and compiled files are written on the spot."""
+    """Yield (path, size) of a distribution's modules and data; pip itself writes its scripts and .pyc files."""
     try:
         lines = (record / "RECORD").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Make the virtual environment that fits this machine; started by scripts/setup.sh, needs only the standard library."""
+"""Make the virtual environment for this machine's hardware; scripts/setup.sh starts it. Standard library only."""
 
 import argparse
 import contextlib
@@ -39,9 +39,9 @@ from setup_plan import (
 )
 
 REPO = Path(__file__).resolve().parent.parent
-STAMP = "hwgrpo-setup.json"  # inside the environment: what it was made for; "inputs" only once everything is installed
+STAMP = "hwgrpo-setup.json"  # in the environment: its backend, ...; the key "inputs" marks a completed installation
 INDEX_TIMEOUT_S = 4
-LOCK_TIMEOUT_S, LOCK_LOOK_S = 3600, 10.0
+LOCK_TIMEOUT_S, LOCK_POLL_S = 3600, 10.0
 LARGE_DOWNLOAD = re.compile(
     r"Downloading (\S+\.(?:whl|tar\.gz)) \((\d{2,}\.\d+ MB|[\d.]+ GB)\)"
 )  # pip's lines, from 10 MB
@@ -50,13 +50,13 @@ EPILOG = """\
 variables:
   HWGRPO_BACKEND         the same as --backend
   HWGRPO_PYTHON          the interpreter to use
-  HWGRPO_TORCH_INDEX     wheel index for torch; empty: only what pip is configured with
-                         (default: PyTorch's public index for cpu, npu and rocm, and for cuda where
-                         the driver is older than PyPI's build of torch needs)
+  HWGRPO_TORCH_INDEX     wheel index for torch; empty: only pip's configured index
+                         (default: PyTorch's public index for cpu, npu and rocm, and for cuda if
+                         the driver is too old for PyPI's build of torch)
   HWGRPO_SETUP_FORCE=1   install for hardware that this machine does not have
 
 The rollout environments (--rollout) are for serving vLLM: .venv-vllm and .venv-vllm-ascend. They are large;
-the slow tests install the first, none the second; --dry-run shows their commands."""
+the slow tests install the first; no test installs the second. --dry-run prints their commands."""
 
 
 def main(argv: list[str]) -> int:
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     inputs = _inputs(backend, args.rollout)
     broken = {}
     if previous and stamp["inputs"] == inputs and _can_keep(venv, stamp, backend):
-        broken = _broken(venv, stamp, args.rollout, note=not args.dry_run)
+        broken = _broken(venv, stamp, args.rollout, record=not args.dry_run)
         if not broken:
             print(f"hwgrpo set-up: {venv.name} is up to date (backend {backend}: {choice.why})")
             return 0
@@ -101,12 +101,12 @@ def main(argv: list[str]) -> int:
         current = keep and stamp["inputs"] == inputs
         broken = _broken(venv, stamp, args.rollout) if current else {}
         if current and not broken:
-            print("  another set-up has just finished it")
+            print("  another set-up has just installed it")
             return 0
         wanted = {"backend": backend, "asked": choice.asked, "place": str(venv), "python": _python(stamp, keep)}
         _make(venv, wanted, keep=keep)
-        if broken:  # pip takes what has a record for installed
-            remove = Step("without what is damaged", ("uninstall", "-y", *sorted({*broken, *damaged(venv)})))
+        if broken:  # to pip a package with a RECORD is installed: remove it first
+            remove = Step("damaged packages", ("uninstall", "-y", *sorted({*broken, *damaged(venv)})))
             _install(venv / "bin" / "python", remove)
         steps = _first_that_resolves(venv / "bin" / "python", plans, backend, force=force)
         for number, step in enumerate(steps):
@@ -115,7 +115,9 @@ def main(argv: list[str]) -> int:
                 _check_torch(venv / "bin" / "python", TARGETS[backend].build)
         if broken := import_problems(venv / "bin" / "python", _required(args.rollout)):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in broken.items())
-            raise SetupError(f"what was just installed does not import ({reasons}). --fresh makes {venv} anew.")
+            raise SetupError(
+                f"packages do not import after their installation ({reasons}). --fresh removes {venv} and starts over."
+            )
         _write_stamp(venv, {**wanted, "inputs": inputs}, args.rollout)
     print(f"hwgrpo set-up: done, {venv.name} is ready")
     return 0
@@ -124,22 +126,22 @@ def main(argv: list[str]) -> int:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bash scripts/setup.sh",
-        description="Set up hwgrpo: find the hardware, make .venv, install the fitting build of torch and hwgrpo.",
+        description="Set up hwgrpo: detect the hardware, make .venv, install the matching build of torch and hwgrpo.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--backend", metavar="|".join(TARGETS), help="install for this hardware instead of what is found"
+        "--backend", metavar="|".join(TARGETS), help="install for this hardware instead of the detected one"
     )
     parser.add_argument("--rollout", choices=ROLLOUTS, help="make a rollout environment instead of .venv")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, do nothing")
-    parser.add_argument("--fresh", action="store_true", help="remove the environment and make it anew")
-    parser.add_argument("--root", type=Path, default=Path("/"), help="where to look for dev/...; for tests")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
+    parser.add_argument("--fresh", action="store_true", help="remove the environment and start over")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="folder that contains dev/...; for tests")
     return parser.parse_args(argv)
 
 
 def _inputs(backend: str, rollout: str | None) -> str:
-    """Hash everything whose change calls for installing again: requirements, packaging and pins."""
+    """Hash the inputs of the installation: requirements, packaging and pins."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())
     relevant = {"project": project["project"], "build": project["build-system"], "hatch": project["tool"]["hatch"]}
     parts = [json.dumps(relevant, sort_keys=True), backend, rollout or ""]
@@ -148,30 +150,30 @@ def _inputs(backend: str, rollout: str | None) -> str:
 
 
 def _required(rollout: str | None) -> list[str]:
-    """Return the names of the distributions that an environment cannot do without."""
-    if rollout == "vllm-ascend":  # hwgrpo is not in it, and the rest does not import without CANN
+    """Return the names of the distributions that an environment requires."""
+    if rollout == "vllm-ascend":  # it lacks hwgrpo, and the other packages do not import without CANN
         return ["torch", "transformers"]
     requirements = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["dependencies"]
     return [re.split(r"[^\w.-]", requirement)[0] for requirement in requirements]
 
 
-def _broken(venv: Path, stamp: dict, rollout: str | None, *, note: bool = True) -> dict[str, str]:
+def _broken(venv: Path, stamp: dict, rollout: str | None, *, record: bool = True) -> dict[str, str]:
     """Return the distributions that no longer import, with the reason; imports them only when files have changed.
 
     Args:
-        note: whether to note that all import, so that the next look need not.
+        record: write to the stamp that all import, so that the next call need not import them.
     """
     required = _required(rollout)
     if stamp.get("files") == fingerprint(venv, required):
         return {}
     broken = import_problems(venv / "bin" / "python", required)
-    if note and not broken:
+    if record and not broken:
         _write_stamp(venv, stamp, rollout)
     return broken
 
 
 def _write_stamp(venv: Path, stamp: dict, rollout: str | None) -> None:
-    """Note that the environment is finished, and what its files are like; nothing may be half written."""
+    """Write atomically that the environment is complete, with the fingerprint of its files."""
     new = venv / f"{STAMP}.new"
     new.write_text(json.dumps({**stamp, "files": fingerprint(venv, _required(rollout))}))
     new.replace(venv / STAMP)
@@ -181,11 +183,11 @@ def _read_stamp(venv: Path) -> dict:
     try:
         return json.loads((venv / STAMP).read_text())
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-        return {}  # none, or cut off while being written: nothing there can be relied on
+        return {}  # missing or truncated: the environment may be incomplete
 
 
 def _can_keep(venv: Path, stamp: dict, backend: str) -> bool:
-    """True when a finished environment fits: its torch build, its place and its Python stay."""
+    """Return whether a complete environment can be kept: same backend, folder and Python."""
     named_python = os.environ.get("HWGRPO_PYTHON")
     return (
         "inputs" in stamp
@@ -202,17 +204,17 @@ def _python(stamp: dict, keep: bool) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a build of torch comes from."""
+    """A wheel index with a build of torch."""
 
     index: str
     """Extra wheel index, "" for the configured one only."""
     tag: str
-    """Local version to insist on, or ""."""
+    """Required local version, such as "+cu126", or ""."""
     why: str
 
 
 def _torch_sources(backend: str, root: Path) -> list[Source]:
-    """Return where torch may come from, best first."""
+    """Return the sources of torch to try, best first."""
     configured = "the index pip is configured with"
     named = os.environ.get("HWGRPO_TORCH_INDEX")
     target = TARGETS[backend]
@@ -239,10 +241,10 @@ def _source(index: str, tag: str, why: str = "") -> Source:
 
 
 def _first_that_resolves(python: Path, plans: list[list[Step]], backend: str, *, force: bool) -> list[Step]:
-    """Return the first plan whose torch exists, before anything large is downloaded.
+    """Return the first plan whose torch the index has, before anything large is downloaded.
 
     Raises:
-        SetupError: that torch is built for other hardware.
+        SetupError: this torch is built for other hardware.
     """
     needs = TARGETS[backend].build or "none"
     for steps in plans:
@@ -250,7 +252,7 @@ def _first_that_resolves(python: Path, plans: list[list[Step]], backend: str, *,
         with subprocess.Popen(
             command,
             cwd=REPO,
-            env=_pip_environment({"PYTHONUNBUFFERED": "1"}),  # or pip's lines would come too late
+            env=_pip_environment({"PYTHONUNBUFFERED": "1"}),  # unbuffered, so that pip can be stopped early
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -259,31 +261,31 @@ def _first_that_resolves(python: Path, plans: list[list[Step]], backend: str, *,
             assert pip.stdout is not None
             known, build = resolved_build(pip.stdout)
             if known:
-                pip.kill()  # it would go on to download
+                pip.kill()  # before it downloads
         if build not in (None, needs) and not (force and not TARGETS[backend].build):
             raise SetupError(
                 f"{steps[0].title} would be {BUILD_NAMES[build]}, with gigabytes of libraries for other hardware;"
                 f" backend {backend} needs {BUILD_NAMES[needs]}. Name an index that has one:"
                 " HWGRPO_TORCH_INDEX=URL bash scripts/setup.sh"
-                + ("" if TARGETS[backend].build else ", or take what there is: HWGRPO_SETUP_FORCE=1")
+                + ("" if TARGETS[backend].build else ", or accept this build: HWGRPO_SETUP_FORCE=1")
             )
         if known or pip.returncode == 0:
             return steps
-    return plans[0]  # pip itself will say what is wrong
+    return plans[0]  # pip itself will report the error
 
 
 def _unreachable(index: str) -> str | None:
-    """Return why `index` does not answer within a few seconds, or None; a name server that hangs counts too."""
-    outcome = [f"no answer within {INDEX_TIMEOUT_S} s"]
+    """Return why `index` is unreachable within a few seconds, or None; the time limit includes the name lookup."""
+    outcome = [f"no response within {INDEX_TIMEOUT_S} s"]
 
-    def ask() -> None:
+    def request() -> None:
         try:
             with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=INDEX_TIMEOUT_S):
                 outcome[0] = ""
         except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
             outcome[0] = str(error)
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(INDEX_TIMEOUT_S)
     return outcome[0] or None
@@ -312,48 +314,53 @@ def _one_at_a_time() -> Iterator[None]:
             print(
                 f"  waiting for another set-up in this folder: {waited:.0f} s of at most {LOCK_TIMEOUT_S} s", flush=True
             )
-            time.sleep(LOCK_LOOK_S)
+            time.sleep(LOCK_POLL_S)
         yield
     finally:
         os.close(folder)
 
 
 def _make(venv: Path, wanted: dict, *, keep: bool) -> None:
-    """Bring `venv` to a state that can be installed into, and mark it unfinished so that a cut-off run starts over."""
+    """Make or keep `venv`, and mark it incomplete, so that set-up starts over after an interruption."""
     if venv.exists() and not (venv / STAMP).exists():
         raise SetupError(f"{venv} was not made by this script. Move it away and run this again.")
     if not keep:
         if venv.exists():
-            print("  removing the old environment (set-up was cut off, or it was made for something else)", flush=True)
+            print("  removing the old environment (incomplete, or for another backend or Python)", flush=True)
             shutil.rmtree(venv)
         venv.mkdir()
     (venv / STAMP).write_text(json.dumps(wanted))
     if not keep:
-        _run("the environment", [sys.executable, "-m", "venv", str(venv)], {})
+        _run("creating", "the environment", [sys.executable, "-m", "venv", str(venv)], {})
 
 
 def _pip_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    # A pip configured for --user, --target or --prefix would install past the environment.
+    # A pip configured for --user, --target or --prefix would install outside of the environment.
     env = {key: value for key, value in os.environ.items() if key not in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")}
     return env | {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **extra}
 
 
 def _install(python: Path, step: Step) -> None:
     """Run a step: on a terminal with pip's own progress bar, elsewhere with a line for each large download."""
-    watched = sys.stdout.isatty()
-    command = pip_command(python, step, bar="on" if watched else "off")
-    _run(step.title, command, step.env, show=watched)
+    interactive = sys.stdout.isatty()
+    command = pip_command(python, step, bar="on" if interactive else "off")
+    action = "removing" if step.pip[0] == "uninstall" else "installing"
+    _run(action, step.title, command, step.env, show=interactive)
 
 
-def _run(title: str, command: list[str], extra_env: Mapping[str, str], *, show: bool = False) -> None:
-    """Run a command; when it fails, show everything it said.
+def _run(action: str, title: str, command: list[str], extra_env: Mapping[str, str], *, show: bool = False) -> None:
+    """Run a command; if it fails, print its full output.
 
     Args:
-        show: hand the terminal to it.
+        action: a verb such as "installing", printed before the title.
+        title: the object of the action.
+        command: program and arguments.
+        extra_env: variables added to the environment.
+        show: connect the command to the terminal.
     """
-    print(f"  installing {title} ...", end="\n" if show else "", flush=True)
+    print(f"  {action} {title} ...", end="\n" if show else "", flush=True)
     began = time.monotonic()
-    said = []
+    lines = []
     with subprocess.Popen(
         command,
         cwd=REPO,
@@ -364,20 +371,20 @@ def _run(title: str, command: list[str], extra_env: Mapping[str, str], *, show: 
         text=True,
     ) as process:
         for line in process.stdout or ():
-            said.append(line)
+            lines.append(line)
             if large := LARGE_DOWNLOAD.search(line):
                 print(f"\n    downloading {large[1].rpartition('/')[2]} ({large[2]}) ...", end="", flush=True)
     if process.returncode:
         print("" if show else " failed", flush=True)
-        sys.stderr.write(f"$ {shlex.join(command)}\n{''.join(said)}\n")
+        sys.stderr.write(f"$ {shlex.join(command)}\n{''.join(lines)}\n")
         raise SetupError(
-            f"could not install {title}: the command and its full output are above. Run this again to retry."
+            f"{action} {title} failed: the command and its full output are above. Run this again to retry."
         )
     print(f"{'  ' if show else ''} {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _check_torch(python: Path, needs_build: str) -> None:
-    """Refuse a build of torch that cannot drive the chosen hardware, before the rest is installed."""
+    """Raise on a build of torch for other hardware, before anything else is installed."""
     code = (
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
         " 'hip': torch.version.hip}))"
@@ -387,12 +394,12 @@ def _check_torch(python: Path, needs_build: str) -> None:
         [str(python), "-c", code], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     if result.returncode:
-        raise SetupError(f"the torch just installed does not load; --fresh starts over:\n{result.stderr}")
-    found = json.loads(result.stdout)
-    built_for = "hip" if found["hip"] else "cuda" if found["cuda"] else "none"
+        raise SetupError(f"the installed torch does not import; --fresh starts over:\n{result.stderr}")
+    torch = json.loads(result.stdout)
+    built_for = "hip" if torch["hip"] else "cuda" if torch["cuda"] else "none"
     if needs_build and built_for != needs_build:
         raise SetupError(
-            f"torch {found['version']} is {BUILD_NAMES[built_for]}, but this hardware needs {BUILD_NAMES[needs_build]}."
+            f"torch {torch['version']} is {BUILD_NAMES[built_for]}, but this hardware needs {BUILD_NAMES[needs_build]}."
             " Name an index that has one: HWGRPO_TORCH_INDEX=URL bash scripts/setup.sh"
         )
 

