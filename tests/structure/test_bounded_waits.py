@@ -9,7 +9,7 @@ WAITS = {"wait": 1, "join": 1, "result": 1, "wait_for": 2, "acquire": 2, "commun
 BOUNDED = {
     "self.wait()": "the checkpoint saver's own, which has a limit",
     "self._changed.wait_for(ready)": "within asyncio.wait_for, which has one",
-    "asked.result()": "a request to a server, which has a time limit",
+    "reply.result()": "a request to a server, which has a time limit",
     "self._group.broadcast([tensor], options).wait()": "the limit is in the options",
     "thread.submit(asyncio.run, coroutine).result()": "a reward function; reward.functions.timeout ends its process",
     "wait_for(self.start(calls[0], extras))": "our own function: a reward function, as above",
