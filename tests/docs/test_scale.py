@@ -55,9 +55,16 @@ def test_every_figure_of_a_table_is_the_commands(title):
         assert plan["devices"] == devices
         chip = plan["chips"][0]
         parts = {**chip["components"]["always"], **chip["components"]["update"]}
-        starts = ("parameters (fp32)", "AdamW", "gradients (fp32)", "weights gathered", "gradients of a unit", "activ")
-        told = [next(size for name, size in parts.items() if name.startswith(start)) for start in starts]
-        assert row[1:8] == [f"{size / GIB:.1f}" for size in (*told, chip["peak"])]
+        starts = (
+            "parameters (fp32)",
+            "optimizer",
+            "gradients (fp32)",
+            "weights gathered",
+            "unsharded gradients",
+            "activ",
+        )
+        sizes = [next(size for name, size in parts.items() if name.startswith(start)) for start in starts]
+        assert row[1:8] == [f"{size / GIB:.1f}" for size in (*sizes, chip["peak"])]
         assert row[8:] == ["yes" if each["fits"] else "no" for each in plan["chips"]]
         assert [each["memory"] / GIB for each in plan["chips"]] == [80, 141, 192]
 
