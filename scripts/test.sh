@@ -73,8 +73,9 @@ run() {
     shift 2
     local beside=()
     if [ "$count" -gt 1 ]; then
-        beside=(-n "$count" --dist worksteal)
-        # A file of tests stays with one worker. Files begin in the order of groups.txt: what takes longest comes first.
+        # Tests of an xdist_group stay with one worker; where groups run together, those of a file. Files begin in the order
+        # of groups.txt: what takes longest comes first.
+        beside=(-n "$count" --dist loadgroup)
         [[ $name != together* ]] || beside=(-n "$count" --dist loadfile --no-loadscope-reorder)
     fi
     echo

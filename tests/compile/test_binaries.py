@@ -46,8 +46,14 @@ KNOWN_SPILLS = {
     ("sm_100", Case(vocab=ODD, softcap=True, reference=True), "row_stats"): 336,
 }
 
+
+def _marks(chip: str, case: Case) -> list[pytest.MarkDecorator]:
+    """Return the marks of a case: a worker has all cases of a chip, for it compiles each once for all tests."""
+    return [pytest.mark.xdist_group(chip), *([] if is_quick(chip, case) else [pytest.mark.slow])]
+
+
 CASES = [
-    pytest.param(chip, case, op, id=f"{chip}-{case}-{op}", marks=() if is_quick(chip, case) else pytest.mark.slow)
+    pytest.param(chip, case, op, id=f"{chip}-{case}-{op}", marks=_marks(chip, case))
     for chip in CHIPS
     for case in cases_of(chip)
     for op in OPS
@@ -64,7 +70,7 @@ def test_every_op_with_a_triton_implementation_is_compiled_here():
 @each_case
 def test_no_register_lives_in_memory_and_shared_memory_suffices(chip, case, op):
     binary = binaries_of(chip, case)[op]
-    assert binary.figures()["spilled"] <= KNOWN_SPILLS.get((chip, case, op), 0)
+    assert binary.figures["spilled"] <= KNOWN_SPILLS.get((chip, case, op), 0)
     assert binary.shared <= CHIPS[chip].shared
     assert binary.threads <= 1024
 
@@ -115,7 +121,7 @@ def test_where_a_floor_is_kept_nan_passes_it(chip, case, op):
 @each_case
 def test_figures_are_near_those_written_down(chip, case, op):
     known = golden()
-    figures, expected = binaries_of(chip, case)[op].figures(), known["figures"][chip][str(case)][op]
+    figures, expected = binaries_of(chip, case)[op].figures, known["figures"][chip][str(case)][op]
     changes = [
         f"{name}: {expected.get(name)} -> {figures.get(name)}"
         for name in sorted({*figures, *expected})

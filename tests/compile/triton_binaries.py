@@ -1,5 +1,6 @@
 """What a compiled Triton kernel is made of, read from its assembly: registers, spills, memory accesses, loops."""
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -39,6 +40,7 @@ class Binary:
         self._binary: bytes = kernel.asm["cubin" if self.nvidia else "hsaco"]
         self.loops = list(_innermost_loops(self.assembly))
 
+    @functools.cached_property
     def figures(self) -> dict[str, Any]:
         """Return the figures worth following from one version of a kernel or compiler to the next.
 

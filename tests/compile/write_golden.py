@@ -23,7 +23,7 @@ def main() -> None:
 
         figures = {
             chip: {
-                str(case): {op: binary.figures() for op, binary in binaries_of(chip, case).items()}
+                str(case): {op: binary.figures for op, binary in binaries_of(chip, case).items()}
                 for case in cases_of(chip)
             }
             for chip in CHIPS

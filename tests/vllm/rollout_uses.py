@@ -202,6 +202,8 @@ def _member(owner: ast.ClassDef, name: str) -> ast.AST | None:
     return None
 
 
+VERSIONS = {"vllm": "0.23.0", "vllm-ascend": "0.23.0", "sglang": "0.5.23"}
+"""Versions of the servers that no environment here has."""
 PLATFORMS = ("manylinux_2_34_x86_64", "manylinux_2_28_x86_64")
 
 

@@ -21,18 +21,9 @@ def test_vllm_beside_the_trainer_has_all_that_the_engines_use():
 
 
 @pytest.mark.slow
-def test_vllm_0_23_has_all_that_a_server_needs():
-    assert problems(rollout_uses.sources("vllm", "0.23.0"), PLUGIN) == []
-
-
-@pytest.mark.slow
-def test_vllm_ascend_0_23_has_all_that_a_server_needs():
-    assert problems(rollout_uses.sources("vllm-ascend", "0.23.0"), ASCEND) == []
-
-
-@pytest.mark.slow
-def test_sglang_0_5_23_has_all_that_its_engine_uses():
-    assert problems(rollout_uses.sources("sglang", "0.5.23"), SGLANG) == []
+@pytest.mark.parametrize(("package", "uses"), [("vllm", PLUGIN), ("vllm-ascend", ASCEND), ("sglang", SGLANG)])
+def test_a_server_has_all_that_its_engine_uses(package: str, uses: tuple[Use, ...]):
+    assert problems(rollout_uses.sources(package, rollout_uses.VERSIONS[package]), uses) == []
 
 
 SOURCE = """

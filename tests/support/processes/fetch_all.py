@@ -1,0 +1,28 @@
+"""Install beforehand what slow tests install on first use: `python -m tests.support.processes.fetch_all`.
+
+The times of the tests are then those of the tests.
+"""
+
+from tests.lowering.ascend_environment import ascend_python
+from tests.peers.peers_figures import PACKAGES
+from tests.support.processes import deepspeed_package
+from tests.support.processes.wheels import fetched
+from tests.torch_npu import torch_npu_wheel
+from tests.vllm import rollout_uses
+from tests.vllm.vllm_environment import vllm_python
+
+
+def main() -> None:
+    """Make the environments and fetch the wheels."""
+    print(vllm_python())
+    print(ascend_python())
+    print(*deepspeed_package.folders())
+    print(fetched("peers", PACKAGES))
+    for version in torch_npu_wheel.VERSIONS:
+        print(torch_npu_wheel.folder(version))
+    for package, version in rollout_uses.VERSIONS.items():
+        print(rollout_uses.sources(package, version))
+
+
+if __name__ == "__main__":
+    main()
