@@ -1,24 +1,19 @@
 """The tests of on_device/, a process with two simulated NPUs for each file."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.devices import simulated_npu
+from tests.support.processes import preloaded
 
 FILES = sorted((Path(__file__).parent / "on_device").glob("test_*.py"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
 def test_the_tests_pass_in_a_process_that_has_the_device(file: Path):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-        env=simulated_npu.environment(SIMULATED_NPU_DEVICES="2"),
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
+    repo = Path(__file__).parents[2]
+    done = preloaded.run(0, *words, env=simulated_npu.environment(SIMULATED_NPU_DEVICES="2"), cwd=repo)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout
