@@ -313,8 +313,8 @@ def _check_contradictions(config: Config) -> None:
         tensor = f"trainer.tensor_parallel_size={t.tensor_parallel_size}"
         if strategy is None or not strategy.shards_layers:
             raise ConfigError(
-                f"{tensor} with trainer.strategy={t.strategy!r}: tensor parallelism needs trainer.strategy=fsdp2"
-                "alone; use that, or trainer.sequence_parallel_size, which every strategy of several processes takes"
+                f"{tensor} with trainer.strategy={t.strategy!r}: tensor parallelism needs trainer.strategy=fsdp2; "
+                "use that, or trainer.sequence_parallel_size, which every strategy of several processes takes"
             )
         if t.sequence_parallel_size > 1:
             raise ConfigError(

@@ -103,15 +103,17 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     parameters = {
         f"parameters ({_named(stored)})": stored.itemsize * sharding.stored_elements(shape.units, sharding.parameters)
     }
-    moments = {"optimizer states (AdamW)": 8 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)}
+    optimizer_states = {
+        "optimizer states (AdamW)": 8 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
+    }
     if sharding.masters is not None:
-        moments["masters (fp32)"] = 4 * sharding.stored_elements(shape.trained_units, sharding.masters)
+        optimizer_states["masters (fp32)"] = 4 * sharding.stored_elements(shape.trained_units, sharding.masters)
     gradients = {"gradients (fp32)": 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)}
     always: dict[str, int] = {}
     update: dict[str, int] = {}
     host: dict[str, int] = {}
     (host if sharding.offloads_parameters else always).update(parameters)
-    (host if sharding.offloads_optimizer else always).update(moments)
+    (host if sharding.offloads_optimizer else always).update(optimizer_states)
     if config.algorithm.kl.coef and not adapters:
         reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
         (host if sharding.offloads_parameters else always).update(reference)
@@ -159,7 +161,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
     if work.device_type != "cpu" and not sharding.offloads_optimizer:
-        step["values between in AdamW"] = 4 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
+        count = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
+        step["intermediate values of AdamW"] = 4 * count
     if passes == 1 and held is update and sharding.gathered_units is None:
         # Activations are freed as gradients appear: both never exist in full together. From a second pass on they do.
         kept = {name: size for name, size in update.items() if name not in gradients}

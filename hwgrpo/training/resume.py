@@ -188,7 +188,7 @@ def already_finished(
         [
             f"{output} is finished: {done}{saved}. Nothing was trained.",
             f"To continue, set {key} to more than {max(value, checkpoint.step) if t.max_steps else value}; "
-            "to train from the start, set trainer.output_dir to another folder.",
+            "to train from step 0, set trainer.output_dir to another folder.",
             *(f"Note: {note}" for note in notes),
         ]
     )

@@ -113,7 +113,8 @@ def test_inspection_shows_overlaps_and_repeats_and_fails_where_rows_are_bad(hwgr
     assert "mine.jsonl: 18 rows, 3 bad" in told
     assert "16 rows have the prompt of an earlier row line 2 repeats line 1 line 3 repeats line 1" in told
     assert "and 6 more" in told
-    assert "3 e.g. reward gsm8k fails: the ground truth 'none x' contains no number line 16, line 17, line 18" in told
+    assert "3 e.g. reward gsm8k fails: the ground truth 'none x' contains no" in told
+    assert "line 16, line 17, line 18" in told
 
 
 def test_json_of_an_inspection_has_every_bad_row_under_a_versioned_schema(hwgrpo, tmp_path):

@@ -77,7 +77,7 @@ def test_an_exported_model_loads_in_plain_transformers_with_exactly_the_weights(
     ("words", "code", "said"),
     [
         (["{run}", "{out}", "--adapter"], 2, "was trained without LoRA"),
-        (["{run}", "{out}", "--max-shard-size", "5"], 2, "--max-shard-size 5: write an integer and KB, MB or GB"),
+        (["{run}", "{out}", "--max-shard-size", "5"], 2, "--max-shard-size 5: use an integer and KB, MB or GB"),
         (["{run}", "{run}"], 2, "{run} is there already"),
         (["{run}", "{run}/config.yaml/out"], 2, "cannot be written"),
         (["{out}", "{out}"], 1, "not a checkpoint, it has no manifest.json"),

@@ -206,7 +206,8 @@ def test_layers_are_cut_over_ranks_by_fsdp2_alone_and_whole_weights_are_trained(
         check_world_size(load("trainer.prompts_per_step=3", *two), 3)
     for strategy in ("auto", "single", "ddp", "deepspeed"):
         said = refusal(two[1], f"trainer.strategy={strategy}")
-        assert said.startswith(f"trainer.tensor_parallel_size=2 with trainer.strategy='{strategy}': layers are cut")
+        setting = f"trainer.tensor_parallel_size=2 with trainer.strategy='{strategy}': "
+        assert said.startswith(setting + "tensor parallelism needs trainer.strategy=fsdp2;")
         assert "use that, or trainer.sequence_parallel_size" in said
     assert "with trainer.sequence_parallel_size=4: either shares" in refusal(*two, "trainer.sequence_parallel_size=4")
     assert "=2 with model.lora.rank=8: adapters are not sharded" in refusal(*two, "model.lora.rank=8")

@@ -66,7 +66,7 @@ def refusal(*overrides: str) -> str:
         ("data.system_prompt=a: b", ["data.system_prompt={'a': 'b'}", "stands in quotes", "'\"a: b\"'"]),
         ("data.system_prompt=a\udc80b", ["data.system_prompt=", "U+DC80", "UTF-8"]),
         ("data.system_prompt=a\0b", ["data.system_prompt=", "U+0000", "remove it"]),
-        ('data.system_prompt="a\\0b"', ["data.system_prompt='a\\x00b' holds a NUL"]),
+        ('data.system_prompt="a\\0b"', ["data.system_prompt='a\\x00b' contains a NUL"]),
         ('rollout.engine_kwargs={a: ["\\ud800"]}', ["rollout.engine_kwargs.a.0", "not valid Unicode"]),
         ("rollout.n=???", ["rollout.n=??? marks a value that is still to be set", "the default 8"]),
         ("rollout.stop=['???']", ["rollout.stop.0=???"]),

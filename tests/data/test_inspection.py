@@ -207,7 +207,7 @@ def test_a_file_without_prompts_is_an_error_that_names_the_command_to_convert_it
     with pytest.raises(DataError, match="no such file or folder"):
         inspected(tmp_path / "missing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no data files"):
+    with pytest.raises(DataError, match="has no data files"):
         inspected(tmp_path / "empty")
 
 

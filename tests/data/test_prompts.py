@@ -293,10 +293,10 @@ def test_text_that_is_to_be_templated_needs_a_chat_template_too(jsonl, data_conf
             [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "result": "3"}, {"prompt": "0"}],
             {},
             r"line 2: no ground truth, which reward exact_match needs; tried reward_model\.ground_truth, ground_truth, "
-            r"answer, .*; the row's other columns: result\. Name .* with data\.ground_truth_key",
+            r"answer, .*; besides the prompt the row has: result\. Name .* with data\.ground_truth_key",
         ),
         ([{"prompt": "1+1=", "answer": None}], {"ground_truth_key": "answer"}, r"line 1: .*'answer' .* is null"),
-        ([{"prompt": "1+1="}], {}, r"line 1: .*beside the prompt the row has: nothing else"),
+        ([{"prompt": "1+1="}], {}, r"line 1: .*besides the prompt the row has: nothing else"),
     ],
 )
 def test_a_row_without_the_answer_that_a_reward_needs_is_named_with_what_was_tried(

@@ -107,22 +107,22 @@ def test_an_unknown_task_is_refused():
     [
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt": "caf\xe9"}\n', ["a.jsonl, line 2", "not UTF-8", "0xe9", "iconv"]),
         ("a.json", b'[{"prompt": "x"},\n{"prompt": "caf\xe9"}]\n', ["a.json, line 2", "not UTF-8", "0xe9"]),
-        ("a.jsonl", b'{"prompt": "x"}\n\n{"prompt": "y"\n', ["a.jsonl, line 3", "not valid JSON", "one whole JSON"]),
+        ("a.jsonl", b'{"prompt": "x"}\n\n{"prompt": "y"\n', ["a.jsonl, line 3", "not valid JSON", "one complete JSON"]),
         ("a.json", b'[{"prompt": "x"},\n{"prompt" "y"}]', ["a.json, line 2", "not valid JSON"]),
         ("a.json", b'{"prompt": "x"}\n{"prompt": "y"}', ["a.json, line 2", "name it .jsonl"]),
         ("a.jsonl", b'{"prompt": "x"}\n["y"]\n', ["a.jsonl, line 2", "must be a JSON object", "a list"]),
         ("a.json", b'[{"prompt": "x"}, "y"]', ["a.json, row 1", "must be a JSON object", "a text"]),
         ("a.json", b'{"rows": []}', ["a.json", '{"data": [...]}', "an object"]),
-        ("a.jsonl", b"\n\n", ["a.jsonl", "holds no rows"]),
+        ("a.jsonl", b"\n\n", ["a.jsonl", "has no rows"]),
         ("a.json", b"", ["a.json", "empty"]),
-        ("a.json", b"[]", ["a.json", "holds no rows"]),
+        ("a.json", b"[]", ["a.json", "has no rows"]),
         ("a.parquet", b"", ["a.parquet", "empty"]),
         ("a.parquet", b"PAR1 this is not one", ["a.parquet", "truncated, damaged or not a Parquet file"]),
         ("a.txt", b"prompt\nx\n", ["a.txt", ".txt is not a data file", ".jsonl, .json, .parquet, .csv"]),
         ("a.csv", b"prompt,answer\nx,1\n\ny,1,2\n", ["a.csv, line 4", "3 values for 2 columns", "quote"]),
         ("a.csv", b"prompt,prompt\nx,1\n", ["a.csv, line 1", "two columns have the name 'prompt'"]),
-        ("a.csv", b"prompt\n", ["a.csv", "holds no rows"]),
-        ("a.csv", b"", ["a.csv", "holds no rows"]),
+        ("a.csv", b"prompt\n", ["a.csv", "has no rows"]),
+        ("a.csv", b"", ["a.csv", "has no rows"]),
         ("a.tsv", b"prompt\nx\ncaf\xe9\n", ["a.tsv, line 3", "not UTF-8"]),
         ("a.jsonl", b'{"prompt": ' + b"[" * 100_000, ["a.jsonl, line 1", "nested too deeply"]),
         ("a.json", b'[{"prompt": "x", "n": ' + b"9" * 5000 + b"}]", ["a.json", "more than 4300 digits", "as text"]),
@@ -211,7 +211,7 @@ def test_a_missing_file_is_refused_with_the_nearest_one_there(tmp_path):
 
 def test_a_folder_without_data_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("nothing")
-    with pytest.raises(DataError, match=r"holds no data files \(\.jsonl, \.json, \.parquet, \.csv, \.tsv\)"):
+    with pytest.raises(DataError, match=r"has no data files \(\.jsonl, \.json, \.parquet, \.csv, \.tsv\)"):
         read(tmp_path)
 
 

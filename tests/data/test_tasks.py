@@ -117,7 +117,7 @@ def test_the_first_mode_is_the_right_answer():
     [
         ("task://sotr", ["'sotr'", "add, copy, sort", "Did you mean 'sort'?"]),
         ("task://sort?digit=4", ["'digit'", "Did you mean 'digits'?"]),
-        ("task://sort?digits=four", ["digits='four'", "whole number", "digits=4"]),
+        ("task://sort?digits=four", ["digits='four'", "integer", "digits=4"]),
         ("task://sort?digits=1", ["digits=1", "2 to 32"]),
         ("task://add?max=5", ["max=5", "9 to 1000000"]),
         ("task://copy?length=99", ["length=99", "2 to 32"]),

@@ -115,4 +115,4 @@ def test_rollout_engines_are_told_apart():
     assert (vllm.usable, vllm.reason) == (True, "vllm 0.32.0")
     servers = rollout_engines(BUILTIN["npu"], ("local", "sglang_server", "vllm_server"), {})
     assert [engine.name for engine in servers] == ["vllm_server", "local", "sglang_server"]
-    assert "never met a real SGLang server" in servers[2].reason
+    assert "never run with a real SGLang server" in servers[2].reason

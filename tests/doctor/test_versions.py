@@ -23,7 +23,7 @@ def judge(torch="2.13.0", cann=None, **packages):
     [
         ({"torch": "2.16.0"}, "FAIL", ["hwgrpo 0.1.0 goes with torch >=2.10,<2.16, here 2.16.0"]),
         ({"transformers": "4.57.0"}, "FAIL", ["transformers >=5.16.1,<6, here 4.57.0", "'transformers>=5.16.1,<6'"]),
-        ({"torch": "2.14.0", "vllm": "0.32.0"}, "warn", ["torch ==2.13.0, here 2.14.0", "environment of its own"]),
+        ({"torch": "2.14.0", "vllm": "0.32.0"}, "warn", ["torch ==2.13.0, here 2.14.0", "a separate environment"]),
         ({"torch": "2.14.0+cpu", "torch_npu": "2.13.0"}, "warn", ["torch ==2.13.*, here 2.14.0+cpu"]),
         ({"torch": "2.10.0", "torch_npu": "2.10.0.post4", "cann": "8.5.1"}, "warn", ["install CANN 9.1.0"]),
         ({"triton": "3.6.0"}, "warn", ["torch 2.13.0 goes with triton ==3.7.1, here 3.6.0"]),

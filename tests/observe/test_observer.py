@@ -152,7 +152,7 @@ def test_a_terminal_that_goes_away_ends_the_show_but_not_the_run(tmp_path, monke
     observer.close()
     assert sorted(read_metrics(tmp_path)) == [1, 2, 3, 4]
     assert [record.message for record in caplog.records] == [
-        "progress is no longer shown ([Errno 32] Broken pipe); the logs go on"
+        "progress is no longer shown ([Errno 32] Broken pipe); logging continues"
     ]
 
 

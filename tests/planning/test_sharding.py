@@ -222,6 +222,6 @@ def test_an_unknown_strategy_is_refused_with_the_nearest_one():
     assert all(planned_sharding(name, 2) for name in strategy_variants())
 
 
-def test_adamw_needs_values_between_on_accelerators_only():
-    assert "values between in AdamW" in held("ddp", 2).step
-    assert "values between in AdamW" not in held("ddp", 2, device_type=registry.get("cpu").device_type).step
+def test_adamw_needs_intermediate_values_on_accelerators_only():
+    assert "intermediate values of AdamW" in held("ddp", 2).step
+    assert "intermediate values of AdamW" not in held("ddp", 2, device_type=registry.get("cpu").device_type).step

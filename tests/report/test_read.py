@@ -93,7 +93,7 @@ def test_a_run_without_metrics_says_why(make_run):
     folder = make_run()
     assert "no metrics yet" in read_run(folder).problems[0]
     (folder / "config.yaml").write_text("observe: {loggers: [tensorboard]}\n")
-    assert "observe.loggers to hold jsonl" in read_run(folder).problems[0]
+    assert "jsonl among observe.loggers" in read_run(folder).problems[0]
 
 
 def test_warnings_of_the_run_are_read(make_run):

@@ -354,7 +354,7 @@ def test_data_that_is_not_what_it_was_is_told_with_both(tmp_path: Path, capfd):
 
     def shown(steps: int) -> list[str]:
         assert runs.forked(lambda: runs.run(tmp_path / "run", *words, f"trainer.max_steps={steps}")) == 0
-        return [line for line in capfd.readouterr().out.splitlines() if "not what it was" in line]
+        return [line for line in capfd.readouterr().out.splitlines() if "has changed since" in line]
 
     assert shown(1) == []
     assert shown(2) == []

@@ -71,7 +71,7 @@ def test_another_familys_device_state_is_not_used_and_the_rest_is(chip):
     wanted = drawn()
     note = rng_state.restore(on_cpu, device, seed=9)
     assert "is of cpu, not of chip" in note
-    assert "seed 9" in note
+    assert "seeded with 9" in note
     assert generator.state.tolist() == [9] * 16
     assert drawn() == wanted
 

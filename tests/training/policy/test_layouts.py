@@ -252,5 +252,5 @@ def test_a_model_that_lets_padding_behind_a_sequence_into_it_is_refused():
         return hidden_states(micro) * (1.0 + 0.1 * (micro.is_token.logical_not().any()))
 
     policy.hidden_states = disturbed
-    with pytest.raises(ConfigError, match=r"Llama.*: hidden states of a sequence change by .* when padding stands"):
+    with pytest.raises(ConfigError, match=r"Llama.*: hidden states of a sequence change by .* when padding follows it"):
         select_supported_layout(settings(), policy, PADDED)

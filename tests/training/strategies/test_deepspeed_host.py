@@ -104,7 +104,7 @@ def test_on_an_npu_without_the_variables_of_cann_it_says_what_to_source(
         monkeypatch.setenv("ASCEND_HOME_PATH", value)
     said = refusal(NPU)
     assert "trainer.strategy='deepspeed': " in said
-    assert "ASCEND_HOME_PATH says, which is not set; source the set_env.sh of CANN" in said
+    assert "ASCEND_HOME_PATH, which is not set; source the set_env.sh of CANN" in said
     check_needs(ACCELERATOR)
 
 
