@@ -1,7 +1,7 @@
-"""One GRPO step of hwgrpo against one of TRL: same weights, prompts, rewards, optimizer and threads, in one run.
+"""A GRPO step of hwgrpo compared with one of TRL: same weights, prompts, rewards, optimizer and threads, in one run.
 
-Each side is a process of its own, so that peak memory can be told apart. They take turns: while one runs a block of
-steps the other waits for its next word and uses no processor. Before anything is timed, TRL samples a batch, both sides
+Each side is a separate process with its own peak memory. They alternate: while one runs a block of
+steps the other waits for its next request and uses no CPU. Before anything is timed, TRL samples a batch, both sides
 compute its loss and gradient, and a relative difference above 1e-5 ends the benchmark.
 
     python benchmarks/against_trl.py --trl-python /path/to/venv-with-trl/bin/python --setting add --steps 60
@@ -29,7 +29,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5
 TARGET = 0.9
-"""Mean reward of the last five steps that counts as learned."""
+"""Mean reward of the last five steps at which the task counts as learned."""
 
 EXACT = """
 def reward(completions, answer, **columns):
@@ -68,16 +68,16 @@ Sample = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check that both sides compute the same, then time them in turns."""
+    """Check that both sides compute the same, then time them alternately."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-python", default=sys.executable, help="interpreter of an environment with TRL")
     parser.add_argument("--setting", choices=tuple(SETTINGS), action="append", help="default: all")
-    parser.add_argument("--steps", type=int, default=60, help="steps timed per side, after 5 to warm up")
-    parser.add_argument("--block", type=int, default=5, help="steps per turn")
+    parser.add_argument("--steps", type=int, default=60, help="timed steps per side, after 5 for warm-up")
+    parser.add_argument("--block", type=int, default=5, help="steps per turn of a side")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", help="write the results as JSON to this file")
-    parser.add_argument("--smoke", action="store_true", help="one tiny step; our side alone where TRL is not installed")
+    parser.add_argument("--smoke", action="store_true", help="one tiny step; only hwgrpo if TRL is not installed")
     parser.add_argument("--side", choices=("hwgrpo", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _has_trl(python: str) -> bool:
-    question = "import importlib.util as u; raise SystemExit(u.find_spec('trl') is None)"
-    return subprocess.run([python, "-c", question]).returncode == 0
+    code = "import importlib.util as u; raise SystemExit(u.find_spec('trl') is None)"
+    return subprocess.run([python, "-c", code]).returncode == 0
 
 
 def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -121,11 +121,11 @@ def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespac
     turns: dict[str, list[dict[str, Any]]] = {side.name: [] for side in running}
     for turn in range(-1, args.steps // args.block):
         for side in running:
-            taken = side.ask(f"steps {args.block}")["steps"]
+            steps = side.ask(f"steps {args.block}")["steps"]
             if turn >= 0:  # the first turn warms up
-                turns[side.name] += taken
-            side.rewards += [step["reward"] for step in taken]
-            side.clock += [step["wall"] for step in taken]
+                turns[side.name] += steps
+            side.rewards += [step["reward"] for step in steps]
+            side.clock += [step["wall"] for step in steps]
     sides = {}
     for side in running:
         steps = turns[side.name]
@@ -142,34 +142,35 @@ def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespac
 
 
 def _reached(rewards: list[float]) -> int | None:
-    """Return after how many steps the mean of the last five first reached the target."""
+    """Return the first step at which the mean of the last five rewards reached the target, or None."""
     return next((i for i in range(5, len(rewards) + 1) if sum(rewards[i - 5 : i]) / 5 >= TARGET), None)
 
 
 class _Side:
-    """One side's process; it works only while it is asked something."""
+    """The process of a side; it is idle between requests."""
 
     def __init__(self, name: str, args: argparse.Namespace, folder: Path) -> None:
         self.name = name
         self.rewards: list[float] = []
         self.clock: list[float] = []
         total = (args.steps // args.block + 1) * args.block
-        words = ["--side", name, "--folder", str(folder), "--steps", str(total), "--seed", str(args.seed)]
+        arguments = ["--side", name, "--folder", str(folder), "--steps", str(total), "--seed", str(args.seed)]
         source = os.pathsep.join(str(REPO / part) for part in (".", "backends", "kernels"))
         threads = str(args.threads)
         self._process = subprocess.Popen(
-            [args.trl_python if name == "trl" else sys.executable, __file__, *words, "--threads", threads],
+            [args.trl_python if name == "trl" else sys.executable, __file__, *arguments, "--threads", threads],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"},
         )
-        hello = self._read()
-        self.versions, self.parameters = hello["versions"], hello["parameters"]
+        greeting = self._read()
+        self.versions, self.parameters = greeting["versions"], greeting["parameters"]
 
-    def ask(self, word: str | dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: str | dict[str, Any]) -> dict[str, Any]:
+        """Send a request ("steps N", "sample", "memory" or a batch) and return the reply."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(word) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._read()
 
@@ -207,7 +208,7 @@ def _prepare(setting: Setting, folder: Path) -> None:
 
 
 def _plain_sample(setting: Setting, folder: Path) -> Sample:
-    """Return random responses with the loss and gradient that plain transformers computes for them, one by one."""
+    """Return random responses with their loss and gradient by plain transformers, one sequence at a time."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -242,26 +243,26 @@ def _plain_sample(setting: Setting, folder: Path) -> Sample:
 def _save_gradients(model: Any, file: Path) -> None:
     from safetensors.torch import save_file
 
-    # tied weights are one tensor, and have one gradient
+    # tied weights are one tensor with one gradient
     save_file({name: p.grad.clone() for name, p in model.named_parameters()}, file)
 
 
 def _side(args: argparse.Namespace) -> int:
-    """Answer questions on standard output until standard input ends; whatever else prints goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w")
+    """Reply to requests on stdout until stdin ends; all other output goes to stderr."""
+    stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     setting = Setting(**json.loads((args.folder / "setting.json").read_text()))
 
-    def answer(value: dict[str, Any]) -> None:
-        answers.write(json.dumps(value) + "\n")
-        answers.flush()
+    def reply(value: dict[str, Any]) -> None:
+        stdout.write(json.dumps(value) + "\n")
+        stdout.flush()
 
     run = _run_trl if args.side == "trl" else _run_hwgrpo
-    run(setting, args, answer)
+    run(setting, args, reply)
     return 0
 
 
-def _questions() -> Iterator[Any]:
+def _requests() -> Iterator[Any]:
     for line in sys.stdin:
         yield json.loads(line)
 
@@ -270,7 +271,7 @@ def _peak() -> dict[str, float]:
     return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
+def _run_hwgrpo(setting: Setting, args: argparse.Namespace, reply: Any) -> None:
     import torch
     from hwgrpo_backends.cpu import BACKEND
     from safetensors.torch import load_file
@@ -282,7 +283,7 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None
     from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards
 
     folder = args.folder
-    words = {
+    settings = {
         "model.path": folder / "model",
         "data.train": folder / "train.jsonl",
         "data.chat": "never",
@@ -302,7 +303,7 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None
         "observe.progress": "none",
         "observe.completions_per_step": 0,
     }
-    run = build_run(load_config(None, [f"{key}={value}" for key, value in words.items()]), BACKEND, 0, 1)
+    run = build_run(load_config(None, [f"{key}={value}" for key, value in settings.items()]), BACKEND, 0, 1)
     model = run.update.policy.model
     spent = {"generate": 0.0, "reward": 0.0}
     generate, score = run.engine.generate, run.rewards.score
@@ -313,55 +314,55 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, answer: Any) -> None
         spent["generate"] += time.perf_counter() - began
         return done
 
-    def watched(*words: Any, **named: Any) -> Any:
-        rewards = score(*words, **named)
+    def watched(*arguments: Any, **named: Any) -> Any:
+        rewards = score(*arguments, **named)
         spent["reward"] = float(rewards.total.mean())
         return rewards
 
     run.engine.generate, run.rewards.score = timed, watched
     versions = {"torch": torch.__version__, "transformers": __import__("transformers").__version__}
-    answer({"versions": versions, "parameters": sum(p.numel() for p in model.parameters())})
+    reply({"versions": versions, "parameters": sum(p.numel() for p in model.parameters())})
     step = 0
-    for word in _questions():
-        if word == "memory":
-            answer(_peak())
-        elif isinstance(word, dict):
-            groups = list(dict.fromkeys(word["prompt"]))
+    for request in _requests():
+        if request == "memory":
+            reply(_peak())
+        elif isinstance(request, dict):
+            groups = list(dict.fromkeys(request["prompt"]))
             prompts = PromptBatch(
-                tuple(Prompt(p, p, tuple(word["prompt_ids"][word["prompt"].index(p)]), None, {}) for p in groups)
+                tuple(Prompt(p, p, tuple(request["prompt_ids"][request["prompt"].index(p)]), None, {}) for p in groups)
             )
-            lengths = torch.tensor([len(ids) for ids in word["completion_ids"]])
-            tokens = torch.tensor([token for ids in word["completion_ids"] for token in ids])
+            lengths = torch.tensor([len(ids) for ids in request["completion_ids"]])
+            tokens = torch.tensor([token for ids in request["completion_ids"] for token in ids])
             offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-            index = torch.tensor([groups.index(p) for p in word["prompt"]])
+            index = torch.tensor([groups.index(p) for p in request["prompt"]])
             assert bool((index.diff() >= 0).all()), "TRL's batch holds each prompt's samples together"
             texts = tuple("" for _ in groups for _ in range(setting.n))
             finished = torch.ones(len(lengths), dtype=torch.bool)
             sampled = Completions(index, tokens, offsets, torch.zeros(len(tokens)), finished, texts)
-            rewards = Rewards(torch.tensor(word["rewards"], dtype=torch.float64), finished, {})
+            rewards = Rewards(torch.tensor(request["rewards"], dtype=torch.float64), finished, {})
             advantages = advantages_over_ranks(run.config, sampled, rewards, run.strategy)
             batch = assemble(prompts, sampled, advantages, rewards.valid)
             loss, _ = run.update.accumulate_gradients(batch, range(len(batch)))
-            theirs = load_file(word["gradients"])
+            theirs = load_file(request["gradients"])
             named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
             assert named.keys() == theirs.keys(), named.keys() ^ theirs.keys()
             assert sum(float(g.norm()) for g in theirs.values()) > 0, "a batch without gradient compares nothing"
             gaps = [float((named[k] - g).norm() / g.norm().clamp_min(1e-12)) for k, g in theirs.items()]
             run.strategy.discard_gradients()
-            answer({"loss": abs(loss - word["loss"]) / max(abs(word["loss"]), 1e-2), "gradient": max(gaps)})
+            reply({"loss": abs(loss - request["loss"]) / max(abs(request["loss"]), 1e-2), "gradient": max(gaps)})
         else:
             steps = []
-            for _ in range(int(word.split()[1])):
+            for _ in range(int(request.split()[1])):
                 step += 1
                 spent["generate"] = 0.0
                 wall, cpu = time.perf_counter(), time.process_time()
                 train_step(run, step)
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
                 steps.append({"wall": wall, "cpu": cpu, **spent})
-            answer({"steps": steps})
+            reply({"steps": steps})
 
 
-def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
+def _run_trl(setting: Setting, args: argparse.Namespace, reply: Any) -> None:
     import torch
     import transformers
     import trl  # pyright: ignore[reportMissingImports]  (only this side's environment has it)
@@ -381,21 +382,21 @@ def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
         seen["reward"] = sum(values) / len(values)
         return values
 
-    questions = _questions()
+    requests = _requests()
     clock = {"left": 0, "wall": 0.0, "cpu": 0.0}
     steps: list[dict[str, float]] = []
-    answer_versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
 
     class Turns(TrainerCallback):
-        """Waits for the next word before a step, and reports a block when it is done."""
+        """Callback that waits for a request before a block of steps and replies after it."""
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             while clock["left"] == 0:
-                word = next(questions)
-                if word == "sample":
-                    answer(sample())
+                request = next(requests)
+                if request == "sample":
+                    reply(sample())
                 else:
-                    clock["left"] = int(word.split()[1])
+                    clock["left"] = int(request.split()[1])
             seen["generate"] = 0.0
             clock["wall"], clock["cpu"] = time.perf_counter(), time.process_time()
 
@@ -404,7 +405,7 @@ def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
             steps.append({"wall": wall, "cpu": cpu, "generate": seen["generate"], "reward": seen["reward"]})
             clock["left"] -= 1
             if clock["left"] == 0:
-                answer({"steps": list(steps)})
+                reply({"steps": list(steps)})
                 steps.clear()
 
     trainer = trl.GRPOTrainer(
@@ -438,9 +439,9 @@ def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
     )
     single_turn = trainer._generate_single_turn
 
-    def timed(prompt_ids: Any, *words: Any, **named: Any) -> Any:
+    def timed(prompt_ids: Any, *arguments: Any, **named: Any) -> Any:
         began = time.perf_counter()
-        done = single_turn(prompt_ids, *words, **named)
+        done = single_turn(prompt_ids, *arguments, **named)
         seen["generate"] += time.perf_counter() - began
         seen["prompt_ids"] = prompt_ids
         return done
@@ -448,7 +449,7 @@ def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
     trainer._generate_single_turn = timed
 
     def sample() -> dict[str, Any]:
-        """Sample one batch the way a step does; return it with the loss, and its gradient in a file."""
+        """Sample one batch as a step does; return it with the loss and a file of its gradient."""
         batch = next(iter(trainer.get_train_dataloader()))
         model.train()
         inputs = trainer._generate_and_score_completions(batch)
@@ -456,14 +457,14 @@ def _run_trl(setting: Setting, args: argparse.Namespace, answer: Any) -> None:
         loss.backward()
         _save_gradients(model, folder / "gradients.safetensors")
         model.zero_grad(set_to_none=True)
-        taken = {key: seen[key] for key in ("prompt", "prompt_ids", "completion_ids", "rewards")}
-        return taken | {"loss": loss.item(), "gradients": str(folder / "gradients.safetensors")}
+        responses = {key: seen[key] for key in ("prompt", "prompt_ids", "completion_ids", "rewards")}
+        return responses | {"loss": loss.item(), "gradients": str(folder / "gradients.safetensors")}
 
-    answer({"versions": answer_versions, "parameters": sum(p.numel() for p in model.parameters())})
+    reply({"versions": versions, "parameters": sum(p.numel() for p in model.parameters())})
     trainer.train()
-    for word in questions:
-        assert word == "memory", word
-        answer(_peak())
+    for request in requests:
+        assert request == "memory", request
+        reply(_peak())
 
 
 def _table(results: list[dict[str, Any]]) -> str:

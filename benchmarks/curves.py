@@ -1,12 +1,12 @@
-"""The tiny recipe's curve under every strategy: the same run of one process, and of two that share it in several ways.
+"""Reward and loss curves of the tiny recipe under every strategy, with one process and with two.
 
     python benchmarks/curves.py --output benchmarks/results/curves.csv
     python benchmarks/curves.py --server-python VLLM_ENV/bin/python --output benchmarks/results/curves_vllm.csv
 
-Every way trains `tiny_sort` in fp32 with the same seed, one after another, as `hwgrpo train` would. The local engine
-draws by a hash of seed, prompt and position, and vLLM is given a seed with each prompt, so that ways differ by rounding
-alone, until a draw falls on the other side of a boundary: the table says how long all rewards were those of the first
-way, and how far apart the losses were by then.
+Every way trains `tiny_sort` in fp32 with the same seed, one after another, by `hwgrpo train`. The local engine
+samples by a hash of seed, prompt and position, and vLLM gets a seed with each prompt, so that ways differ only by
+rounding, until rounding changes a sampled token: the table has the number of steps in which all rewards equal those of
+the first way, and the largest difference of the losses in these steps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COLUMNS = {
     "entropy": "entropy",
     "response_length": "response_length/mean",
 }
-"""Columns of the results, and the metrics they are."""
+"""Column of the results -> metric."""
 GREEDY = "val-core/task://sort/reward/greedy"
 Curve = list[dict[str, float]]
 
@@ -76,12 +76,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         for way in ways:
             print(f"training: {way}", file=sys.stderr, flush=True)
             curves[way], learned[way] = train(Path(folder) / way, way, args.steps, more)
-            write(args.output or f"{folder}/curves.csv", curves)  # a way that fails takes none of those before it along
+            write(args.output or f"{folder}/curves.csv", curves)  # keeps the finished ways if a later one fails
     print(table(curves, learned))
 
 
 def check_packages(ways: Sequence[str], server_python: str | None) -> None:
-    """End the program where a package that a way or the server needs is not installed."""
+    """Exit with an error if a package that a way or the server needs is not installed."""
     if any(way.startswith("zero-") for way in ways) and not has(sys.executable, "deepspeed"):
         raise SystemExit("zero-1 to zero-3 need DeepSpeed: pip install -e '.[deepspeed]', or choose others by --ways")
     if server_python is not None and not has(server_python, "vllm"):
@@ -90,8 +90,8 @@ def check_packages(ways: Sequence[str], server_python: str | None) -> None:
 
 def has(python: str, package: str) -> bool:
     """Return whether an interpreter can import a package."""
-    question = f"import importlib.util as u; raise SystemExit(u.find_spec({package!r}) is None)"
-    return subprocess.run([python, "-c", question]).returncode == 0
+    code = f"import importlib.util as u; raise SystemExit(u.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", code]).returncode == 0
 
 
 def write(file: str, curves: dict[str, Curve]) -> None:
@@ -114,8 +114,8 @@ def train(output: Path, way: str, steps: int, more: Sequence[str]) -> tuple[Curv
         f"trainer.output_dir={output}",
     ]
     ranks = [] if way == "single" else ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    words = [sys.executable, "-m", *ranks, "hwgrpo", "train", "tiny_sort", *WAYS[way], *settings, *more]
-    subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-m", *ranks, "hwgrpo", "train", "tiny_sort", *WAYS[way], *settings, *more]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     lines: list[dict[str, Any]] = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     greedy = [line[GREEDY] for line in lines if GREEDY in line]
     names = {"step": "step", **COLUMNS}
@@ -124,18 +124,20 @@ def train(output: Path, way: str, steps: int, more: Sequence[str]) -> tuple[Curv
 
 
 def table(curves: dict[str, Curve], learned: dict[str, tuple[float, float]]) -> str:
-    """Return what the curves have in common with the first, as Markdown."""
+    """Return a comparison of the curves with the first one, as Markdown."""
     first = next(iter(curves.values()))
-    shown = "| way | steps with the same rewards | losses apart until then | reward, first and last 5 steps | greedy |"
-    lines = [shown, "|---|---|---|---|---|"]
+    header = (
+        "| way | steps with the same rewards | loss difference until then | reward, first and last 5 steps | greedy |"
+    )
+    lines = [header, "|---|---|---|---|---|"]
     for way, curve in curves.items():
         pairs = list(zip(curve, first, strict=True))
         same = next((i for i, (ours, theirs) in enumerate(pairs) if ours["reward"] != theirs["reward"]), len(pairs))
-        apart = max((abs(ours["loss"] - theirs["loss"]) for ours, theirs in pairs[:same]), default=0.0)
+        difference = max((abs(ours["loss"] - theirs["loss"]) for ours, theirs in pairs[:same]), default=0.0)
         rewards = [sum(row["reward"] for row in part) / len(part) for part in (curve[:5], curve[-5:])]
         before, after = learned[way]
         lines.append(
-            f"| {way} | {same} of {len(curve)} | {apart:.1e} | {rewards[0]:.3f}, {rewards[1]:.3f} | "
+            f"| {way} | {same} of {len(curve)} | {difference:.1e} | {rewards[0]:.3f}, {rewards[1]:.3f} | "
             f"{before:.3f} to {after:.3f} |"
         )
     return "\n".join(lines)

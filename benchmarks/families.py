@@ -1,8 +1,8 @@
-"""Model families against plain transformers: a training step and a rollout of a tiny random model of each.
+"""Model families compared with plain transformers: a training step and a rollout of a tiny random model of each.
 
-The trainer's log-probs, entropies, loss and gradient, in each layout that the model honours, and the rollout's greedy
-tokens and log-probs are compared with full logits, fp64 autograd and `generate`. The tests do the same and hold it to
-bounds.
+The trainer's log-probs, entropies, loss and gradient, in each layout that the model supports, and the rollout's greedy
+tokens and log-probs are compared with full logits, fp64 autograd and `generate`. The tests compare the same values and
+have bounds for the differences.
 
     python benchmarks/families.py --output benchmarks/results/families
 
@@ -50,15 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure all families and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", help="write the table to this path with .md, all figures with .json")
-    parser.add_argument("--smoke", action="store_true", help="the first family alone")
+    parser.add_argument("--smoke", action="store_true", help="only the first family")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    found: dict[str, Differences] = {}
+    differences: dict[str, Differences] = {}
     for name in list(FAMILIES)[:1] if args.smoke else FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = measure(name, Path(folder))
+            differences[name] = measure(name, Path(folder))
     conditions = {
         "commit": short_head(),
         "date": datetime.date.today().isoformat(),
@@ -68,18 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
-    text = _page(found, conditions)
+    text = _page(differences, conditions)
     print(text)
     if args.output:
         Path(args.output).with_suffix(".md").write_text(text)
-        results = {"conditions": conditions, "families": {name: _figures(d) for name, d in found.items()}}
+        results = {"conditions": conditions, "families": {name: _figures(d) for name, d in differences.items()}}
         Path(args.output).with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
-def _page(found: dict[str, Differences], conditions: dict[str, Any]) -> str:
+def _page(differences: dict[str, Differences], conditions: dict[str, Any]) -> str:
     lines = [
-        "# Model families against plain transformers",
+        "# Model families compared with plain transformers",
         "",
         f"{conditions['date']}; {conditions['machine']}, one thread, fp32; torch {conditions['torch']}, transformers "
         f"{conditions['transformers']}, Python {conditions['python']}; commit {conditions['commit']}.",
@@ -95,7 +95,7 @@ def _page(found: dict[str, Differences], conditions: dict[str, Any]) -> str:
         f"| family | {' | '.join(title for title, _ in COLUMNS)} |",
         "|---" * (len(COLUMNS) + 1) + "|",
     ]
-    lines += [f"| {name} | {' | '.join(show(d) for _, show in COLUMNS)} |" for name, d in found.items()]
+    lines += [f"| {name} | {' | '.join(show(d) for _, show in COLUMNS)} |" for name, d in differences.items()]
     return "\n".join(lines) + "\n"
 
 

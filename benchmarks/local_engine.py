@@ -1,8 +1,8 @@
-"""The local engine against transformers' `generate`: same weights, prompts, threads and number of tokens, in one run.
+"""The local engine compared with transformers' `generate`: same weights, prompts, threads and token counts, in one run.
 
-Both draw from the whole distribution at temperature 1 and never stop early, so the tokens to make are the same on both
-sides. They take turns, and each turn's first round is not timed. Before that, greedy tokens must be equal and log-probs
-1e-4 apart at most (fp32), or the benchmark ends.
+Both sample from the full distribution at temperature 1 and never stop early, so both sides generate the same number of
+tokens. They alternate, and the first round is a warm-up. Before it, greedy tokens must be equal and log-probs
+differ by at most 1e-4 (fp32), or the benchmark ends.
 
     python benchmarks/local_engine.py --size 1m --size 36m --dtype float32 --output results.json
 
@@ -42,7 +42,7 @@ PROMPTS, SAMPLES = 16, 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check that both sides decode the same, then time them in turns."""
+    """Check that both sides decode the same tokens, then time them alternately."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SIZES), action="append", help="default: all")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append", help="default: float32")
@@ -154,7 +154,7 @@ def check(model: Any, engine: LocalEngine, batch: PromptBatch, rows: torch.Tenso
     together = same.long().cumprod(dim=1).bool()
     apart = float((ours.logprobs.view_as(logprobs) - logprobs)[together].abs().max())
     if model.dtype == torch.float32 and not (bool(same.all()) and apart <= 1e-4):
-        raise SystemExit(f"both sides do not decode the same: log-probs {apart:.2g} apart")
+        raise SystemExit(f"both sides must decode the same tokens: log-probs differ by {apart:.2g} (at most 1e-4)")
     return apart
 
 

@@ -1,14 +1,14 @@
-"""What a run takes of a host's memory against what `hwgrpo plan` says, stage by stage, on a CPU with one thread.
+"""Measured host memory of a run compared with `hwgrpo plan`, stage by stage, on a CPU with one thread.
 
-Each size is a Qwen3 with random weights, made on the spot, that trains for two steps in a process of its own by the
-parts that `hwgrpo train` uses. The process reads its resident memory after the imports and takes that off; the
-kernel's high-water mark (VmHWM) is set back before each stage, so that every stage has a peak of its own. Responses end
-at their longest, as the plan takes them to: one token in thousands ends one earlier. Each size runs twice, with glibc's
-malloc as it is and with one that gives freed blocks back at once, which tells tensors from what malloc keeps.
+Each size is a randomly initialized Qwen3 that trains for two steps in a separate process, by the code of
+`hwgrpo train`. The process subtracts its resident memory after the imports; the kernel's high-water mark (VmHWM) is
+reset before each stage, so that every stage has its own peak. Responses reach the length limit, as the plan assumes:
+one token in thousands ends a response earlier. Each size runs twice, with glibc's default malloc and with one that
+returns freed blocks at once, which separates the memory of tensors from memory that malloc caches.
 
     python benchmarks/memory.py --size 36m --size 120m --output results.json
 
-It ends with 1 where a peak and its plan are more than 10 % apart.
+The exit code is 1 if a peak and its plan differ by more than 10 %.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "malloc as it is": {},
     "freed at once": {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"},
 }
-"""Variables of each run. The second makes glibc give every larger block back when it is freed: what tensors hold."""
+"""Environment variables of each run. With the second, glibc returns large blocks once freed: only tensors remain."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the sizes asked for; return 1 where a plan is off."""
+    """Measure the selected sizes; return 1 if a plan is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SIZES), action="append", help="default: all")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the runs, as for `hwgrpo train`")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model with malloc as it is, held to no plan")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, default malloc; ignores the limit")
     args = parser.parse_args(argv)
     if args.child:
         print(json.dumps(measured(Path(args.child), args.overrides)))
@@ -67,12 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table(results))
     if args.output:
         Path(args.output).write_text(json.dumps({**machine(), "results": results}, indent=1) + "\n")
-    apart = any(abs(off) > WITHIN for result in results for off in result["off"].values())
-    return int(apart and not args.smoke)
+    wrong = any(abs(error) > WITHIN for result in results for error in result["off"].values())
+    return int(wrong and not args.smoke)
 
 
 def measure(size: str, overrides: list[str]) -> dict[str, Any]:
-    """Make a model, train it in child processes, and lay the plan beside what each took."""
+    """Make a model, train it in child processes, and compare their memory with the plan."""
     with tempfile.TemporaryDirectory(prefix="hwgrpo-memory-") as folder:
         make(size, folder)
         runs = {}
@@ -102,7 +102,7 @@ def make(size: str, folder: str) -> None:
     model = Qwen3ForCausalLM(Qwen3Config(**shape, max_position_embeddings=4096))
     model.save_pretrained(f"{folder}/model")
     character_tokenizer("").save_pretrained(f"{folder}/model")
-    # Most tokens are no text: rewards by text would be equal and nothing would be trained, so they are random.
+    # Most tokens decode to no text: rewards by text would be equal, with zero advantages, so they are random.
     Path(folder, "reward.py").write_text(
         "import random\ndraw = random.Random(0)\n\ndef score(solution_str, ground_truth):\n    return draw.random()\n"
     )
@@ -112,7 +112,7 @@ def make(size: str, folder: str) -> None:
 
 
 def compared(config: Any, runs: dict[str, Any]) -> dict[str, Any]:
-    """Return measured runs with the plan and how far it is off."""
+    """Return measured runs with the plan and its relative error."""
     from hwgrpo_backends import registry
 
     from hwgrpo.planning.memory import KEPT_FREE
@@ -136,7 +136,7 @@ def compared(config: Any, runs: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings(folder: Path, overrides: list[str]) -> Any:
-    """Return the settings of a run in a folder of `make`."""
+    """Return the settings of a run in a folder that `make` wrote."""
     from hwgrpo.config import load_config
 
     return load_config(
@@ -162,7 +162,7 @@ def settings(folder: Path, overrides: list[str]) -> Any:
 
 
 def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
-    """Train in this process; return bytes above those after the imports, by stage."""
+    """Train in this process; return resident bytes by stage, without those of the imports."""
     from contextlib import contextmanager
 
     import torch
@@ -175,7 +175,7 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(1)
     config = settings(folder, overrides)
-    import_the_rest()
+    import_lazy_libraries()
     after_imports = resident("VmRSS")
     run = build_run(config, registry.get("cpu"), 0, 1)
     peaks: dict[str, int] = {"loading": resident("VmHWM") - after_imports}
@@ -186,7 +186,7 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
     def watched(stage: str):
         step[0] += stage == "step"
         if stage in STAGES:
-            forget_peak()
+            reset_peak()
         with watch(stage):
             yield
         if stage in STAGES:
@@ -200,33 +200,33 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
     return {"after_imports": after_imports, "measured": peaks, "held_after": held}
 
 
-def import_the_rest() -> None:
-    """Import what a run loads on first use, so that it counts as import and not as the run's own."""
+def import_lazy_libraries() -> None:
+    """Import libraries that a run loads on first use, so that they do not count as the run's memory."""
     import torch
     import transformers.models.qwen3.modeling_qwen3
 
     assert transformers.models.qwen3.modeling_qwen3
     weight = torch.ones(64, 64, requires_grad=True)
     optimizer = torch.optim.AdamW([weight], fused=True)
-    (weight @ weight).sum().backward()  # the thread that runs backward passes, and the library of matrix products
+    (weight @ weight).sum().backward()  # the thread of backward passes, and the BLAS library
     optimizer.step()
 
 
 def resident(field: str) -> int:
-    """Return a line of /proc/self/status in bytes."""
+    """Return the value of a field of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"/proc/self/status has no {field}")
 
 
-def forget_peak() -> None:
-    """Set VmHWM back to what is resident now (proc(5), clear_refs)."""
+def reset_peak() -> None:
+    """Reset VmHWM to the current resident memory (proc(5), clear_refs)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def machine() -> dict[str, Any]:
-    """Return where and with what this was measured."""
+    """Return the processor and the versions of this measurement."""
     import torch
     import transformers
 
@@ -244,10 +244,10 @@ def machine() -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Return the figures as a table."""
+    """Return the results as a Markdown table."""
     mib = 2**20
     lines = [
-        "| parameters | state MiB | allocator | measured peak MiB | planned MiB | off |",
+        "| parameters | state MiB | allocator | measured peak MiB | planned MiB | error of the plan |",
         "|---|---|---|---|---|---|",
     ]
     for r in results:

@@ -1,12 +1,12 @@
-"""Tokens per second of whole steps with rollout in turn with training and beside it, in turns in one run, on a CPU.
+"""Tokens per second of steps with rollout before training (synchronous) and during training (asynchronous), on a CPU.
 
     python benchmarks/overlap.py --repeat 3 --output results.json
 
-Every way trains the same Qwen3 with random weights, made on the spot, by `hwgrpo train`, a process for each round of a
-way. A step of "in turn" does one thing after the other on one thread; beside each other rollout and training have a
-thread each, as they would have a device each. "in turn, 2 threads" has both cores for both, one after the other. The
-first two steps of a process are not counted: the second is the first that finds its responses done. Correction of the
-older weights (truncated, per token) is on in every way, so that all do the same work.
+Every way trains the same randomly initialized Qwen3 by `hwgrpo train`; the ways alternate, with a process per round of
+a way. "in turn" is synchronous on one thread; in the asynchronous ways rollout and training have a thread each, as they
+would have a device each. "in turn, 2 threads" is synchronous with both cores for each stage. The first two steps of a
+process are warm-up: the second is the first one with prefetched responses. Rollout correction (token_truncate) is
+on in every way, so that all do the same work.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(memory.SIZES), default="36m")
     parser.add_argument("--repeat", type=int, default=3, help="rounds")
-    parser.add_argument("--steps", type=int, default=8, help="of a process, two of them not counted")
+    parser.add_argument("--steps", type=int, default=8, help="steps of a process, including two for warm-up")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all runs")
     parser.add_argument("--smoke", action="store_true", help="one round of the way one step off, with a tiny model")
@@ -52,19 +52,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="hwgrpo-overlap-") as folder:
         memory.make(args.size, folder)
         for number in range(args.repeat):
-            for way, words in ways.items():
+            for way, settings in ways.items():
                 output = Path(folder, f"{way} {number}".replace(" ", "-"))
-                rounds[way].append(measured(Path(folder), output, args.steps, [*words, *args.overrides]))
+                rounds[way].append(measured(Path(folder), output, args.steps, [*settings, *args.overrides]))
     print(table(rounds))
     if args.output:
         Path(args.output).write_text(json.dumps(record(args, rounds), indent=1) + "\n")
 
 
-def measured(folder: Path, output: Path, steps: int, words: list[str]) -> dict[str, float]:
-    """Train in a process of its own; return tokens per second and mean seconds of a step and its stages."""
+def measured(folder: Path, output: Path, steps: int, settings: list[str]) -> dict[str, float]:
+    """Train in a separate process; return tokens per second and mean seconds of a step and of generation."""
     from hwgrpo.config.load import to_yaml
 
-    config = memory.settings(folder, [*CORRECTED, f"trainer.max_steps={steps}", f"trainer.output_dir={output}", *words])
+    run_settings = [*CORRECTED, f"trainer.max_steps={steps}", f"trainer.output_dir={output}", *settings]
+    config = memory.settings(folder, run_settings)
     recipe = output.with_suffix(".yaml")
     recipe.write_text(to_yaml(config))
     subprocess.run(
@@ -84,7 +85,7 @@ def measured(folder: Path, output: Path, steps: int, words: list[str]) -> dict[s
 
 
 def table(rounds: dict[str, list[dict[str, float]]]) -> str:
-    """Return medians as Markdown, each beside the first way's of the same round."""
+    """Return medians as Markdown, with the ratio to the first way in the same round."""
     first = next(iter(rounds.values()))
     lines = ["| way | tokens/s | of the first | step s | waits for rollout |", "|---|---|---|---|---|"]
     for way, each in rounds.items():
@@ -97,11 +98,11 @@ def table(rounds: dict[str, list[dict[str, float]]]) -> str:
 
 
 def record(args: argparse.Namespace, rounds: Any) -> dict[str, Any]:
-    """Return the results with what they were measured on."""
+    """Return the results with the machine and the versions."""
     return {
         **memory.machine(),
         "schema": "hwgrpo.bench.overlap/1",
-        "threads": {way: words[0].partition("=")[2] for way, words in WAYS.items()},
+        "threads": {way: settings[0].partition("=")[2] for way, settings in WAYS.items()},
         "size": args.size,
         "steps": args.steps,
         "overrides": args.overrides,

@@ -1,7 +1,7 @@
-"""How long `hwgrpo --help` and `hwgrpo detect` take as whole processes, Python's own start included.
+"""Time of `hwgrpo --help` and `hwgrpo detect` as processes, including the start of Python.
 
-The commands take turns, and each one's first run, which may read from a disk, is not counted. Wall time is what a user
-waits; processor time leaves out what other work on the machine took.
+The commands alternate. The first run of each, which may read from a disk, is a warm-up. Wall time is what a user
+waits; CPU time excludes other work on the machine.
 
     python benchmarks/startup.py --runs 20
 """
@@ -19,33 +19,33 @@ from statistics import median
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = os.pathsep.join(str(REPO / folder) for folder in (".", "backends", "kernels"))
 TARGETS: dict[tuple[str, ...], float] = {("--help",): 0.3, ("detect",): 0.5}
-"""Words after `hwgrpo` -> seconds that the command may take."""
-REFUSED = 1
-"""What `detect` exits with where no backend can be chosen; it has done its work then, too."""
+"""Arguments of `hwgrpo` -> time limit of the command, in seconds."""
+NO_BACKEND = 1
+"""Exit code of `detect` if no backend can be selected; its work is the same."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; return 1 when a median is above its target."""
+    """Measure and print; return 1 if a median is above its target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="runs of each command that count (default 10)")
-    parser.add_argument("--smoke", action="store_true", help="one run of each, held to no target")
+    parser.add_argument("--runs", type=int, default=10, help="measured runs of each command (default 10)")
+    parser.add_argument("--smoke", action="store_true", help="one run of each; ignores the targets")
     args = parser.parse_args(argv)
     runs = 1 if args.smoke else args.runs
     if runs < 1:
         parser.error(f"--runs {runs}: give 1 or more")
-    commands: dict[str, tuple[str, ...]] = {f"hwgrpo {' '.join(words)}": words for words in TARGETS}
+    commands: dict[str, tuple[str, ...]] = {f"hwgrpo {' '.join(arguments)}": arguments for arguments in TARGETS}
     commands["python -c pass"] = ()
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     for number in range(runs + 1):
-        for name, words in commands.items():
-            took = run(["-m", "hwgrpo", *words] if words else ["-c", "pass"])
+        for name, arguments in commands.items():
+            times = run(["-m", "hwgrpo", *arguments] if arguments else ["-c", "pass"])
             if number:
-                seconds[name].append(took)
+                seconds[name].append(times)
     print("| seconds | wall | min | CPU | min | target |\n|---|---|---|---|---|---|")
     missed = False
-    for name, words in commands.items():
+    for name, arguments in commands.items():
         wall, cpu = zip(*seconds[name], strict=True)
-        target = TARGETS.get(words)
+        target = TARGETS.get(arguments)
         missed |= target is not None and median(wall) > target
         numbers = " | ".join(f"{value:.3f}" for value in (median(wall), min(wall), median(cpu), min(cpu)))
         print(f"| {name} | {numbers} | {target if target else ''} |")
@@ -53,20 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(missed and not args.smoke)
 
 
-def run(words: list[str]) -> tuple[float, float]:
-    """Run Python with these words and return its wall and processor seconds, children of it included."""
+def run(arguments: list[str]) -> tuple[float, float]:
+    """Run Python with these arguments; return its wall and CPU seconds, including its children."""
     environment = {**os.environ, "PYTHONPATH": PACKAGES}
     nowhere = os.open(os.devnull, os.O_WRONLY)
     began = time.perf_counter()
     process = os.posix_spawn(
-        sys.executable, [sys.executable, *words], environment, file_actions=[(os.POSIX_SPAWN_DUP2, nowhere, 1)]
+        sys.executable, [sys.executable, *arguments], environment, file_actions=[(os.POSIX_SPAWN_DUP2, nowhere, 1)]
     )
     _, status, usage = os.wait4(process, 0)
     wall = time.perf_counter() - began
     os.close(nowhere)
     code = os.waitstatus_to_exitcode(status)
-    if code not in (0, REFUSED):
-        raise SystemExit(f"{' '.join(words)} failed: exit code {code}")
+    if code not in (0, NO_BACKEND):
+        raise SystemExit(f"{' '.join(arguments)} failed: exit code {code}")
     return wall, usage.ru_utime + usage.ru_stime
 
 

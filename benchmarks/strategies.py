@@ -1,11 +1,11 @@
-"""Seconds of an update, and of handing the new weights to a rollout engine, under each strategy, in turns in one run.
+"""Seconds of an update, and of gathering the new weights for a rollout engine, under each strategy, in one run.
 
     torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 zero-1 zero-2 --repeat 7 --output results.json
 
-Every strategy trains the same Qwen3 with random weights on the same sequences, in fp32 with one thread per rank. In
-each round every strategy runs one update (several micro-batches, gradient clipping, AdamW) and yields its weights whole
-to every rank; the first round is not counted. A time is that of the slowest rank. The norms of the gradients are
-compared first: a strategy whose norm is not that of the first by 1e-4 ends the run.
+Every strategy trains the same randomly initialized Qwen3 on the same sequences, in fp32 with one thread per rank. In
+each round every strategy runs one update (several micro-batches, gradient clipping, AdamW) and gathers the full
+weights on every rank; the first round is a warm-up. A time is that of the slowest rank. Gradient norms are
+compared first: a relative difference above 1e-4 from the first strategy ends the run.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ WAYS = {
     "sequences": ["trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2"],
     "layers": ["trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
 }
-"""What is timed: `gathered` keeps weights from a forward to its backward; the last two are of groups of two ranks."""
+"""Name on the command line -> settings. `gathered` keeps gathered weights from the forward to the backward pass."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print a table on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", nargs="*", metavar="way", help=f"of {', '.join(WAYS)}")
-    parser.add_argument("--repeat", type=int, default=7, help="rounds that are counted")
-    parser.add_argument("--prompts", type=int, default=8, help="per rank, of 4 samples each")
+    parser.add_argument("--repeat", type=int, default=7, help="measured rounds")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts per rank, with 4 samples each")
     parser.add_argument("--response-tokens", type=int, default=96)
     parser.add_argument("--output", help="write the results as JSON to this file")
-    parser.add_argument("--smoke", action="store_true", help="ddp alone with a tiny model, one round")
+    parser.add_argument("--smoke", action="store_true", help="only ddp with a tiny model, one round")
     args = parser.parse_args(argv)
     if args.smoke:
         args.ways, args.repeat, args.prompts, args.response_tokens = args.ways or ["ddp"], 1, 1, 8
     if not args.ways or not set(args.ways) <= set(WAYS):
-        parser.error(f"ways {args.ways}: give one or more of {', '.join(WAYS)}")
+        parser.error(f"ways {args.ways}: use one or more of {', '.join(WAYS)}")
     if "RANK" not in os.environ:
         parser.error("start it by torchrun: torchrun --nproc-per-node 2 benchmarks/strategies.py WAYS")
     if any(way.startswith("zero-") for way in args.ways) and find_spec("deepspeed") is None:
-        raise SystemExit("zero-1 to zero-3 need DeepSpeed: pip install -e '.[deepspeed]', or leave them out")
+        raise SystemExit("zero-1 to zero-3 need DeepSpeed: pip install -e '.[deepspeed]', or omit them")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     updates = {way: updater(way, args) for way in args.ways}
@@ -105,10 +105,10 @@ def shape_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def updater(way: str, args: argparse.Namespace) -> PolicyUpdate:
     """Return the policy under a strategy."""
-    words = [*WAYS[way], "model.path=builtin://tiny?task=sort", "data.train=task://sort"]
-    words += ["reward.functions=[exact_match]", "optim.lr=1e-6", "data.max_prompt_tokens=64"]
-    words += [f"trainer.prompts_per_step={args.prompts * dist.get_world_size()}"]
-    config = load_config(None, [*words, "trainer.tokens_per_micro_batch=1024", "rollout.max_response_tokens=128"])
+    settings = [*WAYS[way], "model.path=builtin://tiny?task=sort", "data.train=task://sort"]
+    settings += ["reward.functions=[exact_match]", "optim.lr=1e-6", "data.max_prompt_tokens=64"]
+    settings += [f"trainer.prompts_per_step={args.prompts * dist.get_world_size()}"]
+    config = load_config(None, [*settings, "trainer.tokens_per_micro_batch=1024", "rollout.max_response_tokens=128"])
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**shape_of(args), max_position_embeddings=256))
     policy = PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())
@@ -139,7 +139,7 @@ def sequences(args: argparse.Namespace) -> TrainBatch:
 
 
 def check_losses(updates: dict[str, PolicyUpdate], batch: TrainBatch) -> None:
-    """End the run where a strategy computes another gradient norm than the first."""
+    """Exit with an error if a strategy's gradient norm differs from the first one's."""
     norms = {}
     for way, update in updates.items():
         update.accumulate_gradients(batch, range(len(batch)))
@@ -160,7 +160,7 @@ def timed(strategy: Strategy, work: Any) -> float:
 
 
 def table(times: dict[str, dict[str, list[float]]]) -> str:
-    """Return medians as Markdown, each beside the first strategy's."""
+    """Return medians as Markdown, with the ratio to the first strategy."""
     first = statistics.median(next(iter(times.values()))["update"])
     lines = ["| strategy | update s | of the first | weights s | of an update |", "|---|---|---|---|---|"]
     for way, each in times.items():
@@ -170,7 +170,7 @@ def table(times: dict[str, dict[str, list[float]]]) -> str:
 
 
 def record(args: argparse.Namespace, times: Any) -> dict[str, Any]:
-    """Return the results with what they were measured on."""
+    """Return the results with the machine and the versions."""
     return {
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
