@@ -33,7 +33,7 @@ from tests.support.models.tiny import tiny_qwen3
 
 
 def shard(policy: PolicyModel, case: Case) -> Any:
-    """Cut the policy over all ranks."""
+    """Shard the policy over all ranks."""
     options = {}
     if case.precision == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)

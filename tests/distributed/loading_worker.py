@@ -96,7 +96,7 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
 
 
 def faults(config: Config, models: Models, strategy: Strategy, device: torch.device) -> list[str]:
-    """Compare the models with one that is read whole; every rank takes part."""
+    """Compare the models with one that is loaded unsharded; every rank must call this."""
     expected = load_trainable(config)
     fresh = "lora_A" if config.model.lora.rank and not config.model.lora.adapter else "none"
     weights = dict(expected.named_parameters())
@@ -137,7 +137,7 @@ def faults(config: Config, models: Models, strategy: Strategy, device: torch.dev
 
 
 def joined(parameter: Any, strategy: Strategy) -> torch.Tensor:
-    """Return a frozen parameter whole: FSDP2 cuts it by rows, ZeRO-3 by elements."""
+    """Gather a frozen parameter, which FSDP2 shards by rows and ZeRO-3 by elements."""
     assert not parameter.requires_grad
     mine = parameter.to_local() if isinstance(parameter, DTensor) else parameter.ds_tensor
     runs = torch.cat(strategy.gather_objects(mine.cpu()))

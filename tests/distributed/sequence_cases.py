@@ -49,7 +49,7 @@ from tests.support.models.tiny import VOCAB, ragged_batch, settings, sharpened, 
 from tests.support.numbers.rounding import BF16, STEP
 
 TENSOR = "tensor"
-"""In place of a strategy's name: fsdp2 with layers cut over the ranks of a group."""
+"""Value instead of a strategy's name: fsdp2 with tensor parallelism."""
 CUTS = {1: [0, 4], 2: [0, 1, 4], 4: [0, 0, 1, 2, 4]}
 """Where each number of ranks cuts the prompts: none has as many as another, and one may have nothing."""
 
@@ -151,7 +151,7 @@ CASES = {
 def run_case(
     strategy: Strategy, case: Case, size: int, more: Sequence[str] = (), *, tensor: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return what one update of this rank's prompts gives, with groups of `size` ranks that layers may be cut over.
+    """Return the results of one update of this rank's prompts, in groups of `size`, possibly tensor-parallel, ranks.
 
     `grad.*` and the `norm` of the gradient, `loss`, `sum.*` of the metrics, the log-probs [R] that the update met and
     those `scored` by the reference before it and by the policy after it, and the `weight.*` then. `tokens fed` [ranks]
@@ -225,7 +225,7 @@ def run_all(out: Path, ways: Sequence[tuple[str, int]], titles: Sequence[str]) -
 
 
 def cut_policy(group: SequenceGroup, model: Any = None) -> PolicyModel:
-    """Return a policy whose layers are cut over a group, as fsdp2 cuts them before it cuts what is left."""
+    """Return a policy with tensor-parallel layers, as fsdp2 shards them first."""
     policy = PolicyModel(model or tiny_qwen3(), compute_dtype=torch.float32, options=HeadOptions())
     layers = TensorParallel(policy.base, group.size, group.rank, group.device_group)
     for layer in decoder_layers(policy.base):

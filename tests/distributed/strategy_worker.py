@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[int, list[int]], list[str]]] = {
 
 
 def share(batch: TrainBatch, first: int, stop: int) -> TrainBatch:
-    """Cut out the prompts [first, stop) with their sequences."""
+    """Select the prompts [first, stop) with their sequences."""
     mine = (batch.prompt_index >= first) & (batch.prompt_index < stop)
     tokens = torch.repeat_interleave(mine, batch.lengths)
     lengths = batch.lengths[mine]
@@ -133,7 +133,7 @@ def joined_shards(strategy: Strategy) -> dict[str, torch.Tensor]:
 
 
 def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
-    """Return the gradients of an update, averaged over ranks, whole, however the strategy keeps them."""
+    """Return the full gradients of an update, averaged over ranks, for any strategy."""
     found = {}
     for name, parameter in strategy.policy.model.named_parameters():
         if not parameter.requires_grad:

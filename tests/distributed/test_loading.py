@@ -1,4 +1,4 @@
-"""Where a strategy cuts the policy, rank 0 alone reads it, and no device holds it whole; ranks get the right parts."""
+"""With a sharding strategy only rank 0 reads the policy, no device holds it in full, and ranks get the right shards."""
 
 import json
 from pathlib import Path

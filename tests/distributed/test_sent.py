@@ -1,4 +1,4 @@
-"""What ranks send of a run's state is what a plan says, counted where the strategies call torch.distributed."""
+"""Communicated bytes of a run's state, counted at the calls of torch.distributed, equal the plan's."""
 
 import json
 

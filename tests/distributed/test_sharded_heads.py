@@ -1,4 +1,4 @@
-"""A policy whose weights are cut over two ranks, head and all, trains as in one process; what cannot be is refused."""
+"""A policy sharded over two ranks, with its head, trains as in one process; unsupported settings are errors."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -43,7 +43,7 @@ FAST += [("fsdp2, layers cut", 2), ("fsdp2, layers cut", 4)]
 ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
 ZERO_RUNS += [("zero-3, small weights kept", 2)]
 BF16 = {"zero-1, bf16": "ddp, bf16", "zero-2, bf16": "ddp, bf16", "zero-3, bf16": "fsdp2, bf16"}
-"""Ways that keep the weights alike: whole and fp32 on every rank, or in shards that are gathered in bf16."""
+"""Strategies with the same weights: replicated in fp32, or sharded and gathered in bf16."""
 STARTS = [FAST, ZERO_RUNS + [(way, 2) for way in BF16], [(way, 2) for way in dict.fromkeys(BF16.values())]]
 """Runs that may share one start of their processes, where they are of as many ranks: it takes longer than they do."""
 

@@ -1,4 +1,4 @@
-"""Ranks over which layers are cut (trainer.tensor_parallel_size) give what one process gives, with a part of it all."""
+"""Tensor-parallel ranks (trainer.tensor_parallel_size) compute the results of one process, each with its shard."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ FAMILIES = {
     "SmolLM3": {"no_rope_layers": [1, 0]},
     "Starcoder2": {"sliding_window": 4},
 }
-"""What else the configuration of a tiny model says."""
+"""Further values of the config of a tiny model."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_each_rank_keeps_a_part_of_every_layer_and_of_what_a_pass_keeps_for_its_
 
 
 def test_layers_that_do_not_add_up_over_ranks_are_refused_on_every_rank():
-    """What one rank has found with whole layers is the measure."""
+    """The results of one rank with unsharded layers are the reference."""
 
     def body(rank: int) -> None:
         dist.init_process_group("gloo")

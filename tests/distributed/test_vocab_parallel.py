@@ -1,4 +1,4 @@
-"""A head cut by vocabulary over 2 and 4 ranks gives what the whole head gives on one."""
+"""A vocabulary-parallel head over 2 and 4 ranks gives the results of the full head on one."""
 
 import json
 from typing import Any

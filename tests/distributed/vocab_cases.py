@@ -1,4 +1,4 @@
-"""A head cut over the ranks of a process group against the whole head on this rank alone, in many cases."""
+"""Cases that compare a head sharded over a process group with the full head on this rank."""
 
 import hashlib
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def part_of(p: Any, first: int, stop: int) -> tuple[Tensor, Tensor | None]:
 
 
 def compare_loss(p: Any, loss_fn: Any, bounds: list[int], columns: int = 0, **arguments: Any) -> dict[str, Any]:
-    """linear_token_loss with the head cut and whole: errors, and a fingerprint of what must be equal on all ranks.
+    """linear_token_loss with the head sharded and full: errors, and a fingerprint of what must be equal on all ranks.
 
     `columns` says how many of the first hidden units are left out of the comparison of gradients.
     """
@@ -103,7 +103,7 @@ def compare_loss(p: Any, loss_fn: Any, bounds: list[int], columns: int = 0, **ar
 
 
 def compare_logprob(p: Any, bounds: list[int], use: str, **arguments: Any) -> dict[str, Any]:
-    """linear_logprob with the head cut and whole; `use` names the outputs that a loss is made of."""
+    """linear_logprob with the head sharded and full; `use` lists the outputs that the loss uses."""
     rank = dist.get_rank()
     first, stop = bounds[rank : rank + 2]
     weights = torch.randn(2, p.hidden.shape[0], generator=torch.Generator().manual_seed(5)).to(p.hidden.dtype)

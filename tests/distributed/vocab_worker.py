@@ -1,4 +1,4 @@
-"""Run by torchrun: a head cut over all ranks; writes what rank R found to OUT/R.json.
+"""Run by torchrun: a head sharded over all ranks; writes the results of rank R to OUT/R.json.
 
 torchrun --nproc-per-node 4 vocab_worker.py OUT
 """
@@ -56,7 +56,7 @@ def certain_digits(ranks: int) -> float:
 
 
 def bf16_errors(ranks: int) -> dict[str, float]:
-    """Error of each gradient in bf16 to fp64, as a multiple of that of the whole head."""
+    """Error of each gradient in bf16 to fp64, as a multiple of the full head's error."""
     p, bounds, rank = make(torch.bfloat16, n=256, h=32), cuts(ranks), dist.get_rank()
     first, stop = bounds[rank : rank + 2]
 
@@ -126,7 +126,7 @@ def collectives(ranks: int) -> dict[str, dict[str, int]]:
 
 
 def refusals(ranks: int) -> dict[str, str]:
-    """What each rank says of arguments that are wrong on rank 1 alone, or on all."""
+    """Errors of each rank for arguments that are wrong on rank 1 only, or on all."""
     bounds, rank, said = cuts(ranks), dist.get_rank(), {}
     p = make(torch.float32)
     weight = p.weight[bounds[rank] : bounds[rank + 1]].detach()
@@ -194,7 +194,7 @@ def pinned_to_triton(here: bool) -> Iterator[None]:
 
 
 class FailsLater(dict[str, Any]):
-    """Rows that pass the checks, and fail in another way when those that count are taken from them."""
+    """Rows that pass the checks, and raise another error when the unmasked ones are selected."""
 
     def __init__(self, rows: dict[str, Any], error: Exception) -> None:
         super().__init__(rows)

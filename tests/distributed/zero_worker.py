@@ -43,7 +43,7 @@ BF16 = {
 
 
 def shard(policy: PolicyModel, case: Case) -> Any:
-    """Cut the policy over all ranks; return DeepSpeed's engine."""
+    """Shard the policy over all ranks; return DeepSpeed's engine."""
     optimizer = torch.optim.SGD([each for each in policy.parameters() if each.requires_grad], lr=LR)
     config = CONFIG | (BF16 if case.precision == "bf16" else {})
     return deepspeed.initialize(model=policy, optimizer=optimizer, config=config)[0]
@@ -68,7 +68,7 @@ def update(case: Case, rank: int) -> Values:
 
 
 def refusals() -> dict[str, str]:
-    """Try what must be refused, then what the message says; return what is said."""
+    """Try unsupported settings, then the remedy of the message; return the messages."""
     said = {}
     model = tiny_qwen3()
     deepspeed.zero.Init(module=model, config_dict_or_path=CONFIG)

@@ -1,4 +1,4 @@
-"""A reward that needs a key, and one whose failure says it."""
+"""A reward that needs a key, and one whose error message contains it."""
 
 
 def share_right(data_source, solution_str, ground_truth, extra_info=None, key=None, api_token=None):

@@ -26,7 +26,7 @@ LORA = ("model.lora.rank=2", "optim.lr=1e-2")
 
 
 def start(output: Path, way: str, steps: int, *words: str) -> None:
-    """Train to `steps`, as "STRATEGY RANKS" says."""
+    """Train to `steps` with the strategy and ranks of "STRATEGY RANKS"."""
     strategy, processes = way.split()
     words = (*words, f"trainer.strategy={strategy}", f"trainer.max_steps={steps}", "trainer.validate_at_start=false")
     if strategy == "single":

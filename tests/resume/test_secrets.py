@@ -53,7 +53,7 @@ def recipe_of(folder: Path, function: str = "share_right", more: str = "") -> li
 
 
 def leaks(folder: Path, *texts: str) -> list[str]:
-    """Return where a secret stands: files below a folder, and texts."""
+    """Return the files below a folder, and the texts, that contain a secret."""
     contents = {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     contents |= {text[:60]: text.encode() for text in texts}
     assert contents

@@ -1,4 +1,4 @@
-"""These tests have an NPU that is simulated. README.md says what that proves."""
+"""Fixtures of the tests on a simulated NPU; README.md explains what they prove."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A policy cut over two simulated NPUs by DeepSpeed, and one with its parts on the host, train as whole ones on CPUs.
+"""A policy sharded over two simulated NPUs by DeepSpeed, and one offloaded to the host, train as unsharded on CPUs.
 
 test_training.py has the same for FSDP2 with its parts on the NPUs.
 """

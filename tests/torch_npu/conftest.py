@@ -1,4 +1,4 @@
-"""Tests against the real torch-npu. README.md says what they prove."""
+"""Tests against the real torch-npu. README.md explains what they prove."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests.torch_npu.torch_npu_process import LAYER
 
 LAYERS = ("no_device", "on_device")
-"""Folders whose tests run in a process of their own, which the files beside them start."""
+"""Folders whose tests run in a separate process, started by the files next to them."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -12,7 +12,7 @@ from tests.torch_npu import torch_npu_wheel
 LAYER = "TORCH_NPU_LAYER"
 """Names the folder of tests/torch_npu whose tests a process is for."""
 CANN = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "LD_LIBRARY_PATH")
-"""Variables by which a CANN of this machine would be found; they are taken out."""
+"""Variables that locate a CANN of this machine; they are removed."""
 
 
 def environment(libraries: Path | None = None, packages: tuple[Path, ...] = (), **settings: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The example plug-in installed from outside the tree, and processes that find it beside its simulated device."""
+"""The example plug-in installed from outside the tree, and processes that import it with its simulated device."""
 
 import shutil
 import subprocess

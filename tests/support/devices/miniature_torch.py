@@ -1,4 +1,4 @@
-"""A torch in miniature: what detection asks of one, answered from devices.json beside it. See `fake_hosts.py`.
+"""A fake torch: the calls of detection, with results from the devices.json next to it. See `fake_hosts.py`.
 
 It becomes `torch/__init__.py` of a made-up host, since importing the real one takes seconds and sees this machine.
 """

@@ -28,7 +28,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Written:
-    """What a run left in its folder."""
+    """The files of a run's folder."""
 
     metrics: list[dict[str, Any]]
     completions: list[dict[str, Any]]
@@ -36,7 +36,7 @@ class Written:
 
 
 def read(output: Path) -> Written:
-    """Return what a run that is done has written."""
+    """Read the files of a finished run."""
     completions = [json.loads(line) for line in (output / "completions.jsonl").read_text().splitlines()]
     return Written(runs.metrics(output), completions, json.loads((output / "environment.json").read_text()))
 

@@ -25,7 +25,7 @@ CHOICES = (
     *("HWGRPO_BACKEND", "HWGRPO_BACKEND_SELECTED", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
     *("ASCEND_RT_VISIBLE_DEVICES", "ACME_VISIBLE_DEVICES"),
 )
-"""Variables that would choose for a test; they are taken out."""
+"""Variables that would affect the selection in a test; they are removed."""
 
 
 def packages(plugin: str) -> Path:
@@ -60,7 +60,7 @@ def packages(plugin: str) -> Path:
 
 
 def _compiled() -> Path:
-    """Return the compiled half, the same for every device: its name is told when it is loaded."""
+    """Return the compiled extension, the same for every device: loading sets the device name."""
     key = hashlib.sha256(repr((compiler_version(), torch.__version__, sys.version_info[:2], FLAGS)).encode())
     for path in sorted((*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"))):
         key.update(path.name.encode() + path.read_bytes())
@@ -73,7 +73,7 @@ def _compiled() -> Path:
 
 
 def environment(folders: Sequence[Path], **settings: str) -> dict[str, str]:
-    """Return the variables of a process that finds the project, then `folders` with packages, and nothing that chooses.
+    """Return the variables of a process that imports the project and packages of `folders`, without selection variables.
 
     Args:
         settings: more of them, such as SIMULATED_NPU_DEVICES (1 when left out) and SIMULATED_NPU_MB (4096).

@@ -15,12 +15,12 @@ FLAGS = (
 
 
 def compiler() -> list[str]:
-    """Return the C++ compiler as words of a command."""
+    """Return the C++ compiler as arguments of a command."""
     return shlex.split(os.environ.get("CXX") or "c++")
 
 
 def compiler_version() -> bytes:
-    """Return what the compiler says of itself.
+    """Return the version output of the compiler.
 
     Raises:
         RuntimeError: it is missing.

@@ -64,18 +64,18 @@ LATENT: dict[str, Any] = EXPERTS | {
 
 @dataclass(frozen=True)
 class Family:
-    """A family and what a run makes of it."""
+    """A family, and the attention, layout and decoding of its run."""
 
     layout: str
-    """The one that auto chooses."""
+    """The one that auto selects."""
     decode: str
     """The path that decodes: lean or model."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Of the configuration."""
     says: str = ""
-    """Part of what a run says about the layout."""
+    """Part of a run's note about the layout."""
     layouts: tuple[str, ...] = ("grouped", "grouped_masked", "packed", "padded")
-    """Those the model honours."""
+    """Those the model supports."""
 
 
 WINDOWED = ("grouped", "padded")
@@ -190,11 +190,11 @@ class Differences:
     architecture: str
     """Transformers' class."""
     layout: Layout
-    """The one that auto chooses."""
+    """The one that auto selects."""
     layouts: tuple[str, ...]
-    """Those the model honours, by name: a step was computed in each."""
+    """Those the model supports, by name: a step was computed in each."""
     note: str | None
-    """What a run says about the layout."""
+    """A run's note about the layout."""
     attention: str
     decode: str
     logprob: float
@@ -252,7 +252,7 @@ def measure(name: str, folder: Path) -> Differences:
 
 
 def run_layout(update: PolicyUpdate, folder: Path, name: str, attention: str) -> tuple[Layout, str | None]:
-    """Return the layout that a run with `model.layout=name` has, and what it says of it; ConfigError if it cannot."""
+    """Return the layout that a run with `model.layout=name` has, and its note; ConfigError if unsupported."""
     config, model = run_settings(folder, f"model.layout={name}"), update.policy.base
     model.set_attn_implementation(attention)
     layout, reason = select_supported_layout(config, update.policy, choose_layout(config, model.config, attention))
@@ -260,7 +260,7 @@ def run_layout(update: PolicyUpdate, folder: Path, name: str, attention: str) ->
 
 
 def possible_layout(update: PolicyUpdate, folder: Path, name: str, attention: str) -> Layout | None:
-    """Return the layout of that name, or None where the model cannot have it and another one would be taken."""
+    """Return the layout of that name, or None if the model does not support it and another one is used."""
     try:
         layout, _ = run_layout(update, folder, name, attention)
     except ConfigError:

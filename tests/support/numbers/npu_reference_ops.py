@@ -132,7 +132,7 @@ def npu_fusion_attention(
 
 
 def _masked(scores: Tensor, mask: Tensor | None, mode: int, before: int, after: int) -> Tensor | None:
-    """Return True where a key does not take part."""
+    """Return True where a key is masked."""
     if mask is None:
         return None  # whatever the mode says
     _check(mask.dtype in (torch.bool, torch.uint8), f"atten_mask is {mask.dtype}")
@@ -165,7 +165,7 @@ def _demand(op: str, *tensors: Tensor) -> None:
 
 
 def _check(holds: bool, message: object) -> None:
-    """Raise what torch-npu raises when an op does not take its arguments."""
+    """Raise torch-npu's error for unsupported arguments of an op."""
     if not holds:
         raise RuntimeError(message)
 
@@ -174,7 +174,7 @@ OPS = {each.__name__: each for each in (npu_rms_norm, npu_rotary_mul, npu_swiglu
 
 
 def register(*names: str) -> torch.library.Library:
-    """Define ops under torch.ops.npu, all of them when none is named; `_destroy` takes them away again."""
+    """Define ops under torch.ops.npu, all of them when none is named; `_destroy` removes them."""
     library = torch.library.Library("npu", "FRAGMENT")
     for name in names or OPS:
         library.define(SCHEMAS[name])
@@ -192,7 +192,7 @@ def _without_autocast(op: Any) -> Any:
 
 @contextmanager
 def registered(*names: str) -> Iterator[None]:
-    """Have the ops for the length of a block; calls are counted anew."""
+    """Register the ops within the block; counts of calls restart."""
     library = register(*names)
     calls.clear()
     try:

@@ -1,4 +1,4 @@
-"""How far two computations of the same numbers may lie apart: bounds from what is summed, on any processor."""
+"""Bounds for the rounding difference of two computations, from the summed values, on any processor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 CONFIDENCE = 4.0
-"""Standard deviations: one comparison in 16,000 is further apart, and a test makes a few dozen of independent ones."""
+"""Standard deviations: one comparison in 16,000 exceeds them, and a test makes a few dozen independent ones."""
 
 
 def bound(*, terms: int = 128, sums: int = 64, dtype: torch.dtype = torch.float32) -> float:
@@ -48,13 +48,13 @@ product by eps.
 """
 
 GENTLE = ("optim.eps=1e-2", "optim.lr=2e-3")
-"""AdamW that does not make whole steps of rounding where a gradient is next to nothing, as it does with a small eps."""
+"""AdamW that does not turn rounding of near-zero gradients into full steps, as it does with a small eps."""
 LOGITS = 10.0
 """As large as logits of tiny models are, and the log-prob of an unlikely token."""
 
 
 def drift(steps: int) -> float:
-    """Return how far metrics and weights may be apart after GENTLE updates of one batch or more each.
+    """Return how far metrics and weights may differ after GENTLE updates of one batch or more each.
 
     An update moves a weight by at most lr / eps = 0.2 of its gradient's error, and the next gradient, of a loss whose
     curvature is about 1, has that error beside its own: 1 + 0.2 times as much with each update.

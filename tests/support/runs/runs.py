@@ -1,4 +1,4 @@
-"""Whole runs of a very small model, in this process or in a forked child that may be killed."""
+"""Complete runs of a very small model, in this process or in a forked child that may be killed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def small(output: Path, *overrides: str) -> Config:
 
 
 def run(output: Path, *overrides: str, backend: Backend = BACKEND) -> Status | Literal["finished"]:
-    """Train to the end in this process; print what a finished run says, as the command does."""
+    """Train to the end in this process; print the command's message for a finished run."""
     try:
         parts = build_run(small(output, *overrides), backend, 0, 1)
     except RunFinished as finished:
@@ -90,7 +90,7 @@ def metrics(output: Path) -> list[dict[str, Any]]:
 
 
 def everything(output: Path) -> dict[str, Any]:
-    """Return all that a run computed: metrics, samples, and the bytes of its final weights."""
+    """Return all results of a run: metrics, samples, and the bytes of its final weights."""
     weights = {p.name: p.read_bytes() for p in sorted(output.glob("final*/*.safetensors"))}
     assert weights, f"{output} has no final model"
     completions = [json.loads(line) for line in (output / "completions.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A rollout server without a model: it answers as vLLM with this project's plugin does, and misbehaves on demand."""
+"""A rollout server without a model: it replies like vLLM with this project's plugin, and misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class FakeServer:
         return _send(request, 200, json.dumps({"version": self.label}).encode())
 
     def _refused(self, request: BaseHTTPRequestHandler, owner: dict[str, Any]) -> bool:
-        """Claim the server for a trainer; answer where it is another's."""
+        """Claim the server for a trainer; reply with an error if another one owns it."""
         holder = self.holder.claim(owner)
         if holder is not None:
             self.turned_away.append(owner["name"])
@@ -211,7 +211,7 @@ class FakeServer:
         return holder is not None
 
     def _work(self, request: BaseHTTPRequestHandler, group: str | None, work: Callable[[], None]) -> bool:
-        """Have the workers do something in a group; answer where it fails, or where nothing follows."""
+        """Call the workers of a group; reply if the call fails or is the last one."""
         try:
             work()
         except RuntimeError as error:
@@ -263,7 +263,7 @@ def sample(index: int, most: int) -> tuple[list[int], list[float]]:
 
 
 def good(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer to /v1/completions."""
+    """Return a reply to /v1/completions."""
     choices = []
     for index in range(asked["n"]):
         tokens, logprobs = sample(index, asked["max_tokens"])

@@ -26,7 +26,7 @@ from tests.support.servers.fake_server import FakeServer
 
 
 class LocalServer(FakeServer):
-    """Answers with samples of a model, which is of no use until it was given weights.
+    """Replies with samples of a model, which needs weights first.
 
     Args:
         folder: of the model.
@@ -90,7 +90,7 @@ class LocalServer(FakeServer):
 
 
 def program(folder: Path) -> Path:
-    """Write what is started in place of vLLM's Python; return it."""
+    """Write the program that replaces vLLM's Python; return it."""
     path = os.pathsep.join(str(ROOT / part) for part in (".", "backends", "kernels"))
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} {__file__} "$@"\n')

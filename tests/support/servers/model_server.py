@@ -80,7 +80,7 @@ class Address:
         self.url = f"http://127.0.0.1:{port}"
 
     def ways(self) -> list[str]:
-        """Return how weights came since this was asked last."""
+        """Return the transfers of weights since the last call."""
         with urllib.request.urlopen(f"{self.url}/ways", timeout=30) as answer:
             return json.load(answer)
 
