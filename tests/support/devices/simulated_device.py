@@ -73,7 +73,7 @@ def _compiled() -> Path:
 
 
 def environment(folders: Sequence[Path], **settings: str) -> dict[str, str]:
-    """Return the variables of a process that imports the project and packages of `folders`, without selection variables.
+    """Return variables for a process that imports the project and packages of `folders`, with no selection variables.
 
     Args:
         settings: more of them, such as SIMULATED_NPU_DEVICES (1 when left out) and SIMULATED_NPU_MB (4096).
