@@ -21,51 +21,51 @@ class ChildOutput:
     """The JSON lines of a child process, and how it ended."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
-    trouble: str | None = None
+    failure: str | None = None
     """Why it failed: a signal, an exit status or the timeout; None if it did not."""
 
 
-def ask(
+def run_children(
     script: Path,
-    questions: Sequence[Any],
+    requests: Sequence[Any],
     timeout: float,
     environ: Mapping[str, str] = os.environ,
     *,
     marker: str,
 ) -> list[ChildOutput]:
-    """Run `script` once per question in parallel, and return the outputs in order.
+    """Run `script` once per request in parallel, and return the outputs in order.
 
     Args:
-        script: a file that reads its question as JSON from its first argument, and prints `marker` + JSON.
+        script: a file that reads its request as JSON from its first argument, and prints `marker` + JSON.
         timeout: seconds for all of them together; output until then is kept.
         marker: prefix of the JSON lines; plug-ins may print other lines.
     """
-    with asking(script, questions, timeout, environ, marker=marker) as answers:
-        return answers()
+    with start_children(script, requests, timeout, environ, marker=marker) as wait:
+        return wait()
 
 
 @contextmanager
-def asking(
+def start_children(
     script: Path,
-    questions: Sequence[Any],
+    requests: Sequence[Any],
     timeout: float,
     environ: Mapping[str, str] = os.environ,
     *,
     marker: str,
 ) -> Iterator[Callable[[], list[ChildOutput]]]:
-    """Start the children of `ask`, and yield a function that waits for their outputs; its call starts the timeout.
+    """Start the children of `run_children`; yield a function that waits for their outputs; its call starts the timeout.
 
     Children that still run at the end of the block are killed, so unneeded output costs no time.
     """
     with tempfile.TemporaryDirectory() as folder:
-        running = [_start(script, question, environ, Path(folder) / str(i)) for i, question in enumerate(questions)]
+        running = [_start(script, request, environ, Path(folder) / str(i)) for i, request in enumerate(requests)]
 
-        def answers() -> list[ChildOutput]:
+        def wait() -> list[ChildOutput]:
             end = time.monotonic() + timeout
             return [_finish(*each, max(0.0, end - time.monotonic()), timeout, marker) for each in running]
 
         try:
-            yield answers
+            yield wait
         finally:
             for child, out, err in running:
                 _kill(child)
@@ -74,12 +74,12 @@ def asking(
 
 
 def _start(
-    script: Path, question: Any, environ: Mapping[str, str], base: Path
+    script: Path, request: Any, environ: Mapping[str, str], base: Path
 ) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
     # Files, not pipes: a process left behind by a plug-in could keep a pipe open forever.
     out, err = base.with_suffix(".out").open("w+b"), base.with_suffix(".err").open("w+b")
     # -P keeps the script's own folder, whose modules have everyday names, off the child's sys.path.
-    command = [sys.executable, "-P", str(script), json.dumps(question)]
+    command = [sys.executable, "-P", str(script), json.dumps(request)]
     child = subprocess.Popen(
         command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
     )
@@ -89,24 +89,24 @@ def _start(
 def _finish(
     child: subprocess.Popen[bytes], out: IO[bytes], err: IO[bytes], patience: float, limit: float, marker: str
 ) -> ChildOutput:
-    answer = ChildOutput()
+    output = ChildOutput()
     try:
         code = child.wait(timeout=patience)
     except subprocess.TimeoutExpired:
         _kill(child)
-        answer.trouble = f"it took more than {limit:g} seconds"
+        output.failure = f"it took more than {limit:g} seconds"
     else:
         if code:
             end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            answer.trouble = f"it ended with {end}: {_last_line(err)}"
+            output.failure = f"it ended with {end}: {_last_line(err)}"
     out.seek(0)
     for line in out.read().decode("utf-8", errors="replace").splitlines():
         if line.startswith(marker):
             try:
-                answer.lines.append(json.loads(line[len(marker) :]))
+                output.lines.append(json.loads(line[len(marker) :]))
             except ValueError:  # cut off in the middle by the time limit
                 continue
-    return answer
+    return output
 
 
 def _last_line(err: IO[bytes]) -> str:

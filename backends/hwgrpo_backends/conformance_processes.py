@@ -71,17 +71,17 @@ def check_collectives(backend: Backend, count: int) -> str:
     environ = dict(os.environ)
     environment.apply(backend, "train", environ)
     with tempfile.TemporaryDirectory() as folder:
-        questions = [_question(backend, rank, world, folder) for rank in range(world)]
-        answers = child.ask(SCRIPT, questions, SECONDS, environ, marker=MARKER)
-    for rank, answer in enumerate(answers):
-        said: dict[str, Any] = answer.lines[-1] if answer.lines else {"error": answer.trouble or "it says nothing"}
+        requests = [_request(backend, rank, world, folder) for rank in range(world)]
+        outputs = child.run_children(SCRIPT, requests, SECONDS, environ, marker=MARKER)
+    for rank, output in enumerate(outputs):
+        result: dict[str, Any] = output.lines[-1] if output.lines else {"error": output.failure or "no output"}
         where = f"collectives by comm={backend.comm!r} on {backend.device_type}, rank {rank} of {world}"
-        assert "error" not in said, f"{where}: {said['error']}"
-        assert said["sum"] == expected, f"{where}: all_reduce gives {said['sum']}, not {expected}"
+        assert "error" not in result, f"{where}: {result['error']}"
+        assert result["sum"] == expected, f"{where}: all_reduce gives {result['sum']}, not {expected}"
     return f"collectives: all_reduce by {backend.comm} over {world} rank{'s' if world > 1 else ''}"
 
 
-def _question(backend: Backend, rank: int, world: int, folder: str) -> dict[str, Any]:
+def _request(backend: Backend, rank: int, world: int, folder: str) -> dict[str, Any]:
     return {
         "plugin": backend.plugin,
         "device": backend.device_type if backend.is_host else f"{backend.device_type}:{rank}",

@@ -151,7 +151,7 @@ def _conflicts(backend: Backend, facts: Facts) -> list[str]:
     if len(names) < 2:
         return []
     found = ", ".join(f"{name}={facts.variables[name]!r}" for name in names)
-    return [f"{found} filter one another: keep only {backend.visible_env}"]
+    return [f"{found} filter each other: keep only {backend.visible_env}"]
 
 
 def _explain(verdict: Verdict) -> str:

@@ -55,7 +55,7 @@ def _ask(targets: list[tuple[str, str]], environ: Mapping[str, str], timeout: fl
     first = _run(targets, environ, timeout)
     if first["imported"] or environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         return TorchFacts.from_json(first)
-    # The root cause is often hidden behind the loader's own message: torch alone, then the plug-in, tells it.
+    # The loader's message often hides the root cause; importing torch alone, then the plug-in, shows it.
     second = _run(targets, {**environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, timeout)
     if not second["imported"]:
         return TorchFacts.from_json(first)
@@ -65,11 +65,11 @@ def _ask(targets: list[tuple[str, str]], environ: Mapping[str, str], timeout: fl
 def _run(targets: list[tuple[str, str]], environ: Mapping[str, str], timeout: float) -> dict[str, Any]:
     from hwgrpo_backends import child  # starting processes takes more imports than all of tier 0
 
-    # The question is whether the driver works, not whether NVML lists a card.
+    # Check whether the driver works, not whether NVML lists a card.
     env = {**environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
-    question = [[kind, plugin or None] for kind, plugin in targets]
-    (answer,) = child.ask(SCRIPT, [question], timeout, env, marker=MARKER)
-    if answer.lines:
-        return answer.lines[-1]
-    trouble = answer.trouble or "it ended without a word"
-    return {"imported": False, "errors": [f"ChildProcessError: tried in a process of its own, {trouble}"]}
+    request = [[kind, plugin or None] for kind, plugin in targets]
+    (output,) = child.run_children(SCRIPT, [request], timeout, env, marker=MARKER)
+    if output.lines:
+        return output.lines[-1]
+    failure = output.failure or "it ended without output"
+    return {"imported": False, "errors": [f"ChildProcessError: imported in a child process, {failure}"]}

@@ -1,6 +1,6 @@
-"""One finding per thing that can be wrong with a host: pure functions over facts. What they find, `report` shows.
+"""One finding per possible fault of a host: pure functions over facts.
 
-A check that itself goes wrong becomes a finding, too: whatever state a machine is in, it gets its diagnosis.
+A check that raises becomes a finding, too: a machine in any state gets its diagnosis.
 """
 
 from __future__ import annotations
@@ -28,37 +28,38 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 class Subject(NamedTuple):
-    """All that a check may look at."""
+    """Input of a check."""
 
     facts: Facts
     host: HostFacts
     decision: Decision
     backends: Mapping[str, Backend]
     problems: Mapping[str, str]
-    """Backend -> why its plug-in could not be loaded."""
+    """Backend -> reason why its plug-in could not be loaded."""
 
     @property
     def accelerated(self) -> bool:
-        """Whether an accelerator was chosen."""
+        """Whether an accelerator was selected."""
         backend = self.backends.get(self.decision.selected or "")
         return backend is not None and not backend.is_host
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Return what all checks found, in the order in which causes come before what they lead to."""
+    """Return the findings of all checks, causes before their consequences."""
     findings = []
     for check in CHECKS:
         try:
             findings += check(subject)
-        except Exception as error:  # the diagnosis goes on, and says what it could not look at
+        except Exception as error:  # the diagnosis continues, and names the check that failed
             name = check.__name__.strip("_").replace("_", " ")
-            told = f"this check failed itself: {type(error).__name__}: {error}"
-            findings.append(Finding(what=name, state="warn", found=told, fix="report it with hwgrpo doctor --github"))
-    return [finding for finding in findings if not _is_told_by_another(finding, findings)]
+            problem = f"this check itself failed: {type(error).__name__}: {error}"
+            fix = "report it with hwgrpo doctor --github"
+            findings.append(Finding(what=name, state="warn", found=problem, fix=fix))
+    return [finding for finding in findings if not _is_duplicate(finding, findings)]
 
 
-def _is_told_by_another(finding: Finding, findings: list[Finding]) -> bool:
-    """Whether a warning of the decision is what a check has found, too, and said under a name of its own."""
+def _is_duplicate(finding: Finding, findings: list[Finding]) -> bool:
+    """Whether a warning of the decision repeats the finding of a check."""
     is_warning = finding.what == "backend" and finding.state == "warn"
     return is_warning and any(other is not finding and other.found in finding.found for other in findings)
 
@@ -106,7 +107,7 @@ def torch_installed(subject: Subject) -> Iterable[Finding]:
 
 
 def torch_imports(subject: Subject) -> Iterable[Finding]:
-    """The whole chain of exceptions, and whether leaving plug-ins out helps."""
+    """Report the chain of exceptions, and whether an import without plug-ins works."""
     torch = subject.facts.torch
     shadows = subject.facts.shadows
     if torch is None or subject.facts.torch_version is None or "torch" in shadows:
@@ -116,7 +117,7 @@ def torch_imports(subject: Subject) -> Iterable[Finding]:
         note = f", without its plug-ins ({AUTOLOAD}=0)" if without else ""
         yield Finding(what="import torch", found=f"works{note}")
     else:
-        told = " <- ".join(torch.errors) or "no message"
+        chain = " <- ".join(torch.errors) or "no message"
         if torch.without_plugins:
             broken = broken_plugins(subject.facts)
             fix = plugin_fix(subject.facts, broken)
@@ -128,7 +129,7 @@ def torch_imports(subject: Subject) -> Iterable[Finding]:
             fix = shadow_fix(shadows.values())
         else:
             fix = f"bash scripts/setup.sh installs torch again ({AUTOLOAD}=0 does not help)"
-        yield Finding(what="import torch", state="FAIL", found=told, fix=fix)
+        yield Finding(what="import torch", state="FAIL", found=chain, fix=fix)
     for name, errors in torch.plugins.items():
         if errors and (torch.imported or errors[-1] not in torch.errors):
             fix = plugin_fix(subject.facts, [name])
@@ -139,10 +140,10 @@ def torch_imports(subject: Subject) -> Iterable[Finding]:
 
 def plug_ins(subject: Subject) -> Iterable[Finding]:
     for name, problem in subject.problems.items():
-        fix = "repair or uninstall the distribution that brings it"
+        fix = "repair or uninstall its distribution"
         yield Finding(what=f"plug-in {name}", state="FAIL", found=problem, fix=fix, backends=(name,))
     for name in subject.facts.unreadable:
-        found = f"{name}'s entry_points.txt is damaged: whatever asks for plug-ins fails on it, `import torch` included"
+        found = f"{name}'s entry_points.txt is damaged: everything that loads plug-ins fails, `import torch` included"
         yield Finding(what="entry points", state="FAIL", found=found, fix=f"pip install --force-reinstall {name}")
     groups = [f"{group}: {', '.join(names)}" for group, names in subject.facts.entry_points.items()]
     if groups:
@@ -154,7 +155,7 @@ def vendors(subject: Subject) -> Iterable[Finding]:
 
 
 def visibility(subject: Subject) -> Iterable[Finding]:
-    """Variables that hide every device, or that filter one another."""
+    """Report variables that hide every device, or several that filter each other."""
     facts = subject.facts
     for name, backend in subject.backends.items():
         watched = tuple(v for v in (backend.visible_env, *backend.conflicts) if v)
@@ -164,21 +165,22 @@ def visibility(subject: Subject) -> Iterable[Finding]:
             fix = f"unset {hidden.partition('=')[0]} to use them"
             yield Finding(what="visible devices", state="warn", found=f"{hidden} hides every {name} device", fix=fix,
                           backends=(name,))  # fmt: skip
-        given = [variable for variable in watched if variable in facts.variables]
+        present = [variable for variable in watched if variable in facts.variables]
         verdict = subject.decision.verdicts[name]
-        if not hidden and not verdict.usable and any(f"{variable}=" in verdict.reason for variable in given):
+        if not hidden and not verdict.usable and any(f"{variable}=" in verdict.reason for variable in present):
             yield Finding(what="visible devices", state="FAIL", found=verdict.reason, fix=verdict.fix, backends=(name,))
             continue
-        if len(given) > 1 and there:
-            told = ", ".join(f"{variable}={facts.variables[variable]!r}" for variable in given)
-            yield Finding(what="visible devices", state="warn", found=f"{told} filter one another",
+        if len(present) > 1 and there:
+            values = ", ".join(f"{variable}={facts.variables[variable]!r}" for variable in present)
+            yield Finding(what="visible devices", state="warn", found=f"{values} filter each other",
                           fix=f"keep only {backend.visible_env}", backends=(name,))  # fmt: skip
-        elif len(given) == 1 and there and not hidden:
-            yield Finding(what="visible devices", found=f"{given[0]}={facts.variables[given[0]]!r}", backends=(name,))
+        elif len(present) == 1 and there and not hidden:
+            [variable] = present
+            yield Finding(what="visible devices", found=f"{variable}={facts.variables[variable]!r}", backends=(name,))
 
 
 def peak_rates(subject: Subject) -> Iterable[Finding]:
-    """What share of a chip's peak a report can show, by what torch sees of the chosen backend's devices."""
+    """Report the peak rate of each kind of device of the selected backend."""
     backend = subject.backends.get(subject.decision.selected or "")
     seen = subject.facts.torch.devices.get(backend.device_type) if backend and subject.facts.torch else None
     if backend is None or seen is None or backend.is_host:
@@ -201,12 +203,12 @@ def compiler(subject: Subject) -> Iterable[Finding]:
         yield Finding(what="C compiler", found=f"{host.c_compiler}, and Python.h in {host.python_header}")
         return
     version = ".".join(map(str, host.python[:2]))
-    told = f"no {' and no '.join(missing)}"
+    absent = f"no {' and no '.join(missing)}"
     if not subject.accelerated:
-        yield Finding(what="C compiler", found=f"{told}; only Triton's kernels need them, on accelerators")
+        yield Finding(what="C compiler", found=f"{absent}; only Triton's kernels need them, on accelerators")
         return
     yield Finding(
-        what="C compiler", state="warn", found=f"{told}: Triton cannot build its launcher, kernels run in plain torch",
+        what="C compiler", state="warn", found=f"{absent}: Triton cannot build its launcher, ops run in plain torch",
         fix=f"apt-get install gcc python{version}-dev (Fedora: gcc python{version}-devel), or set CC",
     )  # fmt: skip
 
@@ -214,10 +216,10 @@ def compiler(subject: Subject) -> Iterable[Finding]:
 def shared_memory(subject: Subject) -> Iterable[Finding]:
     size = subject.host.shm
     if size is None:
-        yield Finding(what="/dev/shm", found="not there; ranks on one host then talk through sockets")
+        yield Finding(what="/dev/shm", found="missing; ranks on one host then communicate through sockets")
     elif size < LEAST_SHM:
-        inside = "start the container with --shm-size=8g (or --ipc=host)" if subject.facts.container else "enlarge it"
-        fix = f"{inside}; needed for several ranks or data workers on one host"
+        remedy = "start the container with --shm-size=8g (or --ipc=host)" if subject.facts.container else "enlarge it"
+        fix = f"{remedy}; needed for several ranks or data workers on one host"
         yield Finding(what="/dev/shm", state="warn", found=_size(size), fix=fix)
     else:
         yield Finding(what="/dev/shm", found=_size(size))
@@ -226,11 +228,11 @@ def shared_memory(subject: Subject) -> Iterable[Finding]:
 def disk(subject: Subject) -> Iterable[Finding]:
     host = subject.host
     if not host.cache_writable:
-        fix = "set HF_HOME to a folder that this user may write"
-        yield Finding(what="cache folder", state="warn", found=f"{host.cache} may not be written", fix=fix)
+        fix = "set HF_HOME to a writable folder"
+        yield Finding(what="cache folder", state="warn", found=f"{host.cache} is not writable", fix=fix)
     elif host.cache_free is not None and host.cache_free < LEAST_DISK:
-        found = f"{host.cache}: {_size(host.cache_free)} free, and a 7B model takes 15 GiB"
-        yield Finding(what="cache folder", state="warn", found=found, fix="make room, or set HF_HOME to a larger disk")
+        found = f"{host.cache}: {_size(host.cache_free)} free; a 7B model needs 15 GiB"
+        yield Finding(what="cache folder", state="warn", found=found, fix="free space, or set HF_HOME to a larger disk")
     else:
         free = "" if host.cache_free is None else f": {_size(host.cache_free)} free"
         yield Finding(what="cache folder", found=f"{host.cache}{free}")
@@ -253,10 +255,10 @@ def text_encoding(subject: Subject) -> Iterable[Finding]:
 def hub(subject: Subject) -> Iterable[Finding]:
     environment = subject.host.environment
     offline = environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    said = ["offline (HF_HUB_OFFLINE): models come from folders and the cache only" if offline else "not asked"]
-    said += [f"endpoint {environment['HF_ENDPOINT']}"] if environment.get("HF_ENDPOINT") else []
-    said += ["a token is set"] if environment.get("HF_TOKEN") else []
-    yield Finding(what="model hub", found=", ".join(said))
+    parts = ["offline (HF_HUB_OFFLINE): models come from folders and the cache only" if offline else "not contacted"]
+    parts += [f"endpoint {environment['HF_ENDPOINT']}"] if environment.get("HF_ENDPOINT") else []
+    parts += ["a token is set"] if environment.get("HF_TOKEN") else []
+    yield Finding(what="model hub", found=", ".join(parts))
 
 
 def limits(subject: Subject) -> Iterable[Finding]:
@@ -273,7 +275,7 @@ def limits(subject: Subject) -> Iterable[Finding]:
 def backend(subject: Subject) -> Iterable[Finding]:
     decision = subject.decision
     if decision.selected is None:
-        yield Finding(what="backend", state="FAIL", found=decision.error or "none could be chosen")
+        yield Finding(what="backend", state="FAIL", found=decision.error or "none could be selected")
         return
     yield from (Finding(what="backend", state="warn", found=warning) for warning in decision.warnings)
 

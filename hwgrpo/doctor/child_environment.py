@@ -1,4 +1,4 @@
-"""The diagnosis's children: they are told where this project's packages lie, for they are started from elsewhere."""
+"""Child processes of the diagnosis, which find this project's packages though started from another folder."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hwgrpo_backends import child
 from hwgrpo_backends.child import ChildOutput
 
 MARKER = "hwgrpo.doctor "
-"""What a line of an answer begins with."""
+"""Prefix of the output lines of a child."""
 
 
-def ask(
-    script: Path, questions: Sequence[Mapping[str, Any]], timeout: float, environ: Mapping[str, str] = os.environ
+def run_children(
+    script: Path, requests: Sequence[Mapping[str, Any]], timeout: float, environ: Mapping[str, str] = os.environ
 ) -> list[ChildOutput]:
-    """Run `script` once per question, as `hwgrpo_backends.child.ask`; "path" is added to every question."""
-    with asking(script, questions, timeout, environ) as answers:
-        return answers()
+    """Run `script` once per request, as `hwgrpo_backends.child.run_children`; "path" is added to every request."""
+    with start_children(script, requests, timeout, environ) as wait:
+        return wait()
 
 
-def asking(
-    script: Path, questions: Sequence[Mapping[str, Any]], timeout: float, environ: Mapping[str, str] = os.environ
+def start_children(
+    script: Path, requests: Sequence[Mapping[str, Any]], timeout: float, environ: Mapping[str, str] = os.environ
 ) -> AbstractContextManager[Callable[[], list[ChildOutput]]]:
-    """Start the children of `ask`, as `hwgrpo_backends.child.asking`."""
+    """Start the children of `run_children`, as `hwgrpo_backends.child.start_children`."""
     folders = _package_folders()
-    questions = [{**question, "path": folders} for question in questions]
-    return child.asking(script, questions, timeout, environ, marker=MARKER)
+    requests = [{**request, "path": folders} for request in requests]
+    return child.start_children(script, requests, timeout, environ, marker=MARKER)
 
 
 def _package_folders() -> list[str]:

@@ -1,4 +1,4 @@
-"""Tier 2: every device of the chosen backend computes something, in a child process of its own, and is compared."""
+"""Tier 2: self-tests of every device of the selected backend, each device in its own child process."""
 
 from __future__ import annotations
 
@@ -15,61 +15,64 @@ from hwgrpo.doctor import child_environment
 
 SCRIPT = Path(__file__).with_name("device_check_child.py")
 LIMIT = 300.0
-"""Seconds per device: kernels are compiled when they first run."""
+"""Timeout in seconds per device; kernels are compiled when they first run."""
 RANKS = 2
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What one trial on one device came to."""
+class SelfTest:
+    """Result of one self-test on one device."""
 
     device: str
-    what: str
+    name: str
     state: Literal["PASS", "FAIL", "SKIP"]
-    told: str
+    detail: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return the entry of `hwgrpo doctor --json`."""
+        return {"device": self.device, "what": self.name, "state": self.state, "told": self.detail}
 
 
-def run_trials(
+def run_self_tests(
     backend: Backend, devices: int, limit: float = LIMIT, environ: Mapping[str, str] = os.environ
-) -> list[Trial]:
-    """Try every device of `backend`, one after the other, then two ranks together.
+) -> list[SelfTest]:
+    """Test every device of `backend`, one after the other, then two ranks together.
 
     Args:
-        backend: the chosen one.
-        devices: how many of its devices this process could use.
-        limit: seconds that one device, or the ranks together, may take.
-        environ: of the children.
+        backend: the selected backend.
+        devices: number of its devices that this process can use.
+        limit: timeout in seconds of one device, or of the ranks together.
+        environ: environment of the children.
     """
-    trials = []
+    tests = []
     for index in range(1 if backend.is_host else devices):
-        trials += _try_device(backend, index, limit, environ)
-    return trials + _try_ranks(backend, devices, limit, environ)
+        tests += _test_device(backend, index, limit, environ)
+    return tests + _test_ranks(backend, devices, limit, environ)
 
 
-def _try_device(backend: Backend, index: int, limit: float, environ: Mapping[str, str]) -> list[Trial]:
-    question = {"backend": backend.name, "index": index, "what": "device"}
-    (answer,) = child_environment.ask(SCRIPT, [question], limit, environ)
-    return _read(answer, backend.name if backend.is_host else f"{backend.name}:{index}", "start")
+def _test_device(backend: Backend, index: int, limit: float, environ: Mapping[str, str]) -> list[SelfTest]:
+    request = {"backend": backend.name, "index": index, "what": "device"}
+    (output,) = child_environment.run_children(SCRIPT, [request], limit, environ)
+    return _parse(output, backend.name if backend.is_host else f"{backend.name}:{index}", "start")
 
 
-def _try_ranks(backend: Backend, devices: int, limit: float, environ: Mapping[str, str]) -> list[Trial]:
+def _test_ranks(backend: Backend, devices: int, limit: float, environ: Mapping[str, str]) -> list[SelfTest]:
     name = f"{backend.name} x {RANKS}"
     if not backend.is_host and devices < RANKS:
-        return [Trial(name, "all-reduce", "SKIP", f"needs {RANKS} devices, this process sees {devices}")]
+        return [SelfTest(name, "all-reduce", "SKIP", f"needs {RANKS} devices, this process sees {devices}")]
     with tempfile.TemporaryDirectory() as folder:
         common = {"backend": backend.name, "what": "ranks", "world": RANKS, "store": f"{folder}/store"}
-        answers = child_environment.ask(
-            SCRIPT, [{**common, "index": r, "rank": r} for r in range(RANKS)], limit, environ
-        )
-    trials = [trial for answer in answers for trial in _read(answer, name, "all-reduce")]
-    return [next((trial for trial in trials if trial.state == "FAIL"), trials[0])]
+        requests = [{**common, "index": rank, "rank": rank} for rank in range(RANKS)]
+        outputs = child_environment.run_children(SCRIPT, requests, limit, environ)
+    tests = [test for output in outputs for test in _parse(output, name, "all-reduce")]
+    return [next((test for test in tests if test.state == "FAIL"), tests[0])]
 
 
-def _read(answer: child_environment.ChildOutput, device: str, first: str) -> list[Trial]:
-    """Return the trials of one child; the one it was in when it ended before its time has failed."""
-    trials = [Trial(device, line["what"], line["state"], line["told"]) for line in answer.lines if "what" in line]
-    begun = [line["begun"] for line in answer.lines if "begun" in line]
-    if answer.trouble or not trials:
-        unfinished = begun[-1] if len(begun) > len(trials) else first if not begun else "end"
-        trials.append(Trial(device, unfinished, "FAIL", answer.trouble or "it said nothing"))
-    return trials
+def _parse(output: child_environment.ChildOutput, device: str, first: str) -> list[SelfTest]:
+    """Return the self-tests of one child; the one that was running when the child ended early has failed."""
+    tests = [SelfTest(device, line["test"], line["state"], line["detail"]) for line in output.lines if "test" in line]
+    started = [line["started"] for line in output.lines if "started" in line]
+    if output.failure or not tests:
+        unfinished = started[-1] if len(started) > len(tests) else first if not started else "end"
+        tests.append(SelfTest(device, unfinished, "FAIL", output.failure or "no output"))
+    return tests

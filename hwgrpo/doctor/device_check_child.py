@@ -1,7 +1,7 @@
-"""Runs as a script in a child process: computes on one device and compares. One line before and after every trial.
+"""Script of a child process: self-tests of one device. Prints a JSON line before and after each.
 
-Its question: {"backend": name, "index": which device, "what": "device" or "ranks", "path": folders of the packages};
-for ranks also {"rank", "world", "store": a file they meet in}.
+Its request: {"backend": name, "index": of the device, "what": "device" or "ranks", "path": folders of the packages};
+for ranks also {"rank", "world", "store": file of their rendezvous}.
 """
 
 import json
@@ -13,34 +13,34 @@ from typing import Any
 MIB = 1024**2
 
 
-class Skip(Exception):
-    """A trial does not apply here; the message says why."""
+class Skipped(Exception):
+    """A self-test does not apply here; the message is the reason."""
 
 
-class Wrong(Exception):
-    """The device did not do what it should; the message says what it did."""
+class Failed(Exception):
+    """The device gave a wrong result; the message describes it."""
 
 
 def expect(holds: bool, message: str) -> None:
     if not holds:
-        raise Wrong(message)
+        raise Failed(message)
 
 
-def say(**fields: Any) -> None:
+def print_line(**fields: Any) -> None:
     print("\nhwgrpo.doctor " + json.dumps(fields), flush=True)
 
 
-def trial(what: str, work: Any) -> None:
-    """Run one trial and print how it went."""
-    say(begun=what)
+def run_test(name: str, test: Any) -> None:
+    """Run one self-test and print its result."""
+    print_line(started=name)
     try:
-        say(what=what, state="PASS", told=work())
-    except Skip as reason:
-        say(what=what, state="SKIP", told=str(reason))
-    except Wrong as wrong:
-        say(what=what, state="FAIL", told=str(wrong))
-    except Exception as error:  # what goes wrong is what the parent wants to know
-        say(what=what, state="FAIL", told=f"{type(error).__name__}: {error}"[:500])
+        print_line(test=name, state="PASS", detail=test())
+    except Skipped as reason:
+        print_line(test=name, state="SKIP", detail=str(reason))
+    except Failed as failure:
+        print_line(test=name, state="FAIL", detail=str(failure))
+    except Exception as error:  # every failure is a result
+        print_line(test=name, state="FAIL", detail=f"{type(error).__name__}: {error}"[:500])
 
 
 def allocate(device: Any) -> str:
@@ -55,11 +55,11 @@ def allocate(device: Any) -> str:
 
 
 def matmul(device: Any) -> str:
-    """Multiply bf16 matrices on the device; the products of the same numbers in fp64 on the host are the truth."""
+    """Multiply bf16 matrices on the device and compare with fp64 on the host."""
     import torch
 
     if torch.bfloat16 not in device.compute_dtypes:
-        raise Skip(f"{device.name} does not compute in bf16")
+        raise Skipped(f"{device.name} does not compute in bf16")
     torch.manual_seed(0)
     a, b = (torch.randn(256, 256).to(torch.bfloat16) for _ in range(2))
     truth = a.double() @ b.double()
@@ -69,8 +69,8 @@ def matmul(device: Any) -> str:
     return f"relative error {error:.1e}"
 
 
-def kernel_trials(device: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every implementation of every kernel op that can run here, with its comparison."""
+def kernel_tests(device: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a self-test of every implementation of every kernel op that can run here."""
     from hwgrpo_kernels import Key, default_registry
     from hwgrpo_kernels.op import shape_class
 
@@ -82,28 +82,28 @@ def kernel_trials(device: Any) -> Iterator[tuple[str, Any]]:
                 continue
             for dtype in dtypes:
                 key = Key(op.name, device.backend.device_type, dtype, shape_class(shape.V))
-                what = f"kernel {op.name}={implementation.name} {str(dtype).removeprefix('torch.')}"
-                yield what, lambda o=op, i=implementation, k=key, s=shape: kernel(device, o, i, k, s)
+                name = f"kernel {op.name}={implementation.name} {str(dtype).removeprefix('torch.')}"
+                yield name, lambda o=op, i=implementation, k=key, s=shape: kernel(device, o, i, k, s)
 
 
 def kernel(device: Any, op: Any, implementation: Any, key: Any, shape: Any) -> str:
     """Compare one implementation with its op's definition in fp64 on the host, within the op's own tolerance."""
     reason = implementation.reason_against(key)
     if reason is not None:
-        raise Skip(reason)
+        raise Skipped(reason)
     from torch import Tensor
 
     inputs = op.inputs(shape, key.dtype, str(device.torch_device), "plain", 0)
 
-    def wide(value: Any) -> Any:
+    def to_fp64(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         return value.cpu().double().clone() if value.is_floating_point() else value.cpu()
 
-    truth = op.definition(**{name: wide(value) for name, value in inputs.items()})
-    found = implementation.function()(**inputs)
+    truth = op.definition(**{name: to_fp64(value) for name, value in inputs.items()})
+    computed = implementation.function()(**inputs)
     allowed, worst = op.tolerance[key.dtype], 0.0
-    for name, value, true in zip(op.outputs, _tensors(found), _tensors(truth), strict=True):
+    for name, value, true in zip(op.outputs, _tensors(computed), _tensors(truth), strict=True):
         got = value.detach().cpu().double()
         expect(got.shape == true.shape, f"{name} has the shape {list(got.shape)}, not {list(true.shape)}")
         expect(bool(got.isfinite().all()), f"{name} is not finite")
@@ -122,36 +122,36 @@ def _tensors(result: Any) -> tuple[Any, ...]:
 
 
 def memory(device: Any) -> str:
-    """See whether memory that is let go of is free for others again, which a sleeping rollout engine relies on."""
+    """Check that released memory is free for other processes, which a sleeping rollout engine relies on."""
     import torch
 
     device.synchronize()
     device.empty_cache()
     before = device.memory().free
     if before is None:
-        raise Skip("a CPU has no device memory to report")
+        raise Skipped("a CPU has no device memory to report")
     size = min(512 * MIB, before // 4)
     block = torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
     device.synchronize()
-    taken = before - device.memory().free
+    allocated = before - device.memory().free
     del block
     device.empty_cache()
     kept = before - device.memory().free
-    expect(taken >= size // 2, f"{size // MIB} MiB were allocated, and {taken // MIB} MiB fewer are free")
+    expect(allocated >= size // 2, f"{size // MIB} MiB were allocated, but {allocated // MIB} MiB fewer are free")
     expect(kept <= size // 4, f"of {size // MIB} MiB, {kept // MIB} MiB are not free after empty_cache")
-    return f"{(taken - kept) // MIB} of {taken // MIB} MiB free again after empty_cache"
+    return f"{(allocated - kept) // MIB} of {allocated // MIB} MiB free again after empty_cache"
 
 
-def all_reduce(device: Any, question: dict[str, Any]) -> str:
-    """Add up one vector over two ranks."""
+def all_reduce(device: Any, request: dict[str, Any]) -> str:
+    """All-reduce one vector over two ranks."""
     from datetime import timedelta
 
     import torch
     import torch.distributed as dist
 
-    rank, world = question["rank"], question["world"]
+    rank, world = request["rank"], request["world"]
     dist.init_process_group(
-        device.comm_backend, init_method=f"file://{question['store']}", rank=rank, world_size=world,
+        device.comm_backend, init_method=f"file://{request['store']}", rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     try:
@@ -164,28 +164,28 @@ def all_reduce(device: Any, question: dict[str, Any]) -> str:
     return f"{world} ranks, {device.comm_backend}"
 
 
-def main(question: dict[str, Any]) -> None:
-    """Run the trials that the question asks for."""
-    sys.path[:0] = [folder for folder in question["path"] if folder not in sys.path]
+def main(request: dict[str, Any]) -> None:
+    """Run the requested self-tests."""
+    sys.path[:0] = [folder for folder in request["path"] if folder not in sys.path]
     from hwgrpo_backends import get
     from hwgrpo_backends.environment import apply
 
-    backend = get(question["backend"])
+    backend = get(request["backend"])
     apply(backend, "train", os.environ)
     import torch
     from hwgrpo_backends.device import Device
 
     torch.set_num_threads(1)
-    device = Device(backend, question["index"])
+    device = Device(backend, request["index"])
     device.set_device()
-    if question["what"] == "ranks":
-        trial("all-reduce", lambda: all_reduce(device, question))
+    if request["what"] == "ranks":
+        run_test("all-reduce", lambda: all_reduce(device, request))
         return
-    trial("allocate", lambda: allocate(device))
-    trial("bf16 matmul", lambda: matmul(device))
-    for what, work in kernel_trials(device):
-        trial(what, work)
-    trial("memory given back", lambda: memory(device))
+    run_test("allocate", lambda: allocate(device))
+    run_test("bf16 matmul", lambda: matmul(device))
+    for name, test in kernel_tests(device):
+        run_test(name, test)
+    run_test("memory released", lambda: memory(device))
 
 
 if __name__ == "__main__":

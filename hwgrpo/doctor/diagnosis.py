@@ -1,4 +1,4 @@
-"""The whole diagnosis as one document: gather, decide, examine, survey, and, when asked, try."""
+"""The diagnosis of a machine: facts, decision, checks, survey and, with `--run`, self-tests of the devices."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hwgrpo_backends.finding import Finding
 from hwgrpo import __version__
 from hwgrpo.catalog import ENGINES
 from hwgrpo.doctor.checks import Subject, examine
-from hwgrpo.doctor.device_check import Trial, run_trials
+from hwgrpo.doctor.device_check import SelfTest, run_self_tests
 from hwgrpo.doctor.hardware import proven_on
 from hwgrpo.doctor.host_facts import HostFacts, gather_host
-from hwgrpo.doctor.survey import Engine, Question, look_inside, looking_inside, rollout_engines
+from hwgrpo.doctor.survey import Engine, SurveyRequest, rollout_engines, start_survey, survey_backend
 from hwgrpo.doctor.versions import Fit, fits, installed_versions
 
 SCHEMA = "hwgrpo.doctor/1"
@@ -28,31 +28,31 @@ SCHEMA = "hwgrpo.doctor/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that was found out about a host."""
+    """Diagnosis of a host."""
 
     decision: Decision
     findings: tuple[Finding, ...]
     hardware: Mapping[str, str]
-    """Backend -> where this project was run on it."""
-    inside: Mapping[str, Any] = field(default_factory=dict)
-    """Kernels and attention of the chosen backend; empty where none was chosen or torch does not import."""
+    """Backend -> hardware on which this project was run."""
+    survey: Mapping[str, Any] = field(default_factory=dict)
+    """Kernels and attention of the selected backend; empty where none was selected or torch does not import."""
     engines: tuple[Engine, ...] = ()
     versions: tuple[Fit, ...] = ()
-    trials: tuple[Trial, ...] | None = None
-    """What `--run` came to; None when it was not asked for."""
+    self_tests: tuple[SelfTest, ...] | None = None
+    """Results of `--run`; None without it."""
     facts: Facts
     host: HostFacts
 
     @property
     def backend(self) -> str | None:
-        """What the exit code is about: the backend that was asked for, else the one that was chosen."""
+        """The backend that the exit code is about: the selected one, else the requested one."""
         return self.decision.selected or (None if self.decision.requested == AUTO else self.decision.requested)
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What stands in the way of `backend`, by name."""
-        wrong = [f.what for f in self.findings if f.state == "FAIL" and f.concerns(self.backend)]
-        return tuple(wrong + [f"{t.device}: {t.what}" for t in self.trials or () if t.state == "FAIL"])
+        """Names of the checks and self-tests that failed for `backend`."""
+        failed = [f.what for f in self.findings if f.state == "FAIL" and f.concerns(self.backend)]
+        return tuple(failed + [f"{t.device}: {t.name}" for t in self.self_tests or () if t.state == "FAIL"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as the document of `SCHEMA`."""
@@ -71,11 +71,11 @@ class Report:
             "failures": list(self.failures),
             "checks": [{**asdict(finding), "backends": list(finding.backends)} for finding in self.findings],
             "candidates": candidates,
-            "kernels": self.inside.get("kernels"),
-            "attention": self.inside.get("attention"),
+            "kernels": self.survey.get("kernels"),
+            "attention": self.survey.get("attention"),
             "rollout": [engine._asdict() for engine in self.engines],
             "versions": [asdict(fit) for fit in self.versions],
-            "run": None if self.trials is None else [asdict(trial) for trial in self.trials],
+            "run": None if self.self_tests is None else [test.to_json() for test in self.self_tests],
             "facts": self.facts.to_json(),
             "host": self.host.to_json(),
         }
@@ -89,29 +89,30 @@ def diagnose(
     root: str | Path = "/",
     environ: Mapping[str, str] = os.environ,
 ) -> Report:
-    """Examine this machine. Imports no torch itself.
+    """Diagnose this machine; torch is imported in child processes only.
 
     Args:
-        requested: the name of a backend, or "auto".
-        run: whether to try the chosen backend's devices, too.
-        limit: seconds that each device may take for that.
-        root: where /dev, /proc, /sys and /etc are looked for.
+        requested: name of a backend, or "auto".
+        run: whether to run the self-tests on the selected backend's devices.
+        limit: timeout of the self-tests in seconds, per device.
+        root: folder that holds /dev, /proc, /sys and /etc.
     """
     backends, problems = _load_backends()
     facts = gather_tier0(root, environ, backends.values())
     decision = decide(facts, requested, backends, problems)
-    inside: Mapping[str, Any] = {}
+    survey: Mapping[str, Any] = {}
     if facts.torch_version is not None:
-        facts, decision, inside = _ask_torch(facts, decision, requested, environ, backends, problems)
+        facts, decision, survey = _ask_torch(facts, decision, requested, environ, backends, problems)
     subject = Subject(facts, gather_host(root, environ), decision, backends, problems)
-    chosen = backends.get(decision.selected or "")
-    devices = decision.verdicts[chosen.name].devices if chosen else 0
-    works = facts.torch is not None and facts.torch.imported
-    trials = None
+    selected = backends.get(decision.selected or "")
+    devices = decision.verdicts[selected.name].devices if selected else 0
+    torch_imports = facts.torch is not None and facts.torch.imported
+    self_tests = None
     if run:
         limits = {} if limit is None else {"limit": limit}
-        trials = tuple(run_trials(chosen, devices, environ=environ, **limits)) if chosen and works else ()
-    return assemble(subject, inside, trials)
+        can_run = selected is not None and torch_imports
+        self_tests = tuple(run_self_tests(selected, devices, environ=environ, **limits)) if can_run else ()
+    return assemble(subject, survey, self_tests)
 
 
 def _ask_torch(
@@ -122,59 +123,58 @@ def _ask_torch(
     backends: Mapping[str, Backend],
     problems: Mapping[str, str],
 ) -> tuple[Facts, Decision, Mapping[str, Any]]:
-    """Return the facts with tier 1, the decision on them, and what is inside of the backend it chooses.
+    """Return the facts with tier 1, the decision on them, and the survey of the selected backend.
 
-    Tier 1 and the survey import torch, which takes seconds, each in a child. So the backend that is `expected` from
-    tier 0 is surveyed at the same time, and another one only where torch changes the question.
+    Tier 1 and the survey each import torch in a child process, which takes seconds. So the backend `expected` from
+    tier 0 is surveyed in parallel; another survey follows only where torch changes the request.
     """
-    guess = _question(expected, facts, backends)
-    if guess and backends[guess.backend].attention_archs:  # the chip matters, which nobody knows yet
-        guess = None
-    with looking_inside(guess, environ) if guess else nullcontext() as told:
+    expected_request = _survey_request(expected, facts, backends)
+    if expected_request and backends[expected_request.backend].attention_archs:  # needs the chip, still unknown
+        expected_request = None
+    with start_survey(expected_request, environ) if expected_request else nullcontext() as wait_for_survey:
         facts = gather_tier1(facts, environ, backends.values())
         decision = decide(facts, requested, backends, problems)
-        question = _question(decision, facts, backends) if facts.torch and facts.torch.imported else None
-        if question is None:
+        request = _survey_request(decision, facts, backends) if facts.torch and facts.torch.imported else None
+        if request is None:
             return facts, decision, {}
-        if told and question == guess:
-            return facts, decision, told()
-    return facts, decision, look_inside(question, environ)
+        if wait_for_survey and request == expected_request:
+            return facts, decision, wait_for_survey()
+    return facts, decision, survey_backend(request, environ)
 
 
-def _question(decision: Decision, facts: Facts, backends: Mapping[str, Backend]) -> Question | None:
-    """Return what is to be asked about the chosen backend; None where none was chosen."""
-    chosen = backends.get(decision.selected or "")
-    if chosen is None:
+def _survey_request(decision: Decision, facts: Facts, backends: Mapping[str, Backend]) -> SurveyRequest | None:
+    """Return the request for a survey of the selected backend; None where none was selected."""
+    selected = backends.get(decision.selected or "")
+    if selected is None:
         return None
-    device = facts.torch.devices.get(chosen.device_type) if facts.torch and chosen.attention_archs else None
-    return Question(
-        chosen.name, decision.verdicts[chosen.name].devices > 0, device.archs[0] if device and device.archs else None
-    )
+    device = facts.torch.devices.get(selected.device_type) if facts.torch and selected.attention_archs else None
+    arch = device.archs[0] if device and device.archs else None
+    return SurveyRequest(selected.name, decision.verdicts[selected.name].devices > 0, arch)
 
 
-def assemble(subject: Subject, inside: Mapping[str, Any], trials: tuple[Trial, ...] | None = None) -> Report:
-    """Make the report of what was gathered; a pure function but for the result files that `proven_on` reads."""
+def assemble(subject: Subject, survey: Mapping[str, Any], self_tests: tuple[SelfTest, ...] | None = None) -> Report:
+    """Make the report; a pure function except for the result files that `proven_on` reads."""
     facts, decision = subject.facts, subject.decision
-    chosen = subject.backends.get(decision.selected or "")
-    plugins = inside.get("kernels", {}).get("plugins", [])
-    broken = [
+    selected = subject.backends.get(decision.selected or "")
+    plugins = survey.get("kernels", {}).get("plugins", [])
+    broken_plugins = [
         Finding(what=f"kernel plug-in {each['name']}", state="warn", found=each["error"],
-                fix="repair or uninstall the distribution that brings it")
+                fix="repair or uninstall its distribution")
         for each in plugins if each["error"]
     ]  # fmt: skip
-    untold = [
-        Finding(what=part, state="FAIL", found=told["error"], fix="hwgrpo kernels shows the full error")
-        for part, told in inside.items()
-        if isinstance(told, dict) and told.get("error")
+    failed_parts = [
+        Finding(what=part, state="FAIL", found=result["error"], fix="hwgrpo kernels shows the full error")
+        for part, result in survey.items()
+        if isinstance(result, dict) and result.get("error")
     ]
     return Report(
         decision=decision,
-        findings=(*examine(subject), *broken, *untold),
+        findings=(*examine(subject), *broken_plugins, *failed_parts),
         hardware={name: proven_on(backend) for name, backend in subject.backends.items()},
-        inside=inside,
-        engines=tuple(rollout_engines(chosen, ENGINES.names(), facts.distributions)) if chosen else (),
+        survey=survey,
+        engines=tuple(rollout_engines(selected, ENGINES.names(), facts.distributions)) if selected else (),
         versions=tuple(fits(installed_versions(facts, __version__))),
-        trials=trials,
+        self_tests=self_tests,
         facts=facts,
         host=subject.host,
     )
@@ -183,6 +183,6 @@ def assemble(subject: Subject, inside: Mapping[str, Any], trials: tuple[Trial, .
 def _load_backends() -> tuple[Mapping[str, Backend], Mapping[str, str]]:
     try:
         return registry.load_all()
-    except Exception as error:  # metadata in pieces: the built-in ones can still be told about
+    except Exception as error:  # damaged metadata: the built-in backends can still be examined
         built_in = {name: importlib.import_module(f"hwgrpo_backends.{name}").BACKEND for name in registry.BUILTIN}
         return built_in, {"(all)": f"no plug-in could be loaded: {error}"}

@@ -1,4 +1,4 @@
-"""The report as Markdown that can be posted: nothing secret, no home folder, no names of host or user."""
+"""The report as Markdown for a public issue: no secrets, no home folder, no names of host or user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 110
 
 
 def markdown(report: Report) -> str:
-    """Return the report between fences, with the variables that matter and the distributions below."""
+    """Return the report as a code block, followed by relevant environment variables and installed distributions."""
     variables = "\n".join(f"{name}={value}" for name, value in report.host.environment.items()) or "none"
     packages = "\n".join(f"{name} {version}" for name, version in report.facts.distributions.items()) or "none"
     parts = [

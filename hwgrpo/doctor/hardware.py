@@ -1,7 +1,7 @@
-"""Which backends this project has been run on, and how that went: by records that name chip, driver, command, commit.
+"""Backends that this project has been run on, from records that name chip, driver, command, outcome and commit.
 
-`scripts/record_hardware.py` writes one on a machine with the device. The README's table and `hwgrpo doctor` say what
-`proven_on` says, and no more.
+`scripts/record_hardware.py` writes one on a machine with the device. The README's table and `hwgrpo doctor` show the
+text of `proven_on`, and no more.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ FIELDS = {
     "schema": str, "backend": str, "chip": str, "arch": str, "devices": int, "driver": str, "system": str,
     "versions": dict, "commit": str, "date": str, "what": list,
 }  # fmt: skip
-"""Field of a record -> its type; texts may not be empty."""
+"""Field of a record -> its type; strings may not be empty."""
 RUN_FIELDS = {"name": str, "command": str, "outcome": str, "seconds": (int, float), "figures": dict}
-"""The same of each thing that was run, the entries of `what`."""
+"""The same for the entries of `what`: one per command that was run."""
 OUTCOMES = ("passed", "failed")
 
 _PACKAGE = Path(hwgrpo.__file__).parent
 FOLDERS = (_PACKAGE / "hardware", _PACKAGE.parent / "benchmarks" / "results" / "hardware")
-"""Where records are: in a wheel, in the repository."""
+"""Folders of records: in a wheel, in the repository."""
 
 
 def records(folder: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Return every valid record by its file's name; what is none proves nothing.
+    """Return file name -> record; invalid records are ignored.
 
     Args:
-        folder: where to look; the one of this installation when left out.
+        folder: folder of records; None: this installation's.
     """
     folder = next((each for each in FOLDERS if each.is_dir()), FOLDERS[0]) if folder is None else folder
-    found = {}
+    valid = {}
     for file in sorted(folder.glob("*.json")):
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
         if not problems(document):
-            found[file.name] = document
-    return found
+            valid[file.name] = document
+    return valid
 
 
 def problems(document: Any) -> list[str]:
-    """Return what keeps a document from being a record, one line each."""
+    """Return the reasons why a document is not a record, one line each."""
     if not isinstance(document, dict):
         return [f"it is a {type(document).__name__}, not an object"]
     wrong = _wrong_fields(document, FIELDS, "")
@@ -59,7 +59,7 @@ def problems(document: Any) -> list[str]:
     if document["schema"] != SCHEMA:
         wrong.append(f"schema is {document['schema']!r}, not {SCHEMA!r}")
     if not re.fullmatch(r"[0-9a-f]{40}", document["commit"]):
-        wrong.append(f"commit {document['commit']!r} is not the 40 digits of one")
+        wrong.append(f"commit {document['commit']!r} is not 40 hexadecimal digits")
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", document["date"]):
         wrong.append(f"date {document['date']!r} is not of the form 2026-01-31")
     if not document["what"]:
@@ -67,7 +67,7 @@ def problems(document: Any) -> list[str]:
     for number, each in enumerate(document["what"]):
         place = f"what[{number}]."
         if not isinstance(each, dict):
-            wrong.append(f"{place} is no object")
+            wrong.append(f"{place} is not an object")
             continue
         wrong += _wrong_fields(each, RUN_FIELDS, place)
         if each.get("outcome") not in OUTCOMES:
@@ -87,18 +87,19 @@ def _wrong_fields(document: dict[str, Any], fields: dict[str, Any], place: str) 
 
 
 def proven_on(backend: Backend, folder: Path | None = None) -> str:
-    """Return in words where this project was run on `backend`, or `NEVER`.
+    """Return a line about the hardware on which this project was run on `backend`, or `NEVER`.
 
     Args:
-        folder: of the records; the one of this installation when left out.
+        backend: the backend.
+        folder: folder of records; None: this installation's.
     """
     mine = [record for record in records(folder).values() if record["backend"] == backend.name]
-    said = ["tested with every change"] if backend.is_host else []
-    said += [_words(record) for record in sorted(mine, key=lambda record: record["date"], reverse=True)]
-    return "; ".join(said) or NEVER
+    lines = ["tested with every change"] if backend.is_host else []
+    lines += [_summary(record) for record in sorted(mine, key=lambda record: record["date"], reverse=True)]
+    return "; ".join(lines) or NEVER
 
 
-def _words(record: dict[str, Any]) -> str:
+def _summary(record: dict[str, Any]) -> str:
     by_outcome = {
         outcome: ", ".join(each["name"] for each in record["what"] if each["outcome"] == outcome)
         for outcome in OUTCOMES

@@ -1,4 +1,4 @@
-"""What is known of a machine beside its devices: a few files, limits and variables. Everything can be injected."""
+"""Facts about the host besides its devices: files, limits, environment variables. All sources can be injected."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SHOWN_PREFIXES = (
     "DS_", "LC_",
 )  # fmt: skip
 SHOWN = ("LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "CC", "CXX")
-"""Variables that change what a run does, and so belong into a report."""
+"""Variables that affect a run and are listed in a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """A machine and this process on it. The default is one with which nothing is wrong."""
+    """Facts about a host and this process. The defaults describe a host without faults."""
 
     python: tuple[int, int, int] = (3, 11, 0)
     executable: str = ""
@@ -36,33 +36,34 @@ class HostFacts:
     memory: int | None = None
     """Bytes of main memory."""
     c_compiler: str | None = None
-    """The command with which Triton would compile its launcher."""
+    """Command with which Triton would compile its launcher; None: there is none."""
     python_header: str | None = None
-    """The folder that holds Python.h; None when it does not."""
+    """Folder of Python.h; None where it is missing."""
     shm: int | None = None
-    """Size of /dev/shm in bytes; None when there is none."""
+    """Size of /dev/shm in bytes; None where it is missing."""
     cache: str = ""
-    """Where the hub's client keeps models."""
+    """Folder in which the hub's client keeps models."""
     cache_free: int | None = None
-    """Bytes free there; None when nothing could be asked."""
+    """Bytes free in it; None where unknown."""
     cache_writable: bool = True
     encoding: str = "utf-8"
-    """What this process writes and reads text in."""
+    """Text encoding of this process."""
     open_files: int | None = None
-    """How many files a process may have open."""
+    """Limit of open files per process; None: no limit."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that matter, secrets left out."""
+    """Variables that affect a run, without secrets."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return a copy made of dicts, lists, strings and numbers."""
+        """Return a copy of dicts, lists, strings and numbers."""
         return asdict(self)
 
 
 def gather_host(root: str | Path = "/", environ: Mapping[str, str] = os.environ) -> HostFacts:
-    """Look at this machine.
+    """Gather the facts about this host.
 
     Args:
-        root: where /dev and /proc are looked for.
+        root: folder that holds /dev and /proc.
+        environ: environment variables.
     """
     root = Path(root)
     cache = _cache_folder(environ)
@@ -88,7 +89,7 @@ def gather_host(root: str | Path = "/", environ: Mapping[str, str] = os.environ)
 
 
 def _cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return where the hub's client puts models, the largest thing that is cached."""
+    """Return the folder in which the hub's client keeps models."""
     home = Path(environ.get("HOME") or "~").expanduser()
     base = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
     return Path(environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or base / "huggingface") / "hub")

@@ -1,4 +1,4 @@
-"""What must not be shown: secrets in variables and URLs, and in what is posted also home folder, host and user."""
+"""Removal of secrets in variables and URLs, and, for public text, of home folder, host and user."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from hwgrpo.text import HIDDEN, hide_secrets, is_secret
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with the values of secret ones replaced and credentials taken out of the others."""
+    """Return variables with secret values replaced and credentials in URLs removed."""
     return {name: (value and HIDDEN) if is_secret(name) else hide_secrets(value) for name, value in environ.items()}
 
 
 def for_others(value: str, home: str, host: str, user: str) -> str:
-    """Return a text that can be posted: no secrets, `~` for the home folder, and no name of host or user.
+    """Return a text for the public: no secrets, `~` for the home folder, and no name of host or user.
 
     Args:
-        home, host, user: what to look for; empty ones, and names too short to be told from words, are not.
+        value: the text.
+        home, host, user: texts to replace; ignored where empty or so short that they could be ordinary words.
     """
     value = hide_secrets(value)
     if len(home) > 1:

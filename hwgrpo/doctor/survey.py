@@ -1,4 +1,4 @@
-"""Kernels and attention of the chosen backend, asked of torch in a child process."""
+"""Kernels and attention of the selected backend, read from torch in a child process; rollout engines."""
 
 from __future__ import annotations
 
@@ -14,46 +14,47 @@ from hwgrpo.doctor import child_environment
 
 SCRIPT = Path(__file__).with_name("survey_child.py")
 LIMIT = 120.0
-"""Seconds; importing torch takes minutes on cold network file systems."""
+"""Timeout in seconds; importing torch takes minutes on cold network file systems."""
 
 
-class Question(NamedTuple):
-    """What the child is asked: the same question has the same answer."""
+class SurveyRequest(NamedTuple):
+    """Request to the child process; equal requests have equal results."""
 
     backend: str
     devices: bool
-    """Whether this process could use some of its devices."""
+    """Whether this process can use at least one of its devices."""
     arch: str | None = None
-    """Of the first device, where torch tells it."""
+    """Architecture of the first device, where torch reports one."""
 
 
-def look_inside(question: Question, environ: Mapping[str, str], limit: float = LIMIT) -> dict[str, Any]:
-    """Return {"kernels": ..., "attention": ...}; a part that cannot be told is {"error": why}.
+def survey_backend(request: SurveyRequest, environ: Mapping[str, str], limit: float = LIMIT) -> dict[str, Any]:
+    """Return {"kernels": ..., "attention": ...}; a part that failed is {"error": reason}.
 
     Args:
-        environ: of the child.
-        limit: seconds it may take.
+        request: the backend to survey.
+        environ: environment of the child.
+        limit: timeout in seconds.
     """
-    with looking_inside(question, environ, limit) as told:
-        return told()
+    with start_survey(request, environ, limit) as wait:
+        return wait()
 
 
 @contextmanager
-def looking_inside(
-    question: Question, environ: Mapping[str, str], limit: float = LIMIT
+def start_survey(
+    request: SurveyRequest, environ: Mapping[str, str], limit: float = LIMIT
 ) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Start the child of `look_inside`, and give the function that waits for what it tells."""
+    """Start the child of `survey_backend`; yield a function that waits for its result."""
 
-    def told() -> dict[str, Any]:
-        (answer,) = answers()
+    def wait() -> dict[str, Any]:
+        (output,) = wait_for_children()
         parts: dict[str, Any] = {}
-        for line in answer.lines:
+        for line in output.lines:
             parts |= line
-        missing = {"error": answer.trouble or "nothing was said"}
+        missing = {"error": output.failure or "no output"}
         return {part: parts.get(part, missing) for part in ("kernels", "attention")}
 
-    with child_environment.asking(SCRIPT, [question._asdict()], limit, environ) as answers:
-        yield told
+    with child_environment.start_children(SCRIPT, [request._asdict()], limit, environ) as wait_for_children:
+        yield wait
 
 
 class Engine(NamedTuple):
@@ -68,8 +69,9 @@ def rollout_engines(backend: Backend, built_in: Collection[str], distributions: 
     """Return the engines that `backend` prefers, best first, then those on servers that it does not name.
 
     Args:
-        built_in: names of the engines that this version of hwgrpo has.
-        distributions: what is installed -> version.
+        backend: the selected backend.
+        built_in: names of the engines of this version of hwgrpo.
+        distributions: installed distribution -> version.
     """
     others = [name for name in built_in if ENGINES.load(name).on_server and name not in backend.rollout]
     return [_engine(name, built_in, distributions) for name in (*backend.rollout, *others)]

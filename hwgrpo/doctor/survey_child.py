@@ -1,8 +1,7 @@
-"""Runs as a script in a child process: what torch, the kernels and transformers say of one backend.
+"""Script of a child process: prints kernels and attention implementations of one backend, as JSON lines.
 
-Its question: {"backend": name, "devices": whether there are some to ask, "arch": of the first one where it is known,
-"path": folders of this project's packages}.
-Every exception is an answer, too.
+Its request: {"backend": name, "devices": whether there are usable ones, "arch": architecture of the first one or null,
+"path": folders of this project's packages}. An exception becomes an error in the output.
 """
 
 import json
@@ -10,16 +9,16 @@ import sys
 from typing import Any
 
 VOCAB = 151936
-"""Qwen's; choices hardly depend on it."""
+"""Vocabulary of Qwen; the selection hardly depends on it."""
 
 
-def answer(part: str, value: Any) -> None:
-    """Print one line of the answer."""
+def print_part(part: str, value: Any) -> None:
+    """Print one part of the result as a line."""
     print("\nhwgrpo.doctor " + json.dumps({part: value}), flush=True)
 
 
 def kernels(name: str, devices: bool) -> dict[str, Any]:
-    """Return, per op, what every implementation would do on the backend `name`, as `hwgrpo kernels` shows it."""
+    """Return the verdict on each implementation of each op on the backend `name`, as `hwgrpo kernels` shows it."""
     from dataclasses import asdict
 
     import hwgrpo_kernels
@@ -36,7 +35,7 @@ def kernels(name: str, devices: bool) -> dict[str, Any]:
 
 
 def attention(name: str, arch: str | None) -> list[dict[str, Any]]:
-    """Return the attention implementations the backend prefers, best first, and why one cannot be used."""
+    """Return the attention implementations that the backend prefers, best first, with reasons against each."""
     from hwgrpo_backends import get
 
     from hwgrpo.models.attention_implementations import reason_against
@@ -45,18 +44,18 @@ def attention(name: str, arch: str | None) -> list[dict[str, Any]]:
     return [{"name": each, "reason": reason_against(each, backend, arch, None)} for each in backend.attention]
 
 
-def main(question: dict[str, Any]) -> None:
-    """Answer, part by part."""
-    sys.path[:0] = [folder for folder in question["path"] if folder not in sys.path]
+def main(request: dict[str, Any]) -> None:
+    """Print the result, part by part."""
+    sys.path[:0] = [folder for folder in request["path"] if folder not in sys.path]
     parts = {
-        "kernels": lambda: kernels(question["backend"], question["devices"]),
-        "attention": lambda: attention(question["backend"], question["arch"]),
+        "kernels": lambda: kernels(request["backend"], request["devices"]),
+        "attention": lambda: attention(request["backend"], request["arch"]),
     }
     for part, find in parts.items():
         try:
-            answer(part, find())
+            print_part(part, find())
         except (Exception, SystemExit) as error:
-            answer(part, {"error": f"{type(error).__name__}: {error}"[:500]})
+            print_part(part, {"error": f"{type(error).__name__}: {error}"[:500]})
 
 
 if __name__ == "__main__":

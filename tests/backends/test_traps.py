@@ -158,7 +158,7 @@ TRAPS = {
         ("cuda: 2 x NVIDIA H100", "chip: 1 x Chip", "HWGRPO_BACKEND=")),
     "a plug-in that does not import, beside a GPU": Trap(
         lambda h: chip(h.nodes("nvidia0").torch(CUDA, {"cuda": H100}), "raise OSError('libchip.so')"), "cuda"),
-    "two variables that filter one another": Trap(
+    "two variables that filter each other": Trap(
         lambda h: hidden(
             h.nodes("kfd").torch(ROCM, {"cuda": MI300}), HIP_VISIBLE_DEVICES="0", ROCR_VISIBLE_DEVICES="1"), "rocm",
         ("keep only HIP_VISIBLE_DEVICES",)),

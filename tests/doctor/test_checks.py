@@ -73,7 +73,7 @@ HOSTS = {
         ("warn", "HSA_OVERRIDE_GFX_VERSION", ["11.0.0", "unset it"])], False),
     "ROCm, two variables": (
         hosts.rocm(variables={"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}), "rocm", [
-            ("warn", "visible devices", ["HIP_VISIBLE_DEVICES='0', ROCR_VISIBLE_DEVICES='1' filter one another"])],
+            ("warn", "visible devices", ["HIP_VISIBLE_DEVICES='0', ROCR_VISIBLE_DEVICES='1' filter each other"])],
         False),
     "Ascend": (hosts.npu(), "npu", [
         ("ok", "Ascend nodes", ["8: /dev/davinci0", "..."]), ("ok", "Ascend driver", ["25.2.0"]),
@@ -196,12 +196,12 @@ HOST_LINES = {
     "old Python": ({"python": (3, 10, 2)}, "FAIL", "Python", ["3.10.2", "3.11 or newer"]),
     "small shm": ({"shm": 64 * 1024**2}, "warn", "/dev/shm", ["64 MiB", "enlarge it"]),
     "no room": ({"cache_free": 3 * GIB}, "warn", "cache folder", ["3.0 GiB free", "HF_HOME"]),
-    "cache read-only": ({"cache_writable": False}, "warn", "cache folder", ["may not be written", "HF_HOME"]),
+    "cache read-only": ({"cache_writable": False}, "warn", "cache folder", ["is not writable", "HF_HOME"]),
     "ASCII": ({"encoding": "ascii"}, "warn", "locale", ["ascii", "PYTHONUTF8=1"]),
     "an encoding nobody knows": ({"encoding": "x-none"}, "warn", "locale", ["x-none"]),
     "UTF-8 by another name": ({"encoding": "utf8"}, "ok", "locale", []),
     "few files": ({"open_files": 1024}, "warn", "ulimit -n", ["1024", "ulimit -n 65536"]),
-    "a hub that nobody asked": ({"environment": {}}, "ok", "model hub", ["not asked"]),
+    "a hub that is not contacted": ({"environment": {}}, "ok", "model hub", ["not contacted"]),
     "offline": ({"environment": {"HF_HUB_OFFLINE": "1"}}, "ok", "model hub", ["offline"]),
     "no compiler": ({"c_compiler": None}, "warn", "C compiler", ["no C compiler", "python3.12-dev"]),
     "no header": ({"python_header": None}, "warn", "C compiler", ["no Python.h", "python3.12-dev"]),
@@ -235,12 +235,12 @@ def test_a_check_that_raises_is_a_line_and_the_others_are_made(monkeypatch):
 
 
 def test_kernels_that_cannot_be_told_are_a_failure():
-    report = diagnosis(hosts.cpu(), inside={"kernels": {"error": "ImportError: x"}, "attention": []})
+    report = diagnosis(hosts.cpu(), survey={"kernels": {"error": "ImportError: x"}, "attention": []})
     assert report.failures == ("kernels",)
 
 
 def test_a_kernel_plug_in_that_fails_is_a_line():
     plugins = [{"name": "acme", "error": "ImportError: libacme.so"}, {"name": "fine", "error": None}]
-    report = diagnosis(hosts.cpu(), inside={"kernels": {"plugins": plugins, "ops": []}, "attention": []})
+    report = diagnosis(hosts.cpu(), survey={"kernels": {"plugins": plugins, "ops": []}, "attention": []})
     assert [f.what for f in report.findings if "libacme.so" in f.found] == ["kernel plug-in acme"]
     assert report.failures == ()

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hwgrpo.doctor.child_environment import ask, asking
+from hwgrpo.doctor.child_environment import run_children, start_children
 
 
 @pytest.fixture
@@ -24,33 +24,33 @@ def says(text):
 
 def test_answers_come_in_the_order_of_the_questions_and_other_output_is_left_out(script):
     file = script("print('a chatty plug-in')", "time.sleep(question['wait'])", says("{'n': question['n']}"))
-    first, second = ask(file, [{"n": 1, "wait": 0.3}, {"n": 2, "wait": 0}], 60)
+    first, second = run_children(file, [{"n": 1, "wait": 0.3}, {"n": 2, "wait": 0}], 60)
     assert (first.lines, second.lines) == ([{"n": 1}], [{"n": 2}])
-    assert (first.trouble, second.trouble) == (None, None)
+    assert (first.failure, second.failure) == (None, None)
 
 
 def test_a_child_is_told_where_the_packages_lie(script):
-    (answer,) = ask(script(says("question['path']")), [{}], 60)
+    (answer,) = run_children(script(says("question['path']")), [{}], 60)
     assert all(os.path.isdir(folder) for folder in answer.lines[0])
     assert any(os.path.isdir(os.path.join(folder, "hwgrpo_kernels")) for folder in answer.lines[0])
 
 
 def test_a_signal_an_exit_status_and_what_was_said_before_are_told(script):
-    (answer,) = ask(script(says("{'begun': 1}"), "os.kill(os.getpid(), 11)"), [{}], 60)
+    (answer,) = run_children(script(says("{'begun': 1}"), "os.kill(os.getpid(), 11)"), [{}], 60)
     assert answer.lines == [{"begun": 1}]
-    assert "SIGSEGV" in answer.trouble
-    (answer,) = ask(script("raise SystemExit('the driver is gone')"), [{}], 60)
-    assert answer.trouble == "it ended with exit status 1: the driver is gone"
+    assert "SIGSEGV" in answer.failure
+    (answer,) = run_children(script("raise SystemExit('the driver is gone')"), [{}], 60)
+    assert answer.failure == "it ended with exit status 1: the driver is gone"
 
 
 def test_a_child_that_hangs_is_ended_with_what_it_started(script, tmp_path):
     pid = tmp_path / "pid"
     start = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(pid)!r}, 'w').write(str(p.pid))"
     began = time.monotonic()
-    (answer,) = ask(script(start, says("{'begun': 1}"), "time.sleep(600)"), [{}], 3)
+    (answer,) = run_children(script(start, says("{'begun': 1}"), "time.sleep(600)"), [{}], 3)
     assert time.monotonic() - began < 60
     assert answer.lines == [{"begun": 1}]
-    assert answer.trouble == "it took more than 3 seconds"
+    assert answer.failure == "it took more than 3 seconds"
     for _ in range(200):
         try:
             with open(f"/proc/{pid.read_text()}/stat") as stat:
@@ -69,7 +69,7 @@ def test_a_child_whose_answer_is_not_waited_for_is_ended(script, tmp_path):
         f"os.rename({str(pid) + '.part'!r}, {str(pid)!r})",
         "time.sleep(600)",
     )
-    with asking(file, [{}], 600):
+    with start_children(file, [{}], 600):
         while not pid.exists():
             time.sleep(0.05)
     with pytest.raises(ProcessLookupError):

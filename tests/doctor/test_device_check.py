@@ -1,4 +1,4 @@
-"""Tier 2: trials that pass on a sound CPU, trials that see a wrong result, children that die."""
+"""Tier 2: tests that pass on a sound CPU, tests that see a wrong result, children that die."""
 
 import os
 from dataclasses import replace
@@ -11,33 +11,33 @@ from hwgrpo_kernels import Key, default_registry
 
 from hwgrpo.doctor import device_check, device_check_child
 from hwgrpo.doctor.child_environment import ChildOutput
-from hwgrpo.doctor.device_check import Trial, run_trials
+from hwgrpo.doctor.device_check import SelfTest, run_self_tests
 from tests.support.devices.hosts import BUILTIN
 
 CPU = Device(BUILTIN["cpu"])
 
 
 @pytest.fixture(scope="module")
-def trials():
+def tests():
     # without a C++ compiler one kernel is left out with its reason, and nothing is compiled for minutes
-    return run_trials(BUILTIN["cpu"], 1, environ={**os.environ, "CXX": "no-such-compiler", "OMP_NUM_THREADS": "1"})
+    return run_self_tests(BUILTIN["cpu"], 1, environ={**os.environ, "CXX": "no-such-compiler", "OMP_NUM_THREADS": "1"})
 
 
-def test_a_sound_cpu_passes_every_trial(trials):
-    states = {trial.what: trial.state for trial in trials}
-    assert "FAIL" not in states.values(), trials
+def test_a_sound_cpu_passes_every_self_test(tests):
+    states = {test.name: test.state for test in tests}
+    assert "FAIL" not in states.values(), tests
     for what in ("allocate", "bf16 matmul", "all-reduce"):
         assert states[what] == "PASS"
     for op in ("row_stats", "row_grad", "row_stats_kl", "row_grad_kl", "token_logprob", "linear_logprob"):
         assert states[f"kernel {op}=torch float32"] == "PASS"
 
 
-def test_what_cannot_be_tried_is_skipped_with_its_reason(trials):
-    skipped = {trial.what: trial.told for trial in trials if trial.state == "SKIP"}
+def test_what_cannot_run_is_skipped_with_its_reason(tests):
+    skipped = {test.name: test.detail for test in tests if test.state == "SKIP"}
     assert set(skipped) == {
         "kernel row_stats=compiled float32",
         "kernel row_grad=compiled float32",
-        "memory given back",
+        "memory released",
     }
     assert "no-such-compiler" in skipped["kernel row_stats=compiled float32"]
 
@@ -45,9 +45,9 @@ def test_what_cannot_be_tried_is_skipped_with_its_reason(trials):
 def outcome(work):
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_check_child, "say", lambda **fields: said.append(fields))
-        device_check_child.trial("it", work)
-    return said[-1]["state"], said[-1]["told"]
+        patch.setattr(device_check_child, "print_line", lambda **fields: said.append(fields))
+        device_check_child.run_test("it", work)
+    return said[-1]["state"], said[-1]["detail"]
 
 
 def compare(change):
@@ -128,34 +128,34 @@ def test_memory_that_is_let_go_of_must_be_free_again(free, state, told):
 def answers(monkeypatch, *given):
     left = iter(given)
     monkeypatch.setattr(
-        device_check.child_environment, "ask", lambda script, questions, *_: [next(left) for _ in questions]
+        device_check.child_environment, "run_children", lambda script, questions, *_: [next(left) for _ in questions]
     )
 
 
-PASSED = {"what": "allocate", "state": "PASS", "told": ""}
+PASSED = {"test": "allocate", "state": "PASS", "detail": ""}
 
 
-def test_the_trial_in_which_a_child_dies_has_failed(monkeypatch):
-    ranks = [ChildOutput([{"what": "all-reduce", "state": "PASS", "told": ""}])] * 2
-    died = ChildOutput([{"begun": "allocate"}, PASSED, {"begun": "bf16 matmul"}], "it ended with signal SIGSEGV: x")
+def test_the_self_test_in_which_a_child_dies_has_failed(monkeypatch):
+    ranks = [ChildOutput([{"test": "all-reduce", "state": "PASS", "detail": ""}])] * 2
+    died = ChildOutput([{"started": "allocate"}, PASSED, {"started": "bf16 matmul"}], "it ended with signal SIGSEGV: x")
     answers(monkeypatch, died, *ranks)
-    trials = run_trials(BUILTIN["cpu"], 1)
-    assert trials[0] == Trial("cpu", "allocate", "PASS", "")
-    assert trials[1] == Trial("cpu", "bf16 matmul", "FAIL", "it ended with signal SIGSEGV: x")
-    assert trials[2].state == "PASS"
+    tests = run_self_tests(BUILTIN["cpu"], 1)
+    assert tests[0] == SelfTest("cpu", "allocate", "PASS", "")
+    assert tests[1] == SelfTest("cpu", "bf16 matmul", "FAIL", "it ended with signal SIGSEGV: x")
+    assert tests[2].state == "PASS"
     answers(monkeypatch, ChildOutput([], "it took more than 1 seconds"), *ranks)
-    assert run_trials(BUILTIN["cpu"], 1)[0] == Trial("cpu", "start", "FAIL", "it took more than 1 seconds")
+    assert run_self_tests(BUILTIN["cpu"], 1)[0] == SelfTest("cpu", "start", "FAIL", "it took more than 1 seconds")
     answers(monkeypatch, ChildOutput(), *ranks)
-    assert run_trials(BUILTIN["cpu"], 1)[0] == Trial("cpu", "start", "FAIL", "it said nothing")
+    assert run_self_tests(BUILTIN["cpu"], 1)[0] == SelfTest("cpu", "start", "FAIL", "no output")
 
 
-def test_every_device_is_tried_and_one_alone_has_no_second_rank(monkeypatch):
+def test_every_device_is_tested_and_one_alone_has_no_second_rank(monkeypatch):
     answers(monkeypatch, ChildOutput([PASSED]))
-    one = run_trials(BUILTIN["cuda"], 1)
-    assert [(t.device, t.what, t.state) for t in one] == [
+    one = run_self_tests(BUILTIN["cuda"], 1)
+    assert [(t.device, t.name, t.state) for t in one] == [
         ("cuda:0", "allocate", "PASS"), ("cuda x 2", "all-reduce", "SKIP")]  # fmt: skip
-    assert one[1].told == "needs 2 devices, this process sees 1"
-    ok, bad = ({"what": "all-reduce", "state": state, "told": state} for state in ("PASS", "FAIL"))
+    assert one[1].detail == "needs 2 devices, this process sees 1"
+    ok, bad = ({"test": "all-reduce", "state": state, "detail": state} for state in ("PASS", "FAIL"))
     answers(monkeypatch, *[ChildOutput([PASSED])] * 3, ChildOutput([ok]), ChildOutput([bad]))
-    assert [(t.device, t.state) for t in run_trials(BUILTIN["cuda"], 3)] == [
+    assert [(t.device, t.state) for t in run_self_tests(BUILTIN["cuda"], 3)] == [
         ("cuda:0", "PASS"), ("cuda:1", "PASS"), ("cuda:2", "PASS"), ("cuda x 2", "FAIL")]  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hwgrpo.doctor import diagnosis
-from hwgrpo.doctor.survey import Question
+from hwgrpo.doctor.survey import SurveyRequest
 from tests.support.devices import hosts
 
 
@@ -21,11 +21,11 @@ def diagnosed(monkeypatch, tmp_path):
         steps = []
 
         @contextmanager
-        def looking_inside(question, environ):
+        def start_survey(question, environ):
             steps.append(("begun", question))
-            yield lambda: look_inside(question, environ)
+            yield lambda: survey_backend(question, environ)
 
-        def look_inside(question, environ):
+        def survey_backend(question, environ):
             steps.append(("answered", question))
             return {"kernels": {"asked": question}}
 
@@ -35,8 +35,8 @@ def diagnosed(monkeypatch, tmp_path):
 
         monkeypatch.setattr(diagnosis, "gather_tier0", lambda root, environ, backends: before)
         monkeypatch.setattr(diagnosis, "gather_tier1", tier1)
-        monkeypatch.setattr(diagnosis, "looking_inside", looking_inside)
-        monkeypatch.setattr(diagnosis, "look_inside", look_inside)
+        monkeypatch.setattr(diagnosis, "start_survey", start_survey)
+        monkeypatch.setattr(diagnosis, "survey_backend", survey_backend)
         return steps, diagnosis.diagnose("auto", root=tmp_path, environ={})
 
     return diagnose
@@ -44,27 +44,27 @@ def diagnosed(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("host, name", [(hosts.cpu(), "cpu"), (hosts.rocm(), "rocm"), (hosts.npu(), "npu")])
 def test_the_backend_that_tier_0_chooses_is_surveyed_beside_tier_1(diagnosed, host, name):
-    question = Question(name, devices=True)
+    question = SurveyRequest(name, devices=True)
     steps, told = diagnosed(replace(host, torch=None), host)
     assert steps == [("begun", question), "tier 1", ("answered", question)]
-    assert (told.decision.selected, told.inside) == (name, {"kernels": {"asked": question}})
+    assert (told.decision.selected, told.survey) == (name, {"kernels": {"asked": question}})
 
 
 def test_another_backend_is_asked_about_where_tier_1_changes_the_decision(diagnosed):
     steps, told = diagnosed(hosts.cpu(torch=None), hosts.rocm())
-    assert steps == [("begun", Question("cpu", True)), "tier 1", ("answered", Question("rocm", True))]
-    assert (told.decision.selected, told.inside["kernels"]["asked"]) == ("rocm", Question("rocm", True))
+    assert steps == [("begun", SurveyRequest("cpu", True)), "tier 1", ("answered", SurveyRequest("rocm", True))]
+    assert (told.decision.selected, told.survey["kernels"]["asked"]) == ("rocm", SurveyRequest("rocm", True))
 
 
 def test_devices_that_only_tier_1_finds_are_asked_about_again(diagnosed):
     inherited = {"variables": {"HWGRPO_BACKEND_SELECTED": "rocm"}}
     steps, _ = diagnosed(hosts.cpu(torch=None, **inherited), hosts.rocm(**inherited))
-    assert steps == [("begun", Question("rocm", False)), "tier 1", ("answered", Question("rocm", True))]
+    assert steps == [("begun", SurveyRequest("rocm", False)), "tier 1", ("answered", SurveyRequest("rocm", True))]
 
 
 def test_where_attention_depends_on_the_chip_it_is_asked_for_once_torch_has_told_the_chip(diagnosed):
     steps, _ = diagnosed(hosts.cuda(torch=None), hosts.cuda())
-    assert steps == ["tier 1", ("answered", Question("cuda", True, "sm_90"))]
+    assert steps == ["tier 1", ("answered", SurveyRequest("cuda", True, "sm_90"))]
 
 
 @pytest.mark.parametrize("variables", [{}, {"HWGRPO_BACKEND_SELECTED": "cpu"}])
@@ -72,11 +72,11 @@ def test_where_torch_does_not_import_no_answer_is_waited_for(diagnosed, variable
     broken = hosts.cpu(torch=hosts.BROKEN_PLUGIN, variables=variables)
     steps, told = diagnosed(replace(broken, torch=None), broken)
     assert told.decision.selected == variables.get("HWGRPO_BACKEND_SELECTED")
-    assert steps == [("begun", Question("cpu", True)), "tier 1"]
-    assert told.inside == {}
+    assert steps == [("begun", SurveyRequest("cpu", True)), "tier 1"]
+    assert told.survey == {}
 
 
 def test_without_torch_nothing_is_asked(diagnosed):
     bare = hosts.cpu(torch=None, torch_version=None)
     steps, told = diagnosed(bare, bare)
-    assert (steps, told.inside) == ([], {})
+    assert (steps, told.survey) == ([], {})

@@ -7,7 +7,7 @@ import pytest
 from hwgrpo_backends.facts import TorchDevice
 
 from hwgrpo.doctor import hardware
-from hwgrpo.doctor.device_check import Trial
+from hwgrpo.doctor.device_check import SelfTest
 from hwgrpo.doctor.diagnosis_text import colored, show
 from hwgrpo.doctor.survey import rollout_engines
 from hwgrpo.terminal_width import fold
@@ -18,7 +18,7 @@ VERDICTS = [
     {"name": "torch", "state": "chosen", "reason": "the first of the preferred that can run", "origin": "built in"},
     {"name": "triton", "state": "impossible", "reason": "needs cuda or npu, have cpu", "origin": "built in"},
 ]
-INSIDE = {
+SURVEY = {
     "kernels": {
         "dtype": "float32", "vocab": 151936, "plugins": [],
         "ops": [{"op": "row_stats", "verdicts": VERDICTS, "error": None, "chosen": "torch"},
@@ -27,13 +27,13 @@ INSIDE = {
     "attention": [{"name": "flash_attention_2", "reason": "not installed"}, {"name": "sdpa", "reason": None},
                   {"name": "eager", "reason": None}],
 }  # fmt: skip
-TRIALS = (Trial("cpu", "allocate", "PASS", "64 MiB"), Trial("cpu", "bf16 matmul", "FAIL", "off by 1"))
+SELF_TESTS = (SelfTest("cpu", "allocate", "PASS", "64 MiB"), SelfTest("cpu", "bf16 matmul", "FAIL", "off by 1"))
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 @pytest.mark.parametrize("facts", [hosts.cpu(), hosts.npu(tier1=hosts.BROKEN_PLUGIN, home=None), hosts.cuda("470.1")])
 def test_every_check_is_shown_within_the_width(facts, width):
-    report = diagnosis(facts, inside=INSIDE, trials=TRIALS)
+    report = diagnosis(facts, survey=SURVEY, self_tests=SELF_TESTS)
     lines = show(report, width).splitlines()
     too_long = [line for line in lines if len(line) > width and " " in line.strip()]
     assert too_long == []
@@ -44,10 +44,10 @@ def test_every_check_is_shown_within_the_width(facts, width):
 
 
 def test_the_choice_the_kernels_the_attention_and_the_engines_are_told_with_reasons():
-    report = diagnosis(hosts.cpu(), inside=INSIDE)
+    report = diagnosis(hosts.cpu(), survey=SURVEY)
     text = show(report, 200)
     for proof in report.hardware.values():
-        assert f"hwgrpo on it: {proof}" in text
+        assert f"tested on: {proof}" in text
     assert re.search(r"\* cpu +works +torch 2\.13\.0\+cpu", text)
     assert re.search(r"  cuda +unusable +no sign of an NVIDIA GPU", text)
     assert re.search(r"row_stats +\* torch +runs +the first of the preferred", text)
@@ -60,22 +60,22 @@ def test_the_choice_the_kernels_the_attention_and_the_engines_are_told_with_reas
 
 
 def test_what_stands_in_the_way_is_said_at_the_end():
-    text = show(diagnosis(hosts.cpu(), inside=INSIDE, trials=TRIALS))
+    text = show(diagnosis(hosts.cpu(), survey=SURVEY, self_tests=SELF_TESTS))
     assert re.search(r"FAIL +cpu +bf16 matmul +off by 1", text)
-    assert text.endswith("in its way: cpu: bf16 matmul")
+    assert text.endswith("failed: cpu: bf16 matmul")
     text = show(diagnosis(hosts.npu(tier1=hosts.BROKEN_PLUGIN, home=None)))
     assert text.endswith("no backend (requested: auto); see FAIL above")
 
 
 def test_colors_change_nothing_but_colors():
-    report = diagnosis(hosts.cuda("470.1", device=TorchDevice(problem="driver too old")), inside=INSIDE)
+    report = diagnosis(hosts.cuda("470.1", device=TorchDevice(problem="driver too old")), survey=SURVEY)
     painted = show(report, 80, colored)
     assert "\x1b[1;31mFAIL" in painted
     assert re.sub(r"\x1b\[[\d;]*m", "", painted) == show(report, 80)
 
 
 def test_the_document_is_json_and_has_all_parts():
-    document = json.loads(json.dumps(diagnosis(hosts.npu(), inside=INSIDE, trials=TRIALS).to_json()))
+    document = json.loads(json.dumps(diagnosis(hosts.npu(), survey=SURVEY, self_tests=SELF_TESTS).to_json()))
     assert document["schema"] == "hwgrpo.doctor/1"
     assert set(document) == {
         "schema", "hwgrpo", "requested", "selected", "error", "failures", "checks", "candidates", "kernels",

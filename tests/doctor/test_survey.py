@@ -2,25 +2,25 @@
 
 import os
 
-from hwgrpo.doctor.survey import Question, look_inside
+from hwgrpo.doctor.survey import SurveyRequest, survey_backend
 
-ON_CPU = Question("cpu", devices=True)
+ON_CPU = SurveyRequest("cpu", devices=True)
 
 
 def test_the_child_finds_the_packages_where_this_process_did(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch today')\n")
-    told = look_inside(ON_CPU, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    told = survey_backend(ON_CPU, {**os.environ, "PYTHONPATH": str(tmp_path)})
     assert told["kernels"] == {"error": "ImportError: no torch today"}
 
 
 def test_a_child_that_dies_is_told_in_every_part(tmp_path):
     (tmp_path / "torch.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    told = look_inside(ON_CPU, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    told = survey_backend(ON_CPU, {**os.environ, "PYTHONPATH": str(tmp_path)})
     assert "SIGKILL" in told["kernels"]["error"]
     assert "SIGKILL" in told["attention"]["error"]
 
 
 def test_a_child_that_hangs_is_given_up(tmp_path):
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")
-    told = look_inside(ON_CPU, {**os.environ, "PYTHONPATH": str(tmp_path)}, limit=1.0)
+    told = survey_backend(ON_CPU, {**os.environ, "PYTHONPATH": str(tmp_path)}, limit=1.0)
     assert told["kernels"]["error"] == "it took more than 1 seconds"

@@ -82,8 +82,8 @@ BROKEN_PLUGIN = TorchFacts(
 )
 
 
-def diagnosis(facts, requested="auto", host=SOUND, problems=None, inside=None, trials=None):
-    """The report of a made-up host."""
+def diagnosis(facts, requested="auto", host=SOUND, problems=None, survey=None, self_tests=None):
+    """Return the report of a simulated host."""
     problems = problems or {}
     decision = decide(facts, requested, BUILTIN, problems)
-    return assemble(Subject(facts, host, decision, BUILTIN, problems), inside or {}, trials)
+    return assemble(Subject(facts, host, decision, BUILTIN, problems), survey or {}, self_tests)
