@@ -1,4 +1,4 @@
-"""The machine a command runs on: its backend, chosen and prepared before torch is imported."""
+"""Selection of the backend, and its environment variables, before torch is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hwgrpo.config.validate import check_world_size
 
 @dataclass(frozen=True)
 class Host:
-    """What the launcher and the machine decided."""
+    """Backend and ranks of this process."""
 
     backend: Backend
     decision: Decision
@@ -27,50 +27,51 @@ class Host:
     local_world_size: int
 
 
-class Place(NamedTuple):
-    """Where a run is planned for."""
+class PlannedHost(NamedTuple):
+    """Backend and ranks that a run is planned for."""
 
     backend: Backend
     world_size: int
     rank: int
-    obstacle: str | None
-    """Why this machine cannot run it; None where it can."""
+    reason: str | None
+    """Reason why this machine cannot run it; None where it can."""
 
 
-def planned_place(config: Config) -> Place:
-    """Return what `prepare_host` does as far as a plan needs it, also for a backend that is not on this machine.
+def planned_host(config: Config) -> PlannedHost:
+    """Return the backend and ranks for a plan, also for a backend without a device on this machine.
 
     Raises:
         ConfigError: as `prepare_host` does.
-        BackendError: no backend is named, and none can be chosen.
+        BackendError: no backend is named, and none can be selected.
     """
     try:
         host = prepare_host(config)
     except BackendError as error:
         if config.backend.name == AUTO:
             raise
-        return Place(registry.get(config.backend.name), *_world(), str(error))
-    return Place(host.backend, host.world_size, host.rank, None)
+        return PlannedHost(registry.get(config.backend.name), *_world(), str(error))
+    return PlannedHost(host.backend, host.world_size, host.rank, None)
 
 
 def prepare_host(config: Config) -> Host:
-    """Choose the backend and put its environment in force; call it before torch is imported.
+    """Select the backend and set its environment variables; call it before torch is imported.
 
     Raises:
         ConfigError: the batch sizes or the strategy do not fit the number of ranks.
-        BackendError: no backend can be chosen; the message says why and what to do.
+        BackendError: no backend can be selected; the message has the reason and the remedy.
     """
     if "torch" in sys.modules:
         print(
-            "hwgrpo: warning: torch is imported already, so variables of the backend may come too late", file=sys.stderr
+            "hwgrpo: warning: torch is already imported and may ignore the backend's environment variables",
+            file=sys.stderr,
         )
     world_size, rank = _world()
     check_world_size(config, world_size)
-    choice = choose(config.backend.name)
-    apply(choice.backend, "train", deterministic=config.trainer.deterministic)
+    selection = choose(config.backend.name)
+    apply(selection.backend, "train", deterministic=config.trainer.deterministic)
     return Host(
-        backend=choice.backend,
-        decision=choice.decision,
+        backend=selection.backend,
+        decision=selection.decision,
         rank=rank,
         local_rank=int(os.environ.get("LOCAL_RANK", 0)),
         world_size=world_size,
@@ -79,5 +80,5 @@ def prepare_host(config: Config) -> Host:
 
 
 def _world() -> tuple[int, int]:
-    """Return how many processes the run has, and which of them this is, as the launcher says."""
+    """Return the world size and the rank, from the launcher's variables."""
     return int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))

@@ -1,4 +1,4 @@
-"""`hwgrpo bench`: what a training step costs here, layout by layout, and what the kernels cost beside others."""
+"""`hwgrpo bench`: time and memory of a training step per layout, and of the kernels next to other projects'."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hwgrpo.cli import bench_kernels
 from hwgrpo.errors import ConfigError
 
 HELP = "measure on this machine: a training step of a recipe, or the kernels next to other projects'"
-STEP_HELP = "measure a training step of a recipe here: its stages, and its update in every layout side by side"
+STEP_HELP = "measure a training step of a recipe: its stages, and its update in each layout side by side"
 DEFAULT_RECIPE = "tiny_sort"
 DONE, WRONG = 0, 1
-WHOLE = ("auto", "single", "ddp")
-"""Strategies that leave the policy, and its gradients, in one piece."""
+UNSHARDED = ("auto", "single", "ddp")
+"""Strategies that shard neither the policy nor its gradients."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,30 +28,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "step",
         help=STEP_HELP,
         description=f"{STEP_HELP[0].upper()}{STEP_HELP[1:]}. Layouts alternate in rounds, on the same responses "
-        "and from the same weights. First, loss and gradient of each are compared with those of padded rows; one that "
-        "computes something else is not timed, and the exit code is 1. Nothing is trained or saved.",
+        "and from the same weights. First, loss and gradient of each are compared with those of padded rows; one with "
+        "another result is not timed, and the exit code is 1. Nothing is trained or saved.",
         epilog=parser.epilog,
     )
     step.add_argument(
         "overrides",
         nargs="*",
         metavar="RECIPE | key=value",
-        help=f"recipe YAML, or the name of one that ships (default {DEFAULT_RECIPE}); settings that win over it",
+        help=f"recipe YAML, or the name of a shipped recipe (default {DEFAULT_RECIPE}); settings that override it",
     )
     step.add_argument(
         "--layouts",
         metavar="NAMES",
-        help="layouts to compare, e.g. packed,grouped (default: all); padded and the recipe's own are always there",
+        help="layouts to compare, e.g. packed,grouped (default: all); padded and the recipe's own are always included",
     )
     step.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds to time (default 5)")
-    step.add_argument("--threads", type=int, metavar="N", help="CPU threads, as trainer.threads=N")
+    step.add_argument("--threads", type=int, metavar="N", help="CPU threads, like trainer.threads=N")
     step.add_argument("--json", metavar="FILE", help="also write all samples as JSON (schema hwgrpo.bench.step/1)")
     kernels = measurements.add_parser(
         "kernels",
         help=bench_kernels.KERNELS_HELP,
-        description=f"{bench_kernels.KERNELS_HELP[0].upper()}{bench_kernels.KERNELS_HELP[1:]}. Sides of a case take "
-        "turns in rounds. First, the result of each is compared with fp64 on the same inputs; one that is off is not "
-        "timed, and the exit code is 1.",
+        description=f"{bench_kernels.KERNELS_HELP[0].upper()}{bench_kernels.KERNELS_HELP[1:]}. Implementations of "
+        "a case alternate in rounds. First, the result of each is compared with fp64 on the same inputs; a wrong one "
+        "is not timed, and the exit code is 1.",
         epilog=parser.epilog,
     )
     bench_kernels.add_kernels(kernels)
@@ -62,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; return 1 when something computes another result than it should."""
+    """Measure and print; return 1 when a result is wrong."""
     if args.measurement == "kernels":
-        return bench_kernels.run_kernels(args, _writable, _tell)
+        return bench_kernels.run_kernels(args, _writable, _show_progress)
     if args.measurement == "compare":
         return bench_kernels.run_compare(args, _writable)
     return _run_step(args)
@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
 def _run_step(args: argparse.Namespace) -> int:
     from hwgrpo.config import load_config
 
-    recipe, overrides = _words(args.overrides)
+    recipe, overrides = _split_recipe(args.overrides)
     for option, value in (("--repeat", args.repeat), ("--threads", args.threads)):
         if value is not None and value < 1:
-            raise ConfigError(f"{option} {value}: give 1 or more")
+            raise ConfigError(f"{option} {value}: use 1 or more")
     names = _layouts(args.layouts)
     file = _writable("--json", args.json)
     threads = [f"trainer.threads={args.threads}"] if args.threads else []
@@ -85,19 +85,19 @@ def _run_step(args: argparse.Namespace) -> int:
         config = load_config(
             recipe,
             [*overrides, *threads, f"trainer.output_dir={folder}", "trainer.resume=never", *quiet],
-            imported=["observe"],  # nothing of it is shown
+            imported=["observe"],  # not shown in the result
         )
 
-        if (strategy := config.trainer.strategy) not in WHOLE:
+        if (strategy := config.trainer.strategy) not in UNSHARDED:
             raise ConfigError(
-                f"trainer.strategy={strategy!r} with hwgrpo bench: it compares the gradients of layouts, which takes a "
-                f"policy in one piece; use {' or '.join(WHOLE)}"
+                f"trainer.strategy={strategy!r} with hwgrpo bench: it compares gradients of layouts, which needs an "
+                f"unsharded policy; use {' or '.join(UNSHARDED)}"
             )
 
         from hwgrpo.cli.backend_selection import prepare_host
 
         if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
-            raise ConfigError(f"hwgrpo bench measures one process, and a launcher started {processes}; start one")
+            raise ConfigError(f"hwgrpo bench needs one process, but a launcher started {processes}")
         host = prepare_host(config)
 
         from hwgrpo_backends.device import Device
@@ -108,9 +108,9 @@ def _run_step(args: argparse.Namespace) -> int:
 
         built = build_run(config, host.backend, host.local_rank, host.local_world_size)
         try:
-            result = measure_step(built, Device(host.backend, host.local_rank), names, args.repeat, _tell)
+            result = measure_step(built, Device(host.backend, host.local_rank), names, args.repeat, _show_progress)
         finally:
-            _tell("")
+            _show_progress("")
             built.observer.close()
             built.engine.close()
             built.strategy.close()
@@ -119,23 +119,23 @@ def _run_step(args: argparse.Namespace) -> int:
     show_step(result, recipe)
     if file is not None:
         document = result.to_json()
-        given = {"recipe": recipe, "overrides": overrides, "repeat": args.repeat}
-        file.write_text(json.dumps({"schema": document.pop("schema"), **given, **document}, indent=1) + "\n")
+        arguments = {"recipe": recipe, "overrides": overrides, "repeat": args.repeat}
+        file.write_text(json.dumps({"schema": document.pop("schema"), **arguments, **document}, indent=1) + "\n")
     return WRONG if result.wrong else DONE
 
 
-def _words(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Tell the recipe from the settings."""
-    recipes = [word for word in words if "=" not in word or Path(word).is_file()]
+def _split_recipe(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the recipe and the settings."""
+    recipes = [each for each in arguments if "=" not in each or Path(each).is_file()]
     if len(recipes) > 1:
-        raise ConfigError(f"{' '.join(recipes)}: give one recipe, and settings as key=value")
-    return recipes[0] if recipes else DEFAULT_RECIPE, [word for word in words if word not in recipes]
+        raise ConfigError(f"{' '.join(recipes)}: use one recipe, and settings as key=value")
+    return recipes[0] if recipes else DEFAULT_RECIPE, [each for each in arguments if each not in recipes]
 
 
-def _tell(what: str) -> None:
-    """Say on a terminal what is done at present; nothing is animated, since that would take processor time."""
+def _show_progress(text: str) -> None:
+    """Show the current measurement on a terminal; nothing is animated, since that would take CPU time."""
     if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _layouts(text: str | None) -> list[str]:
@@ -145,7 +145,7 @@ def _layouts(text: str | None) -> list[str]:
         return list(LAYOUTS.names())
     names = [name for name in text.split(",") if name]
     if not names:
-        raise ConfigError(f"--layouts {text!r}: give names separated by commas: {', '.join(LAYOUTS.names())}")
+        raise ConfigError(f"--layouts {text!r}: use names separated by commas: {', '.join(LAYOUTS.names())}")
     for name in names:
         LAYOUTS.check(name, "--layouts")
     return names
@@ -156,5 +156,5 @@ def _writable(option: str, name: str | None) -> Path | None:
         return None
     file = Path(name)
     if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"{option} {name} cannot be written; name a file in a folder that exists and is yours")
+        raise ConfigError(f"{option} {name} cannot be written; use a file in an existing, writable folder")
     return file

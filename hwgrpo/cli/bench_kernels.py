@@ -1,4 +1,4 @@
-"""`hwgrpo bench kernels` and `hwgrpo bench compare`: the kernels beside others, and chips side by side."""
+"""`hwgrpo bench kernels` and `hwgrpo bench compare`: kernels next to other projects', and chips side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPARE_HELP = "put two to four files of `hwgrpo bench kernels --json` side by s
 DTYPES = ("float32", "bfloat16", "float16")
 DONE, WRONG = 0, 1
 Writable = Callable[[str, str | None], Path | None]
-"""(option, file or None) -> the file, once it is clear that it can be written."""
+"""(option, file or None) -> the file, after a check that it is writable."""
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +30,8 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
         "--shape",
         metavar="SHAPES",
         action="append",
-        help="rows, hidden units and vocabulary, as 8192,896,151936, or names: A, B, C (8192,896 / 8192,3584 / "
-        "32768,4096, each with 151936), small (128,256,151936); may be given several times (default: A, B and C on an "
+        help="rows, hidden size and vocabulary, e.g. 8192,896,151936, or names: A, B, C (8192,896 / 8192,3584 / "
+        "32768,4096, each with 151936), small (128,256,151936); may be repeated (default: A, B and C on an "
         "accelerator, small on a CPU)",
     )
     parser.add_argument("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)} (default: the device's first)")
@@ -54,16 +54,16 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_kernels(args: argparse.Namespace, writable: Writable, tell: Callable[[str], None]) -> int:
-    """Measure and print; return 1 when some side's result is not fp64's."""
+def run_kernels(args: argparse.Namespace, writable: Writable, report: Callable[[str], None]) -> int:
+    """Measure and print; return 1 when a result differs from fp64's."""
     for option, value in (("--repeat", args.repeat), ("--threads", args.threads)):
         if value is not None and value < 1:
-            raise ConfigError(f"{option} {value}: give 1 or more")
+            raise ConfigError(f"{option} {value}: use 1 or more")
     if args.dtype is not None and args.dtype not in DTYPES:
         raise choice_error("--dtype", args.dtype, DTYPES)
     file = writable("--json", args.json)
     if (processes := int(os.environ.get("WORLD_SIZE", 1))) > 1:
-        raise ConfigError(f"hwgrpo bench measures one process, and a launcher started {processes}; start one")
+        raise ConfigError(f"hwgrpo bench needs one process, but a launcher started {processes}")
     texts = [_numbers(text) for text in args.shape or ()]
 
     from hwgrpo_backends import choose
@@ -96,9 +96,9 @@ def run_kernels(args: argparse.Namespace, writable: Writable, tell: Callable[[st
     except ValueError as error:  # a pin that is unknown or cannot run
         raise ConfigError(str(error)) from error
     try:
-        result = measure_kernels(device, shapes, dtype, cases, args.repeat, memory=not args.no_memory, report=tell)
+        result = measure_kernels(device, shapes, dtype, cases, args.repeat, memory=not args.no_memory, report=report)
     finally:
-        tell("")
+        report("")
     show_kernels(result)
     if file is not None:
         file.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -106,15 +106,15 @@ def run_kernels(args: argparse.Namespace, writable: Writable, tell: Callable[[st
 
 
 def run_compare(args: argparse.Namespace, writable: Writable) -> int:
-    """Print documents side by side; draw them where asked to."""
+    """Print documents side by side; draw them with `--svg`."""
     from hwgrpo.bench.kernels.compare import LETTERS, compare_documents, read_document, show_comparison
 
     names: list[str] = args.files
     if not 2 <= len(names) <= len(LETTERS):
-        raise ConfigError(f"hwgrpo bench compare {' '.join(names)}: give two to four files, not {len(names)}")
+        raise ConfigError(f"hwgrpo bench compare {' '.join(names)}: use two to four files, not {len(names)}")
     file, picture = writable("--json", args.json), writable("--svg", args.svg)
     if picture is not None and picture.exists():
-        raise ConfigError(f"--svg {picture} is there already; name a file that is not, or remove it first")
+        raise ConfigError(f"--svg {picture} already exists; use another file, or remove it first")
     if picture is not None and file is not None and picture.resolve() == file.resolve():
         raise ConfigError(f"--svg {picture} is also the file of --json; use two different files")
     documents = [read_document(Path(name)) for name in names]
@@ -138,12 +138,12 @@ def run_compare(args: argparse.Namespace, writable: Writable) -> int:
 
 
 def _numbers(text: str) -> str | tuple[int, ...]:
-    """Return N, H and V, or the name that stands for them."""
+    """Return N, H and V, or the name of a shape."""
     if "," not in text:
         return text
     parts = text.split(",")
     if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise ConfigError(f"--shape {text}: give rows, hidden units and vocabulary, as in --shape 8192,896,151936")
+        raise ConfigError(f"--shape {text}: use rows, hidden size and vocabulary, e.g. --shape 8192,896,151936")
     return tuple(map(int, parts))
 
 
@@ -152,15 +152,15 @@ def _shapes(wanted: list[str | tuple[int, ...]] | list[str]) -> dict[str, Shape]
 
     from hwgrpo.bench.kernels.problem import SHAPES
 
-    found = {}
+    shapes = {}
     for each in wanted:
         if isinstance(each, str):
             if each not in SHAPES:
                 raise choice_error("--shape", each, SHAPES)
-            found[each] = SHAPES[each]
+            shapes[each] = SHAPES[each]
         else:
-            found["x".join(map(str, each))] = Shape(*each)
-    return found
+            shapes["x".join(map(str, each))] = Shape(*each)
+    return shapes
 
 
 def _cases(text: str | None) -> list[Case]:
@@ -171,7 +171,7 @@ def _cases(text: str | None) -> list[Case]:
     known = {case.name: case for case in CASES}
     names = [name for name in text.split(",") if name]
     if not names:
-        raise ConfigError(f"--only {text!r}: give names separated by commas: {', '.join(known)}")
+        raise ConfigError(f"--only {text!r}: use names separated by commas: {', '.join(known)}")
     for name in names:
         if name not in known:
             raise choice_error("--only", name, known)

@@ -1,4 +1,4 @@
-"""`hwgrpo config`: every setting with its type, default, limits and meaning."""
+"""`hwgrpo config`: every setting with its type, default, allowed values and description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import textwrap
 
 from hwgrpo.errors import ConfigError, nearest
 
-HELP = "print every setting with its default, what is allowed and what it does"
+HELP = "print every setting with its default, allowed values and description"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,22 +24,22 @@ def run(args: argparse.Namespace) -> int:
     """Print the table; return the exit code."""
     from hwgrpo.config.document import entries
 
-    chosen = list(entries())
+    selected = list(entries())
     for key in args.keys:
-        if not any(_under(e.key, key) for e in chosen):
-            sections = {e.key.rsplit(".", i)[0] for e in chosen for i in range(e.key.count(".") + 1)}
-            near = nearest(key, {*sections, *(e.key for e in chosen)})
+        if not any(_under(e.key, key) for e in selected):
+            sections = {e.key.rsplit(".", i)[0] for e in selected for i in range(e.key.count(".") + 1)}
+            near = nearest(key, {*sections, *(e.key for e in selected)})
             hint = f" Did you mean {near}?" if near else ""
-            raise ConfigError(f"no setting {key!r}.{hint} {_what_there_is(key, [e.key for e in chosen])}")
+            raise ConfigError(f"no setting {key!r}.{hint} {_alternatives(key, [e.key for e in selected])}")
     if args.keys:
-        chosen = [e for e in chosen if any(_under(e.key, key) for key in args.keys)]
+        selected = [e for e in selected if any(_under(e.key, key) for key in args.keys)]
     if args.json:
-        print(json.dumps([dataclasses.asdict(e) for e in chosen], indent=1))
+        print(json.dumps([dataclasses.asdict(e) for e in selected], indent=1))
         return 0
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     bold, dim, plain = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
     section = ""
-    for e in chosen:
+    for e in selected:
         head = e.key.split(".", 1)[0]
         if head != section:
             print(f"{'' if not section else chr(10)}{bold}[{head}]{plain}")
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _what_there_is(key: str, settings: list[str]) -> str:
-    """List the sections, or what is in the one that `key` begins with."""
+def _alternatives(key: str, settings: list[str]) -> str:
+    """List the sections, or the settings of the section that `key` begins with."""
     section = key.rpartition(".")[0]
     while section and not any(setting.startswith(section + ".") for setting in settings):
         section = section.rpartition(".")[0]

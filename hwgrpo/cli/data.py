@@ -1,4 +1,4 @@
-"""`hwgrpo data`: published datasets into Parquet files to train on, and a look at any data file."""
+"""`hwgrpo data`: conversion of published datasets to Parquet, and inspection of data files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hwgrpo.errors import ConfigError
 if TYPE_CHECKING:
     from hwgrpo.data.inspection import Settings
 
-HELP = "convert GSM8K or MATH into files to train on, or inspect data files"
+HELP = "convert GSM8K or MATH for training, or inspect data files"
 INSPECT_HELP = "show a data file as the trainer reads it: columns, lengths, duplicates, bad rows, rewards"
 GSM8K_HELP = "convert GSM8K into train.parquet and test.parquet"
 MATH_HELP = "convert MATH into train.parquet and test.parquet"
@@ -32,27 +32,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}, in the schema that verl uses: data_source, prompt, ability, "
-            "reward_model, extra_info. A row without a final answer is dropped and named.",
+            "reward_model, extra_info. A row without a final answer is dropped and reported.",
             epilog=parser.epilog,
         )
         convert.add_argument(
             "--source",
             metavar="PATH | HUB_NAME",
-            help="a file or folder (.parquet, .jsonl, .json, as the hub stores them, or what save_to_disk wrote), or "
+            help="a file or folder (.parquet, .jsonl, .json, as the hub stores them, or of save_to_disk), or "
             f"owner/name or owner/name:subset of a hub dataset with the same columns (default: {hub})",
         )
-        convert.add_argument("--out", metavar="FOLDER", help=f"where the files go (default data/{name})")
+        convert.add_argument("--out", metavar="FOLDER", help=f"output folder (default data/{name})")
         convert.add_argument(
             "--instruction",
             metavar="TEXT",
             help="text appended to every question, e.g. how to mark the answer (default: verl's sentence; '' for none)",
         )
-        convert.add_argument("--force", action="store_true", help="write over files that are there")
+        convert.add_argument("--force", action="store_true", help="overwrite existing files")
         convert.add_argument("--strict", action="store_true", help="a row that cannot be converted is an error")
     inspect = actions.add_parser(
         "inspect",
         help=INSPECT_HELP,
-        description=f"{INSPECT_HELP[0].upper()}{INSPECT_HELP[1:]}. With several files also: prompts that are in more "
+        description=f"{INSPECT_HELP[0].upper()}{INSPECT_HELP[1:]}. With several files also: prompts in more "
         "than one. The exit code is 1 when rows are bad.",
         epilog=parser.epilog,
     )
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="try this reward (built in, or path/to/file.py:function); may be repeated. Default: the recipe's, "
-        "else the one that belongs to the rows' data_source",
+        "else the reward of the rows' data_source",
     )
     inspect.add_argument("--recipe", metavar="RECIPE", help="use data.* and reward.functions of this recipe")
     inspect.add_argument(
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=ROWS_TO_SCORE,
         metavar="N",
-        help=f"rows of a file to try rewards on, spread over it (default {ROWS_TO_SCORE}; 0 for all)",
+        help=f"rows of a file to score, spread evenly (default {ROWS_TO_SCORE}; 0 for all)",
     )
     inspect.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA})")
 
@@ -102,7 +102,7 @@ def _convert(args: argparse.Namespace) -> int:
 
 def _inspect(args: argparse.Namespace) -> int:
     if args.score_rows < 0:
-        raise ConfigError(f"--score-rows {args.score_rows}: give 0 or more")
+        raise ConfigError(f"--score-rows {args.score_rows}: use 0 or more")
     from hwgrpo.cli.data_inspection_text import show_inspection, to_json
     from hwgrpo.data.inspection import inspect_files
 
@@ -138,7 +138,7 @@ def _settings(args: argparse.Namespace) -> Settings:
     tokenizer = None
     if args.tokenizer is not None:
         if not Path(args.tokenizer).expanduser().is_dir():
-            raise ConfigError(f"--tokenizer {args.tokenizer}: there is no such folder")
+            raise ConfigError(f"--tokenizer {args.tokenizer}: no such folder")
         from hwgrpo.models.loading import load_tokenizer
 
         model = ModelConfig(path=args.tokenizer) if config is None else config.model

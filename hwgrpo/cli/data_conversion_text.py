@@ -1,4 +1,4 @@
-"""A conversion as people read it: counts, dropped rows and why, one row, and how to train on it."""
+"""Report of a conversion: counts, dropped rows with reasons, the first row, and settings to train on it."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from hwgrpo.data.dataset_files import SPLITS, Copy
 from hwgrpo.data.published import Published
 
 NAMED = 10
-"""Dropped rows, and files passed over, that are named one by one."""
+"""Number of dropped rows and skipped files that are listed."""
 PREVIEW = 600
-"""Characters of a text in the preview."""
+"""Maximum number of characters of a text in the preview."""
 
 
 def show_converted(
     dataset: Published, copy: Copy, files: Mapping[str, Path], converted: Mapping[str, Converted]
 ) -> None:
-    """Print what was read and written.
+    """Print the report of a conversion.
 
     Args:
-        dataset: what was converted.
-        copy: what was read.
-        files: where each split was written to.
-        converted: what was written.
+        dataset: the published dataset.
+        copy: the copy that was read.
+        files: split -> file written.
+        converted: split -> rows written and dropped.
     """
     console = make_console()
     print_part(console, Text(f"{dataset.title} from {copy.source}", style="bold"))
-    for why, names in copy.skipped.items():
+    for reason, names in copy.skipped.items():
         shown = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-        print_part(console, Text(f"not read, {why}: {shown}", style="dim"))
+        print_part(console, Text(f"not read, {reason}: {shown}", style="dim"))
     console.print()
     print_part(console, _counts(files, converted))
     for split in SPLITS:
@@ -68,7 +68,7 @@ def _counts(files: Mapping[str, Path], converted: Mapping[str, Converted]) -> Ta
 
 
 def dropped_table(dropped: Sequence[Dropped]) -> Table:
-    """Return how many rows were dropped for what reason, and where the first of them are."""
+    """Return a table of dropped rows: count, reason and first places."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("rows", justify="right", no_wrap=True)
     table.add_column("dropped because", overflow="fold", style="yellow")
@@ -93,5 +93,5 @@ def _row_grid(row: Mapping[str, Any]) -> Table:
 
 
 def shortened(text: str, limit: int = PREVIEW) -> str:
-    """Return a text, or as much of it as fits and how much that leaves out."""
+    """Return a text, cut to `limit` characters with the number of those left out."""
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit:,} more characters)"

@@ -1,4 +1,4 @@
-"""What data files hold as people read it, and as JSON."""
+"""Report of inspected data files, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hwgrpo.errors import escaped
 from hwgrpo.text import one_line, terminal_line
 
 NAMED = 10
-"""Rows of a kind that are named one by one."""
+"""Number of rows of a kind that are listed."""
 SPECIFIC = re.compile(r"'[^']*'|\d+")
-"""What differs between reasons that are the same for other values."""
+"""Values in a reason; reasons that differ only in them are one kind."""
 NAME = 100
-"""Characters of a source or column that are shown."""
+"""Maximum number of characters shown of a source or column."""
 SOURCES = 20
-"""Sources that are shown with their counts."""
+"""Maximum number of sources shown."""
 
 
 def to_json(inspection: Inspection, schema: str) -> str:
-    """Return everything as JSON."""
+    """Return the inspection as JSON."""
     return json.dumps({"schema": schema, **asdict(inspection)}, indent=1, ensure_ascii=False)
 
 
 def show_inspection(inspection: Inspection) -> None:
-    """Print what every file holds, then what they share."""
+    """Print a report of each file, then the prompts that they share."""
     console = make_console()
     for number, file in enumerate(inspection.files):
         if number:
@@ -71,19 +71,19 @@ def _facts(file: FileReport) -> dict[str, str]:
     known = {"prompt", *file.ground_truths, *(key.partition(".")[0] for key in file.ground_truths)}
     rest = [column for column in file.columns if column not in known and column != "data_source"]
     facts = {
-        "prompt": _counts(file.prompts) or "none can be read",
-        "ground truth": _counts(file.ground_truths) or "no row has one",
+        "prompt": _counts(file.prompts) or "none readable",
+        "ground truth": _counts(file.ground_truths) or "in no row",
         "data_source": _counts(file.sources) or "none",
         "other columns": ", ".join(escaped(column, NAME) for column in rest) or "none",
     }
     rewards = []
     for each in file.judged:
         if each.why_not is not None:
-            rewards.append(f"{each.reward}: not tried, {one_line(each.why_not)}")
+            rewards.append(f"{each.reward}: not run, {one_line(each.why_not)}")
             continue
         line = f"{each.reward}: scores {each.scored:,} of the {each.tried:,} answers tried"
         rewards.append(line + (f", fails on {each.failed:,}" if each.failed else ""))
-    facts["reward"] = "\n".join(rewards) or "none tried (--reward NAME or --recipe RECIPE)"
+    facts["reward"] = "\n".join(rewards) or "none run (--reward NAME or --recipe RECIPE)"
     return facts
 
 

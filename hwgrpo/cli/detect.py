@@ -1,4 +1,4 @@
-"""`hwgrpo detect`: which backend this host runs on, and why not the others."""
+"""`hwgrpo detect`: the backend selected on this host, and reasons against the others."""
 
 import argparse
 import json
@@ -12,20 +12,22 @@ from hwgrpo_backends.tier1 import gather_tier1
 
 from hwgrpo.terminal_width import fold, terminal_columns
 
-HELP = "say which backend this machine runs on, and why not the others"
+HELP = "show which backend is selected on this machine, and why not the others"
 SCHEMA = "hwgrpo.detect/1"
-CHOSEN, REFUSED, USAGE = 0, 1, 2
+SELECTED, NONE_SELECTED, USAGE = 0, 1, 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `hwgrpo detect`."""
-    parser.add_argument("--backend", metavar="NAME", default=AUTO, help="judge this backend instead of choosing one")
-    parser.add_argument("--probe", action="store_true", help="also import torch, in a child process, and ask it")
+    parser.add_argument("--backend", metavar="NAME", default=AUTO, help="judge this backend, select none")
+    parser.add_argument(
+        "--probe", action="store_true", help="also import torch in a child process and query its devices"
+    )
     parser.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA})")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the decision. Returns 0 when a backend was chosen, 1 when none was, 2 for an unknown name."""
+    """Print the decision. Returns 0 when a backend was selected, 1 when none was, 2 for an unknown name."""
     backends, problems = registry.load_all()
     facts = gather_tier0(backends=backends.values())
     if args.probe:
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         json.dumps(report(decision, facts), indent=2) if args.json else table(decision, args.probe, terminal_columns())
     )
     print(shown)
-    return REFUSED if decision.selected is None else CHOSEN
+    return NONE_SELECTED if decision.selected is None else SELECTED
 
 
 def report(decision: Decision, facts: Facts) -> dict[str, object]:
@@ -57,15 +59,17 @@ def report(decision: Decision, facts: Facts) -> dict[str, object]:
     }
 
 
-WORDS = {"ok": "works", "unverified": "found", "unusable": "unusable"}
-"""What a verdict is called where a person reads it; JSON has the verdict itself."""
+LABELS = {"ok": "works", "unverified": "found", "unusable": "unusable"}
+"""Verdict -> its label in the text; JSON has the verdict itself."""
 
 
 def table(decision: Decision, probed: bool, columns: int | None = None) -> str:
-    """Return the decision as aligned text: one line per backend, its fix below it, then what was decided.
+    """Return the decision as aligned text: one line per backend, its fix below it, then the selection.
 
     Args:
-        columns: where longer lines are folded; None for nowhere.
+        decision: the decision.
+        probed: whether torch was imported.
+        columns: width at which lines are wrapped; None: not at all.
     """
     width = max(map(len, decision.verdicts))
     indent = " " * (2 + width + 2 + 8 + 2)
@@ -74,7 +78,7 @@ def table(decision: Decision, probed: bool, columns: int | None = None) -> str:
     for name, verdict in decision.verdicts.items():
         mark = "*" if name == decision.selected else " "
         first, *rest = fold(verdict.reason, room)
-        lines.append(f"{mark} {name:<{width}}  {WORDS[verdict.state]:<8}  {first}")
+        lines.append(f"{mark} {name:<{width}}  {LABELS[verdict.state]:<8}  {first}")
         below = [*rest, *fold(f"fix: {verdict.fix}", room, "     ")] if verdict.fix else rest
         lines += [indent + line for line in below]
     lines.append("")
@@ -87,6 +91,6 @@ def table(decision: Decision, probed: bool, columns: int | None = None) -> str:
     lines += fold(f"backend: {decision.selected} ({origin})", columns)
     if not probed and not decision.inherited:
         lines += fold(
-            "found: it is there, by files and packages alone; --probe imports torch and tries it", columns, "  "
+            "found: judged by files and packages alone; --probe imports torch and queries the devices", columns, "  "
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`hwgrpo env`: the variables a backend wants set, why, and what of the user's own is kept."""
+"""`hwgrpo env`: the environment variables of a backend, with reasons; values set by the user are kept."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hwgrpo_backends.tier0 import gather_tier0
 from hwgrpo.errors import ConfigError, choice_error
 from hwgrpo.terminal_width import fold, terminal_columns
 
-HELP = "print the environment variables a backend wants, each with its reason; for a shell with --shell"
+HELP = "print the environment variables of a backend, each with its reason; --shell: for a shell"
 SCHEMA = "hwgrpo.env/1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `hwgrpo env`."""
     parser.add_argument(
-        "--backend", metavar="NAME", default=AUTO, help="whose variables; auto: the backend selected on this host"
+        "--backend", metavar="NAME", default=AUTO, help="the backend; auto: the one selected on this host"
     )
     parser.add_argument(
         "--for",
         dest="purpose",
         choices=("train", "rollout"),
         default="train",
-        help="the trainer's process, or that of a rollout engine",
+        help="for the trainer's process, or a rollout engine's",
     )
     parser.add_argument(
-        "--deterministic", action="store_true", help="with what trainer.deterministic=true needs (for train)"
+        "--deterministic", action="store_true", help="include the variables of trainer.deterministic=true (for train)"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--shell", action="store_true", help='print shell lines: eval "$(hwgrpo env --shell)"')
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the variables; return the exit code."""
     if args.deterministic and args.purpose == "rollout":
-        raise ConfigError("--deterministic does not go with --for rollout: deterministic settings are for training")
+        raise ConfigError("--deterministic cannot be combined with --for rollout: it is for training")
     backend = _backend(args.backend)
     variables, removed, applied = wanted(backend, args.purpose, os.environ, args.deterministic)
     if args.shell:
@@ -62,25 +62,25 @@ class Variable:
 
     name: str
     value: str
-    """What is to be in force: the user's value where it is kept."""
+    """Resulting value: the user's where it is kept."""
     wanted: str
-    """What the profile says."""
+    """Value of the profile."""
     why: str
     until: str
     kept: bool
-    """The user had set it, and that wins."""
+    """Whether the user's value is kept."""
 
 
 def wanted(
     backend: Backend, purpose: Purpose, environ: Mapping[str, str], deterministic: bool = False
 ) -> tuple[list[Variable], list[str], str]:
-    """Return a backend's variables, what another profile set that this one does not want, and the names set by us.
+    """Return a backend's variables, names to unset that another profile had set, and the names set by us.
 
     Args:
-        backend: whose profile.
+        backend: the backend.
         purpose: "train" or "rollout".
-        environ: the environment it is held against; left as it is.
-        deterministic: whether training is to repeat its numbers.
+        environ: current environment; not changed.
+        deterministic: whether to include the variables of deterministic training.
     """
     after = dict(environ)
     settings = apply(backend, purpose, after, deterministic)
@@ -92,20 +92,20 @@ def wanted(
 
 
 def shell_lines(variables: Sequence[Variable], removed: Sequence[str], applied: str) -> list[str]:
-    """Return lines for a POSIX shell that put the profile in force, as `hwgrpo train` does for itself.
+    """Return lines for a POSIX shell that set the profile, as `hwgrpo train` does for itself.
 
-    The last line tells later commands which values are not the user's own.
+    The last line tells later commands which values the user did not set.
     """
     lines = []
     for v in variables:
         lines.append(_comment(v.why + _until(v)))
         if v.kept:
-            lines.append(_comment(f"{v.name} keeps your own value; wanted: {_quoted(v.wanted)}"))
+            lines.append(_comment(f"{v.name} keeps your value; profile: {_quoted(v.wanted)}"))
         else:
             lines.append(f"export {v.name}={_quoted(v.value)}")
     for name in removed:
-        lines += [_comment("another profile set it, and this one does not want it"), f"unset {name}"]
-    return [*lines, _comment("which of these are not your own"), f"export {APPLIED_VARIABLE}={_quoted(applied)}"]
+        lines += [_comment("set by another profile, not part of this one"), f"unset {name}"]
+    return [*lines, _comment("the variables that you did not set"), f"export {APPLIED_VARIABLE}={_quoted(applied)}"]
 
 
 def report(backend: str, purpose: str, variables: Sequence[Variable], removed: Sequence[str]) -> dict[str, object]:
@@ -122,18 +122,20 @@ def report(backend: str, purpose: str, variables: Sequence[Variable], removed: S
 def table(
     backend: str, purpose: str, variables: Sequence[Variable], removed: Sequence[str], columns: int | None = None
 ) -> str:
-    """Return the variables as text: one per line, the reason below it, folded where it is longer than `columns`."""
+    """Return the variables as text: one per line, the reason below it, wrapped at `columns`."""
     room = None if columns is None else columns - 4
     lines = []
     for v in variables:
-        lines.append(f"{v.name}={_quoted(v.value)}{f'  (yours, kept; wanted {_quoted(v.wanted)})' if v.kept else ''}")
+        lines.append(
+            f"{v.name}={_quoted(v.value)}{f'  (your value is kept; profile: {_quoted(v.wanted)})' if v.kept else ''}"
+        )
         lines += [f"    {line}" for line in fold(f"{v.why}{_until(v)}", room)]
-    lines += [f"{name} is unset: another profile set it" for name in removed]
-    return "\n".join(lines) or f"{backend} wants no variables set for {purpose}"
+    lines += [f"{name} is unset: it was set by another profile" for name in removed]
+    return "\n".join(lines) or f"{backend} needs no variables for {purpose}"
 
 
 def _backend(requested: str) -> Backend:
-    """Return the backend named, here or not, or the one this host gets, by files and packages alone."""
+    """Return the named backend, or the one selected on this host by files and packages alone."""
     names = (AUTO, *registry.names())
     if requested not in names:
         raise choice_error("--backend", requested, names)
@@ -156,5 +158,5 @@ def _comment(text: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Quote for a POSIX shell, always, so that every line reads alike."""
+    """Quote for a POSIX shell, even where not needed."""
     return "'" + value.replace("'", "'\"'\"'") + "'"

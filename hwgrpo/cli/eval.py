@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from hwgrpo.rewards.randomness import Seed
     from hwgrpo.values import Completions, PromptBatch, Rewards
 
-HELP = "measure a model on prompts: greedy reward, mean reward of samples, pass@k"
+HELP = "evaluate a model on prompts: greedy reward, mean reward of samples, pass@k"
 
-NOT_READ = ("algorithm", "optim", "observe", "trainer.strategy", "model.layout")
-"""Settings that measuring does not read: a plug-in that they name need not be here."""
+UNUSED = ("algorithm", "optim", "observe", "trainer.strategy", "model.layout")
+"""Settings that an evaluation does not use: a plug-in that they name may be absent."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,16 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(RUN/checkpoints/step-00000050)",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, e.g. data.validation=test.jsonl")
-    parser.add_argument("--model", help="model to measure: folder, hub name or builtin://...")
+    parser.add_argument("--model", help="model to evaluate: folder, hub name or builtin://...")
     parser.add_argument("--n", type=int, default=8, help="samples per prompt at rollout.temperature (default 8)")
     parser.add_argument("--k", default="", help="ks of pass@k, e.g. 1,4,8 (default: 1 and n)")
-    parser.add_argument("--success", type=float, default=1.0, help="reward from which a response passes (default 1.0)")
-    parser.add_argument("--completions", metavar="FILE", help="also write every response, one JSON object a line")
+    parser.add_argument("--success", type=float, default=1.0, help="lowest reward of a passing response (default 1.0)")
+    parser.add_argument("--completions", metavar="FILE", help="also write every response as JSON Lines")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; return the exit code."""
+    """Evaluate and print; return the exit code."""
     from hwgrpo.cli.backend_selection import prepare_host
 
     config = _config(args)
@@ -93,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    """Return the settings to measure with.
+    """Return the settings of the evaluation.
 
     Raises:
-        ConfigError: the folder is neither a run's nor an adapter or a checkpoint in it, or holds no model.
+        ConfigError: the folder is neither a run's nor an adapter or a checkpoint in it, or has no model.
     """
     from hwgrpo.config import load_config
     from hwgrpo.config.load import unset_variables
@@ -109,9 +109,9 @@ def _config(args: argparse.Namespace) -> Config:
     if checkpoint is not None:
         recipe = checkpoint.resolve().parent.parent / "config.yaml"
         if args.model is not None:
-            raise ConfigError(f"--model {args.model}: {checkpoint} brings its own weights; leave one of them out")
+            raise ConfigError(f"--model {args.model}: {checkpoint} has its own weights; omit one of them")
         if not recipe.is_file():
-            raise ConfigError(f"{checkpoint} is not in the checkpoints/ of a run: there is no {recipe}")
+            raise ConfigError(f"{checkpoint} is not in the checkpoints/ of a run: {recipe} does not exist")
     elif recipe.is_dir():
         adapter = recipe if (recipe / "adapter_config.json").is_file() else None
         run = recipe.resolve().parent if adapter else recipe
@@ -130,29 +130,29 @@ def _config(args: argparse.Namespace) -> Config:
         recipe = run / "config.yaml"
     if args.model is not None:
         overrides.append(f"model.path={args.model}")
-    config = load_config(recipe, overrides, data_may_be_missing=True, variables_may_be_missing=True, unread=NOT_READ)
+    config = load_config(recipe, overrides, data_may_be_missing=True, variables_may_be_missing=True, unread=UNUSED)
     for problem in missing_data(config):
-        if not problem.startswith("data.train="):  # which is not read
+        if not problem.startswith("data.train="):  # which an evaluation does not read
             raise ConfigError(problem)
-    # It is measured by one process, however many ranks have trained it.
+    # One process evaluates it, however many ranks trained it.
     config.trainer.strategy, config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size = "single", 1, 1
     unset = unset_variables(config)
     if "rollout.server.url" in unset and engine_kind(config).on_server:
         raise ConfigError(
             f"rollout.server.url needs the environment variable {unset['rollout.server.url']}, which is not set; "
-            "export it, or measure with rollout.engine=local"
+            "export it, or use rollout.engine=local"
         )
     for key, variable in unset.items():
         print(
-            f"hwgrpo: warning: {key} is null: the environment variable {variable} is not set; export it if what reads "
-            f"{key} needs it",
+            f"hwgrpo: warning: {key} is null: the environment variable {variable} is not set; export it if "
+            f"{key} is needed",
             file=sys.stderr,
         )
     return config
 
 
 def _checkpoint(args: argparse.Namespace) -> Path | None:
-    """Return the checkpoint that was named, if one was."""
+    """Return the checkpoint, if the argument names one."""
     folder = Path(args.recipe)
     return folder if (folder / "manifest.json").is_file() else None
 
@@ -167,11 +167,11 @@ def _open(path: str | None) -> TextIO | None:
     try:
         return open(path, "w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise ConfigError(f"--completions {path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"--completions {path} cannot be written: {error.strerror}") from error
 
 
 class _Recording:
-    """A reward pipeline that also writes what it scores, each response as `completions.sample_record` plus `kind`."""
+    """Reward pipeline that also writes each scored response, as `completions.sample_record` plus `kind`."""
 
     def __init__(self, rewards: RewardPipeline, file: TextIO, kind: str) -> None:
         self._rewards, self._file, self._kind = rewards, file, kind
@@ -191,14 +191,14 @@ class _Recording:
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that one of k samples passes.
+    """Return the unbiased estimate of the probability that one of k samples passes.
 
     1 - C(n - passed, k) / C(n, k). Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
     equation 1.
 
     Args:
-        n: samples drawn.
-        passed: those that passed.
+        n: number of samples.
+        passed: number of passing samples.
         k: 1 <= k <= n.
     """
     return 1.0 - math.comb(n - passed, k) / math.comb(n, k)
@@ -206,11 +206,11 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 def _ks(text: str, n: int) -> list[int]:
     if n < 1:
-        raise ConfigError(f"--n {n}: draw at least one sample")
+        raise ConfigError(f"--n {n}: use at least one sample")
     try:
-        ks = sorted({int(word) for word in text.split(",")}) if text else sorted({1, n})
+        ks = sorted({int(each) for each in text.split(",")}) if text else sorted({1, n})
     except ValueError as error:
         raise ConfigError(f"--k {text!r}: use integers separated by commas, e.g. 1,4,8") from error
     if ks[0] < 1 or ks[-1] > n:
-        raise ConfigError(f"--k {text!r}: each k must lie between 1 and --n {n}")
+        raise ConfigError(f"--k {text!r}: each k must be between 1 and --n {n}")
     return ks

@@ -1,4 +1,4 @@
-"""`hwgrpo export CHECKPOINT OUT`: a checkpoint as a model that other programs load."""
+"""`hwgrpo export CHECKPOINT OUT`: write a checkpoint as a model in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint", help="folder of a checkpoint (RUN/checkpoints/step-00000050), or of a run: its newest"
     )
-    parser.add_argument("out", help="folder to make: safetensors, configuration, tokenizer")
+    parser.add_argument("out", help="output folder: safetensors, configuration, tokenizer")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--merge", action="store_true", help="of a LoRA run: the full model, adapter merged (default)")
-    what.add_argument("--adapter", action="store_true", help="of a LoRA run: the adapter alone")
+    what.add_argument("--merge", action="store_true", help="LoRA: write the model with the adapter merged (default)")
+    what.add_argument("--adapter", action="store_true", help="LoRA: write the adapter alone")
     parser.add_argument(
-        "--max-shard-size", metavar="SIZE", help="of one file, e.g. 5GB (default: what transformers does)"
+        "--max-shard-size", metavar="SIZE", help="maximum size of a file, e.g. 5GB (default: transformers')"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the model; return the exit code."""
     if args.max_shard_size is not None and args.adapter:
-        raise ConfigError("--max-shard-size: an adapter is one file; leave it out, or --adapter")
+        raise ConfigError("--max-shard-size cannot be combined with --adapter: an adapter is one file")
     if args.max_shard_size is not None and not re.fullmatch(r"[1-9]\d*(KB|MB|GB)", args.max_shard_size):
         raise ConfigError(f"--max-shard-size {args.max_shard_size}: use an integer and KB, MB or GB, e.g. 500MB")
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is there already; name a folder that is not, or remove it")
+        raise ConfigError(f"{out} already exists; use another folder, or remove it")
 
     from hwgrpo.models.loading import load_tokenizer
     from hwgrpo.models.lora import uses_lora
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     config = _settings(checkpoint)
     if args.adapter and not uses_lora(config.model.lora):
         raise ConfigError(
-            f"--adapter: {checkpoint.folder} was trained without LoRA, so it has no adapter; leave it out"
+            f"--adapter: {checkpoint.folder} was trained without LoRA, so it has no adapter; omit --adapter"
         )
     tokenizer = load_tokenizer(config.model)
     model = load_trainable(config)
@@ -82,13 +82,13 @@ def _checkpoint(folder: Path) -> Checkpoint:
         for problem in problems:
             print(f"skipped a checkpoint: {problem}")
         if checkpoint is None:
-            raise CheckpointError(f"{folder} has no checkpoint that can be read")
+            raise CheckpointError(f"{folder} has no readable checkpoint")
         return checkpoint
     return restore.verify(folder)
 
 
 def _settings(checkpoint: Checkpoint) -> Config:
-    """Return the settings that a checkpoint was saved with."""
+    """Return the settings of a checkpoint."""
     from hwgrpo.config.load import settings_from
 
     try:

@@ -1,4 +1,4 @@
-"""`hwgrpo kernels`: which implementation of each kernel runs, and why not the others; here, or in a run."""
+"""`hwgrpo kernels`: the selected implementation of each kernel and reasons against the others; here or in a run."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from hwgrpo.errors import ConfigError, choice_error
 if TYPE_CHECKING:
     from hwgrpo_kernels.overview import OpSurvey
 
-HELP = "say which implementation of each kernel runs here or ran in a run, and why not the others"
+HELP = "show which implementation of each kernel runs here or ran in a run, and why not the others"
 SCHEMA = "hwgrpo.kernels.survey/1"
 RUN_SCHEMA = "hwgrpo.kernels/1"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DRIVERS = ("token_logprob", "linear_logprob")
 VOCAB = 151936
-"""Qwen's, where none is asked for; choices hardly depend on it."""
+"""Default vocabulary, Qwen's; the selection hardly depends on it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--run", metavar="DIR", dest="run_folder", help="read what a run chose instead (kernels.json)")
-    parser.add_argument("--device", metavar="NAME", help="the backend to ask for (default: the one of this host)")
-    parser.add_argument("--dtype", metavar="NAME", help=f"of logits or hidden states: {', '.join(DTYPES)}")
+    parser.add_argument("--run", metavar="DIR", dest="run_folder", help="show the selection of a run (kernels.json)")
+    parser.add_argument("--device", metavar="NAME", help="backend (default: the one selected on this host)")
+    parser.add_argument("--dtype", metavar="NAME", help=f"dtype of logits or hidden states: {', '.join(DTYPES)}")
     parser.add_argument("--vocab", type=int, metavar="V", help=f"size of the vocabulary (default {VOCAB})")
     parser.add_argument("--json", action="store_true", help=f"print JSON (schema {SCHEMA}, of a run {RUN_SCHEMA})")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the choices; return the exit code."""
+    """Print the selection; return the exit code."""
     if args.run_folder is not None:
         for option in ("device", "dtype", "vocab"):
             if getattr(args, option) is not None:
-                raise ConfigError(f"--run reads what a run chose, so --{option} does not go with it")
-        return _of_run(Path(args.run_folder), args.json)
-    return _of_host(args)
+                raise ConfigError(f"--{option} cannot be combined with --run, which shows the selection of a run")
+        return _show_run_folder(Path(args.run_folder), args.json)
+    return _survey_host(args)
 
 
-def _of_host(args: argparse.Namespace) -> int:
+def _survey_host(args: argparse.Namespace) -> int:
     if args.dtype is not None and args.dtype not in DTYPES:
         raise choice_error("--dtype", args.dtype, DTYPES)
     if args.vocab is not None and args.vocab < 1:
-        raise ConfigError(f"--vocab {args.vocab}: give 1 or more")
+        raise ConfigError(f"--vocab {args.vocab}: use 1 or more")
     from hwgrpo_backends import choose, registry
 
     if args.device is None:
@@ -59,45 +59,45 @@ def _of_host(args: argparse.Namespace) -> int:
     import torch
     from hwgrpo_kernels.overview import survey
 
-    # The dtype of another host's device cannot be asked for; bf16 is what accelerators train in.
-    mine = backend.is_host or args.device is None
-    dtype = getattr(torch, args.dtype) if args.dtype else backend.compute_dtypes(0)[0] if mine else torch.bfloat16
+    # The dtypes of a device on another host are not known; accelerators train in bf16.
+    is_here = backend.is_host or args.device is None
+    dtype = getattr(torch, args.dtype) if args.dtype else backend.compute_dtypes(0)[0] if is_here else torch.bfloat16
     vocab = args.vocab or VOCAB
     hwgrpo_kernels.configure(preference=backend.kernels)
     try:
         settings = hwgrpo_kernels.choices()
         surveys = survey(backend.device_type, dtype, vocab)
-    except ValueError as error:  # a pin of something that does not exist
+    except ValueError as error:  # a pin that names no implementation
         raise ConfigError(str(error)) from error
-    asked = {"backend": backend.name, "dtype": str(dtype).removeprefix("torch."), "vocab": vocab}
+    header = {"backend": backend.name, "dtype": str(dtype).removeprefix("torch."), "vocab": vocab}
     if args.json:
         ops = [{**asdict(each), "chosen": each.chosen} for each in surveys]
-        told = {name: settings[name] for name in ("pins", "preference", "strict", "plugins")}
-        print(json.dumps({"schema": SCHEMA, **asked, **told, "ops": ops}, indent=1))
+        selection = {name: settings[name] for name in ("pins", "preference", "strict", "plugins")}
+        print(json.dumps({"schema": SCHEMA, **header, **selection, "ops": ops}, indent=1))
     else:
-        _show_host(asked, surveys, settings)
-    refused = [each.error for each in surveys if each.error]
-    if refused:
-        raise ConfigError("; ".join(dict.fromkeys(refused)))
+        _show_host(header, surveys, settings)
+    errors = [each.error for each in surveys if each.error]
+    if errors:
+        raise ConfigError("; ".join(dict.fromkeys(errors)))
     return 0
 
 
-def _of_run(folder: Path, as_json: bool) -> int:
+def _show_run_folder(folder: Path, as_json: bool) -> int:
     file = folder / "kernels.json"
     if not folder.is_dir():
         raise ConfigError(f"--run {folder}: there is no such folder; name a run's trainer.output_dir")
     if not file.is_file():
         raise ConfigError(
-            f"--run {folder}: it holds no kernels.json, which a run writes with its first step; "
+            f"--run {folder}: no kernels.json, which a run writes with its first step; "
             "name the trainer.output_dir of a run that has started"
         )
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{file} is not JSON ({error}); the run rewrites it when it is started again") from error
+        raise ConfigError(f"{file} is not JSON ({error}); a restart of the run rewrites it") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != RUN_SCHEMA:
-        raise ConfigError(f"{file} has the schema {schema!r}, and this version reads {RUN_SCHEMA!r}")
+        raise ConfigError(f"{file} has the schema {schema!r}; this version reads {RUN_SCHEMA!r}")
     if as_json:
         print(json.dumps(document, indent=1))
     else:
@@ -105,26 +105,26 @@ def _of_run(folder: Path, as_json: bool) -> int:
     return 0
 
 
-def _show_host(asked: dict[str, Any], surveys: tuple[OpSurvey, ...], settings: dict[str, Any]) -> None:
+def _show_host(header: dict[str, Any], surveys: tuple[OpSurvey, ...], settings: dict[str, Any]) -> None:
     from hwgrpo_kernels.registry import NONE_OF_THAT_NAME
     from rich.text import Text
 
     from hwgrpo.bench.terminal import make_console, print_part
 
     console = make_console()
-    console.print(Text(f"{asked['backend']}, {asked['dtype']}, vocabulary of {asked['vocab']:,}"))
+    console.print(Text(f"{header['backend']}, {header['dtype']}, vocabulary of {header['vocab']:,}"))
     styles = {"chosen": "green", "usable": "", "impossible": "dim"}
-    words = {"chosen": "runs", "usable": "not taken", "impossible": "cannot run"}
-    table = _words_table("op", "kernel", "", "why")
+    labels = {"chosen": "runs", "usable": "not selected", "impossible": "cannot run"}
+    table = _text_table("op", "kernel", "", "why")
     for op in surveys:
         for number, each in enumerate(op.verdicts):
             mark = "*" if each.state == "chosen" else " "
             origin = "" if each.origin == "built in" else f" ({each.origin})"
-            word = "absent" if each.reason == NONE_OF_THAT_NAME else words[each.state]
+            label = "absent" if each.reason == NONE_OF_THAT_NAME else labels[each.state]
             table.add_row(
                 op.op if number == 0 else "",
                 Text(f"{mark} {each.name}", style=styles[each.state]),
-                Text(word, style=styles[each.state]),
+                Text(label, style=styles[each.state]),
                 Text(each.reason + origin, style=styles[each.state]),
             )
     console.print()
@@ -140,8 +140,8 @@ def _show_run(folder: Path, document: dict[str, Any]) -> None:
     from hwgrpo.bench.terminal import make_console, print_part
 
     console = make_console()
-    console.print(Text(f"chosen in {folder}"))
-    table = _words_table("op", "kernel", "for", "why")
+    console.print(Text(f"selected in {folder}"))
+    table = _text_table("op", "kernel", "for", "why")
     for each in document["choices"]:
         why = [f"pinned by {each['pinned_by']}"] if each["pinned_by"] else []
         why += [f"not {name}: {reason}" for name, reason in each["skipped"].items()]
@@ -193,7 +193,7 @@ def _show_settings(console: Any, settings: dict[str, Any]) -> None:
     print_part(console, grid)
 
 
-def _words_table(*columns: str) -> Any:
+def _text_table(*columns: str) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

@@ -1,4 +1,4 @@
-"""`hwgrpo launch RECIPE key=value ...`: the right line for torchrun or Slurm, printed or run."""
+"""`hwgrpo launch RECIPE key=value ...`: the command for torchrun, or a Slurm script, printed or run."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 
     from hwgrpo.config import Config
 
-HELP = "print or run what starts a recipe on several devices, hosts or a Slurm cluster"
+HELP = "print or run the command that starts a recipe on several devices, nodes or a Slurm cluster"
 PORTS = range(10000, 30000)
-"""Ports at which the processes of several nodes meet; above them are those that systems give out by themselves."""
+"""Ports for the rendezvous of several nodes, below the range of ephemeral ports."""
 MAX_RESTARTS = 3
 NEW_STORE = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-"""Variable of torchrun on several nodes. Its processes meet in a store that it keeps when it starts them again (torch
-2.13), and with it the addresses of those that died, which the new ones would wait for: with this each start has a store
-of its own. Processes of one node join under the restart's number instead (`strategies.processes`)."""
+"""Variable of torchrun on several nodes. torchrun keeps the rendezvous store over a restart (torch 2.13), and with it
+the addresses of dead processes, for which the new ones would wait: with this variable each start has its own store.
+Processes of one node join under the restart's number instead (`strategies.processes`)."""
 SIGNAL_SECONDS = 600
-"""Seconds before a job's time limit at which Slurm ends it with a checkpoint, and those that a step and it may take."""
+"""Seconds before a job's time limit at which Slurm sends SIGTERM; a step and its checkpoint may take as long."""
 SHUTDOWN_TIMEOUT = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SIGNAL_SECONDS))
-"""Variable of torchrun, which else kills ranks 30 s after SIGTERM, be they at writing a checkpoint."""
+"""Variable of torchrun, which otherwise kills ranks 30 s after SIGTERM, even while they write a checkpoint."""
 CPUS_PER_DEVICE = 8
 WHY_NEW_STORE = "# each start has its own store: a reused one has the addresses of processes that died"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("recipe", help="recipe YAML, or the name of one that ships (tiny_sort)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
-    parser.add_argument("--devices", type=int, metavar="D", help="devices of each node, a process each (default 1)")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default 1)")
+    parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (tiny_sort)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
+    parser.add_argument("--devices", type=int, metavar="D", help="devices per node, one process each (default 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default 1)")
     parser.add_argument(
-        "--visible", metavar="LIST", help="use these devices of the node, as 4,5,6,7 (sets the backend's variable)"
+        "--visible", metavar="LIST", help="use these devices of the node, e.g. 4,5,6,7 (sets the backend's variable)"
     )
     parser.add_argument(
         "--rendezvous",
         metavar="HOST[:PORT]",
-        help="node where all meet, for several nodes (the port follows from the recipe, its settings and your name)",
+        help="rendezvous node, for several nodes (the port is derived from the recipe, its settings and your name)",
     )
     parser.add_argument(
         "--rendezvous-id",
@@ -61,28 +61,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-restarts",
         type=int,
         metavar="K",
-        help=f"how often torchrun starts all again after one has failed (default {MAX_RESTARTS}; resumes from the "
-        "newest checkpoint)",
+        help=f"restarts by torchrun after a failure (default {MAX_RESTARTS}; resumes from the newest checkpoint)",
     )
     parser.add_argument(
-        "--cpus", type=int, metavar="C", help=f"CPUs of each node for --slurm (default {CPUS_PER_DEVICE} per device)"
+        "--cpus", type=int, metavar="C", help=f"CPUs per node for --slurm (default {CPUS_PER_DEVICE} per device)"
     )
-    parser.add_argument("--slurm", action="store_true", help="a script for sbatch")
-    parser.add_argument("--sbatch", action="append", metavar="OPTION", help="one more #SBATCH line, as --time=8:00:00")
+    parser.add_argument("--slurm", action="store_true", help="make a script for sbatch")
+    parser.add_argument("--sbatch", action="append", metavar="OPTION", help="further #SBATCH line, e.g. --time=8:00:00")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--print", action="store_true", dest="shown", help="print it (the default)")
     action.add_argument("--run", action="store_true", dest="started", help="run it, or submit it to Slurm")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or run the line; return the exit code."""
+    """Print or run the command; return the exit code."""
     visible = _visible(args.visible)
     devices = args.devices if args.devices is not None else len(visible) or 1
     _check_counts(args, devices, visible)
     from hwgrpo.config import load_config
     from hwgrpo.config.validate import check_world_size
 
-    # the data lies where it trains, which may be another host, and so do secrets
+    # data and secrets are on the training host, which may be another one
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
     check_world_size(config, devices * args.nodes)
     backend = _backend(config)
@@ -108,15 +107,15 @@ def run(args: argparse.Namespace) -> int:
 def command(
     train: Sequence[str], devices: int, nodes: int, restarts: int, rendezvous: str | None, job: str | None = None
 ) -> list[str]:
-    """Return the words that start training on a node.
+    """Return the command that starts training on a node.
 
     Args:
-        train: words of `hwgrpo`.
-        devices: of a node.
-        nodes: how many.
-        restarts: of torchrun.
-        rendezvous: HOST or HOST:PORT of the node where all meet; None with one node.
-        job: its name, the same on all nodes; None: made from `train` and the user's name.
+        train: arguments of `hwgrpo`.
+        devices: devices per node.
+        nodes: number of nodes.
+        restarts: restarts by torchrun.
+        rendezvous: HOST or HOST:PORT of the rendezvous node; None with one node.
+        job: name of the job, the same on all nodes; None: made from `train` and the user's name.
     """
     if devices * nodes == 1:
         return ["hwgrpo", *train]
@@ -124,7 +123,7 @@ def command(
     if nodes == 1:
         words.append("--standalone")  # finds a free port by itself
     else:
-        assert rendezvous is not None, "several nodes meet somewhere"
+        assert rendezvous is not None, "several nodes need a rendezvous"
         job = job or job_name(train)
         host, _, port = rendezvous.rpartition(":") if ":" in rendezvous else (rendezvous, "", str(port_of(job)))
         words += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"]
@@ -133,13 +132,13 @@ def command(
 
 
 def job_name(train: Sequence[str]) -> str:
-    """Return what all nodes call a job without having met: two jobs of one name would become one."""
-    told = json.dumps([getpass.getuser(), *train])
-    return f"hwgrpo-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    """Return the job name, the same on all nodes; two jobs with one name would join each other."""
+    key = json.dumps([getpass.getuser(), *train])
+    return f"hwgrpo-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def port_of(job: str) -> int:
-    """Return the port at which the nodes of a job meet."""
+    """Return the rendezvous port of a job."""
     return PORTS[int.from_bytes(hashlib.sha256(job.encode()).digest()[:4]) % len(PORTS)]
 
 
@@ -155,20 +154,22 @@ def slurm_script(
     """Return a script for sbatch.
 
     Args:
-        train: words of `hwgrpo`.
-        backend: the device family.
-        devices: of a node.
-        nodes: how many.
-        restarts: of torchrun.
-        cpus: of a node.
-        options: further ones of sbatch, which win.
+        train: arguments of `hwgrpo`.
+        backend: backend of the training nodes.
+        devices: devices per node.
+        nodes: number of nodes.
+        restarts: restarts by torchrun.
+        cpus: CPUs per node.
+        options: further options of sbatch, which override the others.
 
     Raises:
-        ConfigError: the backend is not named: the host that submits need not be like those that train.
+        ConfigError: no backend is named; the submitting host may differ from the training nodes.
     """
     if backend is None:
-        raise ConfigError("--slurm needs backend.name=NAME: the host that submits need not be like those that train")
-    # Slurm knows devices by the names its administrators gave; these are the usual ones
+        raise ConfigError(
+            "--slurm needs backend.name=NAME, since the submitting host may differ from the training nodes"
+        )
+    # administrators name devices in Slurm; these are the usual names
     kind = backend.device_type if backend.plugin else "gpu"
     wanted = () if backend.is_host else (f"--gres={kind}:{devices}",)
     header = [
@@ -185,20 +186,20 @@ def slurm_script(
     words = command(train, devices, nodes, restarts, "HOST:PORT", "JOB")
     line = shlex.join(words[1:])
     line = line.replace("HOST:PORT", '"$head:$port"', 1).replace("--rdzv-id JOB", '--rdzv-id "$SLURM_JOB_ID"', 1)
-    meet = []
+    setup = []
     if nodes > 1:
-        meet = ['head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)']
-        meet += [f"port=$(({PORTS.start} + SLURM_JOB_ID % {len(PORTS)}))"]
-        meet += [WHY_NEW_STORE, f"export {'='.join(NEW_STORE)}"]
+        setup = ['head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)']
+        setup += [f"port=$(({PORTS.start} + SLURM_JOB_ID % {len(PORTS)}))"]
+        setup += [WHY_NEW_STORE, f"export {'='.join(NEW_STORE)}"]
     if nodes * devices > 1:
-        meet += ["# ranks that were asked to end may finish their step and write a checkpoint"]
-        meet += [f"export {'='.join(SHUTDOWN_TIMEOUT)}"]
+        setup += ["# after SIGTERM ranks may finish their step and write a checkpoint"]
+        setup += [f"export {'='.join(SHUTDOWN_TIMEOUT)}"]
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             *(f"#SBATCH {option}" for option in header),
             "set -euo pipefail",
-            *meet,
+            *setup,
             f'eval "$({_tool("hwgrpo")} env --backend {backend.name} --shell)"',
             # srun does not inherit it from sbatch (Slurm 22.05)
             f'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 {_tool(words[0])} {line}',
@@ -209,38 +210,38 @@ def slurm_script(
 def _check_counts(args: argparse.Namespace, devices: int, visible: Sequence[str]) -> None:
     for option, value in (("--devices", devices), ("--nodes", args.nodes)):
         if value < 1:
-            raise ConfigError(f"{option} {value}: give 1 or more")
+            raise ConfigError(f"{option} {value}: use 1 or more")
     if args.max_restarts is not None and args.max_restarts < 0:
-        raise ConfigError(f"--max-restarts {args.max_restarts}: give 0 or more")
+        raise ConfigError(f"--max-restarts {args.max_restarts}: use 0 or more")
     if visible and len(visible) != devices:
-        raise ConfigError(f"--visible {args.visible} names {len(visible)} devices, and --devices asks for {devices}")
+        raise ConfigError(f"--visible {args.visible} names {len(visible)} devices, not --devices {devices}")
     if args.slurm and (visible or args.rendezvous):
-        raise ConfigError("--slurm: Slurm itself says which devices and hosts; leave --visible and --rendezvous out")
+        raise ConfigError("--slurm: Slurm assigns devices and hosts; omit --visible and --rendezvous")
     if args.sbatch and not args.slurm:
         raise ConfigError("--sbatch is an option of --slurm")
     if args.nodes > 1 and not args.slurm and args.rendezvous is None:
         raise ConfigError(
-            f"--nodes {args.nodes} needs --rendezvous HOST, the name of one of them that all others reach (or --slurm)"
+            f"--nodes {args.nodes} needs --rendezvous HOST, a node that all others can reach (or --slurm)"
         )
     if args.nodes == 1 and args.rendezvous is not None:
-        raise ConfigError(f"--rendezvous {args.rendezvous} is for several nodes; give --nodes N")
+        raise ConfigError(f"--rendezvous {args.rendezvous} is for several nodes; add --nodes N")
     if args.rendezvous_id is not None and (args.nodes == 1 or args.slurm):
         raise ConfigError(
-            f"--rendezvous-id {args.rendezvous_id} is for several nodes that a --rendezvous joins; Slurm has its own"
+            f"--rendezvous-id {args.rendezvous_id} is for several nodes with --rendezvous; Slurm has its own"
         )
     if args.cpus is not None and (args.cpus < 1 or not args.slurm):
-        raise ConfigError(f"--cpus {args.cpus}: give 1 or more, with --slurm")
+        raise ConfigError(f"--cpus {args.cpus}: use 1 or more, with --slurm")
     port = args.rendezvous.rpartition(":")[2] if args.rendezvous and ":" in args.rendezvous else str(PORTS.start)
     if not (port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"--rendezvous {args.rendezvous}: what follows the colon is no port")
+        raise ConfigError(f"--rendezvous {args.rendezvous}: the text after the colon is not a port")
 
 
-def _visible(words: str | None) -> list[str]:
-    if words is None:
+def _visible(option: str | None) -> list[str]:
+    if option is None:
         return []
-    numbers = words.split(",")
+    numbers = option.split(",")
     if not all(number.isdigit() for number in numbers) or len(set(numbers)) != len(numbers):
-        raise ConfigError(f"--visible {words!r}: give different device numbers separated by commas, as 0,1,2,3")
+        raise ConfigError(f"--visible {option!r}: use distinct device numbers separated by commas, e.g. 0,1,2,3")
     return numbers
 
 
@@ -251,28 +252,28 @@ def _backend(config: Config) -> Backend | None:
     return None if config.backend.name == AUTO else registry.get(config.backend.name)
 
 
-def _restarts(asked: int | None, config: Config) -> int:
+def _restarts(requested: int | None, config: Config) -> int:
     if config.trainer.resume != "never":
-        if not config.trainer.save_every and asked != 0:
+        if not config.trainer.save_every and requested != 0:
             print(
                 "hwgrpo: note: trainer.save_every=0 writes no checkpoint before the end: a restart begins at step 0",
                 file=sys.stderr,
             )
-        return MAX_RESTARTS if asked is None else asked
-    if asked:
-        raise ConfigError(f"--max-restarts {asked} and trainer.resume=never: a restart would not resume the run")
+        return MAX_RESTARTS if requested is None else requested
+    if requested:
+        raise ConfigError(f"--max-restarts {requested} and trainer.resume=never: a restart would not resume the run")
     return 0
 
 
 def _variables(
     backend: Backend | None, visible: Sequence[str], devices: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that choose devices; check one that is set already."""
+    """Return the variables that select devices; check a variable that is already set."""
     if visible:
         if backend is None:
-            raise ConfigError("--visible needs backend.name=NAME: each family has its own variable for it")
+            raise ConfigError("--visible needs backend.name=NAME, since each backend has its own variable")
         if backend.visible_env is None:
-            raise ConfigError(f"--visible: backend {backend.name!r} has no variable that chooses devices")
+            raise ConfigError(f"--visible: backend {backend.name!r} has no variable that selects devices")
         return {backend.visible_env: ",".join(visible)}
     name = backend.visible_env if backend else None
     if name and environ.get(name):
@@ -283,14 +284,14 @@ def _variables(
 
 
 def _tool(name: str) -> str:
-    """Return how a shell finds a command that is installed beside this Python."""
+    """Return the path of a command of this Python environment, or its name where PATH finds it."""
     if shutil.which(name):
         return name
     return shlex.quote(str(Path(sys.executable).parent / name))
 
 
 def _start(words: Sequence[str], backend: Backend | None, variables: Mapping[str, str], config: Config) -> int:
-    """Become the process that trains or launches."""
+    """Replace this process by the one that trains or launches."""
     if backend is not None:
         from hwgrpo_backends.environment import apply
 
@@ -312,5 +313,5 @@ def _submit(script: str) -> int:
         return subprocess.run(["sbatch"], input=script + "\n", text=True, check=False).returncode
     except FileNotFoundError:
         raise ConfigError(
-            "--slurm --run: there is no sbatch here; print the script and submit it where it is"
+            "--slurm --run: sbatch is not installed here; print the script and submit it on a host of the cluster"
         ) from None

@@ -1,4 +1,4 @@
-"""`hwgrpo COMMAND ...`: find the command's file, parse, run, and turn users' mistakes into one line."""
+"""`hwgrpo COMMAND ...`: import the command, parse, run, and report errors of the user in one line."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ COMMANDS = (
     "doctor",
     "env",
 )
-"""Each is a file of this folder with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
+"""Commands: each is a module of this package with `HELP`, `add_arguments(parser)` and `run(args) -> exit code`."""
 
 
 EXIT_CODES = (
     "exit codes: 0 done, or stopped by a signal with everything saved; 1 the run, its data or this host failed; "
-    "2 a mistake in the command or the configuration; 130 stopped at once by Ctrl-C; 141 whoever read the output "
+    "2 an error in the command or the configuration; 130 stopped at once by Ctrl-C; 141 the reader of the output "
     "closed it"
 )
 INTERRUPTED, OUTPUT_CLOSED = 130, 141
@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments after the program's name; None uses those of the process.
 
     Returns:
-        What `EXIT_CODES` says.
+        The exit code; see `EXIT_CODES`.
     """
-    if sys.stdout is None:  # a process may be started without one
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (it is open to the end)
+    if sys.stdout is None:  # a process can be started without one
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
     try:
         try:
             code = _run(argv)
@@ -87,29 +87,29 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"hwgrpo {hwgrpo.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    words = sys.argv[1:] if argv is None else argv
-    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:  # one command waits for no other's imports
+    arguments = sys.argv[1:] if argv is None else argv
+    for name in arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS:  # import one command alone
         module = importlib.import_module(f"hwgrpo.cli.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP, epilog=EXIT_CODES)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args, rest = parser.parse_known_args(argv)
-    if rest and ("overrides" not in args or any(word.startswith("-") for word in rest)):
-        settings = [word.lstrip("-") for word in rest if word.startswith("--") and "=" in word]
+    if rest and ("overrides" not in args or any(each.startswith("-") for each in rest)):
+        settings = [each.lstrip("-") for each in rest if each.startswith("--") and "=" in each]
         hint = f" (a setting is written without dashes: {_as_setting(settings[0])})" if settings else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if rest:
         args.overrides += rest  # argparse stops collecting at an option: `train RECIPE --dry-run key=value`
     try:
         return args.run(args)
-    except SystemExit as error:  # no command exits by itself: its success would be none
+    except SystemExit as error:  # no command calls sys.exit; user code may
         place = traceback.extract_tb(error.__traceback__)[-1]
         message = f"sys.exit({error.code!r}) was called at {place.filename}:{place.lineno}, before the end"
         raise RunError(message) from error
 
 
 def _as_setting(text: str) -> str:
-    """Return `key=value` with what the key is here, where it is verl's or TRL's."""
+    """Return `key=value`, and this project's name of a key of verl or TRL."""
     from hwgrpo.config.peers import name_here
 
     here = name_here(text.partition("=")[0])
@@ -117,38 +117,38 @@ def _as_setting(text: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's, which also says what a misspelt command or choice may have meant."""
+    """Parser that suggests the nearest command or choice for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
-        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        near = nearest(found[1].lower(), re.findall(r"[\w-]+", found[2])) if found else None
+        match = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        near = nearest(match[1].lower(), re.findall(r"[\w-]+", match[2])) if match else None
         super().error(f"{message}. Did you mean {near}?" if near else message)
 
 
 def report_fault(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an unexpected exception as Python does, and where to report it; for `sys.excepthook`."""
+    """Print an unexpected exception and where to report it; for `sys.excepthook`."""
     traceback.print_exception(kind, error, trace)
     links = metadata.metadata("hwgrpo").get_all("Project-URL") or []
     where = next((link.partition(", ")[2] for link in links if link.lower().startswith(("issue", "bug"))), "")
     print(
-        f"hwgrpo: this is a fault of hwgrpo: report it{f' at {where}' if where else ''} with the lines above and the "
+        f"hwgrpo: this is a bug in hwgrpo: report it{f' at {where}' if where else ''} with the lines above and the "
         "output of `hwgrpo doctor`",
         file=sys.stderr,
     )
 
 
 def _output_is_closed() -> bool:
-    """Return whether nobody reads standard output any more; other broken pipes are no matter of the reader."""
+    """Return whether the reader of standard output is gone; other broken pipes are errors of their own."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # standard output is no file of the operating system
+    except (OSError, ValueError):  # standard output is not a file descriptor
         return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _drop_output() -> None:
-    """Send what is left in the buffer of standard output nowhere, so that it does not fail again at the end."""
+    """Discard the buffer of standard output, so that flushing does not fail again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

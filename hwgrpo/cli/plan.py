@@ -1,4 +1,4 @@
-"""`hwgrpo plan RECIPE key=value ...`: memory and step time per device type, for devices that need not be here."""
+"""`hwgrpo plan RECIPE key=value ...`: estimates of memory and step time per chip, with none of them present."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from hwgrpo.planning.memory import Memory
     from hwgrpo.planning.scale_plan import ChipPlan, ScalePlan
 
-HELP = "estimate a recipe's memory and step time on devices that need not be here"
+HELP = "estimate memory and step time of a recipe on chips, with none of them present"
 DEFAULT_CHIPS = ("H100 SXM", "H200 SXM", "MI300X", "910B3", "910C die")
-"""Shown where none is named and the recipe names no backend."""
+"""Chips shown without `--chip` where the recipe names no backend."""
 COLUMN = 10
 PHASES = ("prefill", "decode", "scoring", "update", "optimizer", "exchange", "sync")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("recipe", help="recipe YAML, or the name of one that ships (qwen3_8b_math)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="devices of a node that train (default 1)")
-    parser.add_argument("--nodes", type=int, default=1, metavar="M", help="nodes (default 1)")
+    parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (qwen3_8b_math)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="training devices per node (default 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="M", help="number of nodes (default 1)")
     parser.add_argument(
         "--strategy",
         metavar="NAME",
@@ -39,24 +39,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollout",
         choices=("local", "apart"),
-        help="apart: separate devices sample, each with a shard of every weight (default: the recipe's engine)",
+        help="apart: rollout on separate devices, each with a shard of every weight (default: the recipe's engine)",
     )
     parser.add_argument(
         "--rollout-devices",
         type=int,
         metavar="N",
-        help="that sample separately (default: as few as its weights and cache fit on)",
+        help="devices for rollout (default: as few as weights and KV cache fit on)",
     )
     parser.add_argument(
         "--chip",
         action="append",
         metavar="NAME",
-        help="a chip of the table (part of its name will do), or name=TFLOP/s,GB/s,GiB; may be repeated",
+        help="a chip of the table (part of its name is enough), or name=TFLOP/s,GB/s,GiB; may be repeated",
     )
-    parser.add_argument("--mfu", type=float, metavar="SHARE", help="of the matrix rate in products (default 0.4)")
-    parser.add_argument("--mbu", type=float, metavar="SHARE", help="of the bandwidth in decoding (default 0.6)")
-    parser.add_argument("--link", type=float, metavar="GB/S", help="that a device sends to others (default 50)")
-    parser.add_argument("--usable", type=float, metavar="SHARE", help="of a chip's memory (default 0.9)")
+    parser.add_argument(
+        "--mfu", type=float, metavar="SHARE", help="model FLOPs utilisation: share of the matrix rate (default 0.4)"
+    )
+    parser.add_argument(
+        "--mbu", type=float, metavar="SHARE", help="model bandwidth utilisation in decoding (default 0.6)"
+    )
+    parser.add_argument("--link", type=float, metavar="GB/S", help="bandwidth between devices (default 50)")
+    parser.add_argument("--usable", type=float, metavar="SHARE", help="usable share of a chip's memory (default 0.9)")
     parser.add_argument("--json", action="store_true", help="print JSON (schema hwgrpo.plan/1), bytes and seconds")
 
 
@@ -64,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan; return the exit code."""
     for option in ("devices", "nodes", "rollout_devices"):
         if (value := getattr(args, option)) is not None and value < 1:
-            raise ConfigError(f"--{option.replace('_', '-')} {value}: give 1 or more")
+            raise ConfigError(f"--{option.replace('_', '-')} {value}: use 1 or more")
     for option, most in (("mfu", 1.0), ("mbu", 1.0), ("usable", 1.0), ("link", math.inf)):
         value = getattr(args, option)
         if value is not None and not 0 < value <= most:
-            raise ConfigError(f"--{option} {value}: give a number above 0{' and at most 1' if most == 1 else ''}")
+            raise ConfigError(f"--{option} {value}: use a number above 0{' and at most 1' if most == 1 else ''}")
     from hwgrpo.config import load_config
 
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
@@ -78,22 +82,22 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.planning.step_time import Rates
     from hwgrpo.rollout.engine_kind import engine_kind
 
-    given = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
+    rates = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     if args.link is not None:
-        given["link"] = args.link * 1e9
-    apart = args.rollout == "apart" or (args.rollout is None and not engine_kind(config).samples_with_policy)
-    if args.rollout_devices and not apart:
+        rates["link"] = args.link * 1e9
+    separate = args.rollout == "apart" or (args.rollout is None and not engine_kind(config).samples_with_policy)
+    if args.rollout_devices and not separate:
         raise ConfigError(
-            f"--rollout-devices {args.rollout_devices} is for rollout on separate devices: --rollout apart"
+            f"--rollout-devices {args.rollout_devices} needs rollout on separate devices; add --rollout apart"
         )
     cluster = Cluster(
         devices=args.devices * args.nodes,
         nodes=args.nodes,
         strategy=args.strategy,
-        apart=apart,
+        apart=separate,
         samplers=args.rollout_devices or 0,
         usable=USABLE if args.usable is None else args.usable,
-        rates=Rates(**given),
+        rates=Rates(**rates),
     )
     plan = plan_at_scale(config, cluster, chips)
     print(json.dumps(plan.to_json(), indent=1) if args.json else text(plan))
@@ -101,10 +105,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chosen_chips(wanted: Sequence[str] | None, config: Config) -> list[tuple[Chip, Backend]]:
-    """Return the chips that were named, or a few of the backend's, each with its backend.
+    """Return the named chips, or a few of the backend's, each with its backend.
 
     Raises:
-        ConfigError: a word names no chip, or is no description of one.
+        ConfigError: a name matches no chip, or a description is malformed.
     """
     from hwgrpo_backends import registry
     from hwgrpo_backends.decide import AUTO
@@ -122,53 +126,53 @@ def chosen_chips(wanted: Sequence[str] | None, config: Config) -> list[tuple[Chi
         names = [title for title in DEFAULT_CHIPS if title in table] or list(table)
         if not names:
             raise ConfigError(
-                f"no chip is known of backend {name!r}: describe one, --chip mine=TFLOP/s,GB/s,GiB (matrix rate in the "
+                f"backend {name!r} has no known chip: describe one, --chip mine=TFLOP/s,GB/s,GiB (matrix rate in the "
                 "compute dtype, memory bandwidth, memory)"
             )
         return [table[title] for title in names]
     own = family or next(backend for backend in backends.values() if not backend.is_host)
     chips: list[tuple[Chip, Backend]] = []
-    for word in wanted:
-        if "=" in word:
-            chips.append((_described(word), own))
+    for option in wanted:
+        if "=" in option:
+            chips.append((_parse_chip(option), own))
             continue
-        exact = [title for title in table if title.lower() == word.lower()]
-        found = exact or [title for title in table if word.lower() in title.lower()]
-        if not found:
-            raise choice_error("--chip", word, table)
-        chips += [table[title] for title in found]
+        exact = [title for title in table if title.lower() == option.lower()]
+        matches = exact or [title for title in table if option.lower() in title.lower()]
+        if not matches:
+            raise choice_error("--chip", option, table)
+        chips += [table[title] for title in matches]
     return chips
 
 
-def _described(word: str) -> Chip:
+def _parse_chip(option: str) -> Chip:
     from hwgrpo_backends.peaks import GIB, Chip, T
 
-    name, _, numbers = word.partition("=")
+    name, _, numbers = option.partition("=")
     try:
         flops, bandwidth, memory = (float(number) for number in numbers.split(","))
     except ValueError:
         flops = bandwidth = memory = 0.0
     if not (name and min(flops, bandwidth, memory) > 0 and max(flops, bandwidth, memory) < math.inf):
-        raise ConfigError(f"--chip {word!r}: give name=TFLOP/s,GB/s,GiB, three numbers above 0, as mine=989,3350,80")
+        raise ConfigError(f"--chip {option!r}: use name=TFLOP/s,GB/s,GiB, three numbers above 0, e.g. mine=989,3350,80")
     names: tuple[str, ...] = ("bfloat16", "float16", "float32")
     rates: dict[str, float] = dict.fromkeys(names, flops * T)
     return Chip(arch="", name=name, flops=rates, bandwidth=bandwidth * 1e9, source="--chip", memory=memory * GIB)
 
 
 def text(plan: ScalePlan) -> str:
-    """Return a plan as a page for people."""
+    """Return a plan as text."""
     shape, cluster, first = plan.shape, plan.cluster, plan.chips[0]
     trained = "" if shape.trainable == shape.parameters else f", {_count(shape.trainable)} trained"
     nodes = "" if cluster.nodes == 1 else f" on {cluster.nodes:,} nodes"
     devices = f"{cluster.devices:,} device{'s' * (cluster.devices > 1)}{nodes}"
-    what = "layers cut over" if plan.shards_layers else "sequences shared by"
-    shared = f", {what} {plan.shared_by}" if plan.shared_by > 1 else ""
+    sharding = "tensor parallel size" if plan.shards_layers else "sequence parallel size"
+    shared = f", {sharding} {plan.shared_by}" if plan.shared_by > 1 else ""
     computes = f"{str(plan.work.dtype).removeprefix('torch.')}, {plan.layout} layout{shared}"
     lines = [
         f"model      {plan.model}: {shape.architecture}, {_count(shape.parameters)} parameters{trained}",
         f"devices    {devices}, {plan.strategy}; {computes}",
         "",
-        f"memory of a device ({first.name}), an estimate",
+        f"estimated memory of a device ({first.name})",
         *_components(first.memory),
         *([f"  {plan.padding}"] if plan.padding else []),
         "",
@@ -176,9 +180,9 @@ def text(plan: ScalePlan) -> str:
     ]
     misfits = [chip for chip in plan.chips if chip.instead]
     if misfits:
-        lines += ["", "what would fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
+        lines += ["", "configurations that fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
         lines += [
-            "  smaller in any case: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0,",
+            "  to save memory anyway: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0,",
             "  model.gradient_checkpointing=true",
         ]
     return "\n".join([*lines, "", *_assumptions(plan)])
@@ -204,15 +208,15 @@ def _components(memory: Memory) -> list[str]:
 def _table(chips: Sequence[ChipPlan]) -> list[str]:
     width = max(len("chip"), *(len(chip.name) for chip in chips))
     heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
-    apart = any(chip.samplers for chip in chips)
-    samplers = f"{'samplers':>{COLUMN}}" if apart else ""
+    separate = any(chip.samplers for chip in chips)
+    samplers = f"{'samplers':>{COLUMN}}" if separate else ""
     lines = [f"{'chip':<{width}}  {'memory':>8}  {'needed':>9}  fits{samplers}{heads}{'step':>{COLUMN}}"]
     for chip in chips:
         fits = "?" if chip.fits is None else "yes" if chip.fits else "no"
         limit = "?" if chip.limit is None else _size(chip.limit, 0)
         times = "".join(f"{_time(chip.seconds[phase]):>{COLUMN}}" for phase in PHASES)
         needed = _size(chip.memory.peak)
-        count = f"{chip.samplers:>{COLUMN},}" if apart else ""
+        count = f"{chip.samplers:>{COLUMN},}" if separate else ""
         lines.append(
             f"{chip.name:<{width}}  {limit:>8}  {needed:>9}  {fits:<4}{count}{times}{_time(chip.step):>{COLUMN}}"
         )
@@ -225,11 +229,11 @@ def _table(chips: Sequence[ChipPlan]) -> list[str]:
 def _assumptions(plan: ScalePlan) -> list[str]:
     rates, cluster = plan.cluster.rates, plan.cluster
     lines = [
-        f"Assumed: products at {rates.mfu:.0%} of the matrix rate (--mfu), decoding at {rates.mbu:.0%} of the memory's",
-        f"bandwidth (--mbu), {rates.link / 1e9:g} GB/s from device to device (--link), {cluster.usable:.0%} of memory "
-        "for the run (--usable),",
-        "every response as long as it may be. Left out: rewards and other work of the host, overlap of moving and",
-        "computing, what allocators keep, buffers of collectives, workspace of libraries. No figure was measured on",
+        f"Assumed: matrix products at {rates.mfu:.0%} of the peak (--mfu), decoding at {rates.mbu:.0%} of the memory",
+        f"bandwidth (--mbu), {rates.link / 1e9:g} GB/s between devices (--link), {cluster.usable:.0%} of memory "
+        "usable (--usable),",
+        "responses of the maximum length. Not included: rewards and other host work, overlap of communication and",
+        "computation, allocator fragmentation, buffers of collectives, library workspaces. No figure was measured on",
         "such a chip.",
     ]
     if plan.rollout_bytes:
@@ -240,7 +244,7 @@ def _assumptions(plan: ScalePlan) -> list[str]:
             "",
         ]
     if any(None in chip.seconds.values() for chip in plan.chips):
-        lines.append("n/a: no certain rate of that chip in this dtype is known.")
+        lines.append("n/a: the rate of that chip in this dtype is not known.")
     return lines
 
 

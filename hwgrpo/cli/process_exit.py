@@ -1,4 +1,4 @@
-"""How the process of a rank ends."""
+"""Exit of a rank's process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def ended_as_rank() -> Iterator[None]:
-    """End the process, where torchrun started it, before Python takes itself apart; what is done within is all it does.
+    """Exit a process started by torchrun without the interpreter's shutdown, after the body.
 
-    Threads of a process group live as long as anything holds the group: caches of torch hold those of FSDP2's mesh,
-    and DeepSpeed keeps its own. When the interpreter ends before such a thread, the thread aborts the process now and
-    then ("terminate called without an active exception"), and torchrun takes a run that is done for one that failed.
+    Threads of a process group live as long as the group is referenced: caches of torch reference those of FSDP2's mesh,
+    and DeepSpeed keeps its own. When the interpreter ends before such a thread, the thread sometimes aborts the process
+    ("terminate called without an active exception"), and torchrun reports a finished run as failed.
 
-    Enter it before anything else registers with `atexit`: this comes after all that has.
+    Enter it before anything else registers with `atexit`: it then runs after all other handlers.
     """
     code: list[int] = []
 

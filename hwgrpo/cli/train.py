@@ -1,4 +1,4 @@
-"""`hwgrpo train RECIPE key=value ...`: train, or show what would be trained."""
+"""`hwgrpo train RECIPE key=value ...`: train, or print the plan of a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ HELP = "train a language model with GRPO from a recipe"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("recipe", help="recipe YAML, or the name of one that ships (tiny_sort)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the recipe's")
+    parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (tiny_sort)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
     parser.add_argument("--print-config", action="store_true", help="print every setting of the run and stop")
     parser.add_argument(
-        "--dry-run", action="store_true", help="check what can be checked here, print the plan and stop"
+        "--dry-run", action="store_true", help="check everything that can be checked here, print the plan and stop"
     )
     parser.add_argument(
         "--allow-finished",
         action="store_true",
-        help="exit with 0 where output_dir holds a finished run of other settings or data (default: 2)",
+        help="exit with 0 where output_dir has a finished run of other settings or data (default: 2)",
     )
 
 
@@ -68,20 +68,20 @@ def run(args: argparse.Namespace) -> int:
         finish(run, train(run))
     finally:
         run.close()
-    # only after success: a rank that failed would wait here for others that wait for it
+    # only after success: a failed rank would wait here for ranks that wait for it
     run.strategy.close()
     return 0
 
 
 def _plan(config: Config, *, allow_finished: bool) -> int:
-    """Print the plan; return 0 where this machine could train it now, else 1 and say on stderr what it lacks."""
-    from hwgrpo.cli.backend_selection import planned_place
+    """Print the plan; return 0 where this machine can run it now, else 1 with the reasons on stderr."""
+    from hwgrpo.cli.backend_selection import planned_host
 
-    place = planned_place(config)
+    host = planned_host(config)
     from hwgrpo.planning.dry_run import make_plan
 
-    plan = make_plan(config, place.backend, place.world_size, no_device=place.obstacle, allow_finished=allow_finished)
-    if place.rank == 0:
+    plan = make_plan(config, host.backend, host.world_size, no_device=host.reason, allow_finished=allow_finished)
+    if host.rank == 0:
         print(plan.text)
         for problem in plan.problems:
             print(f"hwgrpo: not ready here: {terminal_lines(problem)}", file=sys.stderr)

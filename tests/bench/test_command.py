@@ -121,7 +121,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(words: list[str], parts: list[str
 def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert bench() == 2
-    assert "measures one process, and a launcher started 2" in capsys.readouterr().err
+    assert "needs one process, but a launcher started 2" in capsys.readouterr().err
 
 
 def test_loggers_of_the_recipe_hear_nothing_of_it(monkeypatch: pytest.MonkeyPatch):

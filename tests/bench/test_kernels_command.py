@@ -231,7 +231,7 @@ def test_three_and_four_are_compared_with_the_first(
 @pytest.mark.parametrize("count", [1, 5])
 def test_one_file_or_five_are_refused(count: int, capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "compare", *["a.json"] * count]) == 2
-    assert f"give two to four files, not {count}" in capsys.readouterr().err
+    assert f"use two to four files, not {count}" in capsys.readouterr().err
 
 
 def test_rows_that_one_side_lacks_are_kept_and_named(capsys: pytest.CaptureFixture[str]):

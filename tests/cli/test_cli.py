@@ -193,7 +193,7 @@ def test_eval_measures_an_adapter_as_it_does_the_model_it_was_merged_into(hwgrpo
 def test_exit_codes_are_told_by_help(hwgrpo):
     for words in ([], ["train"]):
         shown = " ".join(hwgrpo(*words, "--help").stdout.split())
-        for part in ("0 done, or stopped by a signal with everything saved", "1 the run, its data", "2 a mistake"):
+        for part in ("0 done, or stopped by a signal with everything saved", "1 the run, its data", "2 an error"):
             assert part in shown
 
 
@@ -207,7 +207,7 @@ def test_detect_says_in_plain_words_that_the_cpu_is_there(hwgrpo):
 def test_a_file_for_completions_that_cannot_be_written_is_refused_before_anything_runs(hwgrpo):
     done = hwgrpo("eval", "tiny_sort", "--completions", "no/such/folder/x.jsonl")
     assert done.returncode == 2
-    assert "--completions no/such/folder/x.jsonl: cannot be written: No such file" in done.stderr
+    assert "--completions no/such/folder/x.jsonl cannot be written: No such file" in done.stderr
 
 
 def test_a_dry_run_without_hub_data_or_device_shows_the_plan_and_what_is_missing(fresh, tmp_path: Path):

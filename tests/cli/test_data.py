@@ -160,7 +160,7 @@ def test_tokens_are_counted_with_a_tokenizers_folder(hwgrpo, tmp_path):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--score-rows", "-1"], "--score-rows -1: give 0 or more"),
+        (["--score-rows", "-1"], "--score-rows -1: use 0 or more"),
         (["--tokenizer", "nowhere"], "--tokenizer nowhere: there is no such folder"),
         (["--reward", "gsm9k"], "Did you mean 'gsm8k'?"),
         (["--recipe", "tiny_srot"], "Did you mean tiny_sort?"),

@@ -78,13 +78,13 @@ def test_every_variable_is_shown_with_its_reason_on_a_host_without_that_device(f
                 assert f"{variable}='{said.value}'" in done.stdout.splitlines()
                 assert said.why in done.stdout
                 assert said.until in done.stdout
-            assert variables or done.stdout == f"{name} wants no variables set for {purpose}\n"
+            assert variables or done.stdout == f"{name} needs no variables for {purpose}\n"
 
 
 def test_the_users_own_value_is_shown_as_kept_and_not_exported(fresh):
     words = ("env", "--backend", "npu")  # hw: the word under test
     shown = fresh(*words, TASK_QUEUE_ENABLE="0").stdout
-    assert "TASK_QUEUE_ENABLE='0'  (yours, kept; wanted '2')" in shown
+    assert "TASK_QUEUE_ENABLE='0'  (your value is kept; profile: '2')" in shown
     told = json.loads(fresh(*words, "--json", TASK_QUEUE_ENABLE="0").stdout)
     assert told["schema"] == "hwgrpo.env/1"
     first = {variable["name"]: variable for variable in told["variables"]}["TASK_QUEUE_ENABLE"]
@@ -196,4 +196,4 @@ def test_what_repeats_the_numbers_is_set_when_asked_for_and_only_then(fresh, acm
 def test_an_engine_is_not_asked_to_repeat_its_numbers(fresh, acme, form):
     done = fresh("env", "--backend", "acme", "--for", "rollout", "--deterministic", *form, PYTHONPATH=acme)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--deterministic does not go with --for rollout: deterministic settings are for training" in done.stderr
+    assert "--deterministic cannot be combined with --for rollout: it is for training" in done.stderr

@@ -78,7 +78,7 @@ def test_an_exported_model_loads_in_plain_transformers_with_exactly_the_weights(
     [
         (["{run}", "{out}", "--adapter"], 2, "was trained without LoRA"),
         (["{run}", "{out}", "--max-shard-size", "5"], 2, "--max-shard-size 5: use an integer and KB, MB or GB"),
-        (["{run}", "{run}"], 2, "{run} is there already"),
+        (["{run}", "{run}"], 2, "{run} already exists"),
         (["{run}", "{run}/config.yaml/out"], 2, "cannot be written"),
         (["{out}", "{out}"], 1, "not a checkpoint, it has no manifest.json"),
         (["{run}/final", "{out}"], 1, "not a checkpoint, it has no manifest.json"),
@@ -119,4 +119,4 @@ def test_of_a_run_the_newest_checkpoint_that_is_good_is_taken(tmp_path: Path, do
     shutil.rmtree(run / "checkpoints/step-00000001")
     assert restore.newest(run / "checkpoints")[0] is None
     assert main(["export", str(run), str(tmp_path / "again")]) == 1
-    assert "has no checkpoint that can be read" in capsys.readouterr().err
+    assert "has no readable checkpoint" in capsys.readouterr().err

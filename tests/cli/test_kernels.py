@@ -108,7 +108,7 @@ def test_a_run_tells_what_it_chose_without_loading_torch(hwgrpo, run_folder: Pat
     [
         (["--run", "nowhere"], {}, ["--run nowhere", "no such folder", "trainer.output_dir"]),
         (["--run", "."], {}, ["no kernels.json", "first step"]),
-        (["--run", "a_run", "--dtype", "float32"], {}, ["--dtype does not go with it"]),
+        (["--run", "a_run", "--dtype", "float32"], {}, ["--dtype cannot be combined with --run"]),
         (["--device", "cpuu"], {}, ["--device='cpuu'", "Did you mean 'cpu'?"]),
         (["--dtype", "float31"], {}, ["--dtype='float31'", "Did you mean 'float32'?"]),
         (["--vocab", "0"], {}, ["--vocab 0", "1 or more"]),

@@ -150,7 +150,7 @@ def test_two_processes_train_by_the_line_that_is_run(hwgrpo, tmp_path):
         (("--visible", "0,1"), ("needs backend.name",)),
         (("--visible", "0,1", "backend.name=cpu"), ("'cpu' has no variable",)),
         (("--slurm",), ("--slurm needs backend.name",)),
-        (("--slurm", "--rendezvous", "here", "--nodes", "2"), ("leave --visible and --rendezvous out",)),
+        (("--slurm", "--rendezvous", "here", "--nodes", "2"), ("omit --visible and --rendezvous",)),
         (("--sbatch=--time=1",), ("--sbatch is an option of --slurm",)),
         (("--max-restarts", "2", "trainer.resume=never"), ("trainer.resume=never",)),
         (("--max-restarts", "-1"), ("--max-restarts -1",)),

@@ -84,7 +84,7 @@ def test_a_fault_ends_in_its_traceback_and_a_line_on_where_to_report_it(code: st
     assert running.returncode == 1
     assert told[0] == "Traceback (most recent call last):"
     assert told[-2] == "IndexError: list index out of range"
-    assert told[-1].startswith(f"hwgrpo: this is a fault of hwgrpo: {where}")
+    assert told[-1].startswith(f"hwgrpo: this is a bug in hwgrpo: {where}")
     assert told[-1].endswith("`hwgrpo doctor`")
 
 

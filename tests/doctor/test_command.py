@@ -245,7 +245,7 @@ def test_trials_need_a_torch_that_imports(damaged):
     ("arguments", "told"),
     [
         (["--backend", "cudda"], "Did you mean 'cuda'?"),
-        (["--timeout", "5"], "does not go without"),
+        (["--timeout", "5"], "add --run"),
         (["--run", "--timeout", "0"], "more than 0"),
         (["--json", "--github"], "not allowed with"),
     ],
