@@ -49,10 +49,12 @@ def check_visible_devices(backend: Backend, facts: Facts, count: int) -> str:
     if name is None:
         return "visible devices: not checked, the backend names no variable"
     value, left = (os.environ.get(name, "0").split(",")[0], 1) if count > 1 else (HIDDEN, 0)
-    said = gather_tier1(facts, {**os.environ, name: value}, [backend]).torch
-    assert said is not None
-    assert said.imported, f"visible_env: with {name}={value!r} torch does not import: {'; '.join(said.errors)}"
-    seen = said.devices[backend.device_type].count
+    torch_facts = gather_tier1(facts, {**os.environ, name: value}, [backend]).torch
+    assert torch_facts is not None
+    assert torch_facts.imported, (
+        f"visible_env: with {name}={value!r} torch does not import: {'; '.join(torch_facts.errors)}"
+    )
+    seen = torch_facts.devices[backend.device_type].count
     assert seen == left, (
         f"visible_env: {name}={value!r} leaves {seen} of {count} devices, not {left}: name the variable that the "
         "device's runtime reads"

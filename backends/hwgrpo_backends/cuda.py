@@ -92,7 +92,7 @@ def probe(facts: Facts) -> Verdict:
 
 
 def runs_on(arch: str, built_for: tuple[str, ...]) -> bool:
-    """Tell whether a torch built for `built_for` has code for `arch`: same major binary, or PTX to compile.
+    """Return whether a torch built for `built_for` has code for `arch`: same major binary, or PTX to compile.
 
     A target that ends in "a" is for one chip alone, one that ends in "f" for its family. Source: NVIDIA, CUDA C++
     Programming Guide, compute capabilities.

@@ -22,9 +22,9 @@ class TorchDevice:
     count: int = 0
     names: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
-    """The architecture of each device, where torch tells it."""
+    """The architecture of each device, where torch reports it."""
     built_for: tuple[str, ...] = ()
-    """The architectures this build of torch has kernels for, where torch tells them."""
+    """The architectures this build of torch has kernels for, where torch reports them."""
     problem: str | None = None
     """The exception or warning with which torch explained why the device is not available."""
 
@@ -103,7 +103,7 @@ class Facts:
     wsl_gpu: bool = False
     """/dev/dxg is there, through which WSL offers GPUs."""
     scheduler: str | None = None
-    """What started this process, in words."""
+    """What started this process, as text."""
     torch: TorchFacts | None = None
     """Tier 1; None when it has not been gathered."""
 

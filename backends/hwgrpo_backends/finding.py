@@ -10,7 +10,7 @@ FindingState = Literal["ok", "warn", "FAIL"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check came to."""
+    """Result of one check."""
 
     what: str
     state: FindingState = "ok"
@@ -18,8 +18,8 @@ class Finding:
     fix: str = ""
     """What the user can do about it; empty when there is nothing to repair."""
     backends: tuple[str, ...] = ()
-    """The backends it stands in the way of; empty means every one."""
+    """The backends that it concerns; empty means every one."""
 
     def concerns(self, backend: str | None) -> bool:
-        """Tell whether it matters to `backend`; None stands for a host on which none could be chosen."""
+        """Return whether it concerns `backend`; None means a host on which none could be selected."""
         return not self.backends or backend is None or backend in self.backends

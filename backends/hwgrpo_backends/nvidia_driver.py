@@ -16,7 +16,7 @@ def needed(toolkit: str | None) -> str | None:
 
 
 def is_too_old(driver: str, toolkit: str | None) -> bool | None:
-    """Tell whether `driver` ("570.86.10") cannot run CUDA `toolkit`; None where one of them is not known."""
+    """Return whether `driver` ("570.86.10") cannot run CUDA `toolkit`; None where one of them is not known."""
     minimum = needed(toolkit)
     if minimum is None or not _numbers(driver):
         return None

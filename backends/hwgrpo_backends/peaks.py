@@ -90,8 +90,8 @@ def peak(chips: Sequence[Chip], arch: str, device_name: str, dtype: str | torch.
     return None if flops is None else Peak(flops, chip.bandwidth, chip.source)
 
 
-def told(chip: Chip | None) -> str:
-    """Return a row in words, for a diagnosis."""
+def describe_chip(chip: Chip | None) -> str:
+    """Return a chip's peak rates as text, for a diagnosis."""
     if chip is None:
         return "not known: reports show no share of it"
     rates = ", ".join(f"{name} {flops / T:.4g}" for name, flops in chip.flops.items())

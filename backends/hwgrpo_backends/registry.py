@@ -73,7 +73,7 @@ def _load_all(path: tuple[str, ...]) -> Loaded:
             logger.warning("backend %r: plug-in %s %s", name, entry.value, problem, exc_info=True)
         else:
             if problem is None:
-                backends[name] = _answering_for_itself(backend)
+                backends[name] = _with_checked_functions(backend)
                 continue
         problems[name] = f"plug-in {entry.value} ({entry.owner}) {problem}"
     for name, problem in problems.items():
@@ -118,7 +118,7 @@ def _misfit(backend: Any, name: str) -> str | None:
     return None
 
 
-def _answering_for_itself(backend: Backend) -> Backend:
+def _with_checked_functions(backend: Backend) -> Backend:
     """Return a plug-in's backend whose functions name it when they fail, wherever they are called."""
 
     def arch(index: int) -> str:
@@ -136,8 +136,8 @@ def _answering_for_itself(backend: Backend) -> Backend:
         try:
             found = function(index)
         except Exception as error:
-            told = f"its {name}({index}) raised {type(error).__name__}: {error}"
-            raise BackendError(f"backend {backend.name!r} cannot be used: {told}") from error
+            failure = f"its {name}({index}) raised {type(error).__name__}: {error}"
+            raise BackendError(f"backend {backend.name!r} cannot be used: {failure}") from error
         if not fits(found):
             raise BackendError(f"backend {backend.name!r} cannot be used: its {name}({index}) is {found!r}, not {what}")
         return found

@@ -33,12 +33,12 @@ def container(root: Path, environ: Mapping[str, str]) -> str | None:
 
 
 def is_wsl(root: Path) -> bool:
-    """Tell whether the kernel is that of the Windows Subsystem for Linux."""
+    """Return whether the kernel is that of the Windows Subsystem for Linux."""
     return "microsoft" in read(root / "proc/sys/kernel/osrelease").lower()
 
 
 def scheduler(environ: Mapping[str, str]) -> str | None:
-    """Return what started this process, in words, where it left its variables; or None."""
+    """Return what started this process, as text, where it left its variables; or None."""
     jobs = [f"{kind} job {environ[name]}" for name, kind in JOB_VARIABLES.items() if environ.get(name)]
     if environ.get("RANK") and environ.get("WORLD_SIZE"):
         jobs.append(f"rank {environ['RANK']} of {environ['WORLD_SIZE']}")
@@ -54,7 +54,7 @@ def read(file: Path) -> str:
 
 
 def exists(file: Path) -> bool:
-    """Tell whether a file is there; one below a folder that may not be entered counts as absent."""
+    """Return whether a file is there; one below a folder that may not be entered counts as absent."""
     try:
         return file.exists()
     except OSError:

@@ -27,7 +27,7 @@ VARIABLES = (
 ENTRY_POINT_GROUPS = ("torch.backends", "hwgrpo.backends", "hwgrpo.kernels", "vllm.platform_plugins")
 """Groups through which other distributions reach into torch, this package and vLLM."""
 ASCEND = "usr/local/Ascend"
-"""Where the driver and CANN are installed unless told otherwise."""
+"""Where the driver and CANN are installed by default."""
 
 
 def gather_tier0(

@@ -72,4 +72,4 @@ def _run(targets: list[tuple[str, str]], environ: Mapping[str, str], timeout: fl
     if output.lines:
         return output.lines[-1]
     failure = output.failure or "it ended without output"
-    return {"imported": False, "errors": [f"ChildProcessError: imported in a child process, {failure}"]}
+    return {"imported": False, "errors": [f"ChildProcessError: torch was imported in a child process: {failure}"]}

@@ -55,7 +55,7 @@ def _cuda(facts: Facts) -> Iterable[Finding]:
             yield driver(f"{facts.nvidia_driver} ({wants}; newer is fine)")
     elif facts.wsl:
         if facts.wsl_gpu:
-            yield driver("that of Windows, reached through /dev/dxg (it tells no version here)")
+            yield driver("that of Windows, reached through /dev/dxg (it reports no version here)")
         else:
             fix = "use WSL 2, update the NVIDIA driver of Windows and run wsl --update; install no driver inside WSL"
             yield driver("WSL without /dev/dxg: Windows offers no GPU to it", "warn", fix)
@@ -84,8 +84,8 @@ def _rocm(facts: Facts) -> Iterable[Finding]:
         found, fix = "the driver lists no GPU", "check rocminfo and dmesg for amdgpu"
         yield Finding(what="AMD topology", state="warn", found=found, fix=fix, backends=("rocm",))
     elif nodes:
-        told = "the driver keeps its list from this user" if facts.kfd_gpus is None else f"{facts.kfd_gpus} GPU(s)"
-        yield Finding(what="AMD topology", found=told, backends=("rocm",))
+        topology = "the driver keeps its list from this user" if facts.kfd_gpus is None else f"{facts.kfd_gpus} GPU(s)"
+        yield Finding(what="AMD topology", found=topology, backends=("rocm",))
     override = facts.variables.get("HSA_OVERRIDE_GFX_VERSION")
     if override:
         yield Finding(

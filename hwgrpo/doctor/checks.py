@@ -188,7 +188,7 @@ def peak_rates(subject: Subject) -> Iterable[Finding]:
     archs = seen.archs or tuple(name.lower().replace(" ", "_") for name in seen.names)
     for (arch, name), count in Counter(zip(archs, seen.names, strict=True)).items():
         row = peaks.find(backend.chips, arch, name)
-        yield Finding(what="peak rate", found=f"{count} x {name}: {peaks.told(row)}", backends=(backend.name,))
+        yield Finding(what="peak rate", found=f"{count} x {name}: {peaks.describe_chip(row)}", backends=(backend.name,))
 
 
 def versions(subject: Subject) -> Iterable[Finding]:

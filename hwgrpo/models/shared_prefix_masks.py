@@ -148,7 +148,7 @@ def branched_attention(
         [B, L, heads, D'], and no weights.
 
     Raises:
-        ValueError: the layer has a sliding window and does not tell it.
+        ValueError: the layer has a sliding window and does not pass it.
     """
     if branches is None:
         return attend(module, query, key, value, attention_mask, **options)
@@ -173,15 +173,15 @@ _UNGROUPED: Any = SimpleNamespace(num_key_value_groups=1)
 """What transformers' attention reads of a layer in which every query head has a key head of its own."""
 
 
-def window_of(module: torch.nn.Module, told: int | None) -> int | None:
+def window_of(module: torch.nn.Module, window: int | None) -> int | None:
     """Return the sliding window of a layer; whether it has one is in its configuration.
 
     Args:
         module: the attention layer.
-        told: what its attention function was given.
+        window: the `sliding_window` argument of its attention function; None if it was not passed.
 
     Raises:
-        ValueError: the layer has one and does not tell it.
+        ValueError: the layer has one and does not pass it.
     """
     config: Any = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
@@ -190,9 +190,9 @@ def window_of(module: torch.nn.Module, told: int | None) -> int | None:
         sliding = kinds[layer] == "sliding_attention"
     else:
         sliding = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
-    if sliding and told is None:
+    if sliding and window is None:
         raise ValueError("a layer does not pass the sliding window to its attention")
-    return told if sliding else None
+    return window if sliding else None
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -30,12 +30,12 @@ OF_HEADS = ("s_aux", "position_bias")
 
 @dataclass(frozen=True)
 class Exchange:
-    """Between whom heads and tokens are exchanged, and the mask over whole rows."""
+    """The group that exchanges heads and tokens, and the mask over full rows."""
 
     group: Any
     """The process group; its ranks hold the tokens in order."""
     size: int
-    """Its ranks; 1: whole rows are there, and none are exchanged."""
+    """Ranks of the group; 1: rows are already full, and nothing is exchanged."""
     mask: torch.Tensor | None = None
     """[B, 1, L, L], added to the scores; None: plain causal attention, or what branches say."""
     _windows: dict[Any, torch.Tensor] = field(default_factory=dict, compare=False)
@@ -69,7 +69,7 @@ def enable(model: PreTrainedModel) -> None:
         return
     if own not in AttentionInterface().valid_keys() or AttentionMaskInterface()[own] is not sdpa_mask:
         raise ValueError(f"{own} attention does not accept masks as sdpa does")
-    shared_prefix_masks.enable(model)  # inside, for it takes whole rows apart
+    shared_prefix_masks.enable(model)  # inside, because it splits full rows
     own = model.config._attn_implementation
     name = f"{NAME}_{own}"
     AttentionInterface.register(name, partial(exchanged_attention, attend=AttentionInterface()[own]))
@@ -88,7 +88,7 @@ def exchanged_attention(
     exchange: Exchange | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend over whole rows with a part of the heads; the signature is that of transformers' attention functions.
+    """Attend over full rows with a part of the heads; the signature is that of transformers' attention functions.
 
     Args:
         module: the attention layer.
@@ -146,9 +146,10 @@ def _to_heads(tensors: Sequence[torch.Tensor], exchange: Exchange) -> list[torch
     parts = [tensor.unflatten(1, (size, -1)).transpose(0, 1) for tensor in tensors]
     sent = torch.cat([part.flatten(1) for part in parts], dim=1)
     received = all_to_all(sent, [1] * size, [1] * size, exchange.group)
-    pieces = received.split([part[0].numel() for part in parts], dim=1)
+    head_shards = received.split([part[0].numel() for part in parts], dim=1)
     return [
-        piece.view(part.shape).permute(1, 2, 0, 3, 4).flatten(2, 3) for piece, part in zip(pieces, parts, strict=True)
+        shard.view(part.shape).permute(1, 2, 0, 3, 4).flatten(2, 3)
+        for shard, part in zip(head_shards, parts, strict=True)
     ]
 
 

@@ -48,31 +48,31 @@ def rope_switches_at(model_config: Any) -> int | None:
     return min((r["original_max_position_embeddings"] for r in ropes if r.get("rope_type") == "longrope"), default=None)
 
 
-def described(windows: Mapping[str, int]) -> str:
+def describe_windows(windows: Mapping[str, int]) -> str:
     """Return windows as `sliding_window=4096, ...`."""
     return ", ".join(f"{name}={size}" for name, size in windows.items())
 
 
 @contextmanager
-def shortened(base: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
-    """Let a model have windows of a few tokens within the block, so that a few tokens outgrow them.
+def shorten_windows(base: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Shorten a model's windows to a few tokens within the block, so that short sequences exceed them.
 
     Layouts, caches and the decode step treat a window of any length alike. What a model derived from a window when it
     was made (a mask in a buffer) stays as it is; `shortening_shows` finds that.
 
     Args:
         base: a transformers model.
-        names: of the windows.
+        names: names of the windows.
     """
-    wanted = set(names)
-    if _BLOCKS in wanted:
-        wanted |= {"topk_blocks", _BLOCK, "block_size"}
-    if "sliding_window_size" in wanted or "local_attention" in wanted:
-        wanted.add("sliding_window")  # their modules' name for it
+    fields = set(names)
+    if _BLOCKS in fields:
+        fields |= {"topk_blocks", _BLOCK, "block_size"}
+    if "sliding_window_size" in fields or "local_attention" in fields:
+        fields.add("sliding_window")  # their modules' name for it
     before = []
     try:
         for holder in _holders(base):
-            for name in wanted:
+            for name in fields:
                 size = vars(holder).get(name)
                 if isinstance(size, int) and not isinstance(size, bool) and size > _SHORTENED[name]:
                     before.append((holder, name, size))

@@ -1,6 +1,6 @@
 """Signs of trouble in the metrics of a run: each a pure function of the series so far and the settings.
 
-A detector returns a `Finding` in words while the sign is there, else None. `warnings` decides what is told and when.
+A detector returns a `Finding` while the sign is there, else None. `warnings` decides which are reported, and when.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ RECENT = 5
 REWARD_WINDOW = 20
 """Latest steps over which the reward is averaged: its noise from batch to batch is large."""
 FLAT_STEPS = 50
-"""Steps before a reward that has not risen is worth a word; usual recipes rise visibly within 20 to 40."""
+"""Steps before a reward that has not risen is worth a warning; usual recipes rise visibly within 20 to 40."""
 AT_TOP = 0.95
 """A mean reward this far up the range of rewards seen has no room to rise."""
 LOST_SHARE = 0.5
-"""Share of what the reward had gained whose loss is told of."""
+"""Share of what the reward had gained whose loss is reported."""
 SURE = 3.0
 """Standard errors by which a rise or fall must exceed noise; with two, a control run in six seems to rise or fall."""
 GROUP_WINDOW = 10
@@ -36,7 +36,7 @@ GROUP_WINDOW = 10
 EQUAL_SHARE = 0.8
 """Share of groups without a signal from which four fifths of the samples are spent for nothing."""
 LEARNED_SHARE = 0.95
-"""The same where the rewards are high: a learned task ends that way, so only near the end of it is it told."""
+"""The same where the rewards are high: a learned task ends that way, so it is reported only near the end of it."""
 HIGH, LOW = 0.8, 0.2
 """Mean reward within the range seen, above and below which equal groups are mostly right or mostly wrong."""
 LARGE_KL = 1.0
@@ -68,7 +68,7 @@ SHORT_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Finding:
-    """A sign of trouble, in words."""
+    """A sign of trouble, as text."""
 
     seen: str
     """What was seen: the numbers and the steps."""
@@ -77,7 +77,7 @@ class Finding:
     remedies: tuple[str, ...]
     """What to try; settings are named as in the config."""
     severity: float
-    """How bad; it is told again when this has doubled."""
+    """How bad; it is reported again when this has doubled."""
 
 
 REWARD_HIGH = shown_fields.Field("highest reward", ("critic/rewards/max",), shown_fields.decimals(3))

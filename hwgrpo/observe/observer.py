@@ -105,7 +105,7 @@ class Observer:
         """Cut all logs back to `step` and begin; call it once, before anything is logged.
 
         Args:
-            step: step of the checkpoint that the run goes on from. With 0 the run starts over and what an earlier
+            step: step of the checkpoint that the run continues from. With 0 the run starts over and what an earlier
                 attempt logged, its validation at step 0 included, is removed.
         """
         if not self._main:

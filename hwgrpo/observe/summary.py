@@ -37,13 +37,13 @@ def build_summary(
     """Return the content of summary.json.
 
     Args:
-        history: the whole run, what was done before a resume included.
+        history: the full run, including the steps before a resume.
         status: how the run ended, in a word ("completed", "interrupted", "failed").
         total_steps: steps that were planned.
         resumed_from: step of the checkpoint that this process started from; 0 for none.
         wall_s: seconds this process ran.
         paths: what -> where it lies.
-        warnings: what was told during the run, oldest first.
+        warnings: those reported during the run, oldest first.
 
     Returns:
         `{schema, status, verdict: {word, mood, headline, about}, steps, total_steps, resumed_from, wall_s, training_s,
@@ -89,7 +89,7 @@ def build_summary(
 
 
 def save_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
-    """Write summary.json whole or not at all, and return its path."""
+    """Write summary.json atomically and return its path."""
     path = run_dir / FILE
     temporary = path.with_name(FILE + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
@@ -163,7 +163,7 @@ def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
-    """Return the latest warning of each name, in words."""
+    """Return the latest warning of each name, as text."""
     latest = {warning["name"]: warning for warning in summary["warnings"]}
     return [terminal_line(f"step {warning['step']}, {name}: {warning['seen']}") for name, warning in latest.items()]
 

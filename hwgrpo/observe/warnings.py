@@ -1,4 +1,4 @@
-"""What looks unwell in a run, told in words: once, and again only when it gets worse or comes back after long."""
+"""Warnings about unhealthy metrics: each is reported once, and again when it gets worse or returns after long."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 FILE = "warnings.jsonl"
 WORSE = 2.0
-"""Growth of a warning's severity since it was last told that makes it worth telling again."""
+"""Growth of a warning's severity since its last report that makes it worth reporting again."""
 AGAIN_STEPS = 20
-"""Steps before a worse sign is told again: while it grows, it would be at every few."""
+"""Steps before a worse sign is reported again: while it grows, it would be reported every few steps."""
 CLEAR_STEPS = 50
 """Steps without a sign after which its return is news; fewer, and it only wavers about its threshold."""
 
 
 @dataclass(frozen=True)
 class RunWarning:
-    """Something that looks unwell."""
+    """A warning that metrics look unhealthy."""
 
     step: int
     name: str
@@ -61,11 +61,11 @@ class RunWarning:
 
 
 @dataclass
-class _Told:
+class _Reported:
     severity: float
-    """When it was last told ..."""
+    """Severity at the last report."""
     step: int
-    """... and at which step that was."""
+    """Step of the last report."""
     last_sign: int
     """The last step with the sign."""
 
@@ -82,12 +82,12 @@ class Monitor:
         self._config = config
         self._detectors = detectors
         self._series = MetricSeries(WATCHED)
-        self._told: dict[str, _Told] = {}
+        self._reported: dict[str, _Reported] = {}
         self.warnings: list[RunWarning] = []
-        """All that were told, oldest first."""
+        """All reported warnings, oldest first."""
 
     def add(self, step: int, values: Mapping[str, Any]) -> list[RunWarning]:
-        """Take in the metrics of a step after the last and return what is to be told now.
+        """Add the metrics of the next step and return the warnings to report now.
 
         Args:
             step: step number, from 1.
@@ -99,18 +99,18 @@ class Monitor:
             finding = detect(self._series, self._config)
             if finding is None:
                 continue
-            told = self._told.get(name)
-            if told is None or _is_news(told, step, finding.severity):
-                told = self._told[name] = _Told(finding.severity, step, step)
+            reported = self._reported.get(name)
+            if reported is None or _is_news(reported, step, finding.severity):
+                reported = self._reported[name] = _Reported(finding.severity, step, step)
                 new.append(RunWarning(step, name, finding.seen, finding.meaning, finding.remedies))
-            told.last_sign = step
+            reported.last_sign = step
         self.warnings += new
         return new
 
 
-def _is_news(told: _Told, step: int, severity: float) -> bool:
-    worse = severity >= WORSE * told.severity and step - told.step >= AGAIN_STEPS
-    return worse or step - told.last_sign > CLEAR_STEPS
+def _is_news(reported: _Reported, step: int, severity: float) -> bool:
+    worse = severity >= WORSE * reported.severity and step - reported.step >= AGAIN_STEPS
+    return worse or step - reported.last_sign > CLEAR_STEPS
 
 
 class WarningsLog:

@@ -1,4 +1,4 @@
-"""completions.jsonl as compact columns, thinned out to a limit by whole steps."""
+"""completions.jsonl as compact columns, thinned out to a limit by complete steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def steps_to_keep(counts: Mapping[int, int], limit: int) -> set[int]:
 
 
 class _Table:
-    """Values told once each; a column then holds their numbers."""
+    """Distinct values, each stored once; a column then holds their indices."""
 
     def __init__(self) -> None:
         self.values: list[str] = []

@@ -46,7 +46,7 @@ def write_report(run_dir: Path, output: Path, most_completions: int = MOST_COMPL
 
     Args:
         run_dir: folder of the run.
-        output: the HTML file; it appears whole or not at all.
+        output: the HTML file, written atomically.
         most_completions: see `read_completions`.
 
     Raises:

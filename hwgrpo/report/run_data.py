@@ -1,4 +1,4 @@
-"""What a run's folder says: settings, environment, metrics and how the run stands."""
+"""Contents of a run's folder: settings, environment, metrics and the run's status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = "config.yaml"
 
 @dataclass
 class RunRecord:
-    """All of a run but its completions, which are read apart because they may be many."""
+    """All of a run but its completions, which are read separately because they may be many."""
 
     folder: Path
     config: dict[str, Any]
@@ -36,14 +36,14 @@ class RunRecord:
     status: str
     """completed | interrupted | failed as its summary says, else running | stopped."""
     summary: dict[str, Any]
-    """As summary.json; of a run that wrote none, or went on since, what its metrics tell."""
+    """As in summary.json; judged from the metrics if the run wrote none or has continued since."""
     verdict: Verdict
     warnings: list[dict[str, Any]]
     """{step, name, seen, meaning, remedies}, oldest first."""
     largest_kl: float | None
     """What a token's KL to the reference is clamped to; None: it is not."""
     problems: list[str] = field(default_factory=list)
-    """What could not be read, in words."""
+    """Messages about files that could not be read."""
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -69,10 +69,10 @@ def read_run(folder: Path) -> RunRecord:
     if not metrics:
         problems.append(_why_no_metrics(folder, config))
     # A summary of fewer steps than were logged is that of an earlier attempt: the run has gone on since.
-    stands = bool(closing) and (not metrics or closing.get("steps") == history.last_step)
+    is_current = bool(closing) and (not metrics or closing.get("steps") == history.last_step)
     running = _is_held(folder / ".lock")
-    status = "running" if running else str(closing.get("status")) if stands else "stopped"
-    if not stands:
+    status = "running" if running else str(closing.get("status")) if is_current else "stopped"
+    if not is_current:
         closing = summary.build_summary(
             history,
             status=status,
@@ -85,10 +85,10 @@ def read_run(folder: Path) -> RunRecord:
                 if (folder / name).exists()
             },
         )
-    told = list(read_lines(folder / warnings.FILE))
-    verdict = judge(history, [warning["name"] for warning in told])
+    recorded = list(read_lines(folder / warnings.FILE))
+    verdict = judge(history, [warning["name"] for warning in recorded])
     return RunRecord(
-        folder, config, environment, kernels, metrics, status, closing, verdict, told, history.largest_kl, problems
+        folder, config, environment, kernels, metrics, status, closing, verdict, recorded, history.largest_kl, problems
     )
 
 
@@ -115,7 +115,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
-    """Return a file's mapping, empty when there is none; what cannot be read becomes a problem in words.
+    """Return a file's mapping, empty when there is none; a file that cannot be read adds a message to the problems.
 
     A report of the rest is worth more than none: a run may have been killed while it wrote this file.
     """

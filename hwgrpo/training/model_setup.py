@@ -14,7 +14,7 @@ from hwgrpo.models import shared_prefix_masks
 from hwgrpo.models.layers import layerwise_on_device
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
 from hwgrpo.models.meta_device import non_parameter_tensors, set_non_parameter_tensors
-from hwgrpo.models.windows import shortened
+from hwgrpo.models.windows import shorten_windows
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, fuse, fuse_as_on_rank_0
 from hwgrpo.training.policy.auto_settings import AttentionSelection, windows_in_reach
 from hwgrpo.training.policy.layout_check import compute_unsharded_states, select_supported_layout
@@ -79,7 +79,7 @@ def build_models(
     strategy.wrap(policy, config, weights)
     if reference is not None and reference.policy is not policy:
         strategy.wrap_reference(reference.policy, weights)
-    with shortened(policy.base, windows_in_reach(config, policy.base.config)):
+    with shorten_windows(policy.base, windows_in_reach(config, policy.base.config)):
         verify_sequence_parallel(policy, checked.layout, strategy.sequence_group, checked.states, device.torch_device)
     return Models(policy, reference, replica, trainable, checked.fused, checked.layout, checked.layout_reason)
 
@@ -101,7 +101,7 @@ def _check_model(
 ) -> _Checked:
     fused = fuse(config, device.backend, policy, attention)
     layout, layout_reason = select_supported_layout(config, policy, layout)
-    with shortened(policy.base, windows_in_reach(config, policy.base.config)):
+    with shorten_windows(policy.base, windows_in_reach(config, policy.base.config)):
         states = compute_unsharded_states(policy) if config.trainer.tensor_parallel_size > 1 else None
     return _Checked(policy.head, fused, layout, layout_reason, states)
 

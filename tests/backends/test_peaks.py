@@ -7,7 +7,7 @@ import pytest
 import torch
 from hwgrpo_backends import registry
 from hwgrpo_backends.device import Device
-from hwgrpo_backends.peaks import AMD, ASCEND, NVIDIA, Chip, find, peak, told
+from hwgrpo_backends.peaks import AMD, ASCEND, NVIDIA, Chip, describe_chip, find, peak
 
 KNOWN = [
     ("sm_70", "Tesla V100-SXM2-32GB", "float16", 125e12, 900e9),
@@ -127,7 +127,8 @@ def test_chips_without_tf32_multiply_fp32_as_it_is():
     assert peak(AMD, "gfx950", "AMD Instinct MI355X", "tf32") == peak(AMD, "gfx950", "AMD Instinct MI355X", "float32")
 
 
-def test_a_row_is_told_in_words():
+def test_a_chip_is_described_with_its_peak_rates():
     row = find(NVIDIA, "sm_90", "NVIDIA H200")
-    assert told(row).startswith("TFLOP/s: bfloat16 989.4, float16 989.4, tf32 494.7, float32 66.9; memory 4.8 TB/s (")
-    assert "not known" in told(None)
+    text = describe_chip(row)
+    assert text.startswith("TFLOP/s: bfloat16 989.4, float16 989.4, tf32 494.7, float32 66.9; memory 4.8 TB/s (")
+    assert "not known" in describe_chip(None)

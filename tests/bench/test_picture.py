@@ -145,7 +145,7 @@ def test_the_command_writes_it_beside_the_table(capsys: pytest.CaptureFixture[st
         (["--svg", "a.json"], ["--svg a.json", "already exists", "remove it first"]),
         (
             ["--svg", "no/such/folder/x.svg"],
-            ["--svg no/such/folder/x.svg cannot be written", "an existing, writable folder"],
+            ["--svg no/such/folder/x.svg cannot be written", "existing, writable folder"],
         ),
         (["--svg", "."], ["--svg . cannot be written", "use a file"]),
         (["--svg", "c.svg", "--json", "c.svg"], ["--svg c.svg", "--json"]),

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.windows import WINDOWS, shortened, windows_below
+from hwgrpo.models.windows import WINDOWS, shorten_windows, windows_below
 from hwgrpo.rollout.local import decode_rows
 from hwgrpo.rollout.local.decode_rows import check_cache
 from hwgrpo.rollout.local.engine import LocalEngine
@@ -84,7 +84,7 @@ def test_windows_are_as_they_were_after_a_check_and_hold_within_it():
     ids = torch.arange(12)[None]
     with torch.no_grad():
         before = model(ids).logits
-        with shortened(model, windows_below(model.config, None)):
+        with shorten_windows(model, windows_below(model.config, None)):
             assert not torch.allclose(model(ids).logits, before, atol=1e-3)
         assert torch.equal(model(ids).logits, before)
 

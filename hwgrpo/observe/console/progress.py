@@ -22,7 +22,7 @@ class Progress(Protocol):
     """A way to show a run."""
 
     def begin(self, step: int, rewards: Sequence[float] = ()) -> None:
-        """The run goes on after `step` (0 for a new one), whose steps so far had these mean rewards."""
+        """Report that the run continues after `step` (0: a new run), with the mean rewards of the steps so far."""
         ...
 
     def step(self, step: int, values: Mapping[str, Any], sample: Sample | None) -> None:
@@ -38,7 +38,7 @@ class Progress(Protocol):
         ...
 
     def warning(self, text: str) -> None:
-        """Something looks unwell; several lines."""
+        """Show a warning about unhealthy metrics, several lines."""
         ...
 
     def summary(self, summary: Mapping[str, Any]) -> None:

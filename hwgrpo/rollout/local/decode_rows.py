@@ -12,7 +12,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import causal_lm
-from hwgrpo.models.windows import described, shortened, windows_below
+from hwgrpo.models.windows import describe_windows, shorten_windows, windows_below
 
 CHECK_PROMPTS = ((1, 2, 3, 4, 5), (6, 7, 8))
 EQUAL_LENGTH_PROMPTS = (CHECK_PROMPTS[0], CHECK_PROMPTS[0][::-1])
@@ -152,7 +152,7 @@ def check_cache(model: PreTrainedModel, device: torch.device, longest: int | Non
     """
     base = causal_lm(model)
     windows = windows_below(base.config, longest)
-    with shortened(base, windows):
+    with shorten_windows(base, windows):
         supports_padding = _checked_gap(model, CHECK_PROMPTS, device) <= _tolerance(model)
         # Attention that selects keys may select the same for some prompts and not for others: both must be right.
         gap = 0.0 if supports_padding and not windows else _checked_gap(model, EQUAL_LENGTH_PROMPTS, device)
@@ -161,7 +161,7 @@ def check_cache(model: PreTrainedModel, device: torch.device, longest: int | Non
     beyond = ""
     if windows and _checked_gap(model, EQUAL_LENGTH_PROMPTS, device) <= _tolerance(model):
         beyond = (
-            f", once a sequence is longer than {described(windows)}; keep data.max_prompt_tokens + "
+            f", once a sequence is longer than {describe_windows(windows)}; keep data.max_prompt_tokens + "
             f"rollout.max_response_tokens at {min(windows.values())} or less"
         )
     raise ConfigError(

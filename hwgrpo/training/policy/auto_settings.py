@@ -18,7 +18,7 @@ from hwgrpo.config.derived import longest_share, ranks_per_sequence
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.attention_implementations import ACCEPT_MASKS, is_fused, reason_against, reason_model_cannot_use
 from hwgrpo.models.loading import load_model_config
-from hwgrpo.models.windows import described, windows_below
+from hwgrpo.models.windows import describe_windows, windows_below
 from hwgrpo.training.policy.layouts import BRANCHED, Layout
 
 CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 4096, 16384
@@ -221,7 +221,7 @@ def windows_in_reach(config: Config, model_config: Any) -> dict[str, int]:
 
 
 def _shorter(windows: Mapping[str, int]) -> str:
-    return f"{described(windows)} is shorter than a sequence can be"
+    return f"{describe_windows(windows)} is shorter than a sequence can be"
 
 
 def layers_beyond_attention(text: Any) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from hwgrpo.config import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.meta_device import full_shape
-from hwgrpo.models.windows import described, shortened
+from hwgrpo.models.windows import describe_windows, shorten_windows
 from hwgrpo.training.policy.auto_settings import windows_in_reach
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED, PADDED, Layout, Rows
 from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
@@ -45,15 +45,15 @@ def select_supported_layout(config: Config, policy: PolicyModel, layout: Layout)
         ConfigError: the model does not support a layout set by name; or it does not even support padding.
     """
     windows = windows_in_reach(config, policy.base.config)
-    with shortened(policy.base, windows):
+    with shorten_windows(policy.base, windows):
         gap = _gap(policy, PADDED)
         if gap <= PADDING_TOLERANCE[policy.compute_dtype]:
             return _fall_back(config, policy, layout, bool(windows))
     beyond = ""
     if windows and _gap(policy, PADDED) <= PADDING_TOLERANCE[policy.compute_dtype]:
         beyond = (
-            f" once it is longer than {described(windows)}: keep data.max_prompt_tokens + rollout.max_response_tokens "
-            f"at {min(windows.values())} or less"
+            f" once it is longer than {describe_windows(windows)}: keep data.max_prompt_tokens + "
+            f"rollout.max_response_tokens at {min(windows.values())} or less"
         )
     raise ConfigError(
         f"{type(policy.base).__name__}: hidden states of a sequence change by {gap:.2g} when padding follows "
