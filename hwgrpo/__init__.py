@@ -2,18 +2,18 @@
 
 cli/          one file per command; __main__.py runs them
 report/ bench/ doctor/   the page of a run; measurements; diagnosis of a host
-planning/     what a run will need: `--dry-run` and `hwgrpo plan`
+planning/     memory and time of a run: `--dry-run` and `hwgrpo plan`
 training/     the loop, its set-up, policy, strategies, updates, checkpoints
 rollout/      engines that sample responses
 observe/      metrics, loggers, terminal, warnings, summary
 algorithms/   what GRPO computes, as pure functions
-models/       what is done to a transformers model
+models/       loading and changes of transformers models
 config/       the settings: schema, loading, checks
 data/         prompts
 rewards/      reward functions
 values.py     the values that flow through one step
 catalog.py    every name that a setting may choose; registry.py is how it is looked up
-errors.py     errors for people: key, value, remedy
+errors.py     errors with key, value, remedy
 user_code.py  functions of the user's own, from files
 paths.py, text.py, jsonlines.py, permissions.py, scratch.py, terminal_width.py, waits.py, closing.py   small helpers
 """

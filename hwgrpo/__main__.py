@@ -7,7 +7,7 @@ from hwgrpo.cli.process_exit import ended_as_rank
 
 
 def run() -> NoReturn:
-    """Run the command line as the whole of this process."""
+    """Run the command line as this process."""
     with ended_as_rank():
         try:
             from hwgrpo.cli.main import main, report_fault

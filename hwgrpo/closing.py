@@ -10,7 +10,7 @@ from collections.abc import Callable
 def close_all(*closings: Callable[[], None]) -> None:
     """Call all of these functions, then raise the first error that one of them had.
 
-    An error that is on its way through the caller says why it closes, so that no error of closing takes its place. What
+    An error that propagates through the caller is the reason to close, so an error of closing must not replace it. What
     is not raised is logged.
     """
     first: Exception | None = None

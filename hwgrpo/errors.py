@@ -1,17 +1,17 @@
-"""Errors that a user can act on: each names the place, the value, what is allowed and the nearest right one."""
+"""Errors for users: each names the key, the value, the allowed values and the nearest of them."""
 
 import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """Return the allowed word closest to `word`, or None when none resembles it."""
-    matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+def nearest(name: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed name closest to `name`, or None when none resembles it."""
+    matches = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def shown(value: object, longest: int = 120) -> str:
-    """Return a value as it stands in a message, cut where it is longer than `longest` characters."""
+    """Return a value for a message, cut to `longest` characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     try:
@@ -22,17 +22,17 @@ def shown(value: object, longest: int = 120) -> str:
 
 
 def escaped(text: str, limit: int) -> str:
-    """Return at most `limit` characters of a text, those that a terminal would not print escaped."""
+    """Return at most `limit` characters of a text, with unprintable ones escaped."""
     shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:limit])
     return shown if len(text) <= limit else f"{shown}..."
 
 
 def quoted(value: object, limit: int = 80) -> str:
-    """Return a value as a message quotes it: its repr, escaped, of at most `limit` characters.
+    """Return the repr of a value for a message, escaped, of at most `limit` characters.
 
     Args:
-        value: anything, also of a class whose repr raises.
-        limit: characters that are shown.
+        value: any object, also of a class whose repr raises.
+        limit: maximum number of characters.
     """
     try:
         text = repr(value[: limit + 1] if isinstance(value, str | bytes) else value)
@@ -42,7 +42,7 @@ def quoted(value: object, limit: int = 80) -> str:
 
 
 def error_text(error: BaseException, limit: int = 500) -> str:
-    """Return what an exception says, in one line, escaped, of at most `limit` characters."""
+    """Return the message of an exception in one line, escaped, of at most `limit` characters."""
     try:
         text = str(error)
     except Exception:  # a user's class may raise anything
@@ -63,7 +63,7 @@ class RewardError(RuntimeError):
 
 
 class RunError(RuntimeError):
-    """A run cannot go on: numbers that are not finite, a full disk. The message says why and what to try."""
+    """A run cannot continue, e.g. non-finite numbers or a full disk. The message has the reason and the remedy."""
 
 
 class CheckpointError(ValueError):
@@ -71,11 +71,11 @@ class CheckpointError(ValueError):
 
 
 class RunFinished(Exception):
-    """Nothing is left to train. The message says what is there and how to go on."""
+    """The run is finished. The message names its results and how to continue."""
 
 
 def choice_error(key: str, value: object, allowed: Iterable[str]) -> ConfigError:
-    """Build the error for a word that is not one of `allowed`, with a did-you-mean where one is near."""
+    """Return the error for a value that is not one of `allowed`, with the nearest one as a suggestion."""
     names = sorted(allowed)
     near = nearest(str(value), names)
     hint = f" Did you mean {near!r}?" if near else ""

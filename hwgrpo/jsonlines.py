@@ -16,7 +16,7 @@ def jsonable(value: Any) -> Any:
     """Return `value` as something that strict JSON can hold.
 
     Numbers that are not finite become the strings "NaN", "Infinity" and "-Infinity": a bare NaN is not JSON, and
-    null would not tell them apart; `float()` reads them back. Tensors and arrays become lists; other objects, text.
+    null would not distinguish them; `float()` reads them back. Tensors and arrays become lists; other objects, text.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -34,7 +34,7 @@ def jsonable(value: Any) -> Any:
 
 
 def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each whole line and what it says.
+    """Yield each complete line and its parsed value.
 
     Raises:
         DataError: a line other than a torn last one is not a JSON object with a `step`.

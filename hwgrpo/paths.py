@@ -1,6 +1,6 @@
-"""Files and folders that settings name: whether they are there, and which one may have been meant.
+"""Files and folders in settings: whether they exist, and the nearest existing ones.
 
-Nothing heavy is imported, so that a wrong path is told before a model's libraries are loaded.
+Nothing heavy is imported, so that a wrong path is reported before a model's libraries are loaded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hwgrpo.errors import ConfigError, nearest, shown
 
 
 def check_path(path: str | None, key: str) -> None:
-    """Check that the operating system can look for a file, whether it is there or not.
+    """Check that the operating system accepts a path, whether it exists or not.
 
     Args:
-        path: what a setting says; None passes.
+        path: value of a setting; None passes.
         key: the setting, for messages.
 
     Raises:
@@ -43,22 +43,22 @@ def did_you_mean(path: Path, wanted: Callable[[Path], bool] = Path.exists) -> st
     """Return " Did you mean x?" for a path that is not there, or "" where nothing resembles it.
 
     Args:
-        path: what was named; its folder may be misspelt, too.
-        wanted: which entries can have been meant.
+        path: the named path; its folder may be misspelt, too.
+        wanted: entries that can be suggested.
     """
     try:
         near = _nearest_path(path, wanted)
-    except OSError:  # a folder that may not be read: the hint is not worth an error of its own
+    except OSError:  # an unreadable folder: the hint is not worth another error
         near = None
     return f" Did you mean {near}?" if near else ""
 
 
 def same_spelling(path: Path, wanted: Callable[[Path], bool] = Path.exists, *, stem: bool = False) -> Path | None:
-    """Return an entry beside `path` that differs from it in case, dashes, dots and underscores only.
+    """Return an entry next to `path` that differs from it in case, dashes, dots and underscores only.
 
     Args:
-        path: what was named and is not there.
-        wanted: which entries can have been meant.
+        path: the named path, which does not exist.
+        wanted: entries that can be suggested.
         stem: whether an entry's suffix may be left out.
     """
     for entry in _beside(path, wanted):
@@ -71,18 +71,18 @@ def find_model(path: str, key: str) -> Path | None:
     """Return the folder of a model or tokenizer, or None for what can only be a hub name.
 
     Args:
-        path: what the setting says.
+        path: value of the setting.
         key: "model.path" or "model.tokenizer", for messages.
 
     Raises:
-        ConfigError: it is meant as a folder and is none, or is not in Hugging Face format.
+        ConfigError: it looks like a folder and is none, or is not in Hugging Face format.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
         is_model = key == "model.path"
         if is_model and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
             raise ConfigError(
-                f"{key}={path!r} holds a LoRA adapter, not a model: "
+                f"{key}={path!r} contains a LoRA adapter, not a model: "
                 "set model.path to the model it was trained on and model.lora.adapter to this folder"
             )
         needed = "config.json" if is_model else "tokenizer_config.json"
@@ -90,8 +90,8 @@ def find_model(path: str, key: str) -> Path | None:
             raise ConfigError(f"{key}={path!r}: the folder has no {needed}, so it is not in Hugging Face format")
         return folder
     if folder.exists():
-        raise ConfigError(f"{key}={path!r} is a file; name the folder that holds it")
-    # A hub name is `name` or `owner/name`; anything else can only be meant as a folder.
+        raise ConfigError(f"{key}={path!r} is a file; use its folder")
+    # A hub name is `name` or `owner/name`; anything else must be a folder.
     if path.startswith(("/", ".", "~")) or path.count("/") > 1:
         raise ConfigError(
             f"{key}={path!r}: there is no such folder (looked for {folder.absolute()})."
@@ -149,14 +149,14 @@ def with_absolute_file(name: str) -> str:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Return the absolute path of a file or folder that is there; a hub name, a word or None as it is."""
+    """Return the absolute path of an existing file or folder; a hub name, another name or None unchanged."""
     if path is None or not Path(path).expanduser().exists():
         return path
     return str(Path(path).expanduser().absolute())
 
 
 def _beside(path: Path, wanted: Callable[[Path], bool]) -> list[Path]:
-    """Return the entries of the folder that `path` is said to be in; none where there is no such folder."""
+    """Return the entries of the parent folder of `path`; none where it does not exist."""
     return sorted(entry for entry in path.parent.iterdir() if wanted(entry)) if path.parent.is_dir() else []
 
 

@@ -13,7 +13,7 @@ _LOCK = threading.Lock()
 def follow_umask(path: Path) -> None:
     """Give a file, or a folder and all in it, the permissions that the umask gives to new ones.
 
-    safetensors and tempfile make what they write readable by its owner alone.
+    Files of safetensors and tempfile are readable by their owner alone.
     """
     umask = _umask()
     for each in (path, *path.rglob("*")) if path.is_dir() else (path,):

@@ -1,6 +1,6 @@
 """Folders that end with the process that made them; the next start removes those of processes that were killed.
 
-A living process holds a lock on its folder. The kernel lets go of it when the process ends, however that comes about,
+A running process holds a lock on its folder. The kernel releases it when the process ends, for whatever reason,
 and shows it to other pid namespaces (containers that share /dev/shm), where a process's number means nothing. Locks of
 other hosts may be invisible on a shared disk, so names carry the id of the running kernel and only its own are removed.
 """

@@ -9,13 +9,13 @@ from typing import Any
 
 
 def terminal_columns() -> int | None:
-    """Return the width of the terminal that is printed to; None where there is none, so that nothing is folded."""
+    """Return the width of the terminal; None without one, so that nothing is wrapped."""
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     return shutil.get_terminal_size((100, 24)).columns if on_terminal else None
 
 
 def fold(text: Any, width: int | None, indent: str = "") -> list[str]:
-    """Return a text as lines; the ones after the first begin with `indent`. Long words (paths) stay whole.
+    """Wrap a text; lines after the first begin with `indent`. Long words (paths) are not broken.
 
     Args:
         width: how long a line may be, though never less than 20; None for one line.

@@ -10,7 +10,7 @@ from urllib.parse import quote
 HIDDEN = "(set, not shown)"
 """Stands where the value of a secret would."""
 SHORTEST = 6
-"""Characters of the shortest secret that is searched for: fewer occur in other words."""
+"""Minimum length of a secret that is searched for: shorter ones occur in ordinary text."""
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|AUTH|COOKIE|SIGNATURE|PRIVATE|(^|_)(API_?)?KEY(_|S?$)", re.I
 )
@@ -21,17 +21,17 @@ _remembered: dict[str, None] = {}
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a name says that its value is nobody's business."""
+    """Return whether a name is that of a secret."""
     return bool(_SECRET_NAME.search(name))
 
 
 def has_credentials(value: str) -> bool:
-    """Return whether a text holds credentials in a URL."""
+    """Return whether a text contains credentials in a URL."""
     return bool(_CREDENTIALS.search(value) or _QUERY.search(value))
 
 
 def without_credentials(value: str, stand_in: str = "***") -> str:
-    """Return a text without credentials in URLs; those that are an interpolation say nothing and stay.
+    """Return a text without credentials in URLs; interpolations reveal nothing and stay.
 
     Args:
         value: the text.
@@ -56,7 +56,7 @@ def remember_secrets(values: Iterable[str]) -> None:
 
 
 def hide_secrets(text: str) -> str:
-    """Return a text without remembered secrets, credentials in URLs, and words that have the form of a token."""
+    """Return a text without registered secrets, credentials in URLs, and strings in the form of a token."""
     for value in sorted(_remembered, key=len, reverse=True):  # one may be a part of another
         text = text.replace(value, "***")
     return _SECRET_VALUE.sub(r"\g<1>***", without_credentials(text))

@@ -196,7 +196,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def source_line(error: BaseException) -> str:
-    """Return an exception's line in the user's file; "" if there is none."""
+    """Return the source line of an exception in the user's file; "" if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     entered = next((frame for frame in frames if not frame.filename.startswith(_OURS)), None)
     if entered is None:

@@ -74,7 +74,7 @@ def wait_for_thread(done: Callable[[float], bool], what: str, seconds: float) ->
     """Wait for another thread of this process.
 
     Args:
-        done: blocks for at most the given seconds and returns whether the wait is over, e.g. the `wait` of an event.
+        done: blocks for at most that many seconds and returns whether the wait is over, e.g. the `wait` of an event.
         what: the awaited event, as a noun.
         seconds: the time limit, trainer.process_group_timeout.
 

@@ -1,4 +1,4 @@
-"""How per-token losses become one number: each mode as a weight per token, from counts over the whole update.
+"""How per-token losses become one number: each mode as a weight per token, from counts of the full update.
 
 With the weight inside each row's loss, `sum over rows of weight * loss` is the globally normalised loss however the
 rows were cut into micro-batches and spread over ranks. The modes carry verl's names (`agg_loss`).
@@ -16,7 +16,7 @@ from hwgrpo.errors import ConfigError
 
 @dataclass(frozen=True)
 class Totals:
-    """Counts over the whole update, on all ranks together."""
+    """Counts of the full update, over all ranks."""
 
     tokens: int
     """Response tokens that carry loss."""
@@ -54,8 +54,8 @@ def token_weights(
     Args:
         mode: a name in `AGGREGATIONS`.
         lengths_S: [S] integers: loss-carrying tokens per sequence, of any part of the update.
-        total_tokens: tokens of the whole update, over all ranks.
-        total_sequences: sequences of the whole update; whether empty ones count is the caller's choice (see `count`).
+        total_tokens: tokens of the full update, over all ranks.
+        total_sequences: sequences of the full update; whether empty ones count is the caller's choice (see `count`).
         norm_length: tokens; only for `seq-mean-token-sum-norm`.
 
     Returns:

@@ -65,13 +65,13 @@ def token_mask(log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: 
 def sequence_truncate(
     log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None
 ) -> torch.Tensor:
-    """The ratio of the whole sequence, cut to the bounds."""
+    """Return the ratio of the sequence, clamped to the bounds."""
     return _truncate(_sequence_ratio(log_ratio_N, cu_seqlens), config)
 
 
 @scoped("sequence")
 def sequence_mask(log_ratio_N: torch.Tensor, config: CorrectionConfig, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
-    """The ratio of the whole sequence, 0 outside the bounds."""
+    """Return the ratio of the sequence, 0 outside the bounds."""
     return _mask(_sequence_ratio(log_ratio_N, cu_seqlens), config)
 
 

@@ -15,9 +15,9 @@ class Groups:
 
     Args:
         rewards_S: [S] rewards; meaningless where not valid.
-        group_S: [S] int64: which prompt each sequence answers.
+        group_S: [S] int64: index of each sequence's prompt.
         valid_S: [S] bool.
-        singleton: what a group with one valid sequence is worth: nothing (`zero`), its reward without a baseline
+        singleton: advantage of a group with one valid sequence: 0 (`zero`), its reward without a baseline
             (`raw`), or an error (`error`).
 
     Raises:

@@ -23,7 +23,7 @@ R = TypeVar("R")
 class Scoped(Generic[P, R]):
     """A function of rows that declares which rows it must see at once.
 
-    `token`: any subset of rows; `sequence`: whole sequences (it reads `cu_seqlens`); `batch`: all rows of the update.
+    `token`: any subset of rows; `sequence`: full sequences (it reads `cu_seqlens`); `batch`: all rows of the update.
     """
 
     function: Callable[P, R]
@@ -47,7 +47,7 @@ def load_scoped(
         registry: of what there is.
         name: registered, or `path/to/file.py:function`.
         arguments: keyword arguments for a function of the user's own.
-        positional: how many arguments it is called with beside them.
+        positional: number of positional arguments besides them.
         key: the setting's section, for messages ("algorithm.loss").
 
     Raises:
@@ -56,7 +56,7 @@ def load_scoped(
     found = registry.load(name)
     if not isinstance(found, Scoped):
         raise ConfigError(
-            f'{key}.name={name!r}: the function does not say which rows it must see at once; put @scoped("token") '
+            f'{key}.name={name!r}: the function does not declare its scope; put @scoped("token") '
             "above it (from hwgrpo.algorithms.scope; token, sequence or batch)"
         )
     return Scoped(bind_arguments(found.function, arguments, positional, f"{key}.kwargs"), found.scope)

@@ -1,4 +1,4 @@
-"""Which layouts a model can have, and whether an update in them computes what it does with padded rows."""
+"""Layouts that a model supports, and comparison of an update in each with padded rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def possible_layout(update: PolicyUpdate, device: Device, name: str) -> tuple[La
 
 
 def first_update(update: PolicyUpdate, batch: TrainBatch, layout: Layout) -> FirstUpdate:
-    """Compute loss and gradient of a whole batch in a layout, and change nothing.
+    """Compute loss and gradient of a full batch in a layout, without an update.
 
     Dropout is off, since layouts draw different numbers for it, and so is a router loss, which is defined per
     micro-batch.
@@ -97,14 +97,15 @@ def compare(padded: FirstUpdate, other: FirstUpdate) -> Apart:
 
 
 def fault(apart: Apart, allowed: Apart, padded: FirstUpdate, other: FirstUpdate) -> str:
-    """Say in words how `other` differs by more than rounding, or nothing."""
+    """Describe how `other` differs by more than rounding; "" if it does not."""
     faults = []
     if other.tokens.trained != padded.tokens.trained:
         faults.append(f"it trains {other.tokens.trained:,} response tokens of {padded.tokens.trained:,}")
     for what in ("loss", "gradient_norm", "gradient"):
-        found, limit = getattr(apart, what), getattr(allowed, what)
-        if not found <= limit:
-            faults.append(f"its {what.replace('_', ' ')} is {found:.1e} from padded rows' ({limit:.0e} allowed)")
+        difference, limit = getattr(apart, what), getattr(allowed, what)
+        if not difference <= limit:
+            name = what.replace("_", " ")
+            faults.append(f"its {name} differs by {difference:.1e} from padded rows' ({limit:.0e} allowed)")
     return "; ".join(faults)
 
 

@@ -15,7 +15,7 @@ import hwgrpo
 
 
 def machine_facts(device: Device) -> dict[str, Any]:
-    """Return what is measured on. `load` is the number of processes that wanted a core in the minute before."""
+    """Return facts about the machine. `load` is the mean number of runnable processes in the last minute."""
     return {
         "backend": device.backend.name,
         "device": processor() if device.backend.is_host else device.name,
@@ -31,7 +31,7 @@ def machine_facts(device: Device) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's name; platform.processor() says no more than x86_64 on Linux."""
+    """Return the processor's name; platform.processor() is only x86_64 on Linux."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

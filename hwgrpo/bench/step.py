@@ -44,11 +44,11 @@ def measure_step(
 
     Args:
         run: in one process.
-        device: what it runs on.
-        names: layouts to compare. Padded is what they are checked against and the run's own is part of the step, so
+        device: the device.
+        names: layouts to compare. Padded is the reference and the run's own is part of the step, so
             both are measured in any case.
         repeat: rounds that are timed.
-        tell: called with what is done next.
+        tell: called with the name of the next measurement.
 
     Raises:
         ConfigError: there is no layout of a name.
@@ -111,7 +111,7 @@ def measure_step(
 
 
 def _stages(run: Run, device: Device, prompts: PromptBatch, stages: dict[str, Times]) -> TrainBatch:
-    """Do what a step does before its update, adding seconds to `stages`; return its batch."""
+    """Run the stages of a step before its update, adding seconds to `stages`; return its batch."""
 
     def timed(stage: str, work: Callable[[], T]) -> T:
         with stages.setdefault(stage, Times()).measure(device.synchronize):
@@ -154,7 +154,7 @@ class Start:
 
     Args:
         update: what will be measured.
-        batch: what the first update trains.
+        batch: batch of the first update.
     """
 
     def __init__(self, update: PolicyUpdate, batch: TrainBatch) -> None:

@@ -23,7 +23,7 @@ class Apart:
     loss: float
     """Difference of the losses, relative to padded's, or to 1 where that is smaller."""
     gradient_norm: float
-    """Relative difference of the norms of the whole gradient."""
+    """Relative difference of the norms of the full gradient."""
     gradient: float
     """Norm of the difference of the gradients, over the norm of padded's."""
 
@@ -116,7 +116,7 @@ class StepBench:
         return [layout.name for layout in self.layouts if layout.state == "wrong"]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all samples as a JSON document; keys of a version of the schema stay what they are."""
+        """Return all samples as a JSON document; keys of a schema version do not change."""
         return {
             "schema": SCHEMA,
             "machine": dict(self.machine),
@@ -132,7 +132,7 @@ class StepBench:
 
 
 def model_facts(config: Config, policy: PolicyModel, device: Device) -> dict[str, Any]:
-    """Return what is trained."""
+    """Return facts about the trained model."""
     return {
         "path": config.model.path,
         "architecture": type(policy.base).__name__,

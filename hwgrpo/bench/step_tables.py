@@ -20,9 +20,9 @@ STAGES = {
     "ref": "reference log-probs",
     "sync": "weights to rollout",
 }
-"""Stages in words, in the order of a step; the update comes before the last."""
+"""Stage -> its label, in the order of a step; the update comes before the last."""
 BUSY = 0.9
-"""Below this share of a core, times say more about other work on the machine."""
+"""Share of a core below which times depend on other work on the machine."""
 MISSING = "-"
 
 
@@ -30,7 +30,7 @@ def show_step(bench: StepBench, recipe: str) -> None:
     """Print a measurement.
 
     Args:
-        bench: what was measured.
+        bench: the measurement.
         recipe: as the user named it.
     """
     console = make_console()
@@ -69,14 +69,14 @@ def _stage_table(bench: StepBench) -> Table:
     if own.state == "timed":
         rows[f"update, {own.name}"] = own.times
     rows |= dict([last]) if last else {}
-    whole = bench.step.median if bench.step else None
+    total = bench.step.median if bench.step else None
     rates = {STAGES["gen"]: bench.batch.response_tokens, f"update, {own.name}": own.trained_tokens}
     for name, times in rows.items():
-        share = f"{100 * times.median / whole:.0f}%" if whole and times.median is not None else MISSING
+        share = f"{100 * times.median / total:.0f}%" if total and times.median is not None else MISSING
         table.add_row(name, *_times(times), share, _rate(rates.get(name), times))
     if bench.step is not None:
         table.add_row(
-            Text("whole step", style="bold"), *_times(bench.step), "", _rate(bench.batch.response_tokens, bench.step)
+            Text("full step", style="bold"), *_times(bench.step), "", _rate(bench.batch.response_tokens, bench.step)
         )
     return table
 
@@ -102,7 +102,7 @@ def _layout_table(bench: StepBench) -> Table:
 def _check_table(bench: StepBench) -> Table:
     peaks = any(layout.peak_bytes for layout in bench.layouts)
     peak_column = ["peak MiB"] if peaks else []
-    table = number_table("layout", "tokens fed", *peak_column, "loss apart", "norm apart", "grad apart")
+    table = number_table("layout", "tokens fed", *peak_column, "loss diff", "norm diff", "grad diff")
     allowed = bench.tolerance
     for layout in bench.layouts:
         if layout.apart is None:
@@ -112,8 +112,8 @@ def _check_table(bench: StepBench) -> Table:
             f"{layout.fed_tokens:,}" if layout.fed_tokens else MISSING,
             *([f"{layout.peak_bytes / 2**20:,.0f}" if layout.peak_bytes else MISSING] if peaks else []),
             *(
-                Text(f"{found:.1e}" if found else "0", style="" if found <= limit else "bold red")
-                for found, limit in zip(astuple(layout.apart), astuple(allowed), strict=True)
+                Text(f"{value:.1e}" if value else "0", style="" if value <= limit else "bold red")
+                for value, limit in zip(astuple(layout.apart), astuple(allowed), strict=True)
             ),
         )
     blank = [""] * (2 if peaks else 1)
@@ -128,7 +128,7 @@ def _legend(bench: StepBench) -> Text:
     return Text(
         f"* the recipe's layout. spread: of the middle half of {rounds}. speed: against padded. tokens/s: "
         "response tokens, in updates those trained. GFLOP/s: matrix products of all tokens fed, prompts and padding "
-        "too. apart: from padded rows' first update, relative.",
+        "too. diff: relative difference from padded rows' first update.",
         style="dim",
     )
 
@@ -149,7 +149,7 @@ def _remarks(bench: StepBench) -> Iterable[Text]:
             style="yellow",
         )
     if bench.step is None:
-        yield Text(f"no time of a whole step: the recipe's layout, {bench.chosen}, is wrong", style="bold red")
+        yield Text(f"no time of a full step: the recipe's layout, {bench.chosen}, is wrong", style="bold red")
 
 
 def _name(layout: LayoutBench, bench: StepBench) -> str:

@@ -1,4 +1,4 @@
-"""Tables for people: colours on a terminal, plain text elsewhere."""
+"""Tables: coloured on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 100
 
 
 def make_console() -> Console:
-    """Return a console as wide as the terminal, or `WIDTH` columns where there is none."""
+    """Return a console as wide as the terminal, or of `WIDTH` columns without one."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDTH)
 
@@ -35,7 +35,7 @@ def print_part(console: Console, part: RenderableType) -> None:
 
 @dataclass(frozen=True)
 class _Neutral:
-    """Something to print, none of whose texts steers the terminal, whatever data holds."""
+    """Printable whose texts contain no control characters, whatever the data."""
 
     part: RenderableType
 
@@ -55,7 +55,7 @@ def number_table(first: str, *columns: str, least_width: int = 20, gap: int = 2)
 
 
 def fact_grid(facts: Mapping[str, str]) -> Table:
-    """Return names beside texts, which are folded where they are too long."""
+    """Return a grid of names and texts; long texts are wrapped."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -65,7 +65,7 @@ def fact_grid(facts: Mapping[str, str]) -> Table:
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """Return what `machine_facts` found, and how many threads were used, in one line."""
+    """Return the facts of `machine_facts` and the number of threads, in one line."""
     threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
     place = f"{machine['device']} ({machine['backend']}, {machine['arch']})"
     return f"{place}, {machine['cores']} cores, {threads}, load {machine['load']}"

@@ -38,7 +38,7 @@ def counted_tokens(policy: PolicyModel) -> Iterator[Tokens]:
 
 
 def update_flops(policy: PolicyModel, tokens: Tokens) -> int | None:
-    """Return the floating-point operations of the matrix products of an update, or None where weights do not tell.
+    """Return the floating-point operations of the matrix products of an update, or None if unknown.
 
     6 per weight and token where the weight is trained (2 forward, 2 for the gradient of its input, 2 for its own), 4
     where it is frozen; the backbone's for every token fed, the LM head's for response tokens only. Attention scores,

@@ -9,14 +9,14 @@ keys.py            the type of each key; errors for unknown ones
 interpolation.py   `${...}` in values
 typed.py           YAML values -> the schema's types, strictly
 yaml_text.py       YAML with the line of every mistake
-validate.py        what the types cannot say: limits, files, settings that contradict each other
+validate.py        checks beyond types: limits, files, conflicting settings
 rollout_rules.py   the same for rollout settings
 uses.py            settings without effect
 derived.py         values that follow from several settings
 deepspeed_json.py  DeepSpeed's configuration, made from ours
 written_config.py  settings as they are stored: secrets as interpolation and digest
 document.py        the schema as documentation
-peers.py           names of verl and TRL, and what they are called here
+peers.py           settings of verl and TRL, and their names here
 """
 
 from hwgrpo.config.load import load_config

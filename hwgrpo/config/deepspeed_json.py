@@ -1,7 +1,7 @@
 """The configuration that DeepSpeed is started with: made from a run's settings, with a user's own JSON merged in.
 
-A file may say how DeepSpeed moves its data. What the run's settings decide already (optimizer, batch sizes, precision,
-the stage itself) may stand in it only with the same meaning, or as "auto".
+A file may set how DeepSpeed moves its data. Values that the run's settings decide (optimizer, batch sizes, precision,
+the stage itself) must be equal in it, or "auto".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FREE = (
     "wall_clock_breakdown",
     "zero_optimization",
 )
-"""What a user's file may set; none of it changes what is computed."""
+"""Settings that a user's file may contain; none of them changes results."""
 
 FREE_ZERO = (
     "allgather_bucket_size",
@@ -108,11 +108,11 @@ ZERO = "zero_optimization."
 
 
 def with_precision(merged: Mapping[str, Any], *, half: bool, elements: int) -> dict[str, Any]:
-    """Add what the model decides to a configuration.
+    """Add the settings that depend on the model to a configuration.
 
     Args:
         merged: from `deepspeed_config`.
-        half: whether the weights that passes see are kept in bfloat16, beside fp32 masters.
+        half: whether forward passes use bfloat16 weights with fp32 masters.
         elements: of all trainable parameters.
     """
     bucket = min(BUCKET, elements + elements % 2)  # some of DeepSpeed's collectives need an even number
@@ -142,7 +142,7 @@ def _read(path: str) -> dict[str, Any]:
 def _free(
     path: str, theirs: Mapping[str, Any], ours: Mapping[str, Any], allowed: tuple[str, ...], prefix: str
 ) -> dict[str, Any]:
-    """Return what a file adds; refuse what contradicts the run's settings."""
+    """Return the additions of a file; raise where it contradicts the run's settings."""
     free = {}
     for key, value in theirs.items():
         name = f"{prefix}{key}"
@@ -162,7 +162,7 @@ def _free(
 
 
 def _agree(theirs: Any, ours: Any) -> bool:
-    """Say whether a file's value means what the run's settings say; None: they say that it is off."""
+    """Return whether a file's value agrees with the run's settings; None: it is off in them."""
     if isinstance(theirs, dict):
         if theirs.get("enabled") is False or theirs.get("device") == "none":
             return ours is None

@@ -30,7 +30,7 @@ def longest_share(config: Config) -> int:
 
 
 def planned_steps(config: Config, prompts: int) -> int:
-    """Return the steps of the whole run.
+    """Return the total number of steps.
 
     Args:
         config: checked settings.

@@ -1,4 +1,4 @@
-"""The schema read back as documentation: key, type, default, what is allowed, what uses it, and its docstring."""
+"""Documentation from the schema: key, type, default, allowed values, users of a setting, docstring."""
 
 from __future__ import annotations
 

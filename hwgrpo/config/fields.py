@@ -1,4 +1,4 @@
-"""Dataclass fields that carry their own limits and uses, so that the schema states once what is allowed and when."""
+"""Dataclass fields with their limits and conditions, so that the schema states each once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_NUMBER = 3e38
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a field accepts. `above` and `below` exclude the bound; choices may be given lazily by a registry."""
+    """Allowed values of a field. `above` and `below` exclude the bound; a registry provides choices lazily."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -26,19 +26,19 @@ class Limits:
     below: float | None = None
     choices: Choices | None = None
     files: bool = False
-    """A function of the user's own may stand there too, as `path/to/file.py:function`."""
+    """Whether a user's function is allowed, as `path/to/file.py:function`."""
 
     def names(self) -> tuple[str, ...] | None:
-        """Return the allowed words, or None when the field is not a choice."""
+        """Return the allowed names, or None when the field is not a choice."""
         if self.choices is None:
             return None
         return tuple(self.choices() if callable(self.choices) else self.choices)
 
     def describe(self, value: float | None = None) -> str:
-        """Return in a few words what is allowed: "0 < x <= 1", "one of: a, b", or "" for anything.
+        """Describe the allowed values: "0 < x <= 1", "one of: a, b", or "" for any.
 
         Args:
-            value: a number that is not accepted; one beyond the bound of all numbers is answered with that bound.
+            value: a number that is not accepted; beyond the bound of all numbers, that bound is named.
         """
         names = self.names()
         if names is not None:
@@ -75,10 +75,10 @@ class Use:
     """A condition on another setting, under which a setting has an effect."""
 
     key: str
-    """The other setting; with a dot in front it stands in the same section."""
+    """The other setting; with a leading dot, in the same section."""
     values: tuple[Any, ...] = ()
     words: str = ""
-    """The condition for people, after the key; "": the values."""
+    """Text of the condition, after the key; "": the values."""
     test: Callable[[Any], bool] | None = None
     """Whether a value of the other setting fulfils it; None: one of `values`, or none of them."""
     excluded: bool = False
@@ -152,8 +152,8 @@ def choice(default: Any, choices: Choices, *, files: bool = False, used_by: Sequ
 
     Args:
         default: its default.
-        choices: what it may be.
-        files: a function of the user's own may stand there too, as `path/to/file.py:function`.
+        choices: allowed values.
+        files: whether a user's function is allowed, as `path/to/file.py:function`.
         used_by: conditions under which it has an effect; all must be fulfilled.
     """
     return _field(default, limits=Limits(choices=choices, files=files), used_by=used_by)

@@ -34,11 +34,11 @@ def resolve_interpolations(given: dict[str, Any], *, lenient: bool) -> tuple[dic
     """Return the settings with every `${...}` resolved; it may name any setting, also one with a default.
 
     Args:
-        given: plain containers, left as they are.
+        given: plain containers, not changed.
         lenient: leave out what needs a variable that is not set, where it may be secret.
 
     Returns:
-        The settings, and what was left out.
+        The settings, and the values left out.
 
     Raises:
         ConfigError: an interpolation names nothing that is there, or itself; the message shows no value that was read.
@@ -70,7 +70,7 @@ def _leave_out_unset(settings: Any, resolved: Any, found: Sequence[tuple[Place, 
     Args:
         settings: OmegaConf's, changed in place.
         resolved: plain containers of the same, changed in place.
-        found: the interpolations in them.
+        found: interpolations in them.
     """
     left_out: dict[Place, Written] = {}
     for place, text, free in found:
@@ -93,7 +93,7 @@ def _leave_out_unset(settings: Any, resolved: Any, found: Sequence[tuple[Place, 
 
 
 def _parse_resolved(value: Any, place: Place, written: str) -> Any:
-    """Return what an interpolation gave, read as YAML where the setting is no text: variables hold text only.
+    """Return the value of an interpolation, parsed as YAML unless the setting is text: variables contain text only.
 
     Raises:
         ConfigError: it has another type; the message shows it as it was written.

@@ -73,7 +73,7 @@ def _unknown_key(key: str, section: type, prefix: str, full: str | None = None) 
 
     Args:
         key: as far as it was followed.
-        section: what it should be in.
+        section: section that should contain it.
         prefix: the key of that section.
         full: the key as it was written, which may name another system's setting.
     """
@@ -83,7 +83,7 @@ def _unknown_key(key: str, section: type, prefix: str, full: str | None = None) 
     last = key.rsplit(".", 1)[-1]
     near = nearest(last, names) or nearest(last.lower(), names)
     elsewhere = [e.key for e in entries() if e.key.rsplit(".", 1)[-1] == last]
-    if len(elsewhere) == 1:  # trainer.lr can only have meant optim.lr
+    if len(elsewhere) == 1:  # trainer.lr can only mean optim.lr
         near = elsewhere[0]
     elif near:
         near = f"{prefix}.{near}" if prefix else near

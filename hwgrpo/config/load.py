@@ -90,13 +90,13 @@ def _used_settings(recipe: Mapping[str, Any]) -> set[str]:
 
 
 def settings_from(saved: Mapping[str, Any] | str) -> Config:
-    """Return the settings that a run has stored, unchecked: what they name may be gone, variables may be unset.
+    """Return the stored settings of a run, unchecked: files may be missing, variables unset.
 
     Args:
         saved: the content of config.yaml, as text or as plain containers.
 
     Raises:
-        ConfigError: it holds settings that this version does not have.
+        ConfigError: it has settings that this version does not have.
     """
     given = read_yaml(saved, "config.yaml", Config) if isinstance(saved, str) else copy.deepcopy(dict(saved))
     given = expand_names(given or {})
@@ -107,11 +107,11 @@ def settings_from(saved: Mapping[str, Any] | str) -> Config:
 def to_yaml(config: Config, *, shown: bool = False) -> str:
     """Return the full configuration, defaults included, as YAML that `load_config` reads back.
 
-    What comes from variables and may be secret stands as it was written, every other value as what it was resolved to.
+    Values from variables that may be secret are written as interpolations, all others as resolved.
 
     Args:
         config: loaded settings.
-        shown: it is for people to see: secrets that were typed are left out, too.
+        shown: for display: typed secrets are left out, too.
     """
     tree = overlaid(dataclasses.asdict(config), written_of(config))
     return OmegaConf.to_yaml(OmegaConf.create(shown_settings(tree, Config) if shown else tree))

@@ -64,7 +64,7 @@ def merge(old: Any, new: Any) -> Any:
 
 
 def _shown_override(key: str, text: str) -> str:
-    """Return an override as a message may show it: without what is typed under the name of a secret."""
+    """Return an override for a message, without the value of a secret."""
     return f"{key}={HIDDEN if any(map(is_secret, key.split('.'))) else shown(text)}"
 
 

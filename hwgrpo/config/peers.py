@@ -167,7 +167,7 @@ TRL = {
     "top_p": "rollout.top_p",
     "top_k": "rollout.top_k",
     "min_p": "rollout.min_p",
-    "use_vllm": "rollout.engine | vllm in the training process, vllm_server beside it",
+    "use_vllm": "rollout.engine | vllm in the training process, vllm_server in its own",
     "vllm_mode": "rollout.engine | colocate is vllm, server is vllm_server",
     "vllm_gpu_memory_utilization": "rollout.gpu_memory_utilization",
     "vllm_max_model_length": "rollout.max_model_len",
@@ -231,7 +231,7 @@ VALUES = {
 
 
 def name_here(key: str) -> str | None:
-    """Return what the setting that verl or TRL calls exactly `key` is here, or None for another name."""
+    """Return the name here of a setting of verl or TRL, or None for another name."""
     key = key.lstrip("+")
     return _sentence(VERL.get(key) or TRL.get(key))
 
@@ -244,7 +244,7 @@ def last_name_here(key: str) -> str | None:
 
 
 def value_here(key: str, value: object) -> str | None:
-    """Return what a value of verl or TRL is here, or None for another one."""
+    """Return the value here for a value of verl or TRL, or None for another one."""
     return _sentence(VALUES.get(key, {}).get(str(value)))
 
 

@@ -21,9 +21,9 @@ def recipe_folders() -> tuple[Path, ...]:
 
 
 def find_recipe(recipe: str | Path) -> Path:
-    """Return the file of a recipe given as a path or by the name of one that ships with the package.
+    """Return the file of a recipe from its path or the name of a shipped one.
 
-    `.yml` and `.yaml` stand for each other where only one of them is there.
+    `.yml` and `.yaml` are interchangeable where only one exists.
 
     Raises:
         ConfigError: there is no such file; the message lists the recipes that exist.

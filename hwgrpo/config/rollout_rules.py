@@ -8,10 +8,10 @@ from hwgrpo.errors import ConfigError, shown
 
 
 def check_rollout(config: Config) -> None:
-    """Check that the engine can do what the settings of `rollout` ask for, and has a use for the policy's adapters.
+    """Check that the engine supports the settings of `rollout` and the policy's adapters.
 
     Raises:
-        ConfigError: the first setting found that it cannot do, with the remedy.
+        ConfigError: the first setting that it does not support, with the remedy.
     """
     r = config.rollout
     refuse = ENGINES.load(r.engine).refuse

@@ -458,7 +458,7 @@ class TrainerConfig:
     validate_every: int = limited(0, at_least=0, used_by=[_VALIDATION])
     """Steps between validations; 0 validates at the start and at the end."""
     validate_at_start: bool = setting(True, used_by=[_VALIDATION])
-    """Validate before the first step, so that the summary can say what training changed."""
+    """Validate before the first step, so that the summary can show what training changed."""
     validation_n: int = limited(4, at_least=0, used_by=[_VALIDATION])
     """Samples per validation prompt at the training temperature, in addition to the greedy one; 0: none."""
     save_final_model: bool = True
@@ -511,7 +511,7 @@ class ObserveConfig:
     log_every: int = limited(1, at_least=1, used_by=[one_of("observe.progress", "auto", "plain")])
     """Steps between lines of progress."""
     completions_per_step: int = limited(16, at_least=0)
-    """Samples written to completions.jsonl per step (whole groups first); 0 writes none."""
+    """Samples written to completions.jsonl per step (complete groups first); 0 writes none."""
     warnings: bool = True
     """Warn when metrics look unhealthy (flat reward, zero-variance groups, growing KL, ...), with what to try."""
 

@@ -45,7 +45,7 @@ def is_list(hint: Any) -> bool:
 
 
 def hint_below(hint: Any, name: str) -> Any:
-    """Return the type of `name` in a value of type `hint`; Any where the schema does not say."""
+    """Return the type of `name` in a value of type `hint`; Any where the schema has none."""
     for kind in alternatives(hint):
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             return _hints(kind).get(name, Any)
@@ -55,7 +55,7 @@ def hint_below(hint: Any, name: str) -> Any:
 
 
 def read_text_as_written(node: yaml.Node, hint: Any) -> None:
-    """Mark the plain scalars of text settings as text, so that `007`, `1.10` and `no` stay what was written."""
+    """Mark the plain scalars of text settings as text, so that `007`, `1.10` and `no` stay as written."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             read_text_as_written(value, hint_below(hint, name.value))
@@ -73,7 +73,7 @@ def build(hint: Any, value: Any, key: str, default: Any = None) -> Any:
         hint: the type.
         value: plain: mappings, lists, text, numbers, bools and None.
         key: where it stands, for messages.
-        default: what the setting is without it, for messages.
+        default: default of the setting, for messages.
 
     Raises:
         ConfigError: it has another type, is text that cannot be stored, or is still to be set.
@@ -120,7 +120,7 @@ def _build_section(section: type, values: Any, key: str) -> Any:
                 f"{prefix}{field.name} is required and has no default; set it in the recipe or as "
                 f"{prefix}{field.name}=..."
             )
-        elif dataclasses.is_dataclass(hints[field.name]):  # what is required below it is missing there
+        elif dataclasses.is_dataclass(hints[field.name]):  # a required setting below it is missing
             given[field.name] = build(hints[field.name], {}, prefix + field.name)
     return section(**given)
 
@@ -171,7 +171,7 @@ def _wrong_type(kinds: tuple[Any, ...], value: Any, key: str) -> ConfigError:
     if bool in kinds:
         remedy = ": true or false"
     elif str in kinds and isinstance(value, (Mapping, list)):
-        remedy = f"; text with : , [ or {{ stands in quotes, e.g. {key}='\"a: b\"'"
+        remedy = f"; put text with : , [ or {{ in quotes, e.g. {key}='\"a: b\"'"
     elif {int, float} & {*kinds} and isinstance(value, str):
         remedy = ", in decimal digits"
     elif int in kinds and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:

@@ -1,4 +1,4 @@
-"""Settings without effect: one rule, driven by what the schema declares beside each (`used_by`)."""
+"""Settings without effect: one rule, driven by `used_by` of the schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hwgrpo.errors import ConfigError, shown
 
 
 def check_used(config: Config, imported: Collection[str] = ()) -> list[str]:
-    """Check that every setting beside its default has an effect.
+    """Check that every setting that differs from its default has an effect.
 
     Args:
         config: the settings, each within its limits.
@@ -34,12 +34,12 @@ def check_used(config: Config, imported: Collection[str] = ()) -> list[str]:
 
 
 def unused_settings(config: Config) -> set[str]:
-    """Return the keys of the settings beside their defaults that have no effect."""
+    """Return the keys of non-default settings that have no effect."""
     return {key for key, _ in _unused(config, config, "", ())}
 
 
 def _unused(config: Config, section: Any, prefix: str, inherited: Sequence[AnyOf]) -> Iterator[tuple[str, str]]:
-    """Yield the key of each setting of a section without effect, and what to say about it."""
+    """Yield the key and the message of each setting of a section without effect."""
     for field in dataclasses.fields(section):
         key, value = prefix + field.name, getattr(section, field.name)
         conditions = (*inherited, *field.metadata.get("used_by", ()))
@@ -82,7 +82,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def describe(condition: AnyOf, prefix: str) -> str:
-    """Return a condition in words; `prefix` is the section that relative keys are in, with a dot."""
+    """Return a condition as text; `prefix` is the section of relative keys, with a dot."""
     return " or ".join(_describe(use, prefix) for use in condition)
 
 
@@ -97,7 +97,7 @@ def _describe(use: Use, prefix: str) -> str:
 
 
 def _choices(key: str) -> Sequence[str]:
-    """Return the names that a setting, given by its full key, may have."""
+    """Return the allowed names of a setting by its full key."""
     section: Any = Config
     *sections, last = key.split(".")
     for name in sections:

@@ -1,4 +1,4 @@
-"""What the schema's types cannot say: limits of single values, and settings that contradict each other."""
+"""Checks beyond the schema's types: limits of single values, files, and conflicting settings."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def check_config(
     imported: Collection[str] = (),
     unread: Sequence[str] = (),
 ) -> list[str]:
-    """Check every limit and every contradiction that can be seen before anything is loaded.
+    """Check all limits and conflicts before anything is loaded.
 
     Args:
         config: the settings.
-        data_may_be_missing: leave out whether the files with prompts are there; `missing_data` tells.
-        imported: settings or sections that the user did not choose, and that may be without effect.
-        unread: sections and settings whose names may be of plug-ins that are not here.
+        data_may_be_missing: do not check that files with prompts exist; see `missing_data`.
+        imported: settings or sections not set by the user, which may be without effect.
+        unread: sections and settings that may name missing plug-ins.
 
     Returns:
         A note for each setting of `imported` that has no effect.
 
     Raises:
-        ConfigError: the first one found, naming key, value, what is allowed and the remedy.
+        ConfigError: the first one, with key, value, allowed values and remedy.
     """
     _check_limits(config, "", unread)
     sampling_of(config)
@@ -81,13 +81,13 @@ def check_world_size(config: Config, world_size: int) -> None:
     if world_size % size:
         raise ConfigError(
             f"{sharing_setting(config)} does not divide the run's {world_size} "
-            f"{'rank' if world_size == 1 else 'ranks'}: groups of so many share sequences; use a divisor of "
+            f"{'rank' if world_size == 1 else 'ranks'}: groups of that many ranks share sequences; use a divisor of "
             f"{world_size}, or start a multiple of {size} processes (hwgrpo launch)"
         )
     for key, value in (("prompts_per_step", t.prompts_per_step), ("prompts_per_update", prompts_per_update(config))):
         if value % world_size:
             raise ConfigError(
-                f"trainer.{key}={value} cannot be shared out among {world_size} ranks; use a multiple of {world_size}"
+                f"trainer.{key}={value} cannot be divided among {world_size} ranks; use a multiple of {world_size}"
             )
 
 
@@ -125,10 +125,10 @@ def _check_value(value: Any, key: str, limits: Limits) -> None:
 
 
 def check_file_of(name: str, key: str) -> None:
-    """Check that the file is there which `path/to/file.py:function` names.
+    """Check that the file of `path/to/file.py:function` exists.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it does not.
     """
     file = Path(name.rpartition(":")[0] or name).expanduser()
     if not file.is_file():
@@ -137,7 +137,7 @@ def check_file_of(name: str, key: str) -> None:
 
 
 def unknown_choice(key: str, value: str, names: Collection[str]) -> ConfigError:
-    """Return the error for a value that is not one of `names`, with what another system's value is here."""
+    """Return the error for a value that is not one of `names`, with this project's name of a peer's value."""
     here = value_here(key, value)
     return ConfigError(f"{key}={shown(value)} is not known: {here}") if here else choice_error(key, value, names)
 
@@ -186,10 +186,10 @@ def _check_observe(observe: ObserveConfig) -> None:
 
 
 def check_logger_installed(name: str) -> None:
-    """Check, without importing it, that the package of a logger is there.
+    """Check, without importing it, that the package of a logger is installed.
 
     Raises:
-        ConfigError: it is not; the message says how to install it.
+        ConfigError: it is not; the message has the command that installs it.
     """
     # A folder of that name in the working directory (wandb writes one) is found too, as a package without a file.
     if name in SERVICES and ((spec := importlib.util.find_spec(name)) is None or spec.origin is None):
@@ -217,7 +217,7 @@ def check_resume(config: Config) -> None:
     """Check what `trainer.resume` names.
 
     Raises:
-        ConfigError: it is neither a word that is known nor there.
+        ConfigError: it is neither a known name nor an existing file.
     """
     resume, words = config.trainer.resume, ("auto", "never")
     if resume not in words and not Path(resume).exists():
@@ -229,7 +229,7 @@ def check_resume(config: Config) -> None:
 
 
 def missing_data(config: Config) -> list[str]:
-    """Return what is wrong with the files and folders that `data.train` and `data.validation` name; hub names pass.
+    """Return problems with the files and folders of `data.train` and `data.validation`; hub names pass.
 
     Raises:
         ConfigError: a task is unknown.
@@ -290,7 +290,7 @@ def _check_contradictions(config: Config) -> None:
     if t.prompts_per_step % prompts_per_update(c):
         raise ConfigError(
             f"trainer.prompts_per_update={t.prompts_per_update} does not divide trainer.prompts_per_step="
-            f"{t.prompts_per_step}: a step has so many updates of one size; use a divisor of {t.prompts_per_step}"
+            f"{t.prompts_per_step}: a step needs updates of one size; use a divisor of {t.prompts_per_step}"
         )
     longest = longest_share(c)
     if t.tokens_per_micro_batch is not None and t.tokens_per_micro_batch < longest:
@@ -336,8 +336,8 @@ def _check_contradictions(config: Config) -> None:
     loss = c.algorithm.loss
     if loss.clip_high < 0 and loss.name != "cispo":
         raise ConfigError(
-            f"algorithm.loss.clip_high={loss.clip_high} with algorithm.loss.name={loss.name!r} holds ratios below 1, "
-            "also where nothing has changed: only cispo may; use at least 0"
+            f"algorithm.loss.clip_high={loss.clip_high} with algorithm.loss.name={loss.name!r} clips "
+            "unchanged ratios, too: only cispo may; use at least 0"
         )
     correction = c.algorithm.correction
     if correction.low is not None and correction.high is not None and correction.low >= correction.high:

@@ -1,7 +1,7 @@
-"""Values that come from variables and may be secret: stored as they were written, with a digest of what they were.
+"""Values from variables that may be secret: stored as interpolations, with a digest of their values.
 
 Secrets reach a run through `${oc.env:NAME}` in its free-form mappings (arguments of rewards and engines, a server's
-variables) and in the credentials of URLs. All other settings are stored as what they were resolved to, so that a
+variables) and in the credentials of URLs. All other settings are stored as resolved, so that a
 resumed run cannot change silently.
 """
 
@@ -28,7 +28,7 @@ URL = ("rollout", "server", "url")
 """The setting whose credentials may come with all of it from a variable."""
 UNSET = re.compile(r"Environment variable '(?P<name>.*?)' not found")
 SHORTEST = 8
-"""Characters of a value that is taken for a secret whatever its name is."""
+"""Length from which a value is treated as a secret, whatever its name."""
 ROUNDS = 50_000
 DIGEST_BYTES = 2
 _CALL = re.compile(r"\$\{\s*[\w.]+\s*:")
@@ -61,7 +61,7 @@ def attach(config: Any, written: Mapping[Place, Written], tree: Any, section: ty
 
     Args:
         config: with every value resolved.
-        written: what is stored as it was written.
+        written: values stored as written.
         tree: the configuration, unresolved, as plain containers.
         section: its dataclass.
     """
@@ -79,7 +79,7 @@ def dotted(place: Place) -> str:
 
 
 def source_line(path: str) -> Place:
-    """Return the place of a dotted name; indices may stand in brackets."""
+    """Return the place of a dotted name; indices may be in brackets."""
     return tuple(int(part) if part.isdigit() else part for part in _PART.split(path) if part)
 
 
@@ -96,7 +96,7 @@ def interpolations(tree: Any, section: type) -> Iterator[tuple[Place, str, bool]
     """Yield the texts of an unresolved configuration that hold an interpolation.
 
     Yields:
-        The place, the text, and whether it stands in a free-form mapping.
+        The place, the text, and whether it is in a free-form mapping.
     """
     for place, text, free in _texts(tree, section, ()):
         if "${" in text:
@@ -104,14 +104,14 @@ def interpolations(tree: Any, section: type) -> Iterator[tuple[Place, str, bool]
 
 
 def without_unset(place: Place, text: str, free: bool, error: Exception) -> Written | None:
-    """Return what stands for a value that needs a variable that is not set; None where it cannot be secret.
+    """Return the replacement of a value whose variable is not set; None where it cannot be secret.
 
-    A mapping or what is in one becomes null; a URL loses its credentials.
+    A mapping or a value in one becomes null; a URL loses its credentials.
 
     Args:
         place: where it stands.
         text: as it was written.
-        free: whether it is, or stands in, a free-form mapping.
+        free: whether it is, or is in, a free-form mapping.
         error: that its resolution raised.
     """
     unset = UNSET.search(str(error))
@@ -132,7 +132,7 @@ def written_values(config: Any, tree: Any, section: type, left_out: Mapping[Plac
         config: with every value resolved.
         tree: the same, unresolved, as plain containers.
         section: its dataclass.
-        left_out: what was left out because a variable is not set.
+        left_out: values left out because a variable is not set.
     """
     values = {
         place: (text, free, value_at(config, place))
@@ -170,9 +170,9 @@ def secrets_in(written: Mapping[Place, Written]) -> Iterator[str]:
 
 
 def overlaid(tree: Any, written: Mapping[Place, Written]) -> Any:
-    """Put what was written in the place of what it stood for, in plain containers, and escape all other texts.
+    """Replace values by their interpolations, in plain containers, and escape all other texts.
 
-    A value that was changed after loading stays what it was changed to.
+    A value changed after loading keeps the change.
     """
     escaped = _escaped(tree)
     for place, each in written.items():
@@ -189,7 +189,7 @@ def overlaid(tree: Any, written: Mapping[Place, Written]) -> Any:
 def digests(written: Mapping[Place, Written]) -> dict[str, str]:
     """Return digests by which a later start sees that a value has changed, by the places' dotted names.
 
-    A secret with little in it (a PIN, a word) can be found again by trying: each digest has a salt of its own and takes
+    A short secret (a PIN, a word) can be found by trying all: each digest has its own salt and takes
     long to compute, and it is so short that a list of candidates leaves one in 65,536 of them, whichever was right.
     """
     result = {}
@@ -253,7 +253,7 @@ def unresolved_error(place: Place, text: str, error: Exception) -> ConfigError:
     if isinstance(error, RecursionError):
         reason = "it refers to itself"
     elif isinstance(error, (InterpolationKeyError, UnsupportedInterpolationType, GrammarParseError)):
-        reason = str(error).splitlines()[0]  # names what was written
+        reason = str(error).splitlines()[0]  # names the interpolation
     return ConfigError(
         f"{dotted(place)}={text!r} cannot be resolved: {reason}; name a setting as ${{rollout.n}} or a variable as "
         "${oc.env:NAME}, and write \\${ for the characters themselves"
@@ -293,7 +293,7 @@ def _references(text: str, place: Place) -> Iterator[Place]:
 
 
 def _meets(target: Place, places: Mapping[Place, Any]) -> bool:
-    """Return whether a place holds one of `places`, or is within it."""
+    """Return whether a place contains one of `places`, or is within it."""
     return any(target[: len(place)] == place or place[: len(target)] == target for place in places)
 
 

@@ -1,6 +1,6 @@
-"""YAML of recipes and overrides: plain values, numbers as people write them, and bounds on what is read.
+"""YAML of recipes and overrides: plain values, decimal numbers, bounded size.
 
-YAML 1.1, which PyYAML speaks, reads `1:30` as 90 and `010` as 8. Here only decimal numbers are numbers.
+YAML 1.1, which PyYAML implements, reads `1:30` as 90 and `010` as 8. Here only decimal numbers are numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read_yaml(text: str, place: str, hint: Any) -> Any:
 
     Args:
         text: the document.
-        place: what it is, for messages: a file, or `key='text'`.
+        place: its name in messages: a file, or `key='text'`.
         hint: the type that the schema has for it; a text setting takes `yes` or `007` as they are written.
 
     Raises:
@@ -51,7 +51,7 @@ def read_yaml(text: str, place: str, hint: Any) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        remedy = "indent with spaces" if "'\\t'" in str(error) else "put text that is not meant as YAML in quotes"
+        remedy = "indent with spaces" if "'\\t'" in str(error) else "put text that is not YAML in quotes"
         raise ConfigError(f"{place} is not valid YAML: {error.problem or error.context}{where}; {remedy}") from error
     finally:
         if loader is not None:

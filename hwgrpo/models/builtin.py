@@ -34,7 +34,7 @@ UNFINISHED = ".making-"
 
 @dataclass(frozen=True)
 class TinySpec:
-    """What `builtin://tiny?option=value&...` can say. Options that are not listed here are the task's own.
+    """Options of `builtin://tiny?option=value&...`. Further options are the task's.
 
     Raises:
         ConfigError: a value is out of range, or the task does not know an option.
@@ -145,7 +145,7 @@ def resolve(address: str) -> Path:
                 "set HWGRPO_CACHE to a folder that can be written"
             ) from error
         print(f"hwgrpo: making {address}, once; it takes some seconds", file=sys.stderr, flush=True)
-        # Written beside its place and renamed: a folder with the final name is complete.
+        # Written to a temporary name and renamed: a folder with the final name is complete.
         scratch = ScratchFolder(UNFINISHED, root)
         unfinished = scratch.path
         try:
@@ -159,7 +159,7 @@ def resolve(address: str) -> Path:
                 head=spec.head,
                 task=tasks.parse_task(spec.task_address),
             )
-            with redirect_stdout(sys.stderr):  # packages that it imports may have something to say
+            with redirect_stdout(sys.stderr):  # packages that it imports may print
                 _save(model, unfinished)
                 tokenizer.save_pretrained(unfinished)
             (unfinished / "builtin.json").write_text(json.dumps(asdict(spec), indent=2) + "\n")

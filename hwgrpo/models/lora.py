@@ -38,7 +38,7 @@ def rank_of(config: LoraConfig) -> int:
     """Return the rank of the adapters: the existing one's, else `model.lora.rank` (0: none).
 
     Raises:
-        ConfigError: `model.lora.adapter` holds no adapter, or has another rank than `model.lora.rank` says.
+        ConfigError: `model.lora.adapter` has no adapter, or another rank than `model.lora.rank`.
     """
     if config.adapter is None:
         return config.rank
@@ -71,7 +71,7 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         _check_targets(model, targets)
     adapted = adapted_layers(model, targets)
     everywhere = {name for name, module in _linear_layers(model).items() if _is_named(name, targets)}
-    # peft keeps the short names where they say the same
+    # peft keeps short names where they are equivalent
     names = list(adapted) if everywhere != adapted.keys() else "all-linear" if targets == ALL_LINEAR else targets
     settings = PeftLoraConfig(
         r=config.rank,
@@ -88,7 +88,7 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
 def adapted_layers(model: PreTrainedModel, targets: list[str]) -> dict[str, Any]:
     """Return the linear layers that get new adapters, by name: those of `targets` that text passes.
 
-    Text passes the decoder; a tower for images or sound beside it would have adapters without a gradient.
+    Text passes the decoder; adapters of an image or audio tower would have no gradient.
 
     Args:
         model: without adapters.

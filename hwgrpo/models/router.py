@@ -14,7 +14,7 @@ from hwgrpo.models.lm_head import backbone
 
 
 def check_router_loss(coef: float, settings: PreTrainedConfig) -> None:
-    """Check by a model's configuration that it has a router for the loss that was asked for.
+    """Check by a model's configuration that it has a router for the requested loss.
 
     Args:
         coef: `model.router_loss_coef`.
@@ -67,7 +67,7 @@ def check_router(coef: float, base: Any) -> None:
         raise _without(coef, name)
     if not abs(float(own - ours)) <= 1e-3 * float(ours):
         raise ConfigError(
-            f"model.router_loss_coef={coef}: {name} has a load-balancing loss of its own, {float(own):.4g} where the "
+            f"model.router_loss_coef={coef}: {name} has its own load-balancing loss, {float(own):.4g} where the "
             f"one that is built in gives {float(ours):.4g}; use model.router_loss_coef=0"
         )
 

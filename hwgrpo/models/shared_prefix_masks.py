@@ -1,7 +1,7 @@
 """Attention in rows that hold a prompt once and then several responses to it: the branches.
 
 A dense mask over such a row computes every score between two responses, and throws it away. Here the prompt attends to
-itself, and each response, as a sequence of its own, to the prompt's keys followed by its own. Both are computed by the
+itself, and each response, as a separate sequence, to the prompt's keys followed by its own. Both are computed by the
 attention that the model has, which takes masks as transformers' `sdpa` does: that one, or a device's fused one. A layer
 with a sliding window gets its own masks. All this is registered with transformers under `NAME`, or a name that begins
 with it; a forward without `branches` gets the model's own attention.
@@ -27,12 +27,12 @@ NAME = "sdpa_branched"
 
 @dataclass(frozen=True)
 class Branches:
-    """Where prompts and responses stand in B rows of L tokens; at most K responses per row, of R tokens at most."""
+    """Positions of prompts and responses in B rows of L tokens; at most K responses per row, of at most R tokens."""
 
     prompt_width: int
     """P, tokens of the longest prompt."""
     responses: torch.Tensor
-    """[B, K, R] int64: index of each response's tokens among the B * L; any token where there is none."""
+    """[B, K, R] int64: index of each response's tokens among the B * L; any token for absent ones."""
     prompt_lengths: torch.Tensor
     """[B] int64."""
     place: torch.Tensor
@@ -50,7 +50,7 @@ class Branches:
         )
 
     def masks(self, window: int | None, dtype: torch.dtype, group: int) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Return what is added to the scores of prompts and of responses; made once for all layers.
+        """Return the masks added to the scores of prompts and of responses; made once for all layers.
 
         Args:
             window: a token sees itself and the window - 1 tokens before it; None: everything before it.
@@ -88,7 +88,7 @@ def enable(model: PreTrainedModel) -> None:
     """Make a model's attention the one of this module over the one it has, if it is not yet.
 
     Raises:
-        ValueError: the architecture does not let its attention be replaced.
+        ValueError: the architecture does not support replacing its attention.
     """
     own = model.config._attn_implementation or "eager"
     if NAME not in own:  # the exchange of heads and tokens may stand around it
@@ -99,16 +99,16 @@ def replace_attention(model: PreTrainedModel, name: str) -> None:
     """Make a model's attention the one that is registered with transformers under `name`.
 
     Raises:
-        ValueError: the architecture does not let its attention be replaced.
+        ValueError: the architecture does not support replacing its attention.
     """
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it would warn of what is raised below
+    logging.set_verbosity_error()  # the error below replaces its warning
     try:
         model.set_attn_implementation(name)
     finally:
         logging.set_verbosity(verbosity)
     if model.config._attn_implementation != name:
-        raise ValueError(f"{type(model).__name__} does not let its attention be replaced")
+        raise ValueError(f"{type(model).__name__} does not support replacing its attention")
 
 
 def _over(own: str) -> str:
@@ -132,7 +132,7 @@ def branched_attention(
     attend: Callable[..., tuple[torch.Tensor, None]] = sdpa_attention_forward,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as `branches` says; the signature is that of transformers' attention functions.
+    """Attend within the `branches`; the signature is that of transformers' attention functions.
 
     Args:
         module: the attention layer.
@@ -170,7 +170,7 @@ def branched_attention(
 
 
 _UNGROUPED: Any = SimpleNamespace(num_key_value_groups=1)
-"""What transformers' attention reads of a layer in which every query head has a key head of its own."""
+"""Stand-in for a layer in which every query head has its own key head, for transformers' attention."""
 
 
 def window_of(module: torch.nn.Module, window: int | None) -> int | None:

@@ -114,7 +114,7 @@ class TensorParallel:
         """Replace the full weights of a decoder layer by this rank's shards.
 
         Raises:
-            ConfigError: a module cannot be sharded as the plan says.
+            ConfigError: a module cannot be sharded according to the plan.
         """
         blocks: dict[nn.Module, set[str]] = {}
         for module in layer.modules():

@@ -2,7 +2,7 @@
 
 Each of S ranks comes with 1/S of the tokens and all heads, attends with 1/S of the heads over all tokens, and leaves as
 it came (Jacobs et al. 2023, "DeepSpeed Ulysses", section 3). What attends in between is the attention that the model
-has, and sees whole rows: their mask, their window, their branches. Registered with transformers under a name that
+has, and sees complete rows: their mask, their window, their branches. Registered with transformers under a name that
 begins with `NAME`; a forward without `exchange` gets the model's own attention.
 """
 
@@ -37,7 +37,7 @@ class Exchange:
     size: int
     """Ranks of the group; 1: rows are already full, and nothing is exchanged."""
     mask: torch.Tensor | None = None
-    """[B, 1, L, L], added to the scores; None: plain causal attention, or what branches say."""
+    """[B, 1, L, L], added to the scores; None: causal attention, or that of the branches."""
     _windows: dict[Any, torch.Tensor] = field(default_factory=dict, compare=False)
 
     def mask_of(self, window: int | None, query: torch.Tensor) -> torch.Tensor | None:

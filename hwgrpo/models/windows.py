@@ -1,4 +1,4 @@
-"""Windows of attention: what a configuration bounds it to, and a model with them shortened so that few tokens do."""
+"""Sliding windows of attention: those of a configuration, and a model with shortened ones for short tests."""
 
 from __future__ import annotations
 

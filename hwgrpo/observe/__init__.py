@@ -3,11 +3,11 @@
 observer.py       the one object that the training loop talks to
 timing.py         seconds per stage of a step
 loggers/          where metrics go
-console/          what a terminal shows
+console/          progress in the terminal
 custom_metrics.py   metrics of the user's own
 completions.py    completions.jsonl, and the one sample that is shown
-shown_fields.py   the numbers that a person is shown: where each is found, how it is written
-history.py        what the summary remembers of a run
+shown_fields.py   the metrics shown in panel and tables, and their format
+history.py        history of a run for the summary
 summary.py        summary.json and its picture
 verdict.py        how a run went, in a headline
 warnings.py       metrics that look unhealthy: when, and warnings.jsonl

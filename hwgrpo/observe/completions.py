@@ -1,4 +1,4 @@
-"""completions.jsonl: what the model wrote and what it was given for it."""
+"""completions.jsonl: responses and their rewards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sample:
 
 
 def pick_sample(step: int, batch: PromptBatch, completions: Completions, rewards: Rewards) -> Sample | None:
-    """Return the sample to show for a step, another place of the batch each step; None when there is none.
+    """Return the sample to show for a step, at another position of the batch each step; None for an empty batch.
 
     Args:
         step: step number; decides the place, so that the choice is neither random nor flattering.
@@ -47,7 +47,7 @@ def pick_sample(step: int, batch: PromptBatch, completions: Completions, rewards
 
 
 def last_user_message(prompt: Prompt) -> str | None:
-    """Return what the user last said in a conversation; None for a plain prompt."""
+    """Return the last user message of a conversation; None for a plain prompt."""
     said: list[Any] = [message["content"] for message in prompt.messages or () if message["role"] == "user"]
     if not said:
         return None
@@ -56,7 +56,7 @@ def last_user_message(prompt: Prompt) -> str | None:
 
 
 def whole_groups_first(prompt_index: list[int], limit: int) -> list[int]:
-    """Choose at most `limit` samples: every group that still fits whole, in order, then parts of the others.
+    """Select at most `limit` samples: every group that still fits completely, in order, then parts of the others.
 
     A group is worth most when it is complete, since its advantages are relative to one another.
 
@@ -117,7 +117,7 @@ class CompletionsLog:
 
     Args:
         run_dir: folder of the run.
-        per_step: the most samples written per step; whole groups first.
+        per_step: maximum number of samples per step; complete groups first.
     """
 
     def __init__(self, run_dir: Path, per_step: int) -> None:

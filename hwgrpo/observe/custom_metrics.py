@@ -71,7 +71,7 @@ def over_ranks(ranks: Sequence[Mapping[str, Sequence[float]]], known: Mapping[st
 
     Args:
         ranks: what each rank measured, in rank order.
-        known: the product's own metrics of the step, whose names are taken.
+        known: the product's own metrics of the step, whose names are reserved.
 
     Raises:
         ConfigError: a metric has the name of one of them.

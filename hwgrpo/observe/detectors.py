@@ -28,7 +28,7 @@ FLAT_STEPS = 50
 AT_TOP = 0.95
 """A mean reward this far up the range of rewards seen has no room to rise."""
 LOST_SHARE = 0.5
-"""Share of what the reward had gained whose loss is reported."""
+"""Share of the reward's earlier gain whose loss is reported."""
 SURE = 3.0
 """Standard errors by which a rise or fall must exceed noise; with two, a control run in six seems to rise or fall."""
 GROUP_WINDOW = 10
@@ -44,12 +44,12 @@ LARGE_KL = 1.0
 KL_JUMP = 5.0
 """Growth over the median of the KL_BEFORE steps before that counts as an explosion ..."""
 KL_FLOOR = 0.3
-"""... from this KL on: below, it starts at 0 and growing is what it does."""
+"""... from this KL on: below, growth from 0 is normal."""
 KL_BEFORE = 20
 TRUNCATED_SHARE = 0.3
-"""Share of responses cut at the limit: their reward says nothing about what they would have come to."""
+"""Share of responses truncated at the limit: their reward does not judge a finished response."""
 ENTROPY_SHARE = 0.1
-"""Entropy left of that at the start; a task that is being learned takes it to a fifth."""
+"""Share of the initial entropy; learning a task reduces it to a fifth."""
 ROOM = 0.9
 """A mean reward above this share of the range is a learned task, whose low entropy is as it should be."""
 LARGE_GAP = 0.01
@@ -162,7 +162,7 @@ def groups_too_easy(series: MetricSeries, config: Config) -> Finding | None:
         meaning="the prompts are learned, or were too easy; a group of equal rewards teaches nothing",
         remedies=(
             "stop here if this is what you wanted",
-            f"use harder prompts ({_now(config, 'data.train')}), or leave out those that are always answered",
+            f"use harder prompts ({_now(config, 'data.train')}), or drop those that are always solved",
             "make the reward more demanding (reward.functions)",
         ),
         severity=severity,
@@ -197,7 +197,7 @@ def groups_equal(series: MetricSeries, config: Config) -> Finding | None:
     seen, severity = found
     return Finding(
         seen=seen,
-        meaning="prompts are either always or never answered, or the samples of a prompt hardly differ; a group of "
+        meaning="prompts are either always or never solved, or the samples of a prompt hardly differ; a group of "
         "equal rewards teaches nothing",
         remedies=(
             f"raise {_now(config, 'rollout.n')} or {_now(config, 'rollout.temperature')}: samples that differ more",
@@ -244,10 +244,10 @@ def truncation(series: MetricSeries, config: Config) -> Finding | None:
         return None
     return Finding(
         seen=f"{recent.mean:.0%} of the responses were truncated at the length limit (mean over {recent})",
-        meaning="their reward says nothing about what they would have come to; the policy may not know how to stop",
+        meaning="their reward does not judge a finished response; the policy may not know how to stop",
         remedies=(
             f"raise {_now(config, 'rollout.max_response_tokens')}",
-            "look at the ends of responses in completions.jsonl: if the answer is long given, name what ends it in "
+            "look at the ends of responses in completions.jsonl: if the answer comes early, name a stop text in "
             "rollout.stop, or let the chat template end it (data.chat)",
             "add the reward `length` to reward.functions",
         ),
@@ -339,7 +339,7 @@ def gradient_clipped(series: MetricSeries, config: Config) -> Finding | None:
     return Finding(
         seen=f"every gradient of {recent} was clipped; their median norm is {recent.median:.3g}, "
         f"{_now(config, 'optim.grad_clip')}",
-        meaning="a step is then equally long whatever the batch says: a strong signal counts no more than a weak one",
+        meaning="every step is then clipped to one length: a strong signal counts no more than a weak one",
         remedies=(
             f"raise {_now(config, 'trainer.prompts_per_step')} or {_now(config, 'rollout.n')}: a less noisy gradient",
             f"look at {_now(config, 'algorithm.aggregation.name')}: sums give larger gradients than means",
@@ -362,7 +362,7 @@ def length_collapse(series: MetricSeries, config: Config) -> Finding | None:
     return Finding(
         seen=f"responses shrank to {recent.mean:.1f} tokens (mean over {recent}) from {start.mean:.1f} over {start}, "
         f"while the reward went from {was.mean:.3f} to {now.mean:.3f}",
-        meaning="the policy has stopped working out answers, because long responses are punished or short ones are "
+        meaning="the policy has stopped working out answers, because long responses are penalized or short ones are "
         "safer",
         remedies=(
             "if `length` is among reward.functions, lower its weight",
@@ -391,13 +391,13 @@ DETECTORS: Mapping[str, Detector] = {
 
 
 def _equal_groups(series: MetricSeries, share: float, belongs: Callable[[float], bool]) -> tuple[str, float] | None:
-    """Return (what was seen, severity) when more than `share` of the groups are equal and their rewards belong."""
+    """Return (observation, severity) when more than `share` of the groups are equal and their rewards belong."""
     equal, reward = series[shown_fields.ZERO_STD_GROUPS], series[shown_fields.REWARD]
     if min(len(equal), len(reward)) < GROUP_WINDOW:
         return None
     recent = equal.last(GROUP_WINDOW)
     place = _place(series, reward.last(GROUP_WINDOW).mean)
-    if place is None:  # one and the same reward all along: 0 or less is what nobody is paid, more is what all get
+    if place is None:  # one constant reward: at most 0 counts as never solved, more as always solved
         place = 1.0 if reward.values[-1] > 0 else 0.0
     if recent.mean <= share or not belongs(place):
         return None

@@ -68,7 +68,7 @@ class RunHistory:
     """Running sums over the steps and validations of a run, in order.
 
     Args:
-        largest_kl: what a token's KL to the reference is clamped to; None: it is not.
+        largest_kl: clamp of a token's KL to the reference; None: no clamp.
     """
 
     def __init__(self, largest_kl: float | None = None) -> None:
@@ -76,7 +76,7 @@ class RunHistory:
         self.last_step = 0
         self.tokens = 0.0
         self.seconds: dict[str, float] = {}
-        """stage -> seconds; `step` is the whole of a step."""
+        """stage -> seconds; `step` is the full step."""
         self.before: dict[tuple[str, str], float] = {}
         """Validation before the first step."""
         self.before_error: dict[tuple[str, str], float] = {}
@@ -89,7 +89,7 @@ class RunHistory:
         self.best: dict[tuple[str, str], Measured] = {}
         """The highest validation since, the earliest of equal ones."""
         self.ends: dict[Field, Ends] = {field: Ends() for field in (REWARD, KL, TRUNCATED)}
-        """First and last values of what the verdict looks at."""
+        """First and last values of the verdict's metrics."""
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Add the metrics of a step or of a validation."""

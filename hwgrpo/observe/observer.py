@@ -1,4 +1,4 @@
-"""The one object that the training loop talks to about what it did."""
+"""Observer of the training loop: loggers, warnings, progress and summary."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Logger(Protocol):
         ...
 
     def close(self) -> None:
-        """Write out what is left and let go of files."""
+        """Write the rest and close files."""
         ...
 
 
@@ -53,9 +53,9 @@ class Observer:
     Args:
         config: the `observe` settings.
         run_dir: folder of the run; made when missing.
-        total_steps: steps of the whole run.
+        total_steps: steps of the run.
         is_main: whether this process is the one that logs.
-        largest_kl: what a token's KL to the reference is clamped to; None: it is not.
+        largest_kl: clamp of a token's KL to the reference; None: no clamp.
 
     Raises:
         ConfigError: a logger's name is not registered.
@@ -178,7 +178,7 @@ class Observer:
         """Save and show the closing summary.
 
         Args:
-            status: how the run ended, in a word ("completed", "interrupted", "failed").
+            status: how the run ended ("completed", "interrupted", "failed").
             paths: where further results lie, e.g. `model=`, `checkpoint=`.
 
         Returns:
@@ -223,11 +223,11 @@ class Observer:
             log.close()
         except OSError as error:
             raise RunError(
-                f"{what} could not write what was left to {self._run_dir}: {error}; make room or restore access there"
+                f"{what} could not write the rest to {self._run_dir}: {error}; make room or restore access there"
             ) from error
 
     def _replay(self) -> list[float]:
-        """Remember what metrics.jsonl holds, and write warnings.jsonl as the run so far would have.
+        """Load metrics.jsonl into the history, and rewrite warnings.jsonl for the steps so far.
 
         Returns:
             The mean reward of each step so far.

@@ -14,7 +14,7 @@ FILE = "config.yaml"
 
 
 def saved_settings(run_dir: Path) -> dict[str, Any]:
-    """Return config.yaml as a plain dict; empty when there is none (yet)."""
+    """Return config.yaml as a plain dict; empty if it does not exist (yet)."""
     from omegaconf import OmegaConf
 
     path = run_dir / FILE
@@ -28,7 +28,7 @@ def saved_config(run_dir: Path) -> Config:
     """Return config.yaml as a `Config`, without checking it again (files it names may be gone); defaults if none.
 
     Raises:
-        ConfigError: it holds settings that this version does not have.
+        ConfigError: it has settings that this version does not have.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

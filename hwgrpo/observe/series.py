@@ -62,15 +62,15 @@ class Series:
                 self._best[size] = (mean, len(self) - size)
 
     def first(self, count: int) -> Window:
-        """Return the first `count` values; there must be so many."""
+        """Return the first `count` values; there must be that many."""
         return self._window(0, count)
 
     def last(self, count: int, skip: int = 0) -> Window:
-        """Return the `count` values before the last `skip`; there must be so many."""
+        """Return the `count` values before the last `skip`; there must be that many."""
         return self._window(len(self) - skip - count, len(self) - skip)
 
     def best(self, count: int) -> Window:
-        """Return the `count` consecutive values with the greatest mean; there must be so many."""
+        """Return the `count` consecutive values with the greatest mean; there must be that many."""
         if count not in self._best:
             means = [statistics.fmean(self.values[i : i + count]) for i in range(len(self) - count + 1)]
             start = max(range(len(means)), key=means.__getitem__)
@@ -87,7 +87,7 @@ class Series:
         return math.sqrt(self._squared_changes / (2 * (len(self) - 1))) if len(self) > 1 else 0.0
 
     def _window(self, start: int, end: int) -> Window:
-        assert 0 <= start < end <= len(self), "the caller asks for values that are there"
+        assert 0 <= start < end <= len(self), "the caller must ask for existing values"
         return Window(self.values[start:end], self.steps[start], self.steps[end - 1])
 
 
@@ -104,7 +104,7 @@ class MetricSeries:
         """The newest step."""
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take in the metrics of a later step; what is missing or not finite leaves a gap."""
+        """Append the metrics of a later step; missing or non-finite values leave a gap."""
         self.step = step
         for field, series in self._series.items():
             value = field.read(values)

@@ -1,4 +1,4 @@
-"""The numbers that a person is shown: under which metric names each is found, and how it is written."""
+"""Metrics shown in panel and tables: their names and formats."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def duration(value: float | None) -> str:
 
 
 def number(value: Any) -> float | None:
-    """Return `value` as a float, or None when it is none: what is only shown must not stop a run."""
+    """Return `value` as a float, or None if it is not a number: display must not stop a run."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -55,7 +55,7 @@ class Field:
 
     label: str
     keys: tuple[str, ...]
-    """Metric names, the first one present is taken."""
+    """Metric names; the first one present is shown."""
     form: Callable[[float], str]
 
     def read(self, values: Mapping[str, Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""The end of a run in one table: what training changed, what it cost, where the results lie."""
+"""Summary of a run in one table: what training changed, its cost, and the paths of the results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build_summary(
 
     Args:
         history: the full run, including the steps before a resume.
-        status: how the run ended, in a word ("completed", "interrupted", "failed").
+        status: how the run ended ("completed", "interrupted", "failed").
         total_steps: steps that were planned.
         resumed_from: step of the checkpoint that this process started from; 0 for none.
         wall_s: seconds this process ran.
@@ -101,7 +101,7 @@ def save_summary(run_dir: Path, summary: Mapping[str, Any]) -> Path:
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Return summary.json; empty where there is none that can be read."""
+    """Return summary.json; empty where it is missing or unreadable."""
     try:
         content = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -173,7 +173,7 @@ def _paths(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _verdict(summary: Mapping[str, Any]) -> list[str]:
-    """Return the verdict's lines: what the table below cannot show by itself; none where all is well."""
+    """Return the verdict's lines that the table does not show; none where all is well."""
     verdict = summary["verdict"]
     return (
         [] if verdict["mood"] in ("good", "muted") else [terminal_line(verdict[part]) for part in ("headline", "about")]

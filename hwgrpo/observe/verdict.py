@@ -18,7 +18,7 @@ THRESHOLD = 2.5
 WITHOUT_ERROR = 0.1
 """Share of the larger value by which a validation without a standard error must differ to be called a change."""
 NEAR_CLAMP = 0.9
-"""Share of the KL estimator's clamp from which the mean says nothing: most tokens are at the clamp."""
+"""Share of the KL estimator's clamp beyond which the mean is meaningless: most tokens are at the clamp."""
 ALL_TRUNCATED, FEW_TRUNCATED = 0.9, 0.5
 """Shares of truncated responses at the end and at the start of a run that has forgotten how to stop."""
 
@@ -37,14 +37,14 @@ MOODS: dict[Word, Mood] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a run went, for a person."""
+    """Verdict on a run."""
 
     word: Word
     mood: Mood
     headline: str
     """One line."""
     about: str
-    """What the headline rests on and what else is known, in sentences."""
+    """Reasons for the headline and further facts, in sentences."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,13 @@ def _error(before_error: float | None, after_error: float | None, before: float,
 
 
 def _word(before: float, after: float, error: float) -> Word:
-    # sums in floating point leave equal values a last bit apart
+    # floating-point sums of equal values differ in the last bit
     noise = max(THRESHOLD * error, 1e-9 * max(abs(before), abs(after)))
     return "flat" if abs(after - before) <= noise else "rose" if after > before else "fell"
 
 
 def _validation_headline(changes: list[_Change]) -> tuple[Word, str]:
-    """Return the word for all of them and the line that names the largest change."""
+    """Return the common verdict and the line that names the largest change."""
     clear = [change for change in changes if change.word != "flat"]
     words = {change.word for change in clear}
     if len(words) > 1:
@@ -174,7 +174,7 @@ def _best(history: RunHistory, changes: list[_Change]) -> list[str]:
 
 
 def _signs_of_collapse(history: RunHistory) -> list[str]:
-    """Return what the last steps show of a policy that broke, whether or not warnings are on."""
+    """Return signs of a broken policy in the last steps, whether or not warnings are on."""
     signs = []
     kl, truncated = history.ends[KL], history.ends[TRUNCATED]
     clamp = history.largest_kl

@@ -1,4 +1,4 @@
-"""The run report: one HTML page that holds all of a run and needs nothing but a browser.
+"""The run report: one HTML page with all of a run, which needs only a browser.
 
 run_data.py              contents of a run's folder, also of a run that is in progress or was killed
 compact_completions.py   completions.jsonl as compact columns, thinned out to a limit

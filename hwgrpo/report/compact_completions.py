@@ -14,7 +14,7 @@ from hwgrpo.observe.shown_fields import number
 
 
 def compact(value: Any, digits: int = 6) -> float | int | None:
-    """Return a number with so many significant digits, whole ones as int; None when it is none or not finite."""
+    """Return a number rounded to significant digits, integers as int; None for None or non-finite values."""
     read = number(value)
     if read is None or read != read or read in (float("inf"), float("-inf")):
         return None
@@ -43,7 +43,7 @@ def steps_to_keep(counts: Mapping[int, int], limit: int) -> set[int]:
 
 
 class _Table:
-    """Distinct values, each stored once; a column then holds their indices."""
+    """Distinct values, each stored once; columns contain their indices."""
 
     def __init__(self) -> None:
         self.values: list[str] = []
@@ -72,7 +72,7 @@ def read_completions(run_dir: Path, limit: int) -> dict[str, Any]:
         returned beside the score.
 
     Raises:
-        DataError: the file holds a line, other than a torn last one, that is not one of ours.
+        DataError: the file has a line, other than a torn last one, that this project did not write.
     """
     counts = Counter(record["step"] for record in read_lines(run_dir / FILE))
     keep = steps_to_keep(counts, limit)

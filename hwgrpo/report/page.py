@@ -1,4 +1,4 @@
-"""The page: a run's data and the assets in one HTML file, with nothing a model wrote taken for markup."""
+"""The page: a run's data and the assets in one HTML file, with texts of models escaped."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def build_page(record: RunRecord, completions: dict[str, Any]) -> bytes:
         "run": embed(_run_data(record, completions)),
         "completions": embed(completions),
     }
-    # One pass over the template alone: placeholders inside data stay what they are.
+    # One pass over the template alone: placeholders inside data are not replaced.
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found.group(1)], _asset("page.html"))
     # Text that is not valid Unicode (a lone surrogate) turns into \udXXX, which is how JSON spells it.
     return page.encode("utf-8", "backslashreplace")
@@ -92,7 +92,7 @@ def build_page(record: RunRecord, completions: dict[str, Any]) -> bytes:
 def embed(value: Any) -> str:
     """Return a value as JSON that is safe inside a `<script>` element.
 
-    `<`, `>` and `&` are spelled as escapes, so that neither `</script>` nor `<!--` can occur whatever a text holds.
+    `<`, `>` and `&` are spelled as escapes, so that neither `</script>` nor `<!--` can occur in any text.
     """
     text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Outside strings JSON has none of these characters, so replacing them everywhere changes strings alone.

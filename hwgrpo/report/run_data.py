@@ -32,9 +32,9 @@ class RunRecord:
     environment: dict[str, Any]
     kernels: dict[str, Any]
     metrics: dict[int, dict[str, float]]
-    """step -> metrics; step 0 holds the validation before training."""
+    """step -> metrics; step 0 has the validation before training."""
     status: str
-    """completed | interrupted | failed as its summary says, else running | stopped."""
+    """completed | interrupted | failed from its summary, else running | stopped."""
     summary: dict[str, Any]
     """As in summary.json; judged from the metrics if the run wrote none or has continued since."""
     verdict: Verdict
@@ -54,7 +54,7 @@ def read_run(folder: Path) -> RunRecord:
 
     Raises:
         ConfigError: there is no such folder, or it is not the folder of a run.
-        DataError: metrics.jsonl or warnings.jsonl holds a line, other than a torn last one, that is not one of ours.
+        DataError: metrics.jsonl or warnings.jsonl has a foreign line, other than a torn last one.
     """
     _check_folder(folder)
     problems: list[str] = []
@@ -115,7 +115,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read(path: Path, parse: Callable[[str], Any], problems: list[str]) -> dict[str, Any]:
-    """Return a file's mapping, empty when there is none; a file that cannot be read adds a message to the problems.
+    """Return a file's mapping, empty if it does not exist; an unreadable file adds a message to the problems.
 
     A report of the rest is worth more than none: a run may have been killed while it wrote this file.
     """
@@ -144,7 +144,7 @@ def _planned(config: dict[str, Any]) -> int:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether a run holds its folder; asked for with a shared lock, which is given back at once."""
+    """Whether a run has locked its folder; checked with a shared lock, which is released at once."""
     if not lock.exists():
         return False
     try:
@@ -153,5 +153,5 @@ def _is_held(lock: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False  # a file system without locks, or a file that we may not open: nobody can say
+        return False  # a file system without locks, or an unreadable file: unknown
     return False

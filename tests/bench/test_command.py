@@ -38,7 +38,7 @@ def bench(*words: str) -> int:
 def test_stages_and_layouts_are_shown_and_nothing_is_left_on_disk(temporary: Path, capsys: pytest.CaptureFixture[str]):
     assert bench("trainer.output_dir=mine", "--layouts", "padded,grouped") == 0
     shown = capsys.readouterr().out
-    for part in ("generate", "reward", "whole step", "padded", "grouped *", "4 prompts x 4 samples", "float32", "cpu"):
+    for part in ("generate", "reward", "full step", "padded", "grouped *", "4 prompts x 4 samples", "float32", "cpu"):
         assert part in shown, part
     assert "packed" not in shown
     assert "\033" not in shown

@@ -80,8 +80,8 @@ def test_reasons_notes_and_a_missing_step_are_told(capsys: pytest.CaptureFixture
     text = shown(bench(PADDED, WRONG, IMPOSSIBLE, chosen="packed"), capsys)
     assert "not possible: grouped_masked: its rows are too long" in text
     assert "note: something to know" in text
-    assert "no time of a whole step: the recipe's layout, packed, is wrong" in text
-    assert "whole step  " not in text
+    assert "no time of a full step: the recipe's layout, packed, is wrong" in text
+    assert "full step  " not in text
     assert "4 trained" in text
 
 
@@ -99,7 +99,7 @@ def test_other_work_on_the_machine_is_told_where_it_can_be_known(capsys: pytest.
 
 def test_the_whole_step_is_the_sum_of_its_stages_and_shares_are_of_it(capsys: pytest.CaptureFixture[str]):
     lines = {line[:20].strip(): line.split() for line in shown(bench(PADDED, GROUPED), capsys).splitlines()}
-    assert lines["whole step"][2] == "44,850"
+    assert lines["full step"][2] == "44,850"
     assert lines["update, grouped"][-2:] == ["93%", f"{234_567 / 41.55:,.0f}"]
     assert lines["generate"][-1] == f"{262_144 / 0.55:,.0f}"
     stages = list(lines)

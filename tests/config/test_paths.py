@@ -46,7 +46,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("reward.functions=[nowhere/at/all.py]", ["no file nowhere/at/all.py"]),
         ("model.path=my_model", ["model.path='my_model'", "Did you mean my-model?"]),
         ("model.path=./my-modle", ["model.path='./my-modle'", "Did you mean my-model?"]),
-        ("model.path=adapter", ["holds a LoRA adapter", "model.lora.adapter"]),
+        ("model.path=adapter", ["contains a LoRA adapter", "model.lora.adapter"]),
         ("model.path=data", ["the folder has no config.json"]),
         ("model.path=rewards.py", ["is a file"]),
         ("model.tokenizer=./my-model", ["model.tokenizer='./my-model'", "no tokenizer_config.json"]),

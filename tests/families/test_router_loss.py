@@ -190,7 +190,7 @@ def test_a_model_with_another_loss_of_its_own_is_refused(tmp_path):
         return output
 
     model.forward = doubled
-    with pytest.raises(ConfigError, match="MixtralForCausalLM has a load-balancing loss of its own"):
+    with pytest.raises(ConfigError, match="MixtralForCausalLM has its own load-balancing loss"):
         check_router(0.1, model)
 
 

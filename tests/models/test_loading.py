@@ -112,7 +112,7 @@ def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
     with pytest.raises(ConfigError, match=r"the folder has no config.json"):
         load_model(config, attention="sdpa")
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"holds a LoRA adapter.*model.lora.adapter to this folder"):
+    with pytest.raises(ConfigError, match=r"contains a LoRA adapter.*model.lora.adapter to this folder"):
         load_model(config, attention="sdpa")
     (tmp_path / "config.json").write_text("{ not json")
     with pytest.raises(ConfigError, match=r"the folder has no readable model"):

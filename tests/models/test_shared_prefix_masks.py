@@ -150,5 +150,5 @@ def test_it_is_built_on_the_attention_that_the_model_has():
 
 def test_an_architecture_that_does_not_let_its_attention_be_replaced_is_named():
     model = BloomForCausalLM(BloomConfig(vocab_size=16, hidden_size=32, n_layer=1, n_head=4))
-    with pytest.raises(ValueError, match="BloomForCausalLM does not let its attention be replaced"):
+    with pytest.raises(ValueError, match="BloomForCausalLM does not support replacing its attention"):
         enable(model)

@@ -12,11 +12,11 @@ from hwgrpo.bench.kernels.kernel_tables import milliseconds
 
 WIDTH, MARGIN = 960, 24
 BARS, LONGEST = 236, 420
-"""Where bars begin, and how long the longest of a case is; what is left beyond holds its label."""
+"""Start of the bars, and length of the longest of a case; its label follows."""
 PITCH, THICK, GAP = 19, 14, 14
 """From bar to bar, of a bar, and between cases."""
 NAME, SIDE, LINE = 28, 16, 110
-"""Most characters of a case, of an implementation and of a line, so that none runs into what is beside it."""
+"""Maximum characters of a case, an implementation and a line, so that texts do not overlap."""
 
 COLORS = (("#2463d6", "#6ea8ff"), ("#c2500a", "#ff9d57"), ("#12805c", "#4fd0a0"), ("#8b3fc4", "#c79bff"))
 """On light and on dark ground, the first four of a report's curves (page.css)."""
@@ -36,7 +36,7 @@ def draw_comparison(names: Sequence[str], documents: Sequence[Mapping[str, Any]]
     """Return an SVG of our fastest implementation of each case on each chip.
 
     Args:
-        names: what the documents are called.
+        names: names of the documents.
         documents: from `read_document`.
         rows: from `compare_documents`.
 
@@ -130,7 +130,7 @@ def _times(ratio: float) -> str:
 
 
 def _text(svg: Element, x: float, y: float, text: str, names: str, most: int = LINE) -> Element:
-    """Add a line of text, cut to `most` characters; what is cut is there whole when pointed at."""
+    """Add a line of text, cut to `most` characters; the tooltip has the full text."""
     element = SubElement(svg, "text", {"class": names, "x": str(x), "y": str(y)})
     element.text = shortened(text, most)
     if len(text) > most:

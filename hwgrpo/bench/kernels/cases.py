@@ -1,4 +1,4 @@
-"""What is computed, what it costs at least, and the sides that compute it."""
+"""Cases of the benchmark: inputs, minimum cost, and the implementations (sides) that are compared."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Case:
 
     Args:
         name: what `--only` and documents call it.
-        summary: one line for people.
-        kind: what it starts from, hidden states or logits.
+        summary: one line of description.
+        kind: its input, hidden states or logits.
         gives: the outputs that every side must return.
         ops: those that take part in ours.
         flops: of its matrix products at least, without anything computed twice; None where it has none.
@@ -209,13 +209,13 @@ CASES = (
     ),
     Case(
         "row_grad",
-        "the gradient of given logits, into a tensor that is there",
+        "the gradient of given logits, into an existing tensor",
         "logits", ("logits.grad",), ("row_grad",), None, _moved("row_grad"),
         _row_op,
     ),
     Case(
         "row_stats_kl",
-        "the same as row_stats, and the KL from reference logits read beside",
+        "the same as row_stats, and the KL to reference logits",
         "logits", (*_STATS, "kl"), ("row_stats_kl",), None, _moved("row_stats_kl"),
         _row_op,
     ),
@@ -242,7 +242,7 @@ CASES = (
 
 
 def fault(case: Case, side: Side, result: Result, errors: dict[str, float]) -> str:
-    """Say in words what is wrong with a side's result, or nothing."""
+    """Describe the error of a side's result; "" if it is right."""
     faults = [f"it gives no {name}" for name in case.gives if name not in result]
     for name, error in errors.items():
         limit = side.tolerance.backward if name.endswith(".grad") else side.tolerance.forward

@@ -20,7 +20,7 @@ WARM_UP, REPEAT = 2, 5
 
 @dataclass
 class Ceiling:
-    """Rates per second, each the median of the samples taken at the start and at the end of a run."""
+    """Rates per second, each the median of samples at the start and at the end of a run."""
 
     gemm_side: int
     gemm: Samples

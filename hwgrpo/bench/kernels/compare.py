@@ -16,7 +16,7 @@ from hwgrpo.bench.terminal import make_console, number_table, print_part
 from hwgrpo.errors import ConfigError
 
 LETTERS = "ABCD"
-"""What documents are called, in the order in which they are given."""
+"""Names of the documents, in the order of the arguments."""
 NAME = 26
 """Characters of the longest name in a table; longer ones would take the room of the numbers."""
 BAR = 10
@@ -29,7 +29,7 @@ class Row:
 
     Args:
         shape, case, side: which.
-        found: `side` of each document; None where it has no such row, or did not time it.
+        found: result of `side` in each document; None where it has no such row, or no time.
     """
 
     shape: str
@@ -98,7 +98,7 @@ def show_comparison(names: Sequence[str], documents: Sequence[Mapping[str, Any]]
     """Print documents side by side.
 
     Args:
-        names: what the documents are called.
+        names: names of the documents.
         documents: from `read_document`.
         rows: from `compare_documents`.
     """
@@ -140,7 +140,7 @@ def show_comparison(names: Sequence[str], documents: Sequence[Mapping[str, Any]]
 
 
 def described(document: Mapping[str, Any]) -> str:
-    """Return what a document was measured on, in one line."""
+    """Return the machine of a document, in one line."""
     machine = document["machine"]
     return (
         f"{machine['device']} ({machine['backend']}, {machine['arch']}), {document['dtype']}, "
@@ -149,7 +149,7 @@ def described(document: Mapping[str, Any]) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a name in at most so many characters, none of which is a control character."""
+    """Return a name cut to a number of characters, without control characters."""
     shown = "".join(each if each.isprintable() else "?" for each in text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
@@ -167,15 +167,15 @@ def _having(rows: Sequence[Row], shape: str) -> set[int]:
 
 
 def _missing(rows: Sequence[Row], shape: str, number: int) -> list[str]:
-    """Return in words what a document lacks at a shape, if anything."""
+    """Describe the cases that a document lacks at a shape; "" if none."""
     if number not in _having(rows, shape):
         return [f"not in {LETTERS[number]}: anything at {shape}"]
-    lacking: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for row in rows:
         if row.shape == shape and row.found[number] is None:
-            lacking.setdefault(row.case, []).append(row.side)
-    told = ", ".join(f"{case} ({', '.join(sides)})" for case, sides in lacking.items())
-    return [f"not in {LETTERS[number]} at {shape}: {told}"] if told else []
+            missing.setdefault(row.case, []).append(row.side)
+    cases = ", ".join(f"{case} ({', '.join(sides)})" for case, sides in missing.items())
+    return [f"not in {LETTERS[number]} at {shape}: {cases}"] if missing else []
 
 
 def _times(row: Row) -> list[str | Text]:

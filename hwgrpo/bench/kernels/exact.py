@@ -1,4 +1,4 @@
-"""The answers in fp64, made a few rows at a time from the ops' definitions, and how far a result is from them."""
+"""Exact results in fp64, a few rows at a time from the ops' definitions, and errors against them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from hwgrpo.bench.kernels.problem import EXACT_ROWS, LinearProblem, LogitsProblem, exact_dtype
 
 Result = Mapping[str, Tensor]
-"""Outputs by name: logprob, entropy [N] (row_max, log_sum beside them), and gradients under `hidden.grad`, ..."""
+"""Outputs by name: logprob, entropy [N] (with row_max, log_sum), and gradients under `hidden.grad`, ..."""
 STATS = ("logprob", "entropy", "row_max", "log_sum")
 KL_GRAD = "logits_kl.grad"
-"""The gradient of given logits from a KL besides."""
+"""The gradient of given logits from a KL, in addition."""
 
 
 class LinearTruth:
     """Log-probs, entropies and gradients of a linear problem under the loss sum(row_weight * logprob).
 
     Args:
-        problem: what is computed.
+        problem: the inputs.
         gradients: whether any result to be compared has some.
     """
 
@@ -62,7 +62,7 @@ class LogitsTruth:
     """Statistics and gradients of given logits under the loss sum(row_weight * (logprob + entropy)), and with a KL.
 
     Args:
-        problem: what is computed.
+        problem: the inputs.
     """
 
     def __init__(self, problem: LogitsProblem) -> None:
@@ -125,7 +125,7 @@ def _worse(a: float, b: float) -> float:
 
 
 def _place(tensor: Tensor) -> dict:
-    """Return where, and in which dtype, answers are made: fp64 on the device, or on the host if it has none."""
+    """Return device and dtype of the exact results: fp64 on the device, or on the host if it has none."""
     if exact_dtype(tensor.device) == torch.float64:
         return {"device": tensor.device, "dtype": torch.float64}
     return {"device": torch.device("cpu"), "dtype": torch.float64}

@@ -19,7 +19,7 @@ State = Literal["timed", "wrong", "impossible"]
 
 @dataclass
 class SideBench:
-    """One way to compute a case, and what it took."""
+    """One implementation of a case, with its times."""
 
     name: str
     group: Group
@@ -141,7 +141,7 @@ class KernelBench:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all samples as a JSON document; keys of a version of the schema stay what they are."""
+        """Return all samples as a JSON document; keys of a schema version do not change."""
         return {
             "schema": SCHEMA,
             "machine": dict(self.machine),

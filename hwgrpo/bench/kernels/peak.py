@@ -1,7 +1,7 @@
 """Memory that a case takes beyond its inputs and results.
 
 An accelerator's allocator keeps count. On the host it is the resident set of a process made for it: the highest mark is
-reset before each side, so that it holds nothing of what ran before. Run as a module, this is that process: it reads a
+reset before each side, so that it excludes earlier sides. Run as a module, this is that process: it reads a
 request as JSON on stdin and writes one line per side.
 """
 
@@ -35,7 +35,7 @@ def can_measure_host() -> bool:
 
 
 def device_peak(device: Device, work: Callable[[], Result]) -> int | None:
-    """Return the most bytes beyond what was there before and the results; None where the device keeps no count."""
+    """Return the peak of bytes beyond earlier allocations and the results; None where the device has no counter."""
     device.synchronize()
     device.reset_peak()
     before = device.memory().allocated
@@ -46,7 +46,7 @@ def device_peak(device: Device, work: Callable[[], Result]) -> int | None:
 
 
 def host_peaks(shape: Shape, dtype: torch.dtype, wanted: Iterable[Name]) -> dict[Name, int]:
-    """Return the same for sides on the host, each run once in a process of its own.
+    """Return the same for sides on the host, each run once in its own process.
 
     Raises:
         RuntimeError: that process failed.
@@ -98,7 +98,7 @@ def _serve() -> None:
         cases = [case for case in CASES if case.kind == kind and any(case.name == name for name, _ in wanted)]
         if not cases:
             continue
-        for case in cases:  # what is imported and set up once is no part of any side
+        for case in cases:  # imports and set-up belong to no side
             for side in case.sides(case, make(tiny, dtype, host)):
                 if side.work is not None and (case.name, side.name) in wanted:
                     with side.in_force():

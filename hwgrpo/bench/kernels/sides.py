@@ -181,7 +181,7 @@ def row_stats_of(problem: LogitsProblem, function: Callable[..., Any]) -> Result
 
 
 def row_grad_of(problem: LogitsProblem, function: Callable[..., Any], out: Tensor) -> Result:
-    """One implementation, or the definition, of `row_grad`, into a tensor that is there already."""
+    """One implementation, or the definition, of `row_grad`, into an existing tensor."""
     weight = problem.row_weight
     function(problem.logits, problem.targets, *problem.stats, weight, weight, 1.0, 0.0, None, out)
     return {"logits.grad": out}
@@ -194,7 +194,7 @@ def row_stats_kl_of(problem: LogitsProblem, function: Callable[..., Any]) -> Res
 
 
 def row_grad_kl_of(problem: LogitsProblem, function: Callable[..., Any], out: Tensor) -> Result:
-    """One implementation, or the definition, of `row_grad_kl`, into a tensor that is there already."""
+    """One implementation, or the definition, of `row_grad_kl`, into an existing tensor."""
     weights = [problem.row_weight] * 3
     stats = *problem.stats, *problem.reference_stats
     function(problem.logits, problem.ref_logits, problem.targets, *stats, *weights, 1.0, 0.0, None, out)
@@ -202,7 +202,7 @@ def row_grad_kl_of(problem: LogitsProblem, function: Callable[..., Any], out: Te
 
 
 def our_token_logprob(problem: LogitsProblem, *, gradients: bool) -> Result:
-    """`token_logprob`, with its backward where asked for."""
+    """`token_logprob`, optionally with its backward."""
     logits = leaf(problem.logits, gradients)
     found = token_logprob(logits, problem.targets, with_entropy=True)
     assert found.entropy is not None

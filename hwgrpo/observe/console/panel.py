@@ -45,7 +45,7 @@ NOT_EVERY_STEP = ("step", "testing", "save_checkpoint")
 WIDE = 110
 """Columns from which metrics and stages stand side by side."""
 TREND = 40
-"""Most blocks in the line of past rewards; of a long run each stands for several steps."""
+"""Maximum number of blocks in the line of past rewards; in a long run each covers several steps."""
 REFRESHES_PER_SECOND = 2
 LABEL = 14
 """Columns of a label."""
@@ -196,7 +196,7 @@ class PanelView:
         grid.add_column(width=LABEL, style="dim")
         grid.add_column(width=room, overflow="fold")
         for label, text, lines in rows:
-            # Wrapping at words may need more lines than the cells would; a tenth of slack keeps most texts within.
+            # Wrapping at words may need more lines than cells; a tenth of slack is enough for most texts.
             grid.add_row(label, Text(shorten(text, room if lines == 1 else room * lines * 9 // 10)))
         return grid
 
@@ -207,7 +207,7 @@ class LivePanel:
     Args:
         console: the terminal.
         title: heading of the panel.
-        total_steps: steps of the whole run.
+        total_steps: steps of the run.
         clock: seconds from any origin.
     """
 

@@ -73,7 +73,7 @@ class Pace:
     """How fast the recent steps went, and so when the last one will be done."""
 
     total: int
-    """Steps of the whole run."""
+    """Steps of the run."""
     marks: tuple[tuple[int, float], ...] = ()
     """(step, seconds on the clock) of the recent steps, oldest first."""
 
@@ -95,7 +95,7 @@ class PlainLines:
     """Prints one line per `log_every` steps.
 
     Args:
-        total_steps: steps of the whole run.
+        total_steps: steps of the run.
         log_every: steps between lines; the last step always has one.
         stream: where to; standard output when None.
         clock: seconds from any origin.

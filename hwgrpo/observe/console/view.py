@@ -14,7 +14,7 @@ def choose_progress(kind: str, *, title: str, total_steps: int, log_every: int) 
     Args:
         kind: `rich`, `plain` or `none`; `auto` is `rich` on a terminal that can move its cursor, else `plain`.
         title: heading of the panel.
-        total_steps: steps of the whole run.
+        total_steps: steps of the run.
         log_every: steps between plain lines.
     """
     if kind == "none":

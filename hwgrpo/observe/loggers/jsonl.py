@@ -36,7 +36,7 @@ def read_metrics(run_dir: Path) -> dict[int, dict[str, float]]:
     """Return step -> metrics of a run, the lines of one step merged; empty when nothing was logged.
 
     Raises:
-        DataError: the file holds a line that is not one of ours.
+        DataError: the file has a line that this logger did not write.
     """
     metrics: dict[int, dict[str, float]] = {}
     for record in read_lines(run_dir / FILE):

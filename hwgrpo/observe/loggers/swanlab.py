@@ -26,7 +26,7 @@ class SwanLabLogger(ServiceLogger):
             log_dir=str(self._run_dir / FOLDER),
             config=dict(run.settings),
             resume="allow",
-            # what we print holds a live panel and texts of the model: neither is for upload
+            # our output has a live panel and texts of the model: neither is for upload
             settings=swanlab.Settings(console={"proxy_type": "none"}),
         )
 

@@ -37,7 +37,7 @@ class TensorBoardLogger:
         self._writer.flush()
 
     def cut_back(self, step: int) -> None:
-        """Have TensorBoard forget every later step: the next event file opens with a mark that says so."""
+        """Have TensorBoard purge every later step, by a mark at the start of the next event file."""
         self.close()
         if self._folder.exists():
             self._purge_step = step + 1
@@ -61,7 +61,7 @@ def _wait_for_next_name(folder: Path) -> None:
 
 @cache
 def _silence_writing_thread() -> None:
-    """Keep TensorBoard's thread from printing a traceback of what the next call raises anyway."""
+    """Suppress the traceback of TensorBoard's thread; the next call raises the error anyway."""
     plain = threading.excepthook
 
     def hook(failure: threading.ExceptHookArgs) -> None:

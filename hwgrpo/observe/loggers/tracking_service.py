@@ -43,10 +43,10 @@ class _State:
 class ServiceLogger(ABC):
     """Sends metrics to one run of a service, over all processes that a resumed run takes.
 
-    Services cannot take back what they were sent. After a resume, steps that an earlier process has sent are therefore
+    Services cannot remove sent steps. After a resume, steps that an earlier process has sent are therefore
     not sent again, so that steps never go back; only the last of them is, for its validation may be missing. Where a
     resumed run computes other numbers than the process that was killed, those of these steps are in metrics.jsonl
-    alone. Services send in the background: what was on its way at a kill is missing there, too.
+    alone. Services send in the background: steps in flight at a kill are missing there, too.
 
     Args:
         run_dir: folder of the run.
@@ -64,7 +64,7 @@ class ServiceLogger(ABC):
         self._sent_before = -1
 
     def cut_back(self, step: int) -> None:
-        """Start, or go on with the run that an earlier process made; with a negative step always a new one."""
+        """Start a run, or continue that of an earlier process; with a negative step always a new one."""
         if step < 0:
             self._file.unlink(missing_ok=True)
         self._begin()
@@ -103,7 +103,7 @@ class ServiceLogger(ABC):
 
     @abstractmethod
     def _finish(self, failed: bool) -> None:
-        """Send what is left and end the run."""
+        """Send the rest and end the run."""
 
     def _begin(self) -> _State:
         from hwgrpo.config import Config

@@ -1,4 +1,4 @@
-"""The metrics in trackio: a local database (`trackio show`), or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say."""
+"""The metrics in trackio: a local database (`trackio show`), or at TRACKIO_SPACE_ID or TRACKIO_SERVER_URL."""
 
 from __future__ import annotations
 

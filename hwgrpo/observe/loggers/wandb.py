@@ -28,7 +28,7 @@ class WandbLogger(ServiceLogger):
             config=dict(run.settings),
             allow_val_change=run.exists,  # settings may change over a resume
             resume="allow",
-            # what we print holds a live panel and texts of the model: neither is for upload
+            # our output has a live panel and texts of the model: neither is for upload
             settings=wandb.Settings(console="off"),
         )
         self._run.define_metric("*", step_metric=STEP)

@@ -124,7 +124,7 @@ def reason_against(model: Any) -> str | None:
     """Return why a model's attention cannot be replaced, or None."""
     for base in models_in(model):
         if not base._can_set_attn_implementation():
-            return f"{type(base).__name__} does not let its attention be replaced"
+            return f"{type(base).__name__} does not support replacing its attention"
         if base.config._attn_implementation == IMPLEMENTATION:
             return "it is fused already"
         if not base._supports_sdpa:

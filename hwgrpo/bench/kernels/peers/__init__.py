@@ -1,6 +1,6 @@
 """Other projects' kernels, where they are installed: one file each, all called through `Peer`.
 
-peer.py                what an adapter offers
+peer.py                interface of an adapter
 trl.py                 TRL's chunked head
 liger.py               Liger-Kernel's scaled cross-entropy, its Triton cross-entropy and its fused GRPO loss
 cut_cross_entropy.py   Apple's cut-cross-entropy
