@@ -21,13 +21,13 @@ SUBMITTED = 16
 
 
 def check_device(backend: Backend, count: int) -> list[str]:
-    """Check the first device of this process; return what was checked, one line each.
+    """Check the first device of this process; return the checks, one line each.
 
     Args:
         count: devices that the probe counts.
 
     Raises:
-        AssertionError: a call does not do what docs/add-a-backend.md says; the message says which.
+        AssertionError: a call differs from docs/add-a-backend.md; the message names it.
     """
     with _named(f"device_type={backend.device_type!r} cannot be opened"):
         device = Device(backend)
@@ -44,7 +44,7 @@ def check_device(backend: Backend, count: int) -> list[str]:
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Say what was tried where an exception does not."""
+    """Add the name of the check to an exception."""
     try:
         yield
     except AssertionError:
@@ -97,7 +97,7 @@ def _check_tied_weights(device: Device) -> None:
     pair = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     pair[0].weight = pair[1].weight
     pair.to(device.torch_device)
-    # A plug-in tells torch by `_has_compatible_shallow_copy_type` that parameters can change their device in place.
+    # A plug-in declares by `_has_compatible_shallow_copy_type` that parameters can change their device in place.
     assert pair[0].weight is pair[1].weight, "module.to(device) unties tied weights: an LM head leaves its embedding"
 
 
@@ -148,16 +148,16 @@ def _check_recorder(device: Device) -> None:
         x.fill_(start)
         recording.replay()
         expected = (start + 1) * torch.arange(1.0, 9.0)
-        assert torch.equal(recording.output.cpu(), expected), "a replayed recording does not read its input anew"
+        assert torch.equal(recording.output.cpu(), expected), "a replayed graph does not read its input again"
     recording.release()
 
 
 def _check_memory(device: Device) -> str:
     _check_full(device)
     if not device.measures_memory:
-        assert device.memory() == Memory(), f"{device.memory()} of a device that has no memory of its own to measure"
+        assert device.memory() == Memory(), f"{device.memory()} of a device without memory to measure"
         return "memory: not measured, the device is the host processor"
-    gc.collect()  # what it frees later would look like a block that was not allocated
+    gc.collect()  # memory freed later would look like a block that was not allocated
     device.synchronize()
     device.empty_cache()
     device.reset_peak()

@@ -1,6 +1,6 @@
 """Conformance of the names that a backend prefers: each must exist in the package that gives it its meaning.
 
-Those packages are imported by name when they are asked: this one depends on neither of them.
+Those packages are imported by name when needed: this one depends on neither of them.
 """
 
 from __future__ import annotations

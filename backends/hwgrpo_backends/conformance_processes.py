@@ -1,4 +1,4 @@
-"""Conformance in child processes: what a visibility variable leaves, and collectives between ranks."""
+"""Conformance in child processes: visibility variables, and collectives between ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs as a script in a child process: one rank of an all-reduce of a device's tensors. Prints one line of JSON.
 
 Its question: {"plugin", "device": as "cpu" or "xpu:1", "comm", "store": a file the ranks meet in, "rank", "world"}.
-It stands alone (standard library and torch) and every exception is an answer, too.
+It stands alone (standard library and torch) and every exception becomes an error in the output.
 """
 
 import importlib
@@ -15,7 +15,7 @@ SECONDS = 60
 
 
 def all_reduce(question: dict[str, Any]) -> float:
-    """Return what the ranks' numbers 1, 2, ... sum to."""
+    """Return the all-reduced sum of the ranks' numbers 1, 2, ..."""
     import torch
     import torch.distributed as dist
 

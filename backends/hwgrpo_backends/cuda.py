@@ -54,7 +54,7 @@ OUT_OF_MEMORY = {
 
 
 def probe(facts: Facts) -> Verdict:
-    """Judge from the torch build, /dev/nvidia* and, when tier 1 ran, what torch says. Never from nvidia-smi."""
+    """Judge from the torch build, /dev/nvidia* and, when tier 1 ran, torch's facts. Never from nvidia-smi."""
     claimed = facts.torch_build == "cuda"
     obstacle = torch_obstacle(facts)
     if facts.torch_version is not None and not claimed:

@@ -30,7 +30,7 @@ class Decision:
     """The selected backend of a host, and the verdicts on all. Either `selected` or `error` is None."""
 
     requested: str
-    """"auto" or a name, after HWGRPO_BACKEND was taken into account."""
+    """"auto" or a name, with HWGRPO_BACKEND applied."""
     selected: str | None = None
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -120,14 +120,14 @@ def _automatic(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict])
     broken = [name for name in accelerators if verdicts[name].claimed and verdicts[name].hardware == "present"]
     if broken:
         found = "; ".join(f"{name}: {_explain(verdicts[name])}" for name in broken)
-        # torch may be what is broken: then it is for the CPU, too
+        # torch itself may be broken: then the CPU fails, too
         instead = f". To train on the CPU instead, ask for it: backend.name={host}, or {REQUEST_VARIABLE}={host}"
         return None, found + (instead if verdicts[host].usable else "")
     return host, None
 
 
 def _left_unused(backends: Mapping[str, Backend], verdicts: Mapping[str, Verdict], selected: str) -> list[str]:
-    """Return warnings for unused accelerators; an integrated GPU beside a working accelerator is ignored."""
+    """Return warnings for unused accelerators; an integrated GPU next to a working accelerator is ignored."""
     lines = []
     for name in (name for name, backend in backends.items() if not backend.is_host):
         verdict = verdicts[name]
@@ -161,7 +161,7 @@ def _explain(verdict: Verdict) -> str:
 def _unknown(source: str, name: str, known: Mapping[str, Verdict]) -> str:
     allowed = sorted(known)
     if name.lower() == "gpu":
-        return f"{source} is not known; say which GPU: cuda (NVIDIA) or rocm (AMD)"
+        return f"{source} is not known; use cuda (NVIDIA) or rocm (AMD)"
     if name.lower() in NO_BACKEND:
         return (
             f"{source}: there is no backend for {NO_BACKEND[name.lower()]}; choose one of: {AUTO}, {', '.join(allowed)}"

@@ -169,7 +169,7 @@ class Device:
     def rng_state(self) -> torch.Tensor:
         """Return the state of this device's generator as a uint8 tensor on the host.
 
-        An accelerator's generator is not the host's: a checkpoint holds `torch.get_rng_state()` as well.
+        An accelerator's generator is not the host's: a checkpoint has `torch.get_rng_state()` as well.
         """
         return self._module.get_rng_state(self.torch_device)
 

@@ -30,11 +30,11 @@ class Distribution:
 
     @property
     def version(self) -> str | None:
-        """Its version; None where its record does not say."""
+        """Its version; None where its record has none."""
         return self._header("Version") or _parts(self.record.name)["version"]
 
     def read_text(self, file: str) -> str | None:
-        """Return a file of its record, or None where there is none.
+        """Return a file of its record, or None.
 
         Raises:
             UnicodeDecodeError: it is no text.
@@ -48,7 +48,7 @@ class Distribution:
         for file in ("METADATA", "PKG-INFO"):
             try:
                 head = (self.read_text(file) or "").partition("\n\n")[0]
-            except UnicodeDecodeError:  # the folder's name says enough
+            except UnicodeDecodeError:  # the folder's name has it
                 return None
             if found := re.search(rf"(?m)^{field}:\s*(\S+)", head):
                 return found[1]

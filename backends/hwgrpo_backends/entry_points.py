@@ -37,7 +37,7 @@ class EntryPoint(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Entry points of the groups that were asked for, and distributions of which they could not be read."""
+    """Entry points of the requested groups, and distributions whose entry points are unreadable."""
 
     entries: tuple[EntryPoint, ...]
     unreadable: tuple[str, ...]

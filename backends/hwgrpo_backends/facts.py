@@ -1,4 +1,4 @@
-"""What is known about a host, as values: `tier0` gathers it without torch, `tier1` asks torch in a child process."""
+"""Facts about a host: `tier0` gathers them without torch, `tier1` imports torch in a child process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fnmatch import fnmatch
 from typing import Any
 
 REQUEST_VARIABLE = "HWGRPO_BACKEND"
-"""What the user asks for when the configuration says `auto`."""
+"""Request of the user where the configuration is `auto`."""
 SELECTED_VARIABLE = "HWGRPO_BACKEND_SELECTED"
 """What the launching process decided; its workers inherit it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchDevice:
-    """What torch says of one device type."""
+    """Facts from torch about one device type."""
 
     available: bool = False
     count: int = 0
@@ -47,7 +47,7 @@ class TorchFacts:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> TorchFacts:
-        """Build it from what the child printed."""
+        """Build it from the output of the child."""
         lists = ("names", "archs", "built_for")
         devices = {
             name: TorchDevice(**{**device, **{key: tuple(device.get(key, ())) for key in lists}})
@@ -85,7 +85,7 @@ class Facts:
     """Installed distribution -> version."""
     torch_version: str | None = None
     torch_build: str | None = None
-    """"cpu", "cuda", "rocm" or "xpu": what torch was built for; None when torch is absent or does not say."""
+    """"cpu", "cuda", "rocm" or "xpu": target of the torch build; None when torch is absent or it is unknown."""
     torch_toolkit: str | None = None
     """Version of CUDA or HIP that torch was built with."""
     shadows: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Facts:
     entry_points: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Group of `ENTRY_POINT_GROUPS` -> the names in it, each as "name (distribution)"."""
     unreadable: tuple[str, ...] = ()
-    """Distributions whose list of entry points is no text: whoever asks for entry points fails on it, torch too."""
+    """Distributions whose list of entry points is not text: loading entry points fails, in torch, too."""
     variables: Mapping[str, str] = field(default_factory=dict)
     container: str | None = None
     """"docker", "kubernetes", ...: what kind of container this is; None when there is no sign of one."""
@@ -116,5 +116,5 @@ class Facts:
         return tuple(file for file in self.driver_files if any(fnmatch(file, f"/{pattern}") for pattern in patterns))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a copy made of dicts, lists, strings and numbers."""
+        """Return a copy of dicts, lists, strings and numbers."""
         return dataclasses.asdict(self)

@@ -1,4 +1,4 @@
-"""One line of a diagnosis: what was looked at, what was found, and what to do about it."""
+"""One line of a diagnosis: subject, finding and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device graphs: work that is recorded once and then handed to the device whole, not operation by operation.
+"""Device graphs: work that is recorded once and replayed as one launch.
 
 Importing this module imports torch. The recording of NVIDIA and AMD GPUs has never been run on hardware.
 """
@@ -15,7 +15,7 @@ class Recording(Protocol):
     """Recorded work. A replay repeats its operations on the memory that they had, whatever Python does meanwhile."""
 
     output: Any
-    """What the work returned; every replay writes its tensors anew."""
+    """Return value of the work; every replay overwrites its tensors."""
 
     def replay(self) -> None:
         """Submit the work once more."""

@@ -33,7 +33,8 @@ TRAIN = {
     ),
     "CPU_AFFINITY_CONF": EnvVar(value="1", why="binds the host threads to the cores next to their NPU"),
     "HCCL_CONNECT_TIMEOUT": EnvVar(
-        value="1800", why="ranks reach the first collective minutes apart while they load a model; the default is 120 s"
+        value="1800",
+        why="ranks reach the first collective minutes after each other, as they load a model; default 120 s",
     ),
     "HCCL_EXEC_TIMEOUT": EnvVar(
         value="3600", why="a collective waits for the slowest rollout or checkpoint; the default is about 30 minutes"
@@ -72,7 +73,7 @@ OUT_OF_MEMORY = {
 
 
 def probe(facts: Facts) -> Verdict:
-    """Judge from torch-npu, the torch build beside it, /dev/davinci* and, when tier 1 ran, what torch says."""
+    """Judge from torch-npu, the torch build, /dev/davinci* and, when tier 1 ran, torch's facts."""
     return judge(
         facts,
         chip="an Ascend NPU",
@@ -89,7 +90,7 @@ def probe(facts: Facts) -> Verdict:
 
 
 def _obstacle(facts: Facts) -> Obstacle | None:
-    """Return what is wrong with the installed stack; causes come before what they lead to."""
+    """Return problems of the installed stack, causes before their consequences."""
     plugin = facts.distributions.get("torch-npu")
     if facts.torch_version is None:
         return torch_obstacle(facts)
@@ -146,7 +147,7 @@ BACKEND = Backend(
     # flash_attention_2 is transformers' own way to the same operator; FlashAttention itself has no NPU build
     attention=("npu_fusion_attention", "flash_attention_2", "sdpa", "eager"),
     modules=("rms_norm", "rotary", "swiglu"),
-    # vllm-ascend pins another torch than the trainer's: it always runs in an environment and a process of its own.
+    # vllm-ascend pins another torch than the trainer's: it always runs in its own environment and process.
     rollout=("vllm_server", "local"),
     env_train=TRAIN,
     env_rollout=ROLLOUT,

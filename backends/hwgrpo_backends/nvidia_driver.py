@@ -10,7 +10,7 @@ SOURCE = "NVIDIA, CUDA Compatibility, minor version compatibility (docs.nvidia.c
 
 
 def needed(toolkit: str | None) -> str | None:
-    """Return the oldest driver for a version of CUDA ("13.0"), as "580"; None where the table does not say."""
+    """Return the oldest driver for a version of CUDA ("13.0"), as "580"; None where the table has no row."""
     minimum = MINIMUM.get(_numbers(toolkit)[0]) if toolkit and _numbers(toolkit) else None
     return ".".join(map(str, minimum)) if minimum else None
 

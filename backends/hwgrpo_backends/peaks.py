@@ -1,6 +1,6 @@
 """Peak rates of chips: matrix FLOP/s per dtype, memory and its bandwidth, from vendors' documents. Plain data.
 
-A chip without a row has no peak, nor has a dtype with an uncertain rate: a report then says n/a. Rates
+A chip without a row has no peak, nor has a dtype with an uncertain rate: a report then shows n/a. Rates
 are those without structured sparsity, with fp32 sums, for one device as torch counts them (one die of AMD's MI250 or
 of Ascend's 910C). "tf32" is what fp32 products reach where torch may round their operands.
 
@@ -28,18 +28,18 @@ class Chip:
     """A row of the table."""
 
     arch: str
-    """As `Backend.arch` says it; a prefix where that has further digits."""
+    """As from `Backend.arch`; a prefix where that has further digits."""
     name: str
-    """Regular expression that is found in the device's name, which tells chips of one architecture apart."""
+    """Regular expression for the device's name, which distinguishes chips of one architecture."""
     flops: Mapping[str, float]
-    """dtype -> dense matrix FLOP/s; what is not certain is left out."""
+    """dtype -> dense matrix FLOP/s; uncertain rates are omitted."""
     bandwidth: float | None
     """Memory bandwidth in B/s; None where it is not certain."""
     source: str
     label: str = ""
     """Readable name; empty: `name`."""
     memory: float | None = None
-    """Bytes; None where one name stands for editions of different sizes. GB of a vendor are taken as GiB, which is
+    """Bytes; None where one name covers editions of different sizes. A vendor's GB are read as GiB, which is
     what memory chips come in and runtimes report but for what the driver keeps."""
 
     @property
@@ -64,8 +64,8 @@ def find(chips: Sequence[Chip], arch: str, device_name: str) -> Chip | None:
 
     Args:
         chips: a backend's table.
-        arch: as `Backend.arch` says it.
-        device_name: as the vendor's runtime says it.
+        arch: as from `Backend.arch`.
+        device_name: as from the vendor's runtime.
     """
     fitting = (chip for chip in chips if arch.startswith(chip.arch) and re.search(chip.name, device_name))
     return next(fitting, None)
@@ -76,8 +76,8 @@ def peak(chips: Sequence[Chip], arch: str, device_name: str, dtype: str | torch.
 
     Args:
         chips: a backend's table.
-        arch: as `Backend.arch` says it.
-        device_name: as the vendor's runtime says it.
+        arch: as from `Backend.arch`.
+        device_name: as from the vendor's runtime.
         dtype: a torch dtype, its name, or "tf32", which becomes "float32" on chips without it.
     """
     chip = find(chips, arch, device_name)

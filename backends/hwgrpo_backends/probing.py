@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hwgrpo_backends.backend import Hardware, State, Verdict
 from hwgrpo_backends.facts import Facts
 
-# transformers and accelerate import these whenever they are installed (not only when a device asks for them), so
+# transformers and accelerate import these whenever they are installed (not only for their device), so
 # one that is broken stops the trainer on every backend, even where TORCH_DEVICE_BACKEND_AUTOLOAD=0 saves torch.
 IMPORTED_BY_OTHERS = ("torch_npu",)
 HIDES_ALL = ("", "-1", "none", "void", "nodevfiles")
@@ -31,13 +31,13 @@ def visible_count(facts: Facts, variables: tuple[str, ...], present: int, counte
     """Return how many of `present` devices the visibility variables leave to this process.
 
     Args:
-        variables: in the order in which they are applied; each numbers what the one before it left from 0.
+        variables: in the order of application; each renumbers from 0 the devices that the previous one leaves.
         counted: whether `present` is their number, not a guess.
     """
     for name in (name for name in variables if name in facts.variables):
         left = 0
         for entry in map(str.strip, facts.variables[name].split(",")):
-            # a number that no device has ends the list; what is no number is an identity, as GPU-1234
+            # a number without a device ends the list; anything else is an identifier, e.g. GPU-1234
             if entry in HIDES_ALL or (counted and entry.isdigit() and int(entry) >= present):
                 break
             left += 1
@@ -58,11 +58,11 @@ def torch_obstacle(facts: Facts) -> Obstacle | None:
         cause = torch.errors[-1] if torch.errors else "no message"
         if not torch.without_plugins and facts.shadows:
             files = list(facts.shadows.values())
-            return f"`import torch` fails: {cause}; {', '.join(files)} may hide what it needs", shadow_fix(files)
+            return f"`import torch` fails: {cause}; {', '.join(files)} may hide its modules", shadow_fix(files)
         if not torch.without_plugins:
             return f"`import torch` fails: {cause}", "reinstall torch: bash scripts/setup.sh"
         broken = broken_plugins(facts)
-        if not broken:  # what asks for plug-ins fails before it knows of any
+        if not broken:  # loading plug-ins fails before any is known
             return f"`import torch` fails: {cause}", plugin_fix(facts, broken)
         detail = next((torch.plugins[name][-1] for name in broken if torch.plugins.get(name)), cause)
         return f"`import torch` fails because of the plug-in {', '.join(broken)}: {detail}", plugin_fix(facts, broken)
@@ -115,7 +115,7 @@ def no_nodes_fix(facts: Facts, access: str) -> str:
     """Return what gives this process the nodes of devices whose driver the kernel has.
 
     Args:
-        access: how a container is given them.
+        access: how to give a container access to them.
     """
     # A container may show no sign of itself.
     return access if facts.container else f"{access}; outside of a container load the driver's nodes (modprobe, udev)"
@@ -138,24 +138,24 @@ def judge(
     companions: str = "",
     access: str = "",
 ) -> Verdict:
-    """Judge an accelerator family from what is installed, what is under /dev and, when tier 1 ran, what torch says.
+    """Judge an accelerator family from installed packages, device nodes and, when tier 1 ran, torch's facts.
 
     Args:
-        chip: one device in words ("an NVIDIA GPU").
+        chip: description of one device ("an NVIDIA GPU").
         nodes: the family's nodes under /dev.
         where: where they were looked for, for the message.
         variables: visibility variables that the family obeys, in the order in which they are applied.
         claimed: the installed stack was built for this family.
-        obstacle: what the family's own rules found wrong; it decides.
+        obstacle: problem found by the family's own rules; it decides.
         broken_fix: what to do when the stack is right, the device is there, and torch cannot use it.
         present: how many devices there are, where that is not the number of nodes.
         counted: whether `present` is their number, not a guess.
         driver: files by which the family's driver shows itself, nodes or not.
         companions: pattern of nodes that the family's own are of no use without.
-        access: how a container is given the nodes.
+        access: how to give a container access to the nodes.
     """
     present = len(nodes) if present is None else present
-    withheld = claimed and not present and bool(driver)  # the kernel has devices that this process was not given
+    withheld = claimed and not present and bool(driver)  # the kernel has devices that this process cannot access
     sign = f"{chip} is here ({where})" if present else f"the driver of {chip} is here ({', '.join(driver)})"
     hidden = hidden_by(facts, variables) if present or claimed else None
     hardware: Hardware = "hidden" if hidden else "present" if present or withheld else "none"
@@ -178,7 +178,7 @@ def judge(
     if withheld:
         return say("unusable", f"{sign}, but there is no {where}", no_nodes_fix(facts, access))
     if not present:
-        note = ", although what is installed was installed for one" if claimed else ""
+        note = ", although the installed packages are for one" if claimed else ""
         return say("unusable", f"no sign of {chip} ({where}) or of its driver{note}")
     left = visible_count(facts, variables, present, counted)
     given = [name for name in variables if name in facts.variables]
@@ -186,7 +186,7 @@ def judge(
     if not left:
         what = f"{settings} {'leave' if len(given) > 1 else 'leaves'} none of {present} devices"
         how = (
-            "each numbers from 0 what the one before it leaves"
+            "each renumbers from 0 the devices that the previous one leaves"
             if len(given) > 1
             else f"numbered from 0 to {present - 1}"
         )

@@ -100,14 +100,14 @@ def _offers(path: tuple[str, ...]) -> _Offers:
             taken[f"{entry.name} ({entry.owner})"] = problem
             continue
         known = by_name.get(entry.name, ())
-        # A distribution that is found twice, installed and as a checkout, offers the same thing.
+        # A distribution found twice, installed and as a checkout, has the same entry points.
         if all((other.value, other.owner) != (entry.value, entry.owner) for other in known):
             by_name[entry.name] = (*known, entry)
     return _Offers(by_name, taken)
 
 
 def _misfit(backend: Any, name: str) -> str | None:
-    """Return why what an entry point leads to is not the backend `name`, or None."""
+    """Return why the target of an entry point is not the backend `name`, or None."""
     if not isinstance(backend, Backend):
         return f"is a {type(backend).__name__}, not a Backend named {name!r}"
     if backend.name != name:
@@ -185,4 +185,4 @@ FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     *((name, "a function", callable) for name in ("probe", "arch", "compute_dtypes")),
     *((name, "a function or None", lambda value: value is None or callable(value)) for name in ("mark", "record")),
 )
-"""Field of a plug-in's backend, what it has to be, and whether it is: others stumble over one that is not."""
+"""Field of a plug-in's backend, its required kind, and a check of it."""

@@ -57,7 +57,7 @@ OUT_OF_MEMORY = {
 
 
 def probe(facts: Facts) -> Verdict:
-    """Judge from the torch build, /dev/kfd with its topology and, when tier 1 ran, what torch says."""
+    """Judge from the torch build, /dev/kfd with its topology and, when tier 1 ran, torch's facts."""
     claimed = facts.torch_build == "rocm"
     obstacle = torch_obstacle(facts)
     if facts.torch_version is not None and not claimed:
@@ -132,13 +132,13 @@ BACKEND = Backend(
     name="rocm",
     device_type="cuda",
     visible_env="HIP_VISIBLE_DEVICES",
-    # ROCR filters and renumbers first, HIP (or its alias) then filters what is left: the same list in both can hide
+    # ROCR filters and renumbers first, HIP (or its alias) then filters the rest: the same list in both can hide
     # every GPU.
     conflicts=("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     device_nodes=("kfd",),
     companion_nodes=(RENDER_NODES,),
     driver_files=DRIVER,
-    comm="nccl",  # RCCL answers to this name
+    comm="nccl",  # the name under which torch has RCCL
     kernels=("triton", "torch"),
     # AITER's comes from the hub; ROCm's flash-attn package (Composable Kernel, or AITER's Triton) is flash_attention_2
     attention=("kernels-community/aiter-flash-attn", "flash_attention_2", "sdpa", "eager"),

@@ -62,7 +62,7 @@ def exists(file: Path) -> bool:
 
 
 def search(file: Path, pattern: str) -> str | None:
-    """Return what the group of `pattern` matches in a file, "unknown" where nothing does, None without the file."""
+    """Return the match of `pattern`'s group in a file, "unknown" without a match, None without the file."""
     text = read(file)
     if not text:
         return "unknown" if exists(file) else None

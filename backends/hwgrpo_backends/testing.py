@@ -22,10 +22,10 @@ def check_backend(backend: Backend, facts: Facts | None = None) -> list[str]:
         facts: this host with tier 1; gathered when left out.
 
     Returns:
-        what was checked, one line each; what could not be checked here is named as not checked, with the reason.
+        the checks, one line each; those impossible here are listed as not checked, with the reason.
 
     Raises:
-        AssertionError: the backend breaks a rule; the message says which.
+        AssertionError: the backend breaks a rule; the message names it.
     """
     done = [_check_data(backend), check_names(backend), _check_probe(backend)]
     if facts is None:
@@ -100,8 +100,8 @@ def _check_probe(backend: Backend) -> str:
     nothing = Facts()
     verdict = backend.probe(nothing)
     _check_verdict(backend, verdict)
-    assert verdict.state == "unusable", f"probe of a host with nothing installed says {verdict.state!r}"
-    assert backend.probe(nothing) == verdict, "probe gives different answers to the same facts"
+    assert verdict.state == "unusable", f"probe of a host with nothing installed gives {verdict.state!r}"
+    assert backend.probe(nothing) == verdict, "probe gives different results for the same facts"
     return "probe"
 
 

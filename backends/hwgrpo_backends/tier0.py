@@ -1,4 +1,4 @@
-"""Tier 0 of the facts: what a host says without importing torch or touching a device."""
+"""Tier 0 of the facts: gathered without importing torch or opening a device."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _listdir(folder: Path) -> list[str]:
 
 
 def _cann_version(root: Path, home: str | None) -> str | None:
-    """Return what the install record of the toolkit in `home` says, which lies in a folder named for the machine."""
+    """Return the install record of the toolkit in `home`, from a folder named after the machine."""
     if not home:
         return None
     toolkit = root / home.lstrip("/")
@@ -129,7 +129,7 @@ def _kfd_gpus(nodes: Path) -> int | None:
 def _shadows(path: list[str]) -> dict[str, str]:
     """Find what hides torch, and single files that hide modules which torch imports.
 
-    A folder's name in PYTHONPATH, or a program's own folder, comes before those of Python and of what is installed.
+    A folder in PYTHONPATH, or a program's own folder, precedes those of Python and of installed packages.
     """
     library = os.path.dirname(os.__file__)
     first = path[: path.index(library)] if library in path else path

@@ -1,4 +1,4 @@
-"""Tier 1 of the facts: what torch says, asked in a child process because a broken plug-in breaks `import torch`."""
+"""Tier 1 of the facts: from torch in a child process, because a broken plug-in breaks `import torch`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gather_tier1(
     backends: Iterable[Backend] | None = None,
     timeout: float = 120.0,
 ) -> Facts:
-    """Return `facts` with what torch says added; asked once per process for the same environment.
+    """Return `facts` with those of torch added; gathered once per process for the same environment.
 
     Args:
         environ: the child's environment.
@@ -40,7 +40,7 @@ def gather_tier1(
     torch = _cache[key]
     build = facts.torch_build
     if torch.version is not None:
-        # xpu and cpu builds look alike from here; keep what the version file said.
+        # xpu and cpu builds look alike here; keep the value of the version file.
         build = "rocm" if torch.hip else "cuda" if torch.cuda else "cpu" if build in (None, "cuda", "rocm") else build
     return dataclasses.replace(
         facts,

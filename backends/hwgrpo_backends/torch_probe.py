@@ -1,7 +1,7 @@
 """Runs as a script in a child process: imports torch, looks at its devices, prints one line of JSON.
 
 It stands alone (it may not import its own package, nor anything that is not in the standard library or torch) and it
-catches every exception: what goes wrong here is what the parent wants to know.
+catches every exception and reports it to the parent.
 """
 
 import importlib
@@ -23,7 +23,7 @@ def chain(error: BaseException | None) -> list[str]:
 
 
 def look_at(torch, device_type: str) -> dict:
-    """Return what torch says of `device_type`; opens no device, though it may load the driver."""
+    """Return torch's facts about `device_type`; opens no device, though it may load the driver."""
     found: dict = {"available": False, "count": 0}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,7 +1,7 @@
 """What each built-in device family is checked for, beyond its `probe`: drivers, nodes, environments. Pure functions.
 
-A family without any sign on the host (no hardware, no driver, nothing installed for it) is not spoken of, unless it
-was asked for.
+A family without any sign on the host (no hardware, driver or packages) is left out, unless it
+was requested.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hwgrpo_backends.probing import GROUPS, no_nodes_fix, npu_remedy
 
 
 def vendor_findings(facts: Facts, asked: str | None = None) -> list[Finding]:
-    """Return what the families with a sign on this host were found to be like.
+    """Return the findings about each family with a sign on this host.
 
     Args:
         facts: of the host; the better with tier 1.
-        asked: a family to speak of in any case.
+        asked: a family to include in any case.
     """
     findings = [
         finding for name, (sign, check) in FAMILIES.items() if asked == name or sign(facts) for finding in check(facts)
@@ -46,7 +46,7 @@ def _cuda(facts: Facts) -> Iterable[Finding]:
             yield driver(facts.nvidia_driver)
         elif too_old and sees:  # libraries for older drivers (cuda-compat) come with many images
             yield driver(
-                f"{facts.nvidia_driver} is older than {needs}, which CUDA {toolkit} asks for, but torch works with it"
+                f"{facts.nvidia_driver} is older than {needs}, which CUDA {toolkit} requires, but torch works with it"
             )
         elif too_old:
             fix = f"update the driver, or install a torch build for an older CUDA (source: {nvidia_driver.SOURCE})"
@@ -113,7 +113,7 @@ def _npu(facts: Facts) -> Iterable[Finding]:
         yield Finding(what="Ascend driver", state="warn", found=found, fix=fix, backends=concerned)
     if home:
         version = facts.cann_version
-        found = f"{version} in {home}" if version else f"{home}, where no toolkit says its version"
+        found = f"{version} in {home}" if version else f"{home}, where no toolkit records its version"
         fix = (
             "" if version else "check that ASCEND_HOME_PATH is where CANN is installed, and source its set_env.sh again"
         )
@@ -128,7 +128,7 @@ def _npu(facts: Facts) -> Iterable[Finding]:
             fix = npu_remedy(facts, fix, "torch-npu") + ": `import torch` loads it"
             yield Finding(what="CANN", state="FAIL", found=found, fix=fix, backends=concerned)
         else:
-            yield Finding(what="CANN", found=f"{found}; torch-npu alone needs it", backends=concerned)
+            yield Finding(what="CANN", found=f"{found}; only torch-npu needs it", backends=concerned)
     if "torch-npu" not in facts.distributions:
         fix = f"install {npu.INSTALL}" if nodes else ""
         yield Finding(what="torch-npu", state="warn", found="not installed", fix=fix, backends=concerned)

@@ -84,7 +84,7 @@ def check_target_range(targets: Tensor, vocab: int) -> None:
     low, high = (int(each) for each in torch.aminmax(targets))
     if low < 0 or high >= vocab:
         bad = low if low < 0 else high
-        raise ValueError(f"targets holds {bad}, outside [0, {vocab}); leave ignored positions out, or mask their rows")
+        raise ValueError(f"targets contains {bad}, outside [0, {vocab}); omit ignored positions, or mask their rows")
 
 
 def check_map(
@@ -117,7 +117,7 @@ def check_chunk_rows(chunk_rows: int | None) -> int | None:
 
 
 def check_logits_dtype(logits_dtype: torch.dtype | None, compute_dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the logits: the compute dtype, or fp32 when asked for.
+    """Return the dtype of the logits: the compute dtype, or fp32 if requested.
 
     Raises:
         ValueError: any other dtype.

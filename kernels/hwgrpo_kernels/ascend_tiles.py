@@ -1,6 +1,6 @@
 """Block sizes of the row kernels on Ascend: what fits the unified buffer of a vector core. Plain arithmetic.
 
-A vector core has no cache and no threads: it copies a block into its unified buffer, works on whole vectors there, and
+A vector core has no cache and no threads: it copies a block into its unified buffer, works on full vectors there, and
 copies the result out. A block is one lane of `width` logits. One program runs per vector core and takes every n-th
 row, so that a grid never nears the 65,535 programs a launch may have.
 
@@ -27,7 +27,7 @@ class Chip(NamedTuple):
 
     Args:
         unified_buffer: bytes per vector core.
-        vector_cores: where the driver does not say.
+        vector_cores: where the driver does not report them.
         source: where the numbers come from.
     """
 
@@ -88,7 +88,7 @@ def bytes_needed(kernel: RowKernel, block: int, buffers: int = 2) -> int:
     Args:
         kernel: which.
         block: logits.
-        buffers: copies in flight per stream; the compiler makes two unless told otherwise.
+        buffers: copies in flight per stream; the compiler makes two by default.
     """
     vectors = kernel.live * _aligned(block * _ACCUMULATOR)
     return vectors + kernel.streams * buffers * _aligned(block * kernel.itemsize)
@@ -112,7 +112,7 @@ def tile_for(kernel: RowKernel, arch: str, vocab: int, buffers: int = 2) -> Tile
 
 
 def vector_cores(properties: Mapping[str, int], arch: str) -> int:
-    """Return how many vector cores the driver says a device has, or else its chip."""
+    """Return the number of vector cores of a device, from the driver or else from its chip."""
     return properties.get("num_vectorcore") or chip_of(arch).vector_cores
 
 

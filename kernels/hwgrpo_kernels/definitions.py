@@ -25,7 +25,7 @@ def _map(logits: Tensor, mapping: LogitMap) -> tuple[Tensor, Tensor]:
 
 
 class _Rows(NamedTuple):
-    """Normalised rows: dead [N] (nothing but -inf; taken as flat), row_max and log_sum [N], ln p_j [N,V]."""
+    """Normalised rows: dead [N] (only -inf; treated as uniform), row_max and log_sum [N], ln p_j [N,V]."""
 
     dead: Tensor
     row_max: Tensor
@@ -210,9 +210,9 @@ def linear_logprob(
     chunk_rows: int | None,
     logits_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`row_stats` of hidden [N,H] times head [V,H] plus bias [V], through the whole [N,V] logits.
+    """`row_stats` of hidden [N,H] times head [V,H] plus bias [V], through the full [N,V] logits.
 
-    chunk_rows and logits_dtype say how to compute, not what, and are not read here.
+    chunk_rows and logits_dtype only affect how it is computed, and are not read here.
     """
     accumulate = accumulated(hidden.dtype)
     logits = hidden.to(accumulate) @ weight.to(accumulate).T

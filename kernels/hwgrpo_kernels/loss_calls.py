@@ -16,7 +16,7 @@ class TokenStats(NamedTuple):
     Args:
         logprob: [R] log-probability of the target (nats), fp32, differentiable.
         entropy: [R] entropy (nats), fp32, differentiable.
-        full_kl: [R] KL divergence (nats) from the reference over the whole vocabulary, fp32, differentiable; None
+        full_kl: [R] KL divergence (nats) from the reference over the full vocabulary, fp32, differentiable; None
             without a reference.
         cu_seqlens: [S+1] int64 row offsets of the sequences among these R rows, or None under scope "token".
             A sequence all of whose rows are masked has length 0.

@@ -92,7 +92,7 @@ def linear_logprob(
         factor = scale
         if scale != 1.0:
             rows = (rows.float() * scale).to(hidden.dtype)
-    # The end of the vocabulary is V: the kernel accepts targets below it. CANN's document says up to and including V;
+    # The end of the vocabulary is V: the kernel accepts targets below it. CANN's document includes V;
     # the extra target would be masked below, so V is right either way.
     top, sum_exp, predicted, *_ = getattr(torch.ops.npu, OP)(
         rows, weight.detach().to(hidden.dtype), targets, 0, vocab, False

@@ -43,7 +43,7 @@ def _distances(
 
 
 def _blocks(logits: Tensor) -> list[tuple[int, int]]:
-    """Cut the rows so that on a CPU temporaries stay in its cache, and below where its allocator asks the system."""
+    """Cut the rows so that on a CPU temporaries stay in its cache, and below its allocator's limit for system calls."""
     rows = logits.shape[0]
     if logits.device.type != "cpu":
         return [(0, rows)]
@@ -51,7 +51,7 @@ def _blocks(logits: Tensor) -> list[tuple[int, int]]:
 
 
 def _columns(targets: Tensor, logits: Tensor) -> Tensor:
-    """Return the targets as columns [N,1] of the logits; what is not among them, as some column."""
+    """Return the targets as columns [N,1] of the logits; others as some column."""
     return targets.long().clamp(0, logits.shape[1] - 1)[:, None]
 
 
@@ -64,7 +64,7 @@ def row_stats(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `definitions.row_stats`. A target out of range gives NaN, since asking a device would wait for it.
 
-    The target's own term is kept apart from the sum: ln sum = log1p(others + (e_y - 1)) loses nothing when p_y -> 1,
+    The target's own term is kept separate from the sum: ln sum = log1p(others + (e_y - 1)) loses nothing when p_y -> 1,
     where max + ln sum - z_y would have cancelled every digit beyond a margin of 16 nats.
     """
     blocks = _blocks(logits)
@@ -85,7 +85,7 @@ def row_stats(
         weighted = distance.mul_(exps).sum(1)
     else:
         exps, weighted = distance.exp_(), None
-    # At least one term is exactly 1 (the maximum), so the sum is >= 1 unless the whole row is -inf.
+    # At least one term is exactly 1 (the maximum), so the sum is >= 1 unless the full row is -inf.
     above_one = exps.scatter_(1, index, 0.0).sum(1).add_(distance_y.expm1()).clamp_(min=0.0)
     log_sum = above_one.log1p()
     logprob = distance_y.sub_(log_sum)

@@ -1,4 +1,4 @@
-"""The row ops in Triton: what a launch of triton_kernels.py needs, made from what the op is given."""
+"""The row ops in Triton: launch arguments of triton_kernels.py from the arguments of an op."""
 
 from ctypes import c_float
 from typing import Any, NamedTuple
@@ -189,7 +189,7 @@ def _launch_grad(
 
 
 def interpreted() -> bool:
-    """Whether Triton's CPU interpreter stands in for a device (TRITON_INTERPRET=1 at import)."""
+    """Whether Triton's CPU interpreter replaces a device (TRITON_INTERPRET=1 at import)."""
     return not isinstance(_kernels.row_stats_kernel, triton.JITFunction)
 
 
@@ -208,7 +208,7 @@ def _is_ascend(arch: str) -> bool:
 
 def _arch() -> str:
     if interpreted():
-        return "sm_90"  # any will do: tiles change the order of sums, not what they sum
+        return "sm_90"  # any tile works: tiles change only the order of sums
     target = _driver().get_current_target()
     return f"sm_{target.arch}" if isinstance(target.arch, int) else target.arch
 

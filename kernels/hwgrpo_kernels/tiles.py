@@ -3,7 +3,7 @@
 No entry has been measured on hardware yet. They follow from arithmetic: one 16-byte access per thread and lane, two
 lanes per thread so that 32 bytes are in flight, 256 threads so that eight programs fill a processor, at most 16 warps
 of 64 on AMD. A program takes one row: those that loop over rows are for Ascend (`ascend_tiles.py`), until a measurement
-on a GPU asks for them too. A measured entry says so in `source`.
+on a GPU asks for them too. A measured entry has it in `source`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels can run here; imports no triton, so that it can be asked where there is none."""
+"""Whether the Triton kernels can run here; imports no triton, so that it works without it."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def _reason_against_dtype(key: Key, dtypes: tuple[torch.dtype, ...]) -> str | No
 
 
 def _reason_against_ascend(key: Key) -> str | None:
-    """Return what is missing of triton-ascend, whose package takes the place of triton's, in the same folder."""
+    """Return what triton-ascend lacks; its package replaces triton's in the same folder."""
     if key.shape_class > LARGEST_VOCAB:
         return f"compares indices in fp32, exact up to {LARGEST_VOCAB}, and the vocabulary may be larger"
     installed = {(each.metadata["Name"] or "").lower().replace("_", "-") for each in distributions()}

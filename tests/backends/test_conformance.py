@@ -100,7 +100,7 @@ def test_tied_weights_that_a_move_unties_are_found(this_host, monkeypatch: pytes
 
 def test_memory_figures_of_a_device_that_declares_none_are_found(this_host, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Device, "memory", lambda self: Memory(free=0, total=0, allocated=0, peak=0))
-    with pytest.raises(AssertionError, match="of a device that has no memory of its own to measure"):
+    with pytest.raises(AssertionError, match="of a device without memory to measure"):
         check_backend(CPU, this_host)
 
 

@@ -50,7 +50,7 @@ HOSTS = {
     "nothing but a CPU": (host(), "cpu", []),
     "nothing but a CPU, tier 1": (host(tier1=saw()), "cpu", []),
     "the default CUDA wheel on a laptop without a GPU": (
-        host("cuda", tier1=saw("cuda")), "cpu", ["cuda is not used: no sign of an NVIDIA GPU", "installed for one"]),
+        host("cuda", tier1=saw("cuda")), "cpu", ["cuda is not used: no sign of an NVIDIA GPU", "are for one"]),
     "the default CUDA wheel in a pod that asked for no GPU": (
         host("cuda", tier1=saw("cuda"), driver_files=("/proc/driver/nvidia/version",)), None,
         ["/proc/driver/nvidia/version", "--gpus all", "backend.name=cpu"]),

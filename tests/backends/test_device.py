@@ -235,7 +235,7 @@ class Stale(ReplayedOnCpu):
 def test_the_conformance_suite_tries_the_recorder(this_host):
     with pytest.raises(AssertionError, match="comm is 'none'"):  # what is checked after the device
         check_backend(dataclasses.replace(CPU, record=ReplayedOnCpu, comm="none"), this_host)
-    with pytest.raises(AssertionError, match="does not read its input anew"):
+    with pytest.raises(AssertionError, match="does not read its input again"):
         check_backend(dataclasses.replace(CPU, record=Stale), this_host)
 
 

@@ -176,7 +176,7 @@ def test_inside_a_compiled_region_it_is_refused():
 
 def test_targets_out_of_range_and_no_rows_are_as_without_it():
     hidden, weight, targets = head()
-    with pytest.raises(ValueError, match="targets holds 517"):
+    with pytest.raises(ValueError, match="targets contains 517"):
         token_logprob(hidden @ weight.T, targets.fill_(V), inplace_backward=True)
     hidden, weight, targets = head(rows=0)
     token_logprob(hidden @ weight.T, targets, inplace_backward=True).logprob.sum().backward()

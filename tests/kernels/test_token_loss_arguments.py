@@ -28,8 +28,8 @@ BAD = [
     (lambda p: {"bias": torch.zeros(19)}, r"bias must be floating \[V\]=\[20\]"),
     (lambda p: {"targets_N": p.targets[:-1]}, r"targets_N must be int64 \[N\]=\[12\]"),
     (lambda p: {"targets_N": p.targets.float()}, "targets_N must be int64"),
-    (lambda p: {"targets_N": p.targets.clone().fill_(20)}, r"targets holds 20, outside \[0, 20\)"),
-    (lambda p: {"targets_N": p.targets.clone().fill_(-100)}, "targets holds -100.*mask their rows"),
+    (lambda p: {"targets_N": p.targets.clone().fill_(20)}, r"targets contains 20, outside \[0, 20\)"),
+    (lambda p: {"targets_N": p.targets.clone().fill_(-100)}, "targets contains -100.*mask their rows"),
     (lambda p: {"hidden_NH": p.hidden.tolist()}, "hidden_NH must be a tensor, got list"),
     (lambda p: {"weight_VH": torch.nn.Linear(6, 20)}, "weight_VH must be a tensor, got Linear"),
     (lambda p: {"targets_N": p.targets.tolist()}, "targets_N must be a tensor, got list"),
@@ -131,11 +131,11 @@ def test_logprob_functions_check_their_arguments_too():
     p = problem(n=12, h=6, v=20)
     with pytest.raises(ValueError, match="H=5, but hidden has H=6"):
         linear_logprob(p.hidden, p.weight[:, :5], p.targets)
-    with pytest.raises(ValueError, match="targets holds 20"):
+    with pytest.raises(ValueError, match="targets contains 20"):
         linear_logprob(p.hidden, p.weight, p.targets.clone().fill_(20))
     with pytest.raises(ValueError, match=r"logits must be floating \[N,V\]"):
         token_logprob(torch.zeros(2, 3, 4), p.targets)
-    with pytest.raises(ValueError, match="targets holds -100"):
+    with pytest.raises(ValueError, match="targets contains -100"):
         token_logprob(torch.zeros(12, 20), p.targets.clone().fill_(-100))
     with pytest.raises(ValueError, match="temperature=0 must be positive"):
         token_logprob(torch.zeros(12, 20), p.targets, temperature=0)

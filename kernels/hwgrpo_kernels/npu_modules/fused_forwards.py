@@ -16,7 +16,7 @@ class AppliedModules:
     """The fused modules in one model.
 
     `replaced` maps each fused module to the names of the sub-modules it replaced; `skipped` maps it to
-    {name: reason}, where the name "" stands for a reason that concerns the full model.
+    {name: reason}, where the name "" is for the full model.
     """
 
     replaced: dict[str, tuple[str, ...]] = field(default_factory=dict)
