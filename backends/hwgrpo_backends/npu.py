@@ -34,7 +34,7 @@ TRAIN = {
     "CPU_AFFINITY_CONF": EnvVar(value="1", why="binds the host threads to the cores next to their NPU"),
     "HCCL_CONNECT_TIMEOUT": EnvVar(
         value="1800",
-        why="ranks reach the first collective minutes after each other, as they load a model; default 120 s",
+        why="ranks reach the first collective minutes after each other: they load a model; default 120 s",
     ),
     "HCCL_EXEC_TIMEOUT": EnvVar(
         value="3600", why="a collective waits for the slowest rollout or checkpoint; the default is about 30 minutes"

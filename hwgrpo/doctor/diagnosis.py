@@ -110,8 +110,9 @@ def diagnose(
     self_tests = None
     if run:
         limits = {} if limit is None else {"limit": limit}
-        can_run = selected is not None and torch_imports
-        self_tests = tuple(run_self_tests(selected, devices, environ=environ, **limits)) if can_run else ()
+        self_tests = ()
+        if selected is not None and torch_imports:
+            self_tests = tuple(run_self_tests(selected, devices, environ=environ, **limits))
     return assemble(subject, survey, self_tests)
 
 

@@ -63,7 +63,7 @@ def test_the_ranks_talk_once_for_their_sizes_once_per_chunk_and_once_for_the_hid
         ("an error of another type", ["KeyError: 'shape'"]),
         ("pin", ["HWGRPO_KERNELS: row_stats=triton cannot run: needs cuda or npu, have cpu"]),
         ("logprob pin", ["HWGRPO_KERNELS: row_stats=triton cannot run: needs cuda or npu, have cpu"]),
-        ("targets", ["targets holds", "outside [0, 101)"]),
+        ("targets", ["targets contains", "outside [0, 101)"]),
         ("targets on one rank", ["a checksum of targets_N is", "on rank 1"]),
         ("N", ["hidden's N is 47 on rank 1 of vocab_group, but 48 on rank 0"]),
         ("row_mask", ["the number of unmasked rows is 32 on rank 1", "but 16"]),

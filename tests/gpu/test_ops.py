@@ -73,7 +73,7 @@ def test_a_target_out_of_range_is_nan_in_its_row_and_an_error_in_debug_mode(monk
         with default_registry.pinned({"row_stats": implementation}):
             assert token_logprob(logits, targets).logprob.isnan().tolist() == [False, True, False]
     monkeypatch.setenv("HWGRPO_DEBUG", "1")
-    with pytest.raises(ValueError, match=r"targets holds 517, outside \[0, 517\)"):
+    with pytest.raises(ValueError, match=r"targets contains 517, outside \[0, 517\)"):
         token_logprob(logits, targets)
 
 
