@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from hwgrpo_backends.backend import Backend, Verdict
-from hwgrpo_backends.probing import torch_obstacle
+from hwgrpo_backends.probing import torch_problem
 
 if TYPE_CHECKING:
     import torch
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def probe(facts: Facts) -> Verdict:
     """Judge whether torch can be imported: there is nothing else to be missing."""
-    if obstacle := torch_obstacle(facts):
-        return Verdict(state="unusable", reason=obstacle[0], fix=obstacle[1], hardware="present")
+    if problem := torch_problem(facts):
+        return Verdict(state="unusable", reason=problem[0], fix=problem[1], hardware="present")
     where = f"torch {facts.torch_version} on {facts.machine}"
     if facts.torch is None:
         return Verdict(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.peaks import NVIDIA
-from hwgrpo_backends.probing import judge, torch_obstacle
+from hwgrpo_backends.probing import judge, torch_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,9 +56,9 @@ OUT_OF_MEMORY = {
 def probe(facts: Facts) -> Verdict:
     """Judge from the torch build, /dev/nvidia* and, when tier 1 ran, torch's facts. Never from nvidia-smi."""
     claimed = facts.torch_build == "cuda"
-    obstacle = torch_obstacle(facts)
+    problem = torch_problem(facts)
     if facts.torch_version is not None and not claimed:
-        obstacle = f"torch {facts.torch_version} is not a CUDA build", f"install {INSTALL}"
+        problem = f"torch {facts.torch_version} is not a CUDA build", f"install {INSTALL}"
     built = facts.torch.cuda if facts.torch else None
     verdict = judge(
         facts,
@@ -68,7 +68,7 @@ def probe(facts: Facts) -> Verdict:
         variables=("CUDA_VISIBLE_DEVICES",),
         device_type="cuda",
         claimed=claimed,
-        obstacle=obstacle,
+        problem=problem,
         driver=facts.drivers(DRIVER),
         access=ACCESS,
         broken_fix=(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.peaks import ASCEND
-from hwgrpo_backends.probing import Obstacle, judge, torch_obstacle
+from hwgrpo_backends.probing import Problem, judge, torch_problem
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -82,18 +82,18 @@ def probe(facts: Facts) -> Verdict:
         variables=("ASCEND_RT_VISIBLE_DEVICES",),
         device_type="npu",
         claimed="torch-npu" in facts.distributions,
-        obstacle=_obstacle(facts),
+        problem=_problem(facts),
         driver=facts.drivers(DRIVER),
         access=ACCESS,
         broken_fix="check npu-smi info, source the set_env.sh of CANN, and see that driver, CANN and torch-npu match",
     )
 
 
-def _obstacle(facts: Facts) -> Obstacle | None:
+def _problem(facts: Facts) -> Problem | None:
     """Return problems of the installed stack, causes before their consequences."""
     plugin = facts.distributions.get("torch-npu")
     if facts.torch_version is None:
-        return torch_obstacle(facts)
+        return torch_problem(facts)
     if plugin is None:
         return "torch-npu is not installed", f"install {INSTALL}"
     if facts.torch_build in ("cuda", "rocm"):
@@ -104,7 +104,7 @@ def _obstacle(facts: Facts) -> Obstacle | None:
     if _minor(plugin) != _minor(facts.torch_version):
         fix = f"install torch {_minor(plugin)}.* (CPU build), or torch-npu {_minor(facts.torch_version)}.*"
         return f"torch-npu {plugin} does not fit torch {facts.torch_version}", fix
-    return torch_obstacle(facts)
+    return torch_problem(facts)
 
 
 def _minor(version: str) -> str:

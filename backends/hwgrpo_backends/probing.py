@@ -14,7 +14,7 @@ IMPORTED_BY_OTHERS = ("torch_npu",)
 HIDES_ALL = ("", "-1", "none", "void", "nodevfiles")
 GROUPS = "add this user to the group that owns them (render, video or HwHiAiUser), or pass them to the container"
 
-Obstacle = tuple[str, str]
+Problem = tuple[str, str]
 """Why a backend cannot work, and the fix."""
 
 
@@ -45,7 +45,7 @@ def visible_count(facts: Facts, variables: tuple[str, ...], present: int, counte
     return present
 
 
-def torch_obstacle(facts: Facts) -> Obstacle | None:
+def torch_problem(facts: Facts) -> Problem | None:
     """Return why torch itself cannot be used here, or None. Whether it imports is known from tier 1 only."""
     if file := facts.shadows.get("torch"):
         return f"torch is hidden: {file} is imported in its place", shadow_fix([file])
@@ -130,7 +130,7 @@ def judge(
     variables: tuple[str, ...],
     device_type: str,
     claimed: bool,
-    obstacle: Obstacle | None,
+    problem: Problem | None,
     broken_fix: str,
     present: int | None = None,
     counted: bool = True,
@@ -146,7 +146,7 @@ def judge(
         where: where they were looked for, for the message.
         variables: visibility variables that the family obeys, in the order in which they are applied.
         claimed: the installed stack was built for this family.
-        obstacle: problem found by the family's own rules; it decides.
+        problem: problem found by the family's own rules; it decides.
         broken_fix: what to do when the stack is right, the device is there, and torch cannot use it.
         present: how many devices there are, where that is not the number of nodes.
         counted: whether `present` is their number, not a guess.
@@ -164,8 +164,8 @@ def judge(
     def say(state: State, reason: str, fix: str = "", devices: int = 0, hardware: Hardware = hardware) -> Verdict:
         return Verdict(state=state, reason=reason, fix=fix, devices=devices, claimed=claimed, hardware=hardware)
 
-    if obstacle:
-        reason, fix = obstacle
+    if problem:
+        reason, fix = problem
         if present or withheld:
             return say("unusable", f"{sign}, but {reason}", fix)
         # No hardware: nothing to repair, unless torch itself is broken.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.peaks import AMD
-from hwgrpo_backends.probing import judge, torch_obstacle
+from hwgrpo_backends.probing import judge, torch_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,9 +59,9 @@ OUT_OF_MEMORY = {
 def probe(facts: Facts) -> Verdict:
     """Judge from the torch build, /dev/kfd with its topology and, when tier 1 ran, torch's facts."""
     claimed = facts.torch_build == "rocm"
-    obstacle = torch_obstacle(facts)
+    problem = torch_problem(facts)
     if facts.torch_version is not None and not claimed:
-        obstacle = f"torch {facts.torch_version} is not a ROCm build", f"install {INSTALL}"
+        problem = f"torch {facts.torch_version} is not a ROCm build", f"install {INSTALL}"
     # /dev/kfd exists on hosts without a GPU too; the topology counts GPUs where it can be read.
     present = (1 if facts.kfd_gpus is None else facts.kfd_gpus) if facts.nodes("kfd") else 0
     verdict = judge(
@@ -74,7 +74,7 @@ def probe(facts: Facts) -> Verdict:
         variables=_variables(facts),
         device_type="cuda",
         claimed=claimed,
-        obstacle=obstacle,
+        problem=problem,
         driver=() if facts.kfd_gpus == 0 else facts.drivers(DRIVER),
         companions=RENDER_NODES,
         access=ACCESS,

@@ -10,7 +10,7 @@ import torch
 from hwgrpo_backends.device import Device
 from torch import nn
 
-from hwgrpo.bench.step_result import Apart, LayoutBench
+from hwgrpo.bench.step_result import LayoutBench, LayoutDifference
 from hwgrpo.bench.work import Tokens, counted_tokens
 from hwgrpo.catalog import LAYOUTS
 from hwgrpo.config import Config
@@ -21,11 +21,11 @@ from hwgrpo.training.policy.layouts import PADDED, Layout
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.values import TrainBatch
 
-TOLERANCE = {torch.float32: Apart(loss=1e-5, gradient_norm=1e-5, gradient=1e-4)}
-TOLERANCE_16_BIT = Apart(loss=1e-2, gradient_norm=2e-2, gradient=1e-1)
+TOLERANCE = {torch.float32: LayoutDifference(loss=1e-5, gradient_norm=1e-5, gradient=1e-4)}
+TOLERANCE_16_BIT = LayoutDifference(loss=1e-2, gradient_norm=2e-2, gradient=1e-1)
 
 
-def tolerance(dtype: torch.dtype) -> Apart:
+def tolerance(dtype: torch.dtype) -> LayoutDifference:
     """Return the largest differences that rounding explains in a compute dtype."""
     return TOLERANCE.get(dtype, TOLERANCE_16_BIT)
 
@@ -80,7 +80,7 @@ def first_update(update: PolicyUpdate, batch: TrainBatch, layout: Layout) -> Fir
     return FirstUpdate(loss, gradient, tokens)
 
 
-def compare(padded: FirstUpdate, other: FirstUpdate) -> Apart:
+def compare(padded: FirstUpdate, other: FirstUpdate) -> LayoutDifference:
     """Return how far `other` is from `padded`."""
     difference = squares = other_squares = 0.0
     for name in padded.gradient.keys() | other.gradient.keys():
@@ -89,23 +89,23 @@ def compare(padded: FirstUpdate, other: FirstUpdate) -> Apart:
         squares += float(a.square().sum())
         other_squares += float(b.square().sum())
     norm = max(squares**0.5, 1e-30)
-    return Apart(
+    return LayoutDifference(
         loss=abs(padded.loss - other.loss) / max(1.0, abs(padded.loss)),
         gradient_norm=abs(other_squares**0.5 - squares**0.5) / norm,
         gradient=difference**0.5 / norm,
     )
 
 
-def fault(apart: Apart, allowed: Apart, padded: FirstUpdate, other: FirstUpdate) -> str:
+def fault(difference: LayoutDifference, allowed: LayoutDifference, padded: FirstUpdate, other: FirstUpdate) -> str:
     """Describe how `other` differs by more than rounding; "" if it does not."""
     faults = []
     if other.tokens.trained != padded.tokens.trained:
         faults.append(f"it trains {other.tokens.trained:,} response tokens of {padded.tokens.trained:,}")
     for what in ("loss", "gradient_norm", "gradient"):
-        difference, limit = getattr(apart, what), getattr(allowed, what)
-        if not difference <= limit:
+        value, limit = getattr(difference, what), getattr(allowed, what)
+        if not value <= limit:
             name = what.replace("_", " ")
-            faults.append(f"its {name} differs by {difference:.1e} from padded rows' ({limit:.0e} allowed)")
+            faults.append(f"its {name} differs by {value:.1e} from padded rows' ({limit:.0e} allowed)")
     return "; ".join(faults)
 
 
@@ -131,15 +131,15 @@ def checked_layouts(
 def _checked(
     update: PolicyUpdate, device: Device, batch: TrainBatch, name: str, padded: FirstUpdate, budget: str
 ) -> tuple[LayoutBench, Layout | None]:
-    layout, obstacle = possible_layout(update, device, name)
+    layout, reason = possible_layout(update, device, name)
     if layout is None:
-        return LayoutBench(name, "impossible", obstacle), None
-    found = padded if layout is PADDED else _unless_too_large(update, device, batch, layout)
-    if found is None:
+        return LayoutBench(name, "impossible", reason), None
+    first_update = padded if layout is PADDED else _unless_too_large(update, device, batch, layout)
+    if first_update is None:
         return LayoutBench(name, "impossible", f"it runs out of memory here; lower {budget}"), None
-    apart = compare(padded, found)
-    reason = fault(apart, tolerance(update.policy.compute_dtype), padded, found)
-    return LayoutBench(name, "wrong" if reason else "timed", reason, apart), None if reason else layout
+    difference = compare(padded, first_update)
+    reason = fault(difference, tolerance(update.policy.compute_dtype), padded, first_update)
+    return LayoutBench(name, "wrong" if reason else "timed", reason, difference), None if reason else layout
 
 
 def _unless_too_large(update: PolicyUpdate, device: Device, batch: TrainBatch, layout: Layout) -> FirstUpdate | None:

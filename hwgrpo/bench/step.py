@@ -35,7 +35,7 @@ def measure_step(
     device: Device,
     names: Sequence[str],
     repeat: int,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> StepBench:
     """Measure a step of a run that was not trained yet, and leave its weights and optimizer as they were.
 
@@ -48,7 +48,7 @@ def measure_step(
         names: layouts to compare. Padded is the reference and the run's own is part of the step, so
             both are measured in any case.
         repeat: rounds that are timed.
-        tell: called with the name of the next measurement.
+        report: called with the name of the next measurement.
 
     Raises:
         ConfigError: there is no layout of a name.
@@ -56,7 +56,7 @@ def measure_step(
     """
     update = run.update
     facts = machine_facts(device)  # before we add to the machine's load
-    tell("a first batch of responses")
+    report("a first batch of responses")
     prompts = run.prompts.next()
     batch = _stages(run, device, prompts, {})
     notes = list(run.engine.notes)
@@ -64,7 +64,7 @@ def measure_step(
         batch = replace(batch, advantages=1.0 - 2.0 * (torch.arange(len(batch)) % 2))
         notes.append(NO_ADVANTAGES)
 
-    tell("layouts compared with padded rows")
+    report("layouts compared with padded rows")
     chosen = update.layout.name
     checked = checked_layouts(update, device, batch, list(dict.fromkeys(("padded", *names, chosen))))
     timed = [(bench, layout) for bench, layout in checked if layout is not None]
@@ -73,7 +73,7 @@ def measure_step(
     start = Start(update, batch)
     try:
         for number in range(repeat + 1):
-            tell(f"round {number} of {repeat}" if number else "a round to warm up")
+            report(f"round {number} of {repeat}" if number else "a round to warm up")
             kept = stages if number else {}
             if number:  # the first batch was their warm-up
                 _stages(run, device, prompts, kept)

@@ -17,8 +17,8 @@ SCHEMA = "hwgrpo.bench.step/1"
 
 
 @dataclass(frozen=True)
-class Apart:
-    """How far an update is from the one with padded rows; also the largest differences that rounding explains."""
+class LayoutDifference:
+    """Differences of an update from that with padded rows, or the allowed ones."""
 
     loss: float
     """Difference of the losses, relative to padded's, or to 1 where that is smaller."""
@@ -34,15 +34,15 @@ class LayoutBench:
 
     name: str
     state: Literal["timed", "wrong", "impossible"]
-    """wrong: it does not compute what padded rows do, so it was not timed."""
+    """wrong: its result differs from padded rows', so it was not timed."""
     reason: str = ""
-    """Why it was not timed."""
-    apart: Apart | None = None
-    """How far its first update is from that with padded rows."""
+    """Reason why it was not timed."""
+    apart: LayoutDifference | None = None
+    """Difference of its first update from that with padded rows."""
     fed_tokens: int = 0
-    """That go through the model in all updates of a step, prompts and padding included."""
+    """Tokens of all forward passes of a step's updates, prompts and padding included."""
     trained_tokens: int = 0
-    """Response tokens that meet the LM head in all updates of a step."""
+    """Response tokens that pass the LM head in all updates of a step."""
     flops: int | None = None
     """Floating-point operations of all updates of a step, see `work.update_flops`."""
     peak_bytes: int | None = None
@@ -94,7 +94,7 @@ class StepBench:
     batch: BatchShape
     chosen: str
     """The layout that the recipe has here."""
-    tolerance: Apart
+    tolerance: LayoutDifference
     notes: list[str]
     stages: dict[str, Times]
     """All but the update, under the names that training reports them by (timing_s/...)."""

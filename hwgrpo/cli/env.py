@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.deterministic and args.purpose == "rollout":
         raise ConfigError("--deterministic cannot be combined with --for rollout: it is for training")
     backend = _backend(args.backend)
-    variables, removed, applied = wanted(backend, args.purpose, os.environ, args.deterministic)
+    variables, removed, applied = profile_variables(backend, args.purpose, os.environ, args.deterministic)
     if args.shell:
         print("\n".join(shell_lines(variables, removed, applied)))
     elif args.json:
@@ -71,7 +71,7 @@ class Variable:
     """Whether the user's value is kept."""
 
 
-def wanted(
+def profile_variables(
     backend: Backend, purpose: Purpose, environ: Mapping[str, str], deterministic: bool = False
 ) -> tuple[list[Variable], list[str], str]:
     """Return a backend's variables, names to unset that another profile had set, and the names set by us.

@@ -129,7 +129,7 @@ def _show_host(header: dict[str, Any], surveys: tuple[OpSurvey, ...], settings: 
             )
     console.print()
     print_part(console, table)
-    _say_what_drivers_run(console, [(op.op, op.chosen) for op in surveys])
+    _print_driver_note(console, [(op.op, op.chosen) for op in surveys])
     console.print()
     _show_settings(console, settings)
 
@@ -155,12 +155,12 @@ def _show_run(folder: Path, document: dict[str, Any]) -> None:
     print_part(console, table)
     if not document["choices"]:
         console.print(Text("no kernel had been used when this was written", style="yellow"))
-    _say_what_drivers_run(console, [(each["op"], each["implementation"]) for each in document["choices"]])
+    _print_driver_note(console, [(each["op"], each["implementation"]) for each in document["choices"]])
     console.print()
     _show_settings(console, document)
 
 
-def _say_what_drivers_run(console: Any, chosen: list[tuple[str, str | None]]) -> None:
+def _print_driver_note(console: Any, chosen: list[tuple[str, str | None]]) -> None:
     """Say that an op which only drives the row ops takes them as chosen: its own "torch" is no slow path."""
     from rich.text import Text
 

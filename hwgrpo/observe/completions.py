@@ -55,7 +55,7 @@ def last_user_message(prompt: Prompt) -> str | None:
     return "\n".join(part["text"] for part in parts if part.get("text"))
 
 
-def whole_groups_first(prompt_index: list[int], limit: int) -> list[int]:
+def complete_groups_first(prompt_index: list[int], limit: int) -> list[int]:
     """Select at most `limit` samples: every group that still fits completely, in order, then parts of the others.
 
     A group is worth most when it is complete, since its advantages are relative to one another.
@@ -128,7 +128,7 @@ class CompletionsLog:
         self, step: int, batch: PromptBatch, completions: Completions, rewards: Rewards, advantages_S: torch.Tensor
     ) -> None:
         """Append the chosen samples of one step: `sample_record` with `step` and `advantage`."""
-        for i in whole_groups_first(completions.prompt_index.tolist(), self._per_step):
+        for i in complete_groups_first(completions.prompt_index.tolist(), self._per_step):
             record = sample_record(i, batch, completions, rewards)
             self._lines.append({"step": step, **record, "advantage": float(advantages_S[i])})
 

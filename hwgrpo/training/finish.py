@@ -45,7 +45,7 @@ def _save_models(run: Run, status: Status, output: Path) -> dict[str, Path]:
     """Save the final model of a completed run on rank 0; return its folders there."""
     paths: dict[str, Path] = {}
     if status == "completed" and run.config.trainer.save_final_model:
-        model = _whole_model(run)
+        model = _full_model(run)
         if model is not None:
             paths["model"] = _save(run, model, output / "final", merge=True)
             if uses_lora(run.config.model.lora):
@@ -54,7 +54,7 @@ def _save_models(run: Run, status: Status, output: Path) -> dict[str, Path]:
 
 
 @torch.no_grad()
-def _whole_model(run: Run) -> Any:
+def _full_model(run: Run) -> Any:
     """Return the unsharded trained model on rank 0, None on others; shards are gathered in host memory."""
     main = run.strategy.rank == 0
     if not run.strategy.shards:

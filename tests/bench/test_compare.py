@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hwgrpo.bench.layout_comparison import FirstUpdate, compare, fault, tolerance
-from hwgrpo.bench.step_result import Apart
+from hwgrpo.bench.step_result import LayoutDifference
 from hwgrpo.bench.work import Tokens
 
 
@@ -34,26 +34,26 @@ def test_a_parameter_that_only_one_side_trains_counts_whole():
 @pytest.mark.parametrize(
     ("apart", "words"),
     [
-        (Apart(1e-4, 0.0, 0.0), "its loss is 1.0e-04"),
-        (Apart(0.0, 1e-4, 0.0), "its gradient norm is 1.0e-04"),
-        (Apart(0.0, 0.0, 1e-3), "its gradient is 1.0e-03"),
-        (Apart(float("nan"), 0.0, 0.0), "its loss is nan"),
+        (LayoutDifference(1e-4, 0.0, 0.0), "its loss differs by 1.0e-04"),
+        (LayoutDifference(0.0, 1e-4, 0.0), "its gradient norm differs by 1.0e-04"),
+        (LayoutDifference(0.0, 0.0, 1e-3), "its gradient differs by 1.0e-03"),
+        (LayoutDifference(float("nan"), 0.0, 0.0), "its loss differs by nan"),
     ],
 )
-def test_each_difference_beyond_rounding_is_a_fault(apart: Apart, words: str):
+def test_each_difference_beyond_rounding_is_a_fault(apart: LayoutDifference, words: str):
     same = update(0.0, a=[1.0])
     assert words in fault(apart, tolerance(torch.float32), same, same)
 
 
 def test_rounding_is_no_fault_and_bf16_rounds_more():
     same = update(0.0, a=[1.0])
-    assert fault(Apart(1e-6, 1e-6, 1e-6), tolerance(torch.float32), same, same) == ""
-    of_bf16 = Apart(1e-3, 1e-3, 1e-2)
+    assert fault(LayoutDifference(1e-6, 1e-6, 1e-6), tolerance(torch.float32), same, same) == ""
+    of_bf16 = LayoutDifference(1e-3, 1e-3, 1e-2)
     assert fault(of_bf16, tolerance(torch.float32), same, same)
     assert fault(of_bf16, tolerance(torch.bfloat16), same, same) == ""
 
 
 def test_tokens_left_out_are_a_fault_however_small_the_difference():
     assert "it trains 4 response tokens of 5" in fault(
-        Apart(0.0, 0.0, 0.0), tolerance(torch.bfloat16), update(0.0, 5), update(0.0, 4)
+        LayoutDifference(0.0, 0.0, 0.0), tolerance(torch.bfloat16), update(0.0, 5), update(0.0, 4)
     )

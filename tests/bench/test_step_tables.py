@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hwgrpo.bench.step_result import Apart, BatchShape, LayoutBench, StepBench
+from hwgrpo.bench.step_result import BatchShape, LayoutBench, LayoutDifference, StepBench
 from hwgrpo.bench.step_tables import show_step
 from hwgrpo.bench.times import Times, total
 
@@ -20,7 +20,16 @@ def seconds(*wall: float) -> Times:
 
 def layout(name: str, *wall: float, ratio: float = 1.0, apart: float = 3e-7) -> LayoutBench:
     return LayoutBench(
-        name, "timed", "", Apart(apart, apart, apart), 1_234_567, 234_567, 10**13, 3 * 2**30, ratio, seconds(*wall)
+        name,
+        "timed",
+        "",
+        LayoutDifference(apart, apart, apart),
+        1_234_567,
+        234_567,
+        10**13,
+        3 * 2**30,
+        ratio,
+        seconds(*wall),
     )
 
 
@@ -38,7 +47,7 @@ def bench(*layouts: LayoutBench, chosen: str = "grouped") -> StepBench:
         },
         batch=BatchShape(64, 8, 256.0, 262_144, 234_567, 4096),
         chosen=chosen,
-        tolerance=Apart(1e-5, 1e-5, 1e-4),
+        tolerance=LayoutDifference(1e-5, 1e-5, 1e-4),
         notes=["something to know"],
         stages=stages,
         layouts=list(layouts),
@@ -47,7 +56,7 @@ def bench(*layouts: LayoutBench, chosen: str = "grouped") -> StepBench:
 
 
 PADDED, GROUPED = layout("padded", 123.4, 130.0), layout("grouped", 41.1, 42.0, ratio=3.0)
-WRONG = LayoutBench("packed", "wrong", "it trains 1 response tokens of 2", Apart(1e-7, 3e-4, 2e-2))
+WRONG = LayoutBench("packed", "wrong", "it trains 1 response tokens of 2", LayoutDifference(1e-7, 3e-4, 2e-2))
 IMPOSSIBLE = LayoutBench("grouped_masked", "impossible", "its rows are too long")
 
 

@@ -253,7 +253,7 @@ def kept_bytes(size: int, rank: int = 0, *, tensor: bool = False) -> int:
 
     loss_fn = build_loss(AlgorithmConfig())
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        policy(shard_micro_batch(micro, group, whole_sequences=False), loss_fn)
+        policy(shard_micro_batch(micro, group, full_sequences=False), loss_fn)
     return sum(kept.values())
 
 

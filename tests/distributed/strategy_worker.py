@@ -101,7 +101,7 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     with strategy.accumulate(last=False):  # as an update that was broken off leaves it
         group = strategy.sequence_group
         micro = shard_micro_batch(
-            build_micro_batch(full, [[0]], signals, PADDED, multiple=group.size), group, whole_sequences=False
+            build_micro_batch(full, [[0]], signals, PADDED, multiple=group.size), group, full_sequences=False
         )
         strategy.backward(strategy.module(micro, update.loss_fn, 0.0).loss)
     strategy.discard_gradients()

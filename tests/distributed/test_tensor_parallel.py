@@ -140,7 +140,7 @@ def passed(policy: PolicyModel, group: SequenceGroup) -> dict[str, torch.Tensor]
     micro = build_micro_batch(
         batch, rows, token_signals(batch, every, torch.ones(len(batch)), rollout=False), PADDED, group.size
     )
-    policy(shard_micro_batch(micro, group, whole_sequences=False), build_loss(AlgorithmConfig())).loss.backward()
+    policy(shard_micro_batch(micro, group, full_sequences=False), build_loss(AlgorithmConfig())).loss.backward()
     return {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
 
 

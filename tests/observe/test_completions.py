@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hwgrpo.observe.completions import CompletionsLog, Sample, pick_sample, whole_groups_first
+from hwgrpo.observe.completions import CompletionsLog, Sample, complete_groups_first, pick_sample
 from hwgrpo.values import PromptBatch
 from tests.observe.values import batch_of
 
@@ -31,7 +31,7 @@ def logged(run_dir):
     ],
 )
 def test_whole_groups_come_first_and_then_parts_of_others(sizes, limit, chosen):
-    assert whole_groups_first([g for g, size in enumerate(sizes) for _ in range(size)], limit) == chosen
+    assert complete_groups_first([g for g, size in enumerate(sizes) for _ in range(size)], limit) == chosen
 
 
 def test_a_sample_is_written_with_everything_about_it(tmp_path):

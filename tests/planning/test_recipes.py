@@ -179,5 +179,5 @@ def test_a_plan_of_a_shape_that_ships_never_asks_the_hub(words, tmp_path, monkey
     data = ("data.train=rows.jsonl", "data.validation=rows.jsonl")
     plan = make_plan(load_config("qwen2_5_0_5b_gsm8k", [*data, *words]), registry.get("cpu"), 1)
     assert not asked
-    [obstacle] = plan.problems
-    assert "a dry run does not download it; run `hf download" in obstacle
+    [problem] = plan.problems
+    assert "a dry run does not download it; run `hf download" in problem

@@ -298,7 +298,7 @@ class ServerEngine:
         """Restart the server or send its weights again, where this rank can, or wait a moment."""
         process = self._server.process
         try:
-            self._client.ask("GET", "/health", timeout=HEALTH_TIMEOUT)
+            self._client.request("GET", "/health", timeout=HEALTH_TIMEOUT)
         except ServerProblem:
             if process is None:
                 wait.pause(PAUSE)
@@ -343,7 +343,7 @@ class ServerEngine:
 
     def _has_current_weights(self) -> bool:
         try:
-            self._client.ask("GET", "/health", timeout=HEALTH_TIMEOUT)
+            self._client.request("GET", "/health", timeout=HEALTH_TIMEOUT)
         except ServerProblem:
             return False
         return self._served_label() == self._owner.label(self._version)

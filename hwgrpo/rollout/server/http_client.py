@@ -84,7 +84,7 @@ class Client:
         for deadline in list(self._in_flight):
             deadline.end(reached=False)
 
-    def ask(self, method: str, path: str, body: Any = None, *, timeout: float) -> tuple[Any, Mapping[str, str]]:
+    def request(self, method: str, path: str, body: Any = None, *, timeout: float) -> tuple[Any, Mapping[str, str]]:
         """Send a request; return the response's JSON and its headers, with names in lower case.
 
         Args:

@@ -88,7 +88,7 @@ class ServerProcess:
                     f"the rollout server ended while it started; its log {self.log} says:\n{self._tail()}"
                 )
             try:
-                client.ask("GET", "/health", timeout=min(10.0, max(wait.left, PAUSE)))
+                client.request("GET", "/health", timeout=min(10.0, max(wait.left, PAUSE)))
             except ServerProblem as error:
                 problem = f" ({error})"
                 refused_since = (refused_since or time.monotonic()) if isinstance(error, RefusedByServer) else 0.0

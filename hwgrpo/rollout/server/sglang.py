@@ -123,7 +123,7 @@ class SglangServer:
     def release(self, client: Client, owner: Owner, timeout: float) -> None:
         check_owner(self.version(client, timeout), owner)  # or the label of another run would be overwritten
         body = {"new_version": FREE, "abort_all_requests": False}
-        client.ask("POST", "/update_weight_version", body, timeout=timeout)
+        client.request("POST", "/update_weight_version", body, timeout=timeout)
 
     def version(self, client: Client, timeout: float) -> str | None:
         return str(self._info(client, timeout).get("weight_version"))  # "default" before any weights are sent
@@ -137,26 +137,26 @@ class SglangServer:
             "weight_version": owner.label(version),
             "flush_cache": True,  # keys and values computed with older weights
         }
-        status, _ = client.ask("POST", "/update_weights_from_disk", body, timeout=timeout)
+        status, _ = client.request("POST", "/update_weights_from_disk", body, timeout=timeout)
         if not isinstance(status, dict) or status.get("success") is not True:
             raise InvalidResponse(f"it did not apply weights {version}: {status}")
         self._claimed = True
 
     def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
-        reply, _ = client.ask("POST", "/generate", generate_body(server_request), timeout=timeout)
+        reply, _ = client.request("POST", "/generate", generate_body(server_request), timeout=timeout)
         return parse_samples(reply)
 
     def sleep(self, client: Client, timeout: float) -> None:
         if self._sleeps:
-            client.ask("POST", "/release_memory_occupation", {}, timeout=timeout)
+            client.request("POST", "/release_memory_occupation", {}, timeout=timeout)
 
     def wake(self, client: Client, timeout: float) -> bool:
         if self._sleeps:
-            client.ask("POST", "/resume_memory_occupation", {}, timeout=timeout)
+            client.request("POST", "/resume_memory_occupation", {}, timeout=timeout)
         return self._sleeps  # its copy of the weights is lost
 
     def _info(self, client: Client, timeout: float) -> dict[str, Any]:
-        status, _ = client.ask("GET", "/model_info", timeout=timeout)
+        status, _ = client.request("GET", "/model_info", timeout=timeout)
         if not isinstance(status, dict):
             raise InvalidResponse(f"/model_info: {status}")
         return status

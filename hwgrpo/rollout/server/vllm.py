@@ -85,15 +85,15 @@ class VllmServer:
         return DEFAULTS | inherited_environment(ENVIRONMENT | dict(settings), own)
 
     def model_of(self, client: Client, timeout: float) -> str:
-        client.ask("GET", WEIGHTS_ROUTE, timeout=timeout)
-        models, _ = client.ask("GET", "/v1/models", timeout=timeout)
+        client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
+        models, _ = client.request("GET", "/v1/models", timeout=timeout)
         try:
             return str(models["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
             raise InvalidResponse(f"/v1/models lists no model: {error!r}") from error
 
     def group_support(self, client: Client, timeout: float) -> GroupSupport | None:
-        status, _ = client.ask("GET", WEIGHTS_ROUTE, timeout=timeout)
+        status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
         if not isinstance(status, dict) or "library" not in status:
             return None
         workers = status.get("workers")
@@ -102,21 +102,21 @@ class VllmServer:
         return GroupSupport(str(status["library"]), workers)
 
     def claim(self, client: Client, owner: Owner, timeout: float) -> None:
-        client.ask("POST", WEIGHTS_ROUTE, {"owner": owner.payload()}, timeout=timeout)
+        client.request("POST", WEIGHTS_ROUTE, {"owner": owner.payload()}, timeout=timeout)
 
     def release(self, client: Client, owner: Owner, timeout: float) -> None:
-        client.ask("POST", WEIGHTS_ROUTE, {"owner": owner.payload(), "release": True}, timeout=timeout)
+        client.request("POST", WEIGHTS_ROUTE, {"owner": owner.payload(), "release": True}, timeout=timeout)
 
     def version(self, client: Client, timeout: float) -> str | None:
-        status, _ = client.ask("GET", WEIGHTS_ROUTE, timeout=timeout)
+        status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
         return status.get("version") if isinstance(status, dict) else None
 
     def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
         body = {"folder": str(folder), "version": owner.label(version), "adapter": adapter, "owner": owner.payload()}
-        client.ask("POST", WEIGHTS_ROUTE, body, timeout=timeout)
+        client.request("POST", WEIGHTS_ROUTE, body, timeout=timeout)
 
     def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
-        reply, headers = client.ask("POST", "/v1/completions", completion_body(server_request), timeout=timeout)
+        reply, headers = client.request("POST", "/v1/completions", completion_body(server_request), timeout=timeout)
         return parse_samples(reply), headers.get(VERSION_HEADER)
 
     def sleep(self, client: Client, timeout: float) -> None:

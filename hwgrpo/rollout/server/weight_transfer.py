@@ -207,7 +207,7 @@ class GroupTransfer:
         self._made.append(WeightBucket(bucket.contents, bucket.body.cpu()))
 
     def _status(self) -> dict[str, Any]:
-        status, _ = self._client.ask("GET", WEIGHTS_ROUTE, timeout=min(self._seconds, 10.0))
+        status, _ = self._client.request("GET", WEIGHTS_ROUTE, timeout=min(self._seconds, 10.0))
         return status if isinstance(status, dict) else {}
 
     def _leave_group(self) -> None:

@@ -68,7 +68,7 @@ class WeightsGroup:
         times = {"patience": min(JOIN_TIMEOUT, seconds), "seconds": seconds}
         body = {"name": self.name, "size": 1 + workers, "backend": backend, **times}
         with (
-            self._ask_server(GROUP_ROUTE, {**body, "host": host, "port": port}, "here") as reply,
+            self._request_server(GROUP_ROUTE, {**body, "host": host, "port": port}, "here") as reply,
             _server_reason(reply),
         ):
             self._group = Group(self._store, 0, device=device, **body)
@@ -85,7 +85,7 @@ class WeightsGroup:
             ServerProblem: the weights did not arrive. The group cannot be used any more.
         """
         number, self._transfers = self._transfers, self._transfers + 1
-        with self._ask_server(route, {**body, "transfer": number}, f"transfer {number}") as reply:
+        with self._request_server(route, {**body, "transfer": number}, f"transfer {number}") as reply:
             for bucket in buckets:  # an error in making one is not the server's
                 with _server_reason(reply):
                     self._group.send(bucket)
@@ -99,11 +99,11 @@ class WeightsGroup:
             group.close()
 
     @contextmanager
-    def _ask_server(self, route: str, body: dict[str, Any], stage: str) -> Iterator[Future[Any]]:
+    def _request_server(self, route: str, body: dict[str, Any], stage: str) -> Iterator[Future[Any]]:
         """Send a request to the server; run the block once all its workers have reached a stage."""
         body = {**body, "owner": self._owner.payload()}
         with ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(lambda: self._client.ask("POST", route, body, timeout=self._seconds))
+            reply = pool.submit(lambda: self._client.request("POST", route, body, timeout=self._seconds))
             try:
                 self._wait_for_workers(stage, reply)
                 yield reply

@@ -154,7 +154,7 @@ def _states(
     with torch.no_grad():
         for layout, rows, group in parts:
             micro = build_micro_batch(batch, rows, TokenSignals({}, {}), layout, multiple=group.size)
-            micro = shard_micro_batch(micro, group, whole_sequences=False)
+            micro = shard_micro_batch(micro, group, full_sequences=False)
             by_token[micro.token_index] = policy.hidden_states(micro.to(target)).cpu().float()
     policy.train(was_training)
     return by_token

@@ -10,7 +10,7 @@ from hwgrpo.training.policy.micro_batch import MicroBatch, SequenceShard
 from hwgrpo.training.policy.sequence_group import SequenceGroup
 
 
-def shard_micro_batch(micro: MicroBatch, group: SequenceGroup, *, whole_sequences: bool) -> MicroBatch:
+def shard_micro_batch(micro: MicroBatch, group: SequenceGroup, *, full_sequences: bool) -> MicroBatch:
     """Return this rank's shard of a micro-batch; the group's size divides its width.
 
     It has the columns [rank * L / S, (rank + 1) * L / S) of every row, whichever sequences are there, and about 1/S of
@@ -19,7 +19,7 @@ def shard_micro_batch(micro: MicroBatch, group: SequenceGroup, *, whole_sequence
     Args:
         micro: the same micro-batch on all ranks of the group, in host memory.
         group: this rank's group; for a single rank, the micro-batch is returned unchanged.
-        whole_sequences: do not split sequences, because the loss has sequence scope.
+        full_sequences: do not split sequences, because the loss has sequence scope.
     """
     S = group.size
     if S == 1:
@@ -32,7 +32,7 @@ def shard_micro_batch(micro: MicroBatch, group: SequenceGroup, *, whole_sequence
     column = micro.hidden_rows % length
     holder_N = column // width
     local_N = micro.hidden_rows // length * width + column % width
-    loss_rank_N = _loss_ranks(micro.cu_seqlens, S, whole_sequences)
+    loss_rank_N = _loss_ranks(micro.cu_seqlens, S, full_sequences)
     start, stop = (int((loss_rank_N < rank).sum()) for rank in (group.rank, group.rank + 1))
     held = (holder_N == group.rank).nonzero()[:, 0]  # loss ranks ascend: this is the order of receivers
     senders = holder_N[start:stop]
@@ -61,10 +61,10 @@ def shard_micro_batch(micro: MicroBatch, group: SequenceGroup, *, whole_sequence
     )
 
 
-def _loss_ranks(cu_seqlens: torch.Tensor, size: int, whole_sequences: bool) -> torch.Tensor:
+def _loss_ranks(cu_seqlens: torch.Tensor, size: int, full_sequences: bool) -> torch.Tensor:
     """Return [N] int64, ascending: the rank that computes the loss of each response token."""
     total = int(cu_seqlens[-1])
-    if not whole_sequences:
+    if not full_sequences:
         return torch.arange(total) * size // max(total, 1)
     middle = cu_seqlens[:-1] + cu_seqlens[1:]  # twice the middle
     return torch.repeat_interleave((middle * size // max(2 * total, 1)).clamp_max(size - 1), cu_seqlens.diff())

@@ -104,7 +104,7 @@ class PolicyUpdate:
 
         def passes() -> None:
             for part in self._micro_batches(pooled.batch, pooled.sequences):
-                micro = shard_micro_batch(self._build_micro_batch(pooled, part), pooled.group, whole_sequences=False)
+                micro = shard_micro_batch(self._build_micro_batch(pooled, part), pooled.group, full_sequences=False)
                 pooled_logprobs[micro.token_index] = scorer(micro.to(self.device)).logprob.float().cpu()
 
         was_training = scorer.training
@@ -240,7 +240,7 @@ class PolicyUpdate:
             micro = self._build_micro_batch(pooled, part)
             flops += self._work.of(micro) / pooled.group.size if self._work else 0.0
             share = len(micro.targets) / max(tokens, 1) * self.strategy.world_size
-            micro = shard_micro_batch(micro, pooled.group, whole_sequences=self.loss_fn.scope != "token")
+            micro = shard_micro_batch(micro, pooled.group, full_sequences=self.loss_fn.scope != "token")
             with self.strategy.accumulate(last=i == len(parts) - 1):
                 out = self.strategy.module(
                     micro.to(self.device), self.loss_fn, self.config.model.router_loss_coef * share

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hwgrpo_backends import Backend, EnvVar, Facts, Verdict
-from hwgrpo_backends.probing import Obstacle, judge, torch_obstacle
+from hwgrpo_backends.probing import Problem, judge, torch_problem
 
 if TYPE_CHECKING:
     import torch
@@ -28,18 +28,18 @@ def probe(facts: Facts) -> Verdict:
         variables=(VISIBLE,),
         device_type="acme",
         claimed="torch-acme" in facts.distributions,
-        obstacle=_obstacle(facts),
+        problem=_problem(facts),
         broken_fix="check that the driver and torch-acme are of the same release",
     )
 
 
-def _obstacle(facts: Facts) -> Obstacle | None:
+def _problem(facts: Facts) -> Problem | None:
     """Return what is wrong with the installed stack; causes come before what they lead to."""
     if facts.torch_version is None:
-        return torch_obstacle(facts)
+        return torch_problem(facts)
     if "torch-acme" not in facts.distributions:
         return "torch-acme is not installed", f"install {INSTALL}"
-    return torch_obstacle(facts)
+    return torch_problem(facts)
 
 
 def arch(index: int) -> str:

@@ -43,7 +43,7 @@ def address():
 @pytest.mark.parametrize("status", ["500", "404", "403", "200", "broken"])
 def test_an_answer_that_holds_the_token_is_shown_without_it(address, status, before):
     with pytest.raises((ServerProblem, ConfigError)) as error:
-        Client(address, TOKEN, 1 << 20).ask("GET", f"/{status}/{before}", timeout=20)
+        Client(address, TOKEN, 1 << 20).request("GET", f"/{status}/{before}", timeout=20)
     told = str(error.value)
     assert TOKEN[:6] not in told
     if status in ("500", "404", "200"):
@@ -58,7 +58,7 @@ def test_what_is_said_of_an_answers_content_lacks_the_token_too():
 def test_an_address_is_shown_without_its_password(address):
     client = Client(address.replace("//", "//ada:planted@"), TOKEN, 1 << 20)
     with pytest.raises(ServerProblem) as error:
-        client.ask("GET", "/404/0", timeout=20)
+        client.request("GET", "/404/0", timeout=20)
     assert "http://***@127.0.0.1" in str(error.value)
 
 

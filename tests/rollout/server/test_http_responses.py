@@ -98,7 +98,7 @@ def test_a_call_takes_no_longer_than_its_limit_wherever_the_server_stops(serve, 
     client = serve(*ENDLESS[case])
     began = time.monotonic()
     with pytest.raises(TimedOut, match=r"/path: no complete response within 0\.3 s"):
-        client.ask("POST", "/path", {"a": 1}, timeout=0.3)
+        client.request("POST", "/path", {"a": 1}, timeout=0.3)
     assert time.monotonic() - began < HELD / 3
 
 
@@ -140,7 +140,7 @@ BROKEN = {
 def test_a_response_that_is_none_is_named(serve, case):
     text, kind, told = BROKEN[case]
     with pytest.raises(kind, match=told):
-        serve(iter([text])).ask("GET", "/path", timeout=20)
+        serve(iter([text])).request("GET", "/path", timeout=20)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_response_that_is_none_is_named(serve, case):
     ids=["with its length", "to the end of the connection", "in chunks"],
 )
 def test_a_complete_response_is_read_however_it_is_sent(serve, text):
-    found, headers = serve(dripped(b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"X-Name: v\r\n" + text)).ask(
+    found, headers = serve(dripped(b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"X-Name: v\r\n" + text)).request(
         "GET", "/path", timeout=20
     )
     assert found == [1]
@@ -166,7 +166,7 @@ def test_what_is_broken_off_ends_at_once_and_the_next_request_works(serve):
 
     def ask() -> None:
         try:
-            client.ask("GET", "/path", timeout=HELD)
+            client.request("GET", "/path", timeout=HELD)
         except TimedOut as error:
             raised.append(error)
         except Unreachable as error:

@@ -40,21 +40,19 @@ from tests.support.runs import runs
 SDPA = AttentionSelection("sdpa")
 
 
-def shards(size: int, layout: Layout, *, whole_sequences: bool) -> tuple[MicroBatch, list[MicroBatch]]:
+def shards(size: int, layout: Layout, *, full_sequences: bool) -> tuple[MicroBatch, list[MicroBatch]]:
     batch = ragged_batch(empty=True)
     signals = token_signals(batch, range(len(batch)), torch.ones(len(batch)), rollout=True)
     rows = [[0], [2], [3]] if layout is PADDED else [[0, 1, 2], [3, 4, 6]]
     micro = build_micro_batch(batch, rows, signals, layout, multiple=size)
-    return micro, [
-        shard_micro_batch(micro, SequenceGroup(size, r), whole_sequences=whole_sequences) for r in range(size)
-    ]
+    return micro, [shard_micro_batch(micro, SequenceGroup(size, r), full_sequences=full_sequences) for r in range(size)]
 
 
-@pytest.mark.parametrize("whole_sequences", [False, True])
+@pytest.mark.parametrize("full_sequences", [False, True])
 @pytest.mark.parametrize("layout", [PADDED, BRANCHED], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_shards_together_are_the_micro_batch(size: int, layout: Layout, whole_sequences: bool):
-    micro, parts = shards(size, layout, whole_sequences=whole_sequences)
+def test_shards_together_are_the_micro_batch(size: int, layout: Layout, full_sequences: bool):
+    micro, parts = shards(size, layout, full_sequences=full_sequences)
     for name in ("input_ids", "position_ids", "is_token"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts], dim=1), getattr(micro, name))
         assert {getattr(part, name).shape[1] for part in parts} == {micro.input_ids.shape[1] // size}
@@ -65,12 +63,12 @@ def test_shards_together_are_the_micro_batch(size: int, layout: Layout, whole_se
     lengths = sum(part.cu_seqlens.diff() for part in parts)
     assert torch.equal(lengths, micro.cu_seqlens.diff())
     whole = [int((part.cu_seqlens.diff() > 0).sum()) for part in parts]
-    assert (sum(whole) == int((micro.cu_seqlens.diff() > 0).sum())) or not whole_sequences
+    assert (sum(whole) == int((micro.cu_seqlens.diff() > 0).sum())) or not full_sequences
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_losses_of_tokens_are_shared_out_evenly_and_hidden_states_meet_their_tokens(size: int):
-    micro, parts = shards(size, BRANCHED, whole_sequences=False)
+    micro, parts = shards(size, BRANCHED, full_sequences=False)
     counts = [len(part.targets) for part in parts]
     assert max(counts) - min(counts) <= 1
     # a hidden state's number in the whole micro-batch stands for it
@@ -94,7 +92,7 @@ def test_losses_of_tokens_are_shared_out_evenly_and_hidden_states_meet_their_tok
 def test_a_rank_alone_keeps_batch_and_micro_batch_as_they_are():
     batch = ragged_batch()
     micro = build_micro_batch(batch, [[0]], TokenSignals({}, {}), PADDED)
-    assert shard_micro_batch(micro, SINGLE_RANK, whole_sequences=False) is micro
+    assert shard_micro_batch(micro, SINGLE_RANK, full_sequences=False) is micro
     given = gather_group_batch(SINGLE_RANK, batch, [1, 3], TokenSignals({}, {}))
     assert given.batch is batch
     assert given.scatter_back(torch.arange(len(batch.tokens))).tolist() == given.own_tokens.tolist()
@@ -102,7 +100,7 @@ def test_a_rank_alone_keeps_batch_and_micro_batch_as_they_are():
 
 
 def test_a_shard_moves_with_its_micro_batch():
-    _, parts = shards(2, PADDED, whole_sequences=False)
+    _, parts = shards(2, PADDED, full_sequences=False)
     shard = parts[0].to(torch.device("meta")).shard
     assert shard is not None
     assert {shard.rows.device.type, shard.order.device.type} == {"meta"}
