@@ -161,48 +161,48 @@ def judge(
     hardware: Hardware = "hidden" if hidden else "present" if present or withheld else "none"
     device = facts.torch.devices.get(device_type) if facts.torch else None
 
-    def say(state: State, reason: str, fix: str = "", devices: int = 0, hardware: Hardware = hardware) -> Verdict:
+    def verdict(state: State, reason: str, fix: str = "", devices: int = 0, hardware: Hardware = hardware) -> Verdict:
         return Verdict(state=state, reason=reason, fix=fix, devices=devices, claimed=claimed, hardware=hardware)
 
     if problem:
         reason, fix = problem
         if present or withheld:
-            return say("unusable", f"{sign}, but {reason}", fix)
+            return verdict("unusable", f"{sign}, but {reason}", fix)
         # No hardware: nothing to repair, unless torch itself is broken.
-        return say("unusable", f"no sign of {chip} ({where}); {reason}", fix if claimed else "")
+        return verdict("unusable", f"no sign of {chip} ({where}); {reason}", fix if claimed else "")
     if device and device.available and device.count:
         names = ", ".join(dict.fromkeys(device.names)) or chip
-        return say("ok", f"{device.count} x {names}", devices=device.count, hardware="present")
+        return verdict("ok", f"{device.count} x {names}", devices=device.count, hardware="present")
     if hidden:
-        return say("unusable", f"{hidden} hides every device", f"unset {hidden.partition('=')[0]} to use them")
+        return verdict("unusable", f"{hidden} hides every device", f"unset {hidden.partition('=')[0]} to use them")
     if withheld:
-        return say("unusable", f"{sign}, but there is no {where}", no_nodes_fix(facts, access))
+        return verdict("unusable", f"{sign}, but there is no {where}", no_nodes_fix(facts, access))
     if not present:
         note = ", although the installed packages are for one" if claimed else ""
-        return say("unusable", f"no sign of {chip} ({where}) or of its driver{note}")
+        return verdict("unusable", f"no sign of {chip} ({where}) or of its driver{note}")
     left = visible_count(facts, variables, present, counted)
     given = [name for name in variables if name in facts.variables]
     settings = " and ".join(f"{name}={facts.variables[name]!r}" for name in given)
     if not left:
-        what = f"{settings} {'leave' if len(given) > 1 else 'leaves'} none of {present} devices"
+        effect = f"{settings} {'leave' if len(given) > 1 else 'leaves'} none of {present} devices"
         how = (
             "each renumbers from 0 the devices that the previous one leaves"
             if len(given) > 1
             else f"numbered from 0 to {present - 1}"
         )
-        return say("unusable", f"{what}: {how}", f"unset {' '.join(given[:-1] or given)}")
+        return verdict("unusable", f"{effect}: {how}", f"unset {' '.join(given[:-1] or given)}")
     for needed in (nodes, facts.nodes(companions)) if companions else (nodes,):
         if not needed:
-            return say("unusable", f"{sign}, but there is no /dev/{companions}", no_nodes_fix(facts, access))
+            return verdict("unusable", f"{sign}, but there is no /dev/{companions}", no_nodes_fix(facts, access))
         if set(needed) <= set(facts.no_access):
-            return say("unusable", f"this user may not open {', '.join(f'/dev/{node}' for node in needed)}", GROUPS)
+            return verdict("unusable", f"this user may not open {', '.join(f'/dev/{node}' for node in needed)}", GROUPS)
     closed = [node for node in nodes if node in facts.no_access]
     note = f"; this user may not open {', '.join(f'/dev/{node}' for node in closed)}" if closed else ""
     if device:
-        problem = device.problem or f"torch.{device_type}.is_available() is False"
+        cause = device.problem or f"torch.{device_type}.is_available() is False"
         fixes = [GROUPS] * bool(closed) + [f"unset {' '.join(given)}"] * bool(given) + [broken_fix]
         note += f"; {settings}" if given else ""
-        return say("unusable", f"{sign}, but torch cannot use it: {problem}{note}", "; or ".join(fixes))
+        return verdict("unusable", f"{sign}, but torch cannot use it: {cause}{note}", "; or ".join(fixes))
     count = min(left, present - len(closed))
     reason = f"{count} x {chip.split(maxsplit=1)[1]} by {where}; not opened yet{note}"
-    return say("unverified", reason, GROUPS if closed else "", devices=count)
+    return verdict("unverified", reason, GROUPS if closed else "", devices=count)

@@ -237,7 +237,7 @@ def test_a_typo_is_refused_with_the_nearest_name(typo, meant):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("gpu", ["cuda", "rocm", "which GPU"]),
+        ("gpu", ["cuda", "rocm", "use cuda"]),
         ("nvidia", ["Did you mean 'cuda'?"]),
         ("amd", ["Did you mean 'rocm'?"]),
         ("ascend", ["Did you mean 'npu'?"]),
