@@ -150,7 +150,8 @@ def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
     cut_dims = shard_dims(model)
     adapted = uses_lora(lora)
     if adapted:
-        with catch_warnings(action="ignore", category=RuntimeWarning):  # peft's of patterns it made for experts
+        # peft warns of patterns that it made for experts
+        with torch.device("meta"), catch_warnings(action="ignore", category=RuntimeWarning):
             # an existing adapter has the shape of a new one of its rank
             apply_lora(model, replace(lora, rank=rank_of(lora), adapter=None))
     prefixes = {layer: f"{name}." for name, layer in model.named_modules()}
