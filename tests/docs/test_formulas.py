@@ -63,14 +63,14 @@ def test_worked_advantages():
 
 
 def test_worked_policy_losses():
-    rows = table(PAGE, "loss", "`d`", "value")
+    rows = table(PAGE, "name", "`d`", "loss")
     assert len(rows) == 7
     for row in rows:
-        [name] = code(row["loss"])
+        [name] = code(row["name"])
         one = torch.tensor([float(row["`d`"])], dtype=WIDE)
         given = SurrogateInput(one, one, False, torch.tensor([float(row["`A`"])], dtype=WIDE), torch.tensor([0, 1]))
         loss, _ = POLICY_LOSSES.load(name)(given, LossConfig(name=name, clip_low=0.2, clip_high=0.28))
-        assert printed(loss) == float(row["value"]), row
+        assert printed(loss) == float(row["loss"]), row
 
 
 def test_worked_kl():
