@@ -61,7 +61,7 @@ def same_spelling(path: Path, wanted: Callable[[Path], bool] = Path.exists, *, s
         wanted: entries that can be suggested.
         stem: whether an entry's suffix may be left out.
     """
-    for entry in _beside(path, wanted):
+    for entry in _siblings(path, wanted):
         if _spelling(path.name) in (_spelling(entry.name), _spelling(entry.stem) if stem else None):
             return entry
     return None
@@ -155,7 +155,7 @@ def _absolute(path: str | None) -> str | None:
     return str(Path(path).expanduser().absolute())
 
 
-def _beside(path: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+def _siblings(path: Path, wanted: Callable[[Path], bool]) -> list[Path]:
     """Return the entries of the parent folder of `path`; none where it does not exist."""
     return sorted(entry for entry in path.parent.iterdir() if wanted(entry)) if path.parent.is_dir() else []
 
@@ -168,7 +168,7 @@ def _nearest_path(path: Path, wanted: Callable[[Path], bool]) -> Path | None:
         path = folder / path.name
         if wanted(path):
             return path
-    entries = {_spelling(entry.name): entry for entry in _beside(path, wanted)}
+    entries = {_spelling(entry.name): entry for entry in _siblings(path, wanted)}
     near = nearest(_spelling(path.name), entries)
     return entries[near] if near else None
 

@@ -50,13 +50,13 @@ def possible_layout(update: PolicyUpdate, device: Device, name: str) -> tuple[La
     config = replace(update.config, model=replace(update.config.model, layout=name))
     attention = attention_of(update.config, device).loaded_as
     try:
-        layout, told = select_supported_layout(
+        layout, reason = select_supported_layout(
             config, update.policy, choose_layout(config, update.policy.base.config, attention)
         )
     except ConfigError as error:
         return None, str(error).split("; use model.layout=")[0]
     if layout.name != name:
-        return None, told or f"with attention {attention!r} it is {layout.name}"
+        return None, reason or f"with attention {attention!r} it is {layout.name}"
     return layout, ""
 
 

@@ -40,7 +40,7 @@ def measure_step(
     """Measure a step of a run that was not trained yet, and leave its weights and optimizer as they were.
 
     Every round generates the same responses from the same weights, runs the other stages, and then the update in each
-    layout in turn, each from the same weights and moments. One round before the others is not timed.
+    layout in turn, each from the same weights and optimizer states. One round before the others is not timed.
 
     Args:
         run: in one process.
@@ -148,9 +148,9 @@ def _update(update: PolicyUpdate, batch: TrainBatch, device: Device, bench: Layo
 
 
 class Start:
-    """Weights and optimizer state that every update begins with: those of the run, and moments of one update.
+    """Weights and optimizer state that every update begins with: those of the run, and optimizer states of one update.
 
-    AdamW makes its moments in its first update, which would cost only that one.
+    AdamW makes its optimizer states in its first update, which would cost only that one.
 
     Args:
         update: what will be measured.
@@ -164,19 +164,19 @@ class Start:
         # on the host, so that the peak of the device's memory stays that of training
         self._saved_weights = [_on_host(weight) for weight in self._weights]
         replace(update, layout=PADDED)(batch)
-        self._moments = [
+        self._optimizer_states = [
             value
             for values in self._optimizer.state.values()
             for value in values.values()
             if isinstance(value, torch.Tensor)
         ]
-        self._saved_moments = [_on_host(moment) for moment in self._moments]
+        self._saved_optimizer_states = [_on_host(moment) for moment in self._optimizer_states]
         self.restore()
 
     def restore(self) -> None:
         """Put weights and optimizer state back."""
         _copy(self._saved_weights, self._weights)
-        _copy(self._saved_moments, self._moments)
+        _copy(self._saved_optimizer_states, self._optimizer_states)
 
     def forget(self) -> None:
         """Put everything back as it was before the first update."""

@@ -154,25 +154,25 @@ def _show_run(folder: Path, document: dict[str, Any]) -> None:
     console.print()
     print_part(console, table)
     if not document["choices"]:
-        console.print(Text("no kernel had been used when this was written", style="yellow"))
+        console.print(Text("no kernel was used before this was written", style="yellow"))
     _print_driver_note(console, [(each["op"], each["implementation"]) for each in document["choices"]])
     console.print()
     _show_settings(console, document)
 
 
 def _print_driver_note(console: Any, chosen: list[tuple[str, str | None]]) -> None:
-    """Say that an op which only drives the row ops takes them as chosen: its own "torch" is no slow path."""
+    """Print a note on ops that only call the row ops: their implementation "torch" is not a slow path."""
     from rich.text import Text
 
     drivers = [op for op, name in chosen if op in DRIVERS and name == "torch"]
     if drivers:
         verb = "runs" if len(set(drivers)) == 1 else "run"
         names = " and ".join(dict.fromkeys(drivers))
-        console.print(Text(f"{names} in torch {verb} row_stats and row_grad as chosen above.", style="dim"))
+        console.print(Text(f"{names} in torch {verb} row_stats and row_grad as selected above.", style="dim"))
 
 
 def _show_settings(console: Any, settings: dict[str, Any]) -> None:
-    """Say which pins, preference, strictness and plug-ins are in force."""
+    """Print pins, preference, strictness and plug-ins."""
     from rich.text import Text
 
     from hwgrpo.bench.terminal import fact_grid, print_part

@@ -94,14 +94,14 @@ def run(args: argparse.Namespace) -> int:
         cpus = args.cpus or CPUS_PER_DEVICE * devices
         script = slurm_script(train, backend, devices, args.nodes, restarts, cpus, args.sbatch or ())
         return _submit(script) if args.started else _show([script])
-    words = command(train, devices, args.nodes, restarts, args.rendezvous, args.rendezvous_id)
+    arguments = command(train, devices, args.nodes, restarts, args.rendezvous, args.rendezvous_id)
     if args.started:
-        return _start(words, backend, variables, config)
+        return _start(arguments, backend, variables, config)
     lines = [f"# on each of the {args.nodes} nodes", WHY_NEW_STORE] if args.nodes > 1 else []
-    if words[0] == "torchrun":
+    if arguments[0] == "torchrun":
         lines.append(f'eval "$({_tool("hwgrpo")} env --backend {config.backend.name} --shell)"')
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    return _show([*lines, " ".join([*assigned, _tool(words[0]), shlex.join(words[1:])])])
+    return _show([*lines, " ".join([*assigned, _tool(arguments[0]), shlex.join(arguments[1:])])])
 
 
 def command(
@@ -119,16 +119,16 @@ def command(
     """
     if devices * nodes == 1:
         return ["hwgrpo", *train]
-    words = ["torchrun", "--nproc-per-node", str(devices), "--max-restarts", str(restarts)]
+    arguments = ["torchrun", "--nproc-per-node", str(devices), "--max-restarts", str(restarts)]
     if nodes == 1:
-        words.append("--standalone")  # finds a free port by itself
+        arguments.append("--standalone")  # finds a free port by itself
     else:
         assert rendezvous is not None, "several nodes need a rendezvous"
         job = job or job_name(train)
         host, _, port = rendezvous.rpartition(":") if ":" in rendezvous else (rendezvous, "", str(port_of(job)))
-        words += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"]
-        words += ["--rdzv-id", job]
-    return [*words, "-m", "hwgrpo", *train]
+        arguments += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"]
+        arguments += ["--rdzv-id", job]
+    return [*arguments, "-m", "hwgrpo", *train]
 
 
 def job_name(train: Sequence[str]) -> str:
@@ -183,8 +183,8 @@ def slurm_script(
         "--open-mode=append",
         *options,
     ]
-    words = command(train, devices, nodes, restarts, "HOST:PORT", "JOB")
-    line = shlex.join(words[1:])
+    arguments = command(train, devices, nodes, restarts, "HOST:PORT", "JOB")
+    line = shlex.join(arguments[1:])
     line = line.replace("HOST:PORT", '"$head:$port"', 1).replace("--rdzv-id JOB", '--rdzv-id "$SLURM_JOB_ID"', 1)
     setup = []
     if nodes > 1:
@@ -202,7 +202,7 @@ def slurm_script(
             *setup,
             f'eval "$({_tool("hwgrpo")} env --backend {backend.name} --shell)"',
             # srun does not inherit it from sbatch (Slurm 22.05)
-            f'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 {_tool(words[0])} {line}',
+            f'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 {_tool(arguments[0])} {line}',
         ]
     )
 
@@ -290,17 +290,17 @@ def _tool(name: str) -> str:
     return shlex.quote(str(Path(sys.executable).parent / name))
 
 
-def _start(words: Sequence[str], backend: Backend | None, variables: Mapping[str, str], config: Config) -> int:
+def _start(arguments: Sequence[str], backend: Backend | None, variables: Mapping[str, str], config: Config) -> int:
     """Replace this process by the one that trains or launches."""
     if backend is not None:
         from hwgrpo_backends.environment import apply
 
         apply(backend, "train", os.environ, config.trainer.deterministic)
     os.environ.update(variables)
-    module = {"hwgrpo": "hwgrpo", "torchrun": "torch.distributed.run"}[words[0]]
+    module = {"hwgrpo": "hwgrpo", "torchrun": "torch.distributed.run"}[arguments[0]]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *words[1:]])
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments[1:]])
 
 
 def _show(lines: Sequence[str]) -> int:

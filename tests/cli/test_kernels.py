@@ -48,7 +48,7 @@ def test_every_op_and_why_its_kernel_runs_is_told(hwgrpo):
     assert set(told) >= OPS
     assert "pinned by HWGRPO_KERNELS" in told["row_grad"]
     assert told["token_logprob"].endswith("runs        the only one")
-    assert "token_logprob and linear_logprob in torch run row_stats and row_grad as chosen above." in done.stdout
+    assert "token_logprob and linear_logprob in torch run row_stats and row_grad as selected above." in done.stdout
     assert "the first of the preferred that can run" in told["row_stats"]
     assert "pins       row_grad=torch" in done.stdout
     assert "strict     off" in done.stdout
@@ -88,7 +88,7 @@ def test_a_run_tells_what_it_chose_without_loading_torch(hwgrpo, run_folder: Pat
     assert "declined 3 calls: windy" in " ".join(done.stdout.split())
     assert "pinned by kernels.pins" in lines["row_grad"]
     assert "linear_logprob  * torch  cpu, bfloat16, V <= 262,144  preferred\n" in done.stdout
-    assert "linear_logprob in torch runs row_stats and row_grad as chosen above." in done.stdout
+    assert "linear_logprob in torch runs row_stats and row_grad as selected above." in done.stdout
     assert "on: falling back is an error" in lines["strict"]
     assert "p failed: ImportError: no wings" in lines["plug-in"]
     assert json.loads(hwgrpo("kernels", "--run", run_folder, "--json").stdout) == RUN

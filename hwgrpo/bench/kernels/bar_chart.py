@@ -85,10 +85,10 @@ def _heading(svg: Element, names: Sequence[str], documents: Sequence[Mapping[str
     y = MARGIN + 14
     _text(svg, MARGIN, y, "Kernels side by side", "text title")
     y += 22
-    told = (
+    subtitle = (
         "Times of our fastest implementations, each case on its own scale: shorter is faster, 2x is twice as fast as A."
     )
-    _text(svg, MARGIN, y, told, "muted")
+    _text(svg, MARGIN, y, subtitle, "muted")
     if unlike(documents):
         y += 18
         _text(svg, MARGIN, y, "Dtypes or clocks differ, so the bars compare unlike things.", "warn")

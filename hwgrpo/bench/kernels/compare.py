@@ -111,9 +111,9 @@ def show_comparison(names: Sequence[str], documents: Sequence[Mapping[str, Any]]
     two = len(documents) == 2
     shared = shared_shapes(rows)
     if not shared:
-        told = "the two have no shape in common" if two else "no two of them have a shape in common"
+        note = "the two have no shape in common" if two else "no two of them have a shape in common"
         console.print()
-        console.print(Text(told, style="yellow"))
+        console.print(Text(note, style="yellow"))
     longest = max((ratio or 0 for row in rows for ratio in row.ratios), default=0)
     columns = [f"{letter} ms" for letter in letters]
     columns += [f"{letter} ceiling" for letter in letters] if two else []  # more would not fit into 80 columns
