@@ -109,6 +109,7 @@ def assert_half_and_a_layer(held: int, whole: int) -> None:
     assert whole / 2 < held < whole / 2 + whole / LAYERS + 0.15 * whole, (held, whole)
 
 
+@pytest.mark.slow
 def test_no_device_ever_holds_the_whole_model(folder: Path, tmp_path: Path):
     """What the allocators of two simulated devices had given out at the most."""
     more = {"packages": [simulated_npu.packages()], "SIMULATED_NPU_DEVICES": "2"}

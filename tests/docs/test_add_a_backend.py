@@ -92,6 +92,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_runs_and_says_what_the_page_says(shell):
     install, backend, kernels, way, launchers = blocks("bash")
     said = shell(install)

@@ -45,6 +45,7 @@ def shell(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_every_block_of_the_walk_through_runs_and_the_model_learns(shell):
     outputs = [shell(block) for block in blocks()]
     assert len(outputs) == 6
@@ -56,6 +57,7 @@ def test_every_block_of_the_walk_through_runs_and_the_model_learns(shell):
     assert "share_right" in page
 
 
+@pytest.mark.slow
 def test_the_mistake_that_the_page_suggests_is_named_with_its_remedy(shell):
     suggested = "hwgrpo train mine.yaml rollout.temprature=2 --dry-run"
     assert f"`{suggested}`" in PAGE.read_text(encoding="utf-8")

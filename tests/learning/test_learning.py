@@ -60,6 +60,7 @@ def test_the_recipe_learns_to_sort(tmp_path: Path):
     assert_learns(tmp_path / "run", seed=0)
 
 
+@pytest.mark.slow
 def test_shuffled_rewards_teach_nothing(tmp_path: Path):
     assert_stays(tmp_path / "run", seed=0)
 

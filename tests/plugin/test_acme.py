@@ -69,6 +69,7 @@ def test_a_backend_that_is_asked_for_wins_over_it(host: list[Path]):
     assert (done.returncode, json.loads(done.stdout)["selected"]) == (0, "cpu")
 
 
+@pytest.mark.slow
 def test_doctor_tries_its_device_and_its_kernel(host: list[Path]):
     done = acme.run("doctor", "--run", "--json", folders=host, SIMULATED_ACME_DEVICES="2")
     document = json.loads(done.stdout)
@@ -111,7 +112,7 @@ def test_kernels_lists_its_implementation_as_the_one_that_runs(host: list[Path])
     assert document["plugins"][0]["implementations"] == ["row_stats=acme"]
 
 
-@pytest.mark.parametrize(("ranks", "backend"), [(1, "acme"), (2, "auto")])
+@pytest.mark.parametrize(("ranks", "backend"), [pytest.param(1, "acme", marks=pytest.mark.slow), (2, "auto")])
 def test_it_trains_as_the_cpu_does(tmp_path: Path, host: list[Path], ranks: int, backend: str):
     train(tmp_path / "cpu", "cpu", folders=[], ranks=ranks)
     train(tmp_path / "acme", backend, folders=host, ranks=ranks)
@@ -143,6 +144,7 @@ runs.run(folder / "parts", *words, backend=BACKEND)
 """
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_bitwise(tmp_path: Path, host: list[Path]):
     done = acme.run(str(tmp_path), code=RESUMED, folders=host)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -161,6 +161,7 @@ def test_a_kernel_that_does_not_load_is_an_error_only_where_it_is_pinned(folder:
     assert "row_stats=hollow cannot run: failed to load: RuntimeError: no stream. Remove the pin" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_device_that_cannot_be_asked_ends_a_run_with_its_name(tmp_path: Path):
     field = f"probe={OK}, compute_dtypes=lambda index: open('/no/driver')"
     text = CHIP.format(name="mute", field=field).replace("device_type='mute'", "device_type='cpu'")

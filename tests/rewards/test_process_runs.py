@@ -88,6 +88,7 @@ def recipe(tmp_path, function):
     return ["train", "recipe.yaml", *small, function, f"trainer.output_dir={tmp_path}/run"]
 
 
+@pytest.mark.slow
 def test_a_user_is_told_which_sample_hung_and_the_run_ends_well(function, tmp_path, processes, soon):
     words = recipe(tmp_path, function(timeout=1.0, on_timeout="mask_sample"))
     words = [*words, "trainer.max_steps=1", "observe.progress=auto"]
@@ -111,6 +112,7 @@ def test_a_user_whose_run_stops_is_told_why_in_one_line(function, tmp_path, proc
     soon(lambda: processes() == [])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_a_sample_hangs_leaves_no_process(function, tmp_path, processes, soon):
     words = recipe(tmp_path, function(timeout=3.0, on_timeout="mask_sample"))
     with command(*words, "trainer.max_steps=500", cwd=tmp_path) as run:

@@ -41,6 +41,7 @@ def record(tmp_path: Path):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_is_written_down_with_its_outcome_and_figures(record):
     done, [document] = record("--parts", "doctor,shaped", "--commit", COMMIT)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,6 +5,8 @@ tests/vllm/test_mixed_vendors.py does the same with a real vLLM server.
 
 from pathlib import Path
 
+import pytest
+
 from hwgrpo.config.load import to_yaml
 from tests.support.devices import simulated_npu
 from tests.support.numbers.rounding import GENTLE, LOGITS, STEP, assert_metrics_close, drift
@@ -34,6 +36,7 @@ def train(output: Path, server: model_server.Address, npus: int) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_an_npu_that_trains_by_a_server_on_the_cpu_learns_what_a_cpu_does(tmp_path: Path):
     with model_server.served(MODEL) as server:
         said = train(tmp_path / "npu", server, npus=1)

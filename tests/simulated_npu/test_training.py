@@ -22,7 +22,7 @@ def train(output: Path, *more: str, npus: int, ranks: int) -> Written:
     return read(output)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_recipe_trains_on_npus_as_on_the_cpu(tmp_path: Path, ranks: int):
     on_cpu = train(tmp_path / "cpu", npus=0, ranks=ranks)
     assert on_cpu.environment["backend"] == "cpu"
