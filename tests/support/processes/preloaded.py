@@ -29,7 +29,9 @@ MODULES = (
     *("hwgrpo.training.setup", "hwgrpo.training.finish", "hwgrpo.training.loop", "hwgrpo.rollout.local.engine"),
     *("hwgrpo.training.strategies.ddp", "hwgrpo.training.strategies.fsdp2"),
 )
-"""What the first process imports."""
+"""Modules that the first process imports."""
+READ_BY_IMPORTS = ("PYTHONPATH", "SIMULATED_", "TORCH_")
+"""Prefixes of variables that imports read; the number of simulated devices is read later."""
 _servers: dict[tuple[str, ...], subprocess.Popen[str]] = {}
 
 
@@ -69,8 +71,8 @@ def run(
 
 def _server(env: Mapping[str, str], also: Sequence[str]) -> subprocess.Popen[str]:
     """Return the process to fork from, for what imports find; start it the first time."""
-    told = [f"{name}={env[name]}" for name in sorted(env) if name.startswith(("PYTHONPATH", "SIMULATED_", "TORCH_"))]
-    key = (*told, *also)
+    read = [name for name in sorted(env) if name.startswith(READ_BY_IMPORTS) and not name.endswith("_DEVICES")]
+    key = (*(f"{name}={env[name]}" for name in read), *also)
     if key not in _servers:
         command = [sys.executable, __file__, *MODULES, *also]
         _servers[key] = subprocess.Popen(command, env={**env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

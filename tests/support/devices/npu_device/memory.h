@@ -39,10 +39,11 @@ inline int64_t setting(const char* name, int64_t otherwise) {
   return text && *text ? std::atoll(text) : otherwise;
 }
 
-inline int devices = std::clamp<int>(setting("DEVICES", 1), 0, kMostDevices);
+// Read at each call: a process forked after the import may have another number than the first.
+inline int visible_devices = kMostDevices;
 
 inline int device_count() {
-  return devices;
+  return std::min(visible_devices, std::clamp<int>(setting("DEVICES", 1), 0, kMostDevices));
 }
 
 inline c10::DeviceIndex checked(int64_t index) {

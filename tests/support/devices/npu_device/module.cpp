@@ -18,7 +18,7 @@ const bool hooked = [] {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("device_count", &npu::device_count);
-  m.def("leave_devices", [](int count) { npu::devices = std::clamp(count, 0, npu::devices); });
+  m.def("leave_devices", [](int count) { npu::visible_devices = std::clamp(count, 0, npu::device_count()); });
   m.def("current_device", [] { return int(npu::current_device); });
   m.def("set_device", [](int64_t index) { npu::current_device = npu::checked(index); });
   m.def("default_generator", [](int64_t index) { return npu::default_generator(npu::checked(index)); });
