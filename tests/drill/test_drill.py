@@ -201,7 +201,7 @@ def test_an_accelerator_with_too_little_memory_takes_smaller_micro_batches(tmp_p
     assert smaller, said
     train("enough", 4096, smaller[-1])
     assert_metrics_close(runs.metrics(tmp_path / "scarce"), runs.metrics(tmp_path / "enough"), drift(3))
-    told("a device's memory is full", f"micro-batches of {smaller[-1]} tokens, the same numbers", "nothing")
+    told("a device runs out of memory", f"micro-batches of {smaller[-1]} tokens, the same numbers", "nothing")
 
 
 def test_gradients_that_are_not_finite_end_the_run_with_good_weights_saved(tmp_path: Path, told: Told, capfd):

@@ -20,7 +20,7 @@ class Use:
     """A function, method, attribute or field that has to be there."""
 
     file: str
-    """Below the folder that the wheel was unpack_bucket to."""
+    """Below the folder that the wheel was unpacked to."""
     name: str
     """`Class.method` or `Class.attribute`; `child = base` for a class that inherits; in quotes, text of the file."""
     arguments: tuple[str, ...] = ()

@@ -115,7 +115,7 @@ class Child:
 
     @property
     def has_ended(self) -> bool:
-        """Whether an idle process has ended: there is no answer that could have wait_for_pipes."""
+        """Whether an idle process has ended: there is no answer that could have arrived."""
         return not self.alive or bool(wait_for_pipes(0.0, self._replies))
 
     @property
@@ -124,7 +124,7 @@ class Child:
         return len(descendants(self._process.pid)) > 1  # the worker is one
 
     def receive(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages that have wait_for_pipes.
+        """Yield the messages that have arrived.
 
         Raises:
             EOFError: there will be no more; it says how the process ended.

@@ -138,7 +138,7 @@ class Pool:
         return [each for each in self._children if each.readable in able or not each.alive]
 
     def _receive(self, child: Child, store: Any) -> str | None:
-        """File the results that have wait_for_pipes; return how the process ended, if it did."""
+        """File the results that have arrived; return how the process ended, if it did."""
         try:
             for message in child.receive():
                 if "refused" in message:
