@@ -104,6 +104,6 @@ def test_without_the_variables_of_cann_deepspeed_is_refused_before_anything_is_l
     monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
     done = started([[RECIPE, *WORDS, *ZERO[1], f"trainer.output_dir={tmp_path / 'run'}"]], "hccl", 2)
     assert done.returncode != 0
-    assert "trainer.strategy='deepspeed': DeepSpeed looks for CANN where the variable ASCEND_HOME_PATH" in done.stderr
+    assert "trainer.strategy='deepspeed': DeepSpeed finds CANN by the variable ASCEND_HOME_PATH" in done.stderr
     assert "source the set_env.sh of CANN" in done.stderr
     assert not (tmp_path / "run").exists()
