@@ -2,6 +2,8 @@
 
 import math
 
+from tensorboard.summary.writer import event_file_writer
+
 from hwgrpo.observe.loggers.tensorboard import TensorBoardLogger
 
 
@@ -30,7 +32,9 @@ def test_a_value_that_is_not_a_number_is_kept(tmp_path):
     logger.close()
 
 
-def test_cutting_back_makes_tensorboard_forget_later_steps(tmp_path):
+def test_cutting_back_makes_tensorboard_forget_later_steps(tmp_path, monkeypatch):
+    # the names of files that one process makes in one second end in 9, 10, 11: as text, 10 comes before 9
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
     first = TensorBoardLogger(tmp_path)
     for step in range(6):
         first.log(step, {"reward": 0.25})

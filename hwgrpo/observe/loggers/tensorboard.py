@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ class TensorBoardLogger:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds, so only a run that logs pays
 
             _silence_writing_thread()
+            _wait_for_next_name(self._folder)
             self._writer = SummaryWriter(str(self._folder), purge_step=self._purge_step)
             self._purge_step = None
         for name, value in values.items():
@@ -45,6 +47,16 @@ class TensorBoardLogger:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+
+def _wait_for_next_name(folder: Path) -> None:
+    """Wait until a new event file sorts after those that are there: TensorBoard reads them in the order of their names.
+
+    A name has the second of its making; within a second the order is that of process ids and a counter, as text.
+    """
+    seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.*")]
+    while int(time.time()) == max(seconds, default=0):
+        time.sleep(0.02)
 
 
 @cache
