@@ -351,7 +351,7 @@ def _check_contradictions(config: Config) -> None:
     r = c.rollout
     if r.max_staleness and correction.name == "none":
         raise ConfigError(
-            f"rollout.max_staleness={r.max_staleness}: responses of older weights need their importance weighed; set "
+            f"rollout.max_staleness={r.max_staleness}: responses of older weights need importance weights; set "
             "algorithm.correction.name, e.g. token_truncate"
         )
     if c.observe.loggers.count("jsonl") == 0 and t.save_every:
