@@ -104,8 +104,8 @@ def test_a_wrong_layout_is_named_and_the_exit_code_is_1(
         (["--threads", "0"], ["--threads 0", "1 or more"]),
         (["--json", "no/such/folder/x.json"], ["--json no/such/folder/x.json", "folder"]),
         (["rollout.temprature=1"], ["Did you mean rollout.temperature?"]),
-        (["trainer.strategy=fsdp2"], ["trainer.strategy='fsdp2'", "in one piece", "single"]),
-        (["trainer.strategy=deepspeed"], ["trainer.strategy='deepspeed'", "in one piece", "single"]),
+        (["trainer.strategy=fsdp2"], ["trainer.strategy='fsdp2'", "needs an unsharded policy", "single"]),
+        (["trainer.strategy=deepspeed"], ["trainer.strategy='deepspeed'", "needs an unsharded policy", "single"]),
         (["another_recipe"], ["another_recipe", "one recipe"]),
     ],
 )

@@ -163,7 +163,7 @@ def test_train_then_eval_from_the_shell(hwgrpo, tmp_path: Path):
     assert finished == {**result, "model": finished["model"]}
     refused = hwgrpo("eval", "out/checkpoints/step-00000003", "--model", "elsewhere")
     assert refused.returncode == 2
-    assert "brings its own weights" in refused.stderr
+    assert "has its own weights" in refused.stderr
     (out / "checkpoints/step-00000003/weights-rank0.safetensors").write_bytes(b"cut")
     refused = hwgrpo("eval", "out/checkpoints/step-00000003")
     assert refused.returncode == 1

@@ -140,7 +140,7 @@ def test_a_recipe_says_what_columns_and_rewards_are(hwgrpo, tmp_path):
     done = hwgrpo("data", "inspect", "mine.jsonl", "--recipe", "mine.yaml")
     assert done.returncode == 1, done.stderr
     assert "gsm8k: scores 1 of the 2 answers tried, fails on 1" in done.stdout
-    assert "length: not tried" in done.stdout
+    assert "length: not run" in done.stdout
     without = hwgrpo("data", "inspect", "mine.jsonl")
     assert (without.returncode, "no column 'prompt'" in without.stderr) == (1, True)
 
@@ -161,7 +161,7 @@ def test_tokens_are_counted_with_a_tokenizers_folder(hwgrpo, tmp_path):
     ("words", "part"),
     [
         (["--score-rows", "-1"], "--score-rows -1: use 0 or more"),
-        (["--tokenizer", "nowhere"], "--tokenizer nowhere: there is no such folder"),
+        (["--tokenizer", "nowhere"], "--tokenizer nowhere: no such folder"),
         (["--reward", "gsm9k"], "Did you mean 'gsm8k'?"),
         (["--recipe", "tiny_srot"], "Did you mean tiny_sort?"),
     ],

@@ -51,7 +51,15 @@ def test_the_page_has_every_component_the_peak_the_chips_and_what_is_assumed():
     first = plan["chips"][0]
     names = {name for parts in first["components"].values() for name in parts}
     assert {"parameters (fp32)", "optimizer states (AdamW)", "copy that samples", "gradients (fp32)"} <= names
-    for part in (*names, "peak", *(each["name"] for each in plan["chips"]), "40%", "60%", "50 GB/s", "an estimate"):
+    for part in (
+        *names,
+        "peak",
+        *(each["name"] for each in plan["chips"]),
+        "40%",
+        "60%",
+        "50 GB/s",
+        "estimated memory",
+    ):
         assert part in page, part
     assert "No figure was measured on" in page
     assert max(map(len, page.splitlines())) <= 125

@@ -63,7 +63,7 @@ def refusal(*overrides: str) -> str:
         ("data.shuffle=5", ["data.shuffle=5", "must be bool: true or false"]),
         ("data.shuffle=1", ["data.shuffle=1", "must be bool"]),
         ("data.shuffle=null", ["data.shuffle=null", "must be bool"]),
-        ("data.system_prompt=a: b", ["data.system_prompt={'a': 'b'}", "stands in quotes", "'\"a: b\"'"]),
+        ("data.system_prompt=a: b", ["data.system_prompt={'a': 'b'}", "in quotes, e.g.", "'\"a: b\"'"]),
         ("data.system_prompt=a\udc80b", ["data.system_prompt=", "U+DC80", "UTF-8"]),
         ("data.system_prompt=a\0b", ["data.system_prompt=", "U+0000", "remove it"]),
         ('data.system_prompt="a\\0b"', ["data.system_prompt='a\\x00b' contains a NUL"]),

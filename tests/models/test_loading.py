@@ -119,7 +119,7 @@ def test_a_folder_that_is_not_a_model_says_what_it_is(tmp_path):
         load_model(config, attention="sdpa")
     file = tmp_path / "weights.gguf"
     file.write_text("")
-    with pytest.raises(ConfigError, match=r"is a file; name the folder"):
+    with pytest.raises(ConfigError, match=r"is a file; use its folder"):
         load_model(ModelConfig(path=str(file)), attention="sdpa")
 
 
