@@ -460,9 +460,12 @@ def test_however_the_trainer_ends_in_a_call_no_process_is_left(number, does, rew
     script.write_text(textwrap.dedent(TRAINER).replace("FILE", str(path)).replace("END", "pass"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.DEVNULL) as trainer:
-        soon((tmp_path / "under way").exists)
-        trainer.send_signal(number)
-        assert trainer.wait(60) != 0
+        try:
+            soon((tmp_path / "under way").exists)
+            trainer.send_signal(number)
+            assert trainer.wait(60) != 0
+        finally:
+            trainer.kill()
     soon(lambda: processes() == [])
 
 
