@@ -50,8 +50,9 @@ class Report:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Names of the checks and self-tests that failed for `backend`."""
+        """Names of the checks and self-tests that failed for `backend`, and of ops without an implementation to run."""
         failed = [f.what for f in self.findings if f.state == "FAIL" and f.concerns(self.backend)]
+        failed += [f"kernels of {op['op']}" for op in self.survey.get("kernels", {}).get("ops", ()) if op["error"]]
         return tuple(failed + [f"{t.device}: {t.name}" for t in self.self_tests or () if t.state == "FAIL"])
 
     def to_json(self) -> dict[str, Any]:

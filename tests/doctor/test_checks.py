@@ -239,6 +239,12 @@ def test_kernels_that_cannot_be_told_are_a_failure():
     assert report.failures == ("kernels",)
 
 
+def test_an_op_that_nothing_can_run_is_a_failure():
+    ops = [{"op": "row_stats", "error": None}, {"op": "row_grad", "error": "HWGRPO_KERNELS: no such kernel"}]
+    report = diagnosis(hosts.cpu(), survey={"kernels": {"plugins": [], "ops": ops}, "attention": []})
+    assert report.failures == ("kernels of row_grad",)
+
+
 def test_a_kernel_plug_in_that_fails_is_a_line():
     plugins = [{"name": "acme", "error": "ImportError: libacme.so"}, {"name": "fine", "error": None}]
     report = diagnosis(hosts.cpu(), survey={"kernels": {"plugins": plugins, "ops": []}, "attention": []})

@@ -56,13 +56,13 @@ def test_the_choice_the_kernels_the_attention_and_the_engines_are_told_with_reas
     assert re.search(r"  flash_attention_2 +unusable +not installed", text)
     assert re.search(r"\* sdpa +first", text)
     assert re.search(r"\* local +usable +part of hwgrpo", text)
-    assert text.endswith("backend: cpu (requested: auto), no warnings")
+    assert text.endswith("backend: cpu (requested: auto), no warnings\nfailed: kernels of row_grad")
 
 
 def test_what_stands_in_the_way_is_said_at_the_end():
     text = show(diagnosis(hosts.cpu(), survey=SURVEY, self_tests=SELF_TESTS))
     assert re.search(r"FAIL +cpu +bf16 matmul +off by 1", text)
-    assert text.endswith("failed: cpu: bf16 matmul")
+    assert text.endswith("failed: kernels of row_grad, cpu: bf16 matmul")
     text = show(diagnosis(hosts.npu(tier1=hosts.BROKEN_PLUGIN, home=None)))
     assert text.endswith("no backend (requested: auto); see FAIL above")
 
@@ -82,7 +82,7 @@ def test_the_document_is_json_and_has_all_parts():
         "attention", "rollout", "versions", "run", "facts", "host",
     }  # fmt: skip
     assert document["selected"] == "npu"
-    assert document["failures"] == ["cpu: bf16 matmul"]
+    assert document["failures"] == ["kernels of row_grad", "cpu: bf16 matmul"]
     assert {candidate["name"]: candidate["hardware"] for candidate in document["candidates"]}["npu"] == (
         hardware.proven_on(BUILTIN["npu"])
     )
