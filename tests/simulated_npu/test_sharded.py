@@ -28,7 +28,7 @@ WAYS = {f"zero-{stage}": words for stage, words in ZERO.items()} | {
         *("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2", "trainer.fsdp2.offload=true"),
     ),
 }
-STEPS = 4
+STEPS = 2  # the second samples and validates with what the first has learned
 pytestmark = pytest.mark.slow
 
 
@@ -50,6 +50,7 @@ def started(
         *(str(ROOT / "tests" / worker), comm, json.dumps(runs)),
         packages=[simulated_npu.packages(), *deepspeed_package.folders()] if npus else [],
         SIMULATED_NPU_DEVICES=str(npus),
+        HWGRPO_BACKEND_SELECTED="npu" if npus else "cpu",  # as `hwgrpo launch` sets it
         **variables,
     )
 

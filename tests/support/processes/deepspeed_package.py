@@ -35,15 +35,28 @@ def with_deepspeed(ranks: int, *words: str, **extra: str) -> CompletedProcess[st
     Raises:
         RuntimeError: pip cannot get it, or there is no C++ compiler, or it fails.
     """
+    packages = folders()
+    variables = {"PATH": _path(packages), "TORCH_EXTENSIONS_DIR": str(compiled()), "DS_ACCELERATOR": "cpu", **extra}
+    return forked(ranks, *words, packages=packages, also=["deepspeed"], **variables)
+
+
+def compiled() -> Path:
+    """Return the folder with what DeepSpeed compiles of itself as it starts on a CPU; compile it first.
+
+    Raises:
+        RuntimeError: as `with_deepspeed` does.
+    """
     if shutil.which("c++") is None:
         raise RuntimeError("DeepSpeed compiles a part of itself as it starts: install g++ (apt-get install g++)")
     packages = folders()
+    folder = (packages[0] if packages else FETCHED) / "deepspeed-compiled"
+    return made_once(folder, lambda there: compile_into(there, packages, _path(packages)))
+
+
+def _path(packages: Sequence[Path]) -> str:
+    """Return the search path of programs with DeepSpeed's ninja first."""
     programs = packages[0] / "bin" if packages else Path(sys.executable).parent
-    compiled = (packages[0] if packages else FETCHED) / "deepspeed-compiled"
-    path = os.pathsep.join([str(programs), os.environ["PATH"]])
-    made_once(compiled, lambda there: compile_into(there, packages, path))
-    variables = {"PATH": path, "TORCH_EXTENSIONS_DIR": str(compiled), "DS_ACCELERATOR": "cpu", **extra}
-    return forked(ranks, *words, packages=packages, also=["deepspeed"], **variables)
+    return os.pathsep.join([str(programs), os.environ["PATH"]])
 
 
 def compile_into(folder: Path, packages: Sequence[Path], path: str) -> None:

@@ -1,4 +1,4 @@
-"""Install beforehand what slow tests install on first use: `python -m tests.support.processes.fetch_all`.
+"""Install and compile beforehand what slow tests need: `python -m tests.support.processes.fetch_all`.
 
 The times of the tests are then those of the tests.
 """
@@ -16,7 +16,7 @@ def main() -> None:
     """Make the environments and fetch the wheels."""
     print(vllm_python())
     print(ascend_python())
-    print(*deepspeed_package.folders())
+    print(deepspeed_package.compiled())
     print(fetched("peers", PACKAGES))
     for version in torch_npu_wheel.VERSIONS:
         print(torch_npu_wheel.folder(version))
