@@ -19,7 +19,7 @@ from tests.support.runs import runs
 
 pytestmark = pytest.mark.slow
 
-POINTS, PROCESSES = 80, 2
+POINTS, PROCESSES = 40, 2
 WORDS = (
     "trainer.max_steps=4",
     "trainer.save_every=1",
@@ -75,9 +75,13 @@ def measured(output: Path, *words: str) -> dict[str, float]:
     return json.loads((output.parent / "counts.json").read_text()) | {"time": time.monotonic() - began}
 
 
-def drawn(generator: random.Random, limits: dict[str, float]) -> Kill:
-    place = generator.choice(["time", *PLACES])
-    return place, generator.uniform(0, limits[place]) if place == "time" else generator.randint(1, int(limits[place]))
+def drawn(generator: random.Random, limits: dict[str, float], point: int, points: int) -> Kill:
+    """Draw a kill: places take turns from point to point, and those of one place are in equal parts of the run."""
+    places = ["time", *PLACES]
+    turn, chosen = divmod(point, len(places))
+    place = places[chosen]
+    share = (turn + generator.random()) / (points // len(places))
+    return place, share * limits[place] if place == "time" else 1 + int(share * limits[place])
 
 
 def killed_and_resumed(output: Path, kills: list[Kill], *words: str) -> int:
@@ -102,7 +106,9 @@ def test_killed_at_random_points_every_run_ends_as_the_uninterrupted_one(tmp_pat
         wrong, met = [], 0
         for point in range(share, POINTS, PROCESSES):
             generator = random.Random(point)
-            kills = [drawn(generator, limits) for _ in range(generator.choice([1, 1, 1, 2]))]
+            kills = [drawn(generator, limits, point, POINTS)]
+            if generator.random() < 0.25:  # the run that goes on is killed, too
+                kills.append(drawn(generator, limits, generator.randrange(POINTS), POINTS))
             output = tmp_path / f"point-{point}"
             try:
                 met += killed_and_resumed(output, kills)
@@ -129,12 +135,12 @@ def test_a_run_that_samples_ahead_is_killed_at_random_points_and_ends_as_the_uni
     expected = runs.everything(tmp_path / "whole")
     assert any(line.get("rollout/staleness_max") == 1 for line in expected["metrics"])
     met = 0
-    for point in range(10):
-        generator = random.Random(1000 + point)
-        kill = drawn(generator, limits)
+    points = 5
+    for point in range(points):
+        kill = drawn(random.Random(1000 + point), limits, point, points)
         met += killed_and_resumed(tmp_path / f"point-{point}", [kill], *words)
         assert runs.everything(tmp_path / f"point-{point}") == expected, (point, kill)
-    assert met >= 5, "too many runs were over before they were killed"
+    assert met >= 4, "too many runs were over before they were killed"
 
 
 def _child(body) -> int:
@@ -167,9 +173,10 @@ def test_one_of_two_ranks_killed_at_random_points_changes_nothing(
     assert ranks.forked(2, lambda rank: train(tmp_path / "timed", None, *words)) == [0, 0]
     limits["time"] = time.monotonic() - began
     expected = runs.everything(tmp_path / "whole")
-    for point in range(5):
-        generator = random.Random(point)
-        kill, victim = drawn(generator, {key: limits.get(key, 1) for key in ("time", *PLACES)}), point % 2
+    points = 5
+    for point in range(points):
+        every = {key: limits.get(key, 1) for key in ("time", *PLACES)}
+        kill, victim = drawn(random.Random(point), every, point, points), point % 2
         output = tmp_path / f"point-{point}"
         statuses = ranks.forked(2, lambda rank: train(output, kill if rank == victim else None, *words))  # noqa: B023
         if statuses != [0, 0]:
