@@ -21,6 +21,7 @@ from hwgrpo.jsonlines import read_lines
 from hwgrpo.training.checkpoint import restore
 from tests.support.devices import simulated_npu
 from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
+from tests.support.processes import ranks
 from tests.support.processes.launch import ROOT
 from tests.support.runs import runs
 from tests.support.runs.full_disk import small_disk
@@ -46,13 +47,13 @@ def resumed(folder: Path, *more: str) -> dict:
 
 
 @contextmanager
-def command(folder: Path, *words: str, ranks: int = 1, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
+def command(folder: Path, *words: str, processes: int = 1, restarts: int = 0) -> Iterator[subprocess.Popen[str]]:
     """Start `hwgrpo train` as a user does, in a process of its own; end it with all its children."""
     recipe = folder.with_suffix(".yaml")
     recipe.write_text(to_yaml(runs.small(folder, *words)))
     start = [sys.executable, "-m"]
-    if ranks > 1:
-        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         start += [f"--max-restarts={restarts}", "-m"]
     path = os.pathsep.join(str(ROOT / part) for part in (".", "backends", "kernels"))
     process = subprocess.Popen(
@@ -133,10 +134,8 @@ def test_sigkill_costs_the_steps_since_the_last_checkpoint_which_are_done_again(
 
 def test_a_rank_that_dies_ends_the_others_and_all_start_again(tmp_path: Path, told: Told):
     words = ("trainer.strategy=ddp", *WORDS, "observe.progress=plain")
-    with command(tmp_path / "whole", *words, ranks=2) as process:
-        output, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, output
-    with command(tmp_path / "run", *words, ranks=2, restarts=1) as process:
+    assert ranks.forked(2, lambda _: runs.run(tmp_path / "whole", *words)) == [0, 0]
+    with command(tmp_path / "run", *words, processes=2, restarts=1) as process:
         wait_for_step(tmp_path / "run", 3)
         os.kill(workers(process.pid)[1], signal.SIGKILL)
         output, _ = process.communicate(timeout=200)
