@@ -27,7 +27,7 @@ from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.training.shared_setup import load_policy, prepare_process
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
-UPDATES = 5
+UPDATES = 3
 DRAWS = 4000
 GREEDY = Sampling(n=2, max_response_tokens=12, greedy=True)
 DRAWN = Sampling(n=8, max_response_tokens=6, seed=3)
