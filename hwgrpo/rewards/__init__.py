@@ -9,6 +9,6 @@ async_functions.py   async functions
 randomness.py        random numbers of reward functions
 failures.py          exceptions of failed calls
 combine.py           the weighted sum
-outcome.py           one function's values for a batch, after its failure policies
+failure_policy.py    one function's values for a batch, with the policies for its failures applied
 processes/           functions in separate processes, which are killed on a timeout
 """

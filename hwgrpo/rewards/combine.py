@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hwgrpo.errors import ConfigError, nearest
-from hwgrpo.rewards.outcome import Outcome
+from hwgrpo.rewards.failure_policy import FunctionValues
 from hwgrpo.rewards.processes.reward_process import Reward, open_reward
 from hwgrpo.rewards.randomness import Seed
 from hwgrpo.rewards.reward_loading import split_name
@@ -88,16 +88,14 @@ class RewardPipeline:
         first_failures: dict[str, str] = {}
         extras: list[dict[str, Any]] = [{} for _ in range(size)]
         for function, setting in zip(self.functions, self.settings, strict=True):
-            outcome = Outcome(function, setting, batch, completions)
-            outcome.collect(step, (*self._seed, *(drawing or ("step", step)), function.name))
-            total += setting.weight * torch.where(
-                outcome.replaced, setting.failure_value, outcome.values.nan_to_num(0.0)
-            )
-            valid &= outcome.valid
-            per_function[function.name] = outcome.values
-            failures.update(outcome.failures)
-            first_failures |= outcome.first_failures
-            for merged, extra in zip(extras, outcome.extras, strict=True):
+            result = FunctionValues(function, setting, batch, completions)
+            result.collect(step, (*self._seed, *(drawing or ("step", step)), function.name))
+            total += setting.weight * torch.where(result.replaced, setting.failure_value, result.values.nan_to_num(0.0))
+            valid &= result.valid
+            per_function[function.name] = result.values
+            failures.update(result.failures)
+            first_failures |= result.first_failures
+            for merged, extra in zip(extras, result.extras, strict=True):
                 merged.update(extra)
         return Rewards(
             total=total.where(valid, 0.0),

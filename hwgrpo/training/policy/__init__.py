@@ -3,7 +3,7 @@
 policy_model.py      backbone, LM head and loss in one forward
 reference_model.py   the frozen model of the KL term
 layouts.py           which sequences share a row: padded, packed, grouped
-micro_batch.py       the input of one forward pass
+micro_batch.py       the split into micro-batches, and the input of one forward pass
 layout_check.py      the startup check that a model supports a layout
 auto_settings.py     settings left at `auto`
 sequence_group.py    ranks that share the tokens of their sequences

@@ -34,7 +34,7 @@ def _padded_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidde
 
 
 def _packed_rows(batch: TrainBatch, sequences: Sequence[int], budget: int, hidden_size: int) -> Rows:
-    lengths = _input_lengths(batch).tolist()
+    lengths = input_lengths(batch).tolist()
     # Under a dense mask a token's attention costs 2 T H, its matrix products 12 H^2: no row needs to be longer.
     longest = min(budget, 6 * hidden_size)
     rows: Rows = []
@@ -126,40 +126,6 @@ GROUPED_MASKED = Layout("grouped_masked", _masked_group_rows, shares_prompt=True
 """Grouped with a dense mask, for models whose attention cannot be replaced."""
 
 
-def split_micro_batches(
-    batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int
-) -> list[Rows]:
-    """Split sequences into micro-batches of at most `budget` tokens, padding included; group rows of similar length.
-
-    Args:
-        batch: the update's sequences.
-        sequences: indices of the sequences; those without response tokens are skipped (they have no gradient).
-        budget: tokens per micro-batch, prompt and response.
-        layout: forms the rows.
-        hidden_size: the model's; layouts weigh attention against matrix products with it.
-
-    Returns:
-        Rows per micro-batch. A row longer than the budget is alone in its micro-batch.
-    """
-    filled = batch.lengths.gt(0).tolist()
-    lengths = _input_lengths(batch).tolist()
-    prompts = batch.prompt_offsets.diff()[batch.prompt_index].tolist()
-
-    def length(row: list[int]) -> int:
-        repeated = prompts[row[0]] * (len(row) - 1) if layout.shares_prompt else 0
-        return sum(lengths[s] for s in row) - repeated
-
-    rows = layout.rows(batch, [s for s in sequences if filled[s]], budget, hidden_size)
-    parts: list[Rows] = []
-    longest = 0
-    for width, row in sorted(((length(row), row) for row in rows), key=lambda item: (-item[0], item[1])):
-        if not parts or (len(parts[-1]) + 1) * longest > budget:
-            parts.append([])
-            longest = width
-        parts[-1].append(row)
-    return parts
-
-
-def _input_lengths(batch: TrainBatch) -> torch.Tensor:
+def input_lengths(batch: TrainBatch) -> torch.Tensor:
     """Return [S] int64: input tokens of each sequence, prompt and response."""
     return batch.prompt_offsets.diff()[batch.prompt_index] + (batch.lengths - 1).clamp_min(0)

@@ -1,11 +1,11 @@
-"""A micro-batch: the input of one forward pass, built from the rows of a layout.
+"""Micro-batches: the split of an update into them, and the input of one forward pass from the rows of a layout.
 
 Only hidden states that predict response tokens reach the LM head. A response's last token is not an input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -14,8 +14,42 @@ import torch
 
 from hwgrpo.models.shared_prefix_masks import Branches
 from hwgrpo.models.ulysses_attention import all_to_all
-from hwgrpo.training.policy.layouts import Layout, Rows
+from hwgrpo.training.policy.layouts import Layout, Rows, input_lengths
 from hwgrpo.values import TrainBatch
+
+
+def split_micro_batches(
+    batch: TrainBatch, sequences: Sequence[int], budget: int, layout: Layout, hidden_size: int
+) -> list[Rows]:
+    """Split sequences into micro-batches of at most `budget` tokens, padding included; group rows of similar length.
+
+    Args:
+        batch: the update's sequences.
+        sequences: indices of the sequences; those without response tokens are skipped (they have no gradient).
+        budget: tokens per micro-batch, prompt and response.
+        layout: forms the rows.
+        hidden_size: the model's; layouts weigh attention against matrix products with it.
+
+    Returns:
+        Rows per micro-batch. A row longer than the budget is alone in its micro-batch.
+    """
+    filled = batch.lengths.gt(0).tolist()
+    lengths = input_lengths(batch).tolist()
+    prompts = batch.prompt_offsets.diff()[batch.prompt_index].tolist()
+
+    def length(row: list[int]) -> int:
+        repeated = prompts[row[0]] * (len(row) - 1) if layout.shares_prompt else 0
+        return sum(lengths[s] for s in row) - repeated
+
+    rows = layout.rows(batch, [s for s in sequences if filled[s]], budget, hidden_size)
+    parts: list[Rows] = []
+    longest = 0
+    for width, row in sorted(((length(row), row) for row in rows), key=lambda item: (-item[0], item[1])):
+        if not parts or (len(parts[-1]) + 1) * longest > budget:
+            parts.append([])
+            longest = width
+        parts[-1].append(row)
+    return parts
 
 
 @dataclass(frozen=True)

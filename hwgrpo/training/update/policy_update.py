@@ -15,8 +15,8 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.auto_settings import micro_batch_tokens
-from hwgrpo.training.policy.layouts import Layout, Rows, split_micro_batches
-from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, build_micro_batch
+from hwgrpo.training.policy.layouts import Layout, Rows
+from hwgrpo.training.policy.micro_batch import MicroBatch, TokenSignals, build_micro_batch, split_micro_batches
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch

@@ -17,9 +17,8 @@ from hwgrpo.training.policy.layouts import (
     PACKED,
     PADDED,
     responses_per_row,
-    split_micro_batches,
 )
-from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
+from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch, split_micro_batches
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from tests.support.models.tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
 

@@ -1,4 +1,4 @@
-"""Values of one reward function for one batch, after its failure policies."""
+"""The values of one reward function for a batch, with the policies for its failures applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hwgrpo.rewards.randomness import Seed
 from hwgrpo.values import Completions, PromptBatch
 
 
-class Outcome:
+class FunctionValues:
     """Values and failures of one function for one batch."""
 
     def __init__(self, function: Reward, setting: Any, batch: PromptBatch, completions: Completions) -> None:
