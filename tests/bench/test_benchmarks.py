@@ -15,6 +15,7 @@ from tests.support.processes.ancestry import ancestry
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / "benchmarks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
+SLOW = ("against_trl", "curves", "memory", "overlap", "strategies")
 PAGES = sorted((FOLDER / "results").glob("*.md"))
 RUNS = REPO / "scripts" / "benchmarks.sh"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -65,7 +66,9 @@ def source_line(run: str, page: str) -> str:
 
 
 @pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script", [pytest.param(each, id=each.stem, marks=[pytest.mark.slow] * (each.stem in SLOW)) for each in SCRIPTS]
+)
 def test_a_smoke_run_ends_well_prints_its_table_and_leaves_the_repository_alone(script, tmp_path, capfd):
     before = repository()
     arguments = ["--smoke"]

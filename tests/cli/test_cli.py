@@ -238,6 +238,7 @@ def test_a_dry_run_with_data_but_no_hub_names_the_tokenizer_that_it_lacks(hwgrpo
     assert unknown.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_a_hub_model_with_a_local_tokenizer_checks_data_and_rewards(fresh, tmp_path: Path, cache: Path):
     assert fresh("train", "tiny_sort", *TINY, "--dry-run").returncode == 0
     folder = next(cache.rglob("tokenizer_config.json")).parent

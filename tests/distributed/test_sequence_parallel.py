@@ -78,7 +78,12 @@ def alone():
 
 @pytest.mark.parametrize(
     ("ranks", "name", "size", "case"),
-    [(ranks, *way, case) for ranks, ways in WAYS.items() for way in ways for case in TITLES[ranks]],
+    [
+        pytest.param(ranks, *way, case, marks=[pytest.mark.slow] * (ranks == 4))
+        for ranks, ways in WAYS.items()
+        for way in ways
+        for case in TITLES[ranks]
+    ],
 )
 def test_ranks_that_share_sequences_update_as_one_does(ranks: int, name: str, size: int, case: str, alone, found):
     assert_as_alone(found(ranks, name, size, case), alone(case), size, case)

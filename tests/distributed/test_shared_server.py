@@ -86,7 +86,14 @@ def ahead_alone(_cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("strategy, way", [("ddp", "group"), ("fsdp2", "group"), ("fsdp2", "folder")])
+@pytest.mark.parametrize(
+    "strategy, way",
+    [
+        pytest.param("ddp", "group", marks=pytest.mark.slow),
+        pytest.param("fsdp2", "group", marks=pytest.mark.slow),
+        ("fsdp2", "folder"),
+    ],
+)
 def test_two_ranks_on_one_server_train_like_one_in_its_own_process(server, alone, tmp_path: Path, strategy, way):
     more = (f"rollout.server.transfer={way}",)
     server.ways()
@@ -107,6 +114,7 @@ def test_two_ranks_that_sample_ahead_on_one_server_train_like_one_that_does(serv
     assert stale == [0, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_that_sample_ahead_by_themselves_train_like_one_that_does(ahead_alone, tmp_path: Path, strategy: str):
     two(tmp_path / "two", *COMMON, *AHEAD, f"trainer.strategy={strategy}")

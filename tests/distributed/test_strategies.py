@@ -71,7 +71,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("way", "ranks"),
-    [*FAST, *[pytest.param(*run, marks=pytest.mark.slow) for run in ZERO_RUNS]],
+    [pytest.param(way, n, marks=[pytest.mark.slow] * ((way, n) in ZERO_RUNS or n == 4)) for way, n in FAST + ZERO_RUNS],
 )
 def test_an_update_on_several_ranks_is_that_of_one(way: str, ranks: int, case: str, alone: Results, found):
     several, one = found(way, ranks)[case], alone[case]
@@ -108,6 +108,7 @@ assert not threads(), threads()
 """
 
 
+@pytest.mark.slow
 def test_no_thread_of_the_group_outlives_close(tmp_path: Path):
     """One that did would abort the process now and then as the interpreter ends ("terminate called ...")."""
     (tmp_path / "close.py").write_text(CLOSE)

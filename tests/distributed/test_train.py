@@ -88,6 +88,7 @@ def test_two_processes_train_like_one(way: str, tmp_path: Path, cache: str, monk
         assert_gradients_close(load_file(left), load_file(right), limit)
 
 
+@pytest.mark.slow
 def test_a_reward_that_fails_on_one_rank_ends_all_with_its_message_and_leaves_no_process(tmp_path: Path, cache: str):
     (tmp_path / "rewards.py").write_text(REWARD)
     reward = f"reward.functions=['{tmp_path}/rewards.py:fails_on_rank_1']"

@@ -13,7 +13,10 @@ LIMITS = {"fp64": 1e-12, "fp32": 1e-5}
 CASES = list(comparisons(2))
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["two ranks", "four ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(2, id="two ranks"), pytest.param(4, id="four ranks", marks=pytest.mark.slow)],
+)
 def found(request, tmp_path_factory) -> list[dict[str, Any]]:
     """What each rank found, from one start of all of them."""
     out = tmp_path_factory.mktemp("ranks")

@@ -95,6 +95,7 @@ def extra_memory(device: Device, dtype: torch.dtype) -> dict[tuple[str, str], in
     return host_peaks(HOST_SHAPE, dtype, [*ours, *((case.name, "eager") for case in FROM_LOGITS)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FROM_LOGITS, ids=lambda case: case.name)
 def test_token_logprob_is_as_many_times_as_fast_as_eager_torch_as_its_floor_says(
     case: Case, device: Device, record: dict[str, Any], capsys: pytest.CaptureFixture[str]

@@ -81,6 +81,7 @@ def test_doctor_tries_its_device_and_its_kernel(host: list[Path]):
     assert found["hardware"] == "never run on hardware"
 
 
+@pytest.mark.slow
 def test_the_conformance_suites_pass_on_its_device(host: list[Path]):
     code = (
         "from hwgrpo_acme import BACKEND\n"

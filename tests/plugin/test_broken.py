@@ -113,6 +113,7 @@ def test_asking_for_one_is_an_error_with_its_cause(folder: Path, name: str):
     assert told in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_doctor_has_a_line_for_each_and_is_sound_for_the_cpu(folder: Path):
     done = acme.run("doctor", "--json", folders=[folder])
     document = json.loads(done.stdout)

@@ -44,7 +44,14 @@ def function(reward_file, tmp_path):
     return entry
 
 
-@pytest.mark.parametrize(("policy", "aborted"), [("value", 0.0), ("mask_sample", 2 / 16), ("drop_group", 8 / 16)])
+@pytest.mark.parametrize(
+    ("policy", "aborted"),
+    [
+        ("value", 0.0),
+        pytest.param("mask_sample", 2 / 16, marks=pytest.mark.slow),
+        pytest.param("drop_group", 8 / 16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_in_which_samples_hang_goes_on_and_counts_them(policy, aborted, function, tmp_path, processes, soon):
     # 16 samples a step: the 6th and the 12th of the first step hang (a new process begins to count anew)
     settings = function(timeout=1.0, on_timeout=policy)

@@ -260,6 +260,7 @@ def test_a_named_python_is_the_only_one_tried(machine):
     assert done == []
 
 
+@pytest.mark.slow
 def test_two_set_ups_at_once_install_once(machine):
     slow = STAND_IN.replace("REAL", sys.executable).replace('mkdir -p "$3/bin"', 'sleep 0.5 && mkdir -p "$3/bin"')
     machine.script("python3.12", slow)

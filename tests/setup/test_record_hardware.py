@@ -56,6 +56,7 @@ def test_a_run_is_written_down_with_its_outcome_and_figures(record):
     assert shaped["figures"]["last_grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_is_written_down_as_failed(record):
     done, [document] = record("--parts", "tiny_sort,shaped", "--commit", COMMIT, "--set", "optim.lr=-1")
     assert done.returncode == 1
@@ -80,6 +81,7 @@ def test_what_cannot_be_recorded_is_refused_with_the_remedy(record, words, told)
     assert told in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("printed, told", [("", "nothing"), ("[1]\n{}\n", "[1]\n{}"), ("out of order", "out of order")])
 def test_a_diagnosis_that_tells_nothing_ends_it_before_anything_is_run(record, tmp_path, printed, told):
     silent = tmp_path / "silent"

@@ -8,9 +8,12 @@ from tests.support.devices import simulated_npu
 from tests.support.processes import preloaded
 
 FILES = sorted((Path(__file__).parent / "on_device").glob("test_*.py"))
+SLOW = ("test_conformance", "test_fused_modules")
 
 
-@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+@pytest.mark.parametrize(
+    "file", [pytest.param(file, id=file.stem, marks=[pytest.mark.slow] * (file.stem in SLOW)) for file in FILES]
+)
 def test_the_tests_pass_in_a_process_that_has_the_device(file: Path):
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
     repo = Path(__file__).parents[2]

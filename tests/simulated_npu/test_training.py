@@ -35,6 +35,7 @@ def test_the_recipe_trains_on_npus_as_on_the_cpu(tmp_path: Path, ranks: int):
     assert 0 <= drifts[0] < 1e-3 * drifts[-1], "the policy has not moved, so nothing is tested"
 
 
+@pytest.mark.slow
 def test_a_policy_cut_over_two_npus_trains_as_whole_ones_on_the_cpu_with_sequences_shared_or_not(tmp_path: Path):
     steps = f"trainer.max_steps={SHARDED_STEPS}"
     on_cpu = train(tmp_path / "cpu", steps, npus=0, ranks=2)

@@ -131,7 +131,14 @@ def test_what_failed_is_told_once_more_at_the_end_each_reason_once(runner, tmp_p
     assert summary == "0 passed, 3 failed, 0 skipped"
 
 
-@pytest.mark.parametrize(("folder", "wrong"), [("compile", "compile"), ("compile", "perf"), ("perf", "perf")])
+@pytest.mark.parametrize(
+    ("folder", "wrong"),
+    [
+        ("compile", "compile"),
+        pytest.param("compile", "perf", marks=pytest.mark.slow),
+        pytest.param("perf", "perf", marks=pytest.mark.slow),
+    ],
+)
 def test_slow_tests_are_those_of_all_folders_and_one_that_fails_fails_the_group(runner, tmp_path, folder, wrong):
     for name in {folder, wrong}:
         (tmp_path / "tests" / name).mkdir()

@@ -1,10 +1,11 @@
-"""Install and compile beforehand what slow tests need: `python -m tests.support.processes.fetch_all`.
+"""Install and compile beforehand what tests need: `python -m tests.support.processes.fetch_all`.
 
 The times of the tests are then those of the tests.
 """
 
 from tests.lowering.ascend_environment import ascend_python
 from tests.peers.peers_figures import PACKAGES
+from tests.support.devices import simulated_npu
 from tests.support.processes import deepspeed_package
 from tests.support.processes.wheels import fetched
 from tests.torch_npu import torch_npu_wheel
@@ -14,6 +15,7 @@ from tests.vllm.vllm_environment import vllm_python
 
 def main() -> None:
     """Make the environments and fetch the wheels."""
+    print(simulated_npu.packages())
     print(vllm_python())
     print(ascend_python())
     print(deepspeed_package.compiled())
