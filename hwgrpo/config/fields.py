@@ -77,7 +77,7 @@ class Use:
     key: str
     """The other setting; with a leading dot, in the same section."""
     values: tuple[Any, ...] = ()
-    words: str = ""
+    suffix: str = ""
     """Text of the condition, after the key; "": the values."""
     test: Callable[[Any], bool] | None = None
     """Whether a value of the other setting fulfils it; None: one of `values`, or none of them."""
@@ -103,14 +103,14 @@ def none_of(key: str, *values: Any) -> AnyOf:
     return (Use(key, values, excluded=True),)
 
 
-def on(key: str, words: str = " ") -> AnyOf:
+def on(key: str, suffix: str = " ") -> AnyOf:
     """Return the condition that a setting is neither 0, false, null nor empty."""
-    return (Use(key, (), words, bool),)
+    return (Use(key, (), suffix, bool),)
 
 
-def off(key: str, words: str = "=null") -> AnyOf:
+def off(key: str, suffix: str = "=null") -> AnyOf:
     """Return the condition that a setting is 0, false, null or empty."""
-    return (Use(key, (), words, lambda value: not value),)
+    return (Use(key, (), suffix, lambda value: not value),)
 
 
 def holds(key: str, *values: str) -> AnyOf:

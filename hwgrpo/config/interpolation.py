@@ -30,11 +30,11 @@ from hwgrpo.config.yaml_text import read_yaml
 from hwgrpo.errors import ConfigError, shown
 
 
-def resolve_interpolations(given: dict[str, Any], *, lenient: bool) -> tuple[dict[str, Any], dict[Place, Written]]:
+def resolve_interpolations(raw: dict[str, Any], *, lenient: bool) -> tuple[dict[str, Any], dict[Place, Written]]:
     """Return the settings with every `${...}` resolved; it may name any setting, also one with a default.
 
     Args:
-        given: plain containers, not changed.
+        raw: plain containers, not changed.
         lenient: leave out what needs a variable that is not set, where it may be secret.
 
     Returns:
@@ -43,16 +43,16 @@ def resolve_interpolations(given: dict[str, Any], *, lenient: bool) -> tuple[dic
     Raises:
         ConfigError: an interpolation names nothing that is there, or itself; the message shows no value that was read.
     """
-    found = list(interpolations(given, Config))
+    found = list(interpolations(raw, Config))
     for place, text, _ in found:
         try:
             OmegaConf.create({"value": text})
         except OmegaConfBaseException as error:
             raise unresolved_error(place, text, error) from None
     if not found:
-        return given, {}
-    settings = OmegaConf.create(merge(dataclasses.asdict(Config()), given))
-    resolved = copy.deepcopy(given)
+        return raw, {}
+    settings = OmegaConf.create(merge(dataclasses.asdict(Config()), raw))
+    resolved = copy.deepcopy(raw)
     left_out = _leave_out_unset(settings, resolved, found) if lenient else {}
     for place, text, _ in found:
         if place not in left_out:

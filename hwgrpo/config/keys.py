@@ -103,13 +103,13 @@ def leaf_keys(value: Any, key: str) -> Iterator[str]:
         yield key
 
 
-def expand_names(given: dict[str, Any]) -> dict[str, Any]:
+def expand_names(raw: dict[str, Any]) -> dict[str, Any]:
     """Turn each entry of reward.functions that is just a name into {name: ...}."""
-    reward = given.get("reward")
+    reward = raw.get("reward")
     functions = reward.get("functions") if isinstance(reward, dict) else None
     if isinstance(functions, list):
         functions[:] = [{"name": entry} if isinstance(entry, str) else entry for entry in functions]
-    return given
+    return raw
 
 
 def _is_index(name: str) -> bool:

@@ -59,14 +59,14 @@ def load_config(
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
     """
-    given = read_recipe(find_recipe(recipe)) if recipe is not None else {}
-    check_keys(given, Config, "")
+    raw = read_recipe(find_recipe(recipe)) if recipe is not None else {}
+    check_keys(raw, Config, "")
     overriding = [parse_override(override) for override in overrides]
-    used_before = _used_settings(given) - {key for key, _ in overriding} if overriding else set()
+    used_before = _used_settings(raw) - {key for key, _ in overriding} if overriding else set()
     for key, value in overriding:
-        apply_override(given, key, value)
-    check_keys(given, Config, "")
-    config = _resolved(given, lenient=variables_may_be_missing)
+        apply_override(raw, key, value)
+    check_keys(raw, Config, "")
+    config = _resolved(raw, lenient=variables_may_be_missing)
     for place, text in texts(dataclasses.asdict(config)):
         if text == HIDDEN:
             raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
@@ -98,10 +98,10 @@ def settings_from(saved: Mapping[str, Any] | str) -> Config:
     Raises:
         ConfigError: it has settings that this version does not have.
     """
-    given = read_yaml(saved, "config.yaml", Config) if isinstance(saved, str) else copy.deepcopy(dict(saved))
-    given = expand_names(given or {})
-    check_keys(given, Config, "")
-    return _resolved(given, lenient=True)
+    raw = read_yaml(saved, "config.yaml", Config) if isinstance(saved, str) else copy.deepcopy(dict(saved))
+    raw = expand_names(raw or {})
+    check_keys(raw, Config, "")
+    return _resolved(raw, lenient=True)
 
 
 def to_yaml(config: Config, *, shown: bool = False) -> str:
@@ -122,9 +122,9 @@ def unset_variables(config: Config) -> dict[str, str]:
     return {dotted(place): each.unset for place, each in written_of(config).items() if each.unset is not None}
 
 
-def _resolved(given: dict[str, Any], *, lenient: bool) -> Config:
+def _resolved(raw: dict[str, Any], *, lenient: bool) -> Config:
     """Return settings with every interpolation resolved, and remember which values are stored as they were written."""
-    values, left_out = resolve_interpolations(given, lenient=lenient)
+    values, left_out = resolve_interpolations(raw, lenient=lenient)
     config: Config = build(Config, values, "")
-    attach(config, written_values(config, given, Config, left_out), given, Config)
+    attach(config, written_values(config, raw, Config, left_out), raw, Config)
     return config

@@ -27,13 +27,13 @@ def parse_override(override: str) -> tuple[str, Any]:
     return key, read_yaml(text, _shown_override(key, text), hint)
 
 
-def apply_override(given: dict[str, Any], key: str, value: Any) -> None:
+def apply_override(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key; a mapping is merged into the one that is there, a list replaces it.
 
     An index goes into the list that is there, or else into the default.
     """
     *parents, last = key.split(".")
-    here: Any = given
+    here: Any = raw
     hint: Any = Config
     for i, name in enumerate([*parents, last]):
         where = ".".join(key.split(".")[:i])
@@ -54,7 +54,7 @@ def apply_override(given: dict[str, Any], key: str, value: Any) -> None:
         else:
             old = here[slot] if isinstance(here, list) else here.get(slot)
             here[slot] = merge(old, value)
-    expand_names(given)
+    expand_names(raw)
 
 
 def merge(old: Any, new: Any) -> Any:

@@ -111,18 +111,18 @@ def _build_section(section: type, values: Any, key: str) -> Any:
         names = ", ".join(field.name for field in dataclasses.fields(section))
         raise ConfigError(f"{key}={shown(values)} must be a mapping with the keys: {names}")
     hints = _hints(section)
-    given = {}
+    arguments = {}
     for field in dataclasses.fields(section):
         if field.name in values:
-            given[field.name] = build(hints[field.name], values[field.name], prefix + field.name, field.default)
+            arguments[field.name] = build(hints[field.name], values[field.name], prefix + field.name, field.default)
         elif field.default == MISSING:
             raise ConfigError(
                 f"{prefix}{field.name} is required and has no default; set it in the recipe or as "
                 f"{prefix}{field.name}=..."
             )
         elif dataclasses.is_dataclass(hints[field.name]):  # a required setting below it is missing
-            given[field.name] = build(hints[field.name], {}, prefix + field.name)
-    return section(**given)
+            arguments[field.name] = build(hints[field.name], {}, prefix + field.name)
+    return section(**arguments)
 
 
 def _build_anything(value: Any, key: str) -> Any:

@@ -88,8 +88,8 @@ def describe(condition: AnyOf, prefix: str) -> str:
 
 def _describe(use: Use, prefix: str) -> str:
     key = prefix + use.key[1:] if use.key.startswith(".") else use.key
-    if use.words:
-        return (key + use.words).rstrip()
+    if use.suffix:
+        return (key + use.suffix).rstrip()
     values: Sequence[Any] = use.values
     if use.excluded:
         values = [name for name in _choices(use.key) if name not in use.values]

@@ -91,15 +91,15 @@ def parse(address: str) -> TinySpec:
     name, _, query = address.removeprefix(PREFIX).partition("?")
     if name not in NAMES:
         raise choice_error(f"model.path={address!r}: built-in model", name, NAMES)
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    task = given.get("task", TinySpec.task)
+    parameters = dict(parse_qsl(query, keep_blank_values=True))
+    task = parameters.get("task", TinySpec.task)
     if task not in TASKS:
         raise choice_error(f"model.path={address!r}: task", task, TASKS.names())
     own = {field.name for field in fields(TinySpec)} - {"task_options"}
     of_task = inspect.signature(TASKS.load(task)).parameters
     values: dict[str, object] = {"task": task}
     options = []
-    for key, value in given.items():
+    for key, value in parameters.items():
         if key in own:
             values[key] = _convert(address, key, value)
         elif key in of_task:

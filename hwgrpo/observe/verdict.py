@@ -22,10 +22,10 @@ NEAR_CLAMP = 0.9
 ALL_TRUNCATED, FEW_TRUNCATED = 0.9, 0.5
 """Shares of truncated responses at the end and at the start of a run that has forgotten how to stop."""
 
-Word = Literal["rose", "fell", "mixed", "flat", "collapsed", "unknown"]
+Trend = Literal["rose", "fell", "mixed", "flat", "collapsed", "unknown"]
 Mood = Literal["good", "warn", "bad", "muted"]
 
-MOODS: dict[Word, Mood] = {
+MOODS: dict[Trend, Mood] = {
     "rose": "good",
     "fell": "bad",
     "mixed": "warn",
@@ -39,7 +39,7 @@ MOODS: dict[Word, Mood] = {
 class Verdict:
     """Verdict on a run."""
 
-    word: Word
+    word: Trend
     mood: Mood
     headline: str
     """One line."""
@@ -52,7 +52,7 @@ class _Change:
     """A measured value at the start and at the end of a run."""
 
     what: str
-    word: Word
+    word: Trend
     first: float
     last: float
 
@@ -117,7 +117,7 @@ def _training_change(history: RunHistory) -> _Change | None:
     first, last = ends.first, ends.last
     before, after = statistics.fmean(first), statistics.fmean(last)
     error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / ends.size)
-    return _Change("training reward", _word(before, after, error), before, after)
+    return _Change("training reward", _trend(before, after, error), before, after)
 
 
 def _validation_changes(history: RunHistory) -> list[_Change]:
@@ -128,7 +128,7 @@ def _validation_changes(history: RunHistory) -> list[_Change]:
         before, after = history.before[key], history.after[key]
         if not (math.isfinite(before) and math.isfinite(after)):
             continue
-        word = _word(before, after, _error(history.before_error.get(key), history.after_error.get(key), before, after))
+        word = _trend(before, after, _error(history.before_error.get(key), history.after_error.get(key), before, after))
         changes.append(_Change(f"{source} {metric}", word, before, after))
     return changes
 
@@ -139,13 +139,13 @@ def _error(before_error: float | None, after_error: float | None, before: float,
     return math.hypot(before_error, after_error)
 
 
-def _word(before: float, after: float, error: float) -> Word:
+def _trend(before: float, after: float, error: float) -> Trend:
     # floating-point sums of equal values differ in the last bit
     noise = max(THRESHOLD * error, 1e-9 * max(abs(before), abs(after)))
     return "flat" if abs(after - before) <= noise else "rose" if after > before else "fell"
 
 
-def _validation_headline(changes: list[_Change]) -> tuple[Word, str]:
+def _validation_headline(changes: list[_Change]) -> tuple[Trend, str]:
     """Return the common verdict and the line that names the largest change."""
     clear = [change for change in changes if change.word != "flat"]
     words = {change.word for change in clear}
@@ -164,7 +164,7 @@ def _best(history: RunHistory, changes: list[_Change]) -> list[str]:
         if key not in history.before:
             continue
         error = _error(best.error, history.after_error.get(key), best.value, history.after[key])
-        if _word(best.value, history.after[key], error) == "fell":
+        if _trend(best.value, history.after[key], error) == "fell":
             found.append((best.value - history.after[key], best, " ".join(key)))
     if not found:
         return []

@@ -61,10 +61,10 @@ def fuse(config: Config, backend: Backend, policy: PolicyModel, attention: Atten
     if not modules:
         return Fused(attention)
     applied = fused_modules.apply(policy.model, modules, policy.compute_dtype)
-    asked = {module: "model.fused_modules" for module in modules if module in config.model.fused_modules}
+    selected = {module: "model.fused_modules" for module in modules if module in config.model.fused_modules}
     if attention.is_fused and config.model.attention == attention.name:
-        asked[fused_modules.ATTENTION_MODULE] = "model.attention"
-    for module, key in asked.items():
+        selected[fused_modules.ATTENTION_MODULE] = "model.attention"
+    for module, key in selected.items():
         if not applied.replaced[module]:
             value = list(config.model.fused_modules) if key == "model.fused_modules" else attention.name
             remedy = "[auto]" if key == "model.fused_modules" else "auto"

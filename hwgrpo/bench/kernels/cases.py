@@ -62,8 +62,8 @@ def _moved(*names: str) -> Cost:
 
 def _ours(case: Case, work: Callable[[], Result], tolerance: Tolerance, tensors: Tensors) -> list[Side]:
     return [
-        Side(name, "ours", work, tolerance, pins, taken, tensors)
-        for name, pins, taken in our_choices(case.ops, tensors)
+        Side(name, "ours", work, tolerance, pins, selected, tensors)
+        for name, pins, selected in our_choices(case.ops, tensors)
     ]
 
 

@@ -84,15 +84,15 @@ class LogitsTruth:
                 grad = definitions.row_grad(logits, targets, *found, weight, weight, 1.0, 0.0, None, logits)
                 _add_squares(squared, "logits.grad", result["logits.grad"][rows].to(**place), grad)
             if "kl" in result or KL_GRAD in result:
-                beside = problem.ref_logits[rows].to(**place)
-                stats = definitions.row_stats_kl(logits, beside, targets, 1.0, 0.0, None)
+                ref_logits = problem.ref_logits[rows].to(**place)
+                stats = definitions.row_stats_kl(logits, ref_logits, targets, 1.0, 0.0, None)
                 if "kl" in result:
                     errors["kl"] = _worse(errors.get("kl", 0.0), forward_error(result["kl"][rows], stats[4]))
                 if KL_GRAD in result:
                     weight = problem.row_weight[rows].to(**place)
                     out = torch.empty_like(logits)
                     grad = definitions.row_grad_kl(
-                        logits, beside, targets, *stats, weight, weight, weight, 1.0, 0.0, None, out
+                        logits, ref_logits, targets, *stats, weight, weight, weight, 1.0, 0.0, None, out
                     )
                     _add_squares(squared, KL_GRAD, result[KL_GRAD][rows].to(**place), grad)
         for name, (difference, squares) in squared.items():

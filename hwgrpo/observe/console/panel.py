@@ -95,8 +95,8 @@ def shorten(text: str, cells: int) -> str:
     return f"{head} … {set_cell_size(text[::-1], tail)[::-1].lstrip()}"
 
 
-def _bar(done: float, whole: float, width: int) -> ProgressBar:
-    return ProgressBar(total=whole, completed=done, width=width, complete_style="cyan", finished_style="green")
+def _bar(done: float, total: float, width: int) -> ProgressBar:
+    return ProgressBar(total=total, completed=done, width=width, complete_style="cyan", finished_style="green")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class PanelView:
             for name, value in self.values.items()
             if name.startswith(PREFIX) and (spent := shown_fields.number(value)) is not None and 0 < spent < math.inf
         }
-        whole = max(took.get("step", 0.0), sum(spent for stage, spent in took.items() if stage != "step"))
+        total = max(took.get("step", 0.0), sum(spent for stage, spent in took.items() if stage != "step"))
         stages = [(stage, spent) for stage, spent in took.items() if stage not in NOT_EVERY_STEP]
         if not stages:
             return Text("time per stage  -", style="dim")
@@ -172,10 +172,10 @@ class PanelView:
             row: list[RenderableType] = []
             for stage, spent in stages[start : start + columns]:
                 row.append(Text(f"{stage[: LABEL - 1]:<{LABEL - 1}}", style="dim"))
-                row.append(_bar(spent, whole, bar))
-                row.append(Text(f"{shown_fields.seconds(spent):>7} {shown_fields.percent(spent / whole):>4} "))
+                row.append(_bar(spent, total, bar))
+                row.append(Text(f"{shown_fields.seconds(spent):>7} {shown_fields.percent(spent / total):>4} "))
             grid.add_row(*row)
-        return Group(Text(f"this step took {shown_fields.seconds(whole)}", style="dim"), grid)
+        return Group(Text(f"this step took {shown_fields.seconds(total)}", style="dim"), grid)
 
     def _texts(self, width: int, encoding: str) -> RenderableType:
         room = width - LABEL
