@@ -14,12 +14,13 @@ REPO = Path(__file__).resolve().parents[2]
 def test_the_peak_of_a_small_run_is_planned_within_a_tenth(tmp_path):
     file = tmp_path / "results.json"
     script = REPO / "benchmarks" / "memory.py"
-    subprocess.run([sys.executable, script, "--size", "36m", "--output", file], check=True, cwd=tmp_path)
+    command = [sys.executable, script, "--size", "36m", "--output", file, "rollout.n=2"]
+    subprocess.run(command, check=True, cwd=tmp_path)
     [result] = json.loads(file.read_text())["results"]
     assert set(result["off"]) == {"malloc as it is", "freed at once"}
     for allocator, peak in result["peak"].items():
         assert result["planned_peak"][allocator] == pytest.approx(peak, rel=0.1), allocator
-        assert peak > 1.5 * result["state_bytes"], "activations count, too"
+        assert peak > 1.4 * result["state_bytes"], "activations count, too"
 
 
 def test_the_published_figures_are_within_a_tenth_and_one_model_is_of_a_gigabyte():

@@ -108,7 +108,10 @@ def test_every_strategy_draws_the_curve_of_one_process_on_a_server(server: str, 
     zero = {f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)}
     ways = {"single": [], "ddp": ["trainer.strategy=ddp"], "fsdp2": ["trainer.strategy=fsdp2"], **zero}
     steps = 4
-    own = ("model.path=builtin://tiny?task=sort&head=32", f"trainer.max_steps={steps}", "observe.loggers=[jsonl]")
+    own = (
+        *("model.path=builtin://tiny?task=sort&head=32", "data.validation_max_rows=8", "observe.loggers=[jsonl]"),
+        f"trainer.max_steps={steps}",
+    )
     every = [*WORDS[1:-1], *served(server), *own, "trainer.prompts_per_step=32", *GENTLE]
     curves = {}
     for ranks, names in ((1, ["single"]), (2, list(ways)[1:])):
