@@ -376,7 +376,7 @@ class OptimConfig:
     weight_decay: float = limited(0.0, at_least=0)
     """Decoupled weight decay; norms and biases are exempt."""
     schedule: str = choice("constant", ("constant", "linear", "cosine"))
-    """Learning rate after the warm-up, over `trainer.max_steps`."""
+    """Learning rate after the warm-up, over the steps of the run."""
     warmup_steps: int = limited(0, at_least=0)
     """Updates over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = limited(0.0, at_least=0, at_most=1, used_by=[one_of("optim.schedule", "linear", "cosine")])

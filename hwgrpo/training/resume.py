@@ -31,11 +31,11 @@ from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
 
-FIXED = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
-"""Settings that define the model of the saved parameters."""
-SILENT = ("trainer.resume", "trainer.output_dir", "trainer.max_steps", "observe")
-"""Settings that may change without a note."""
-NOT_OF_WEIGHTS = (
+REFUSED_ON_RESUME = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
+"""Settings that define the model of the saved parameters; a run with others does not resume."""
+NOT_REPORTED = ("trainer.resume", "trainer.output_dir", "observe")
+"""Settings that may change without a note when a run resumes."""
+IRRELEVANT_TO_WEIGHTS = (
     *("observe", "backend", "kernels", "rollout.server", "trainer.fsdp2", "trainer.deepspeed"),
     *("model.attention", "model.fused_modules", "model.layout", "model.gradient_checkpointing"),
     *("data.validation", "data.validation_split", "data.validation_max_rows"),
@@ -47,7 +47,7 @@ NOT_OF_WEIGHTS = (
     *("trainer.validate_every", "trainer.validate_at_start", "trainer.validation_n"),
     *("trainer.deterministic", "trainer.threads", "trainer.max_skipped_updates"),
 )
-"""Settings for where and how a run computes, reports and saves, which do not affect the trained weights."""
+"""Settings for where and how a run computes, reports and saves: a finished run with others is still this run."""
 
 
 def find_checkpoint(
@@ -163,7 +163,7 @@ def already_finished(
     changed = [
         f"{key} {then} -> {now}"
         for key, (then, now) in changed_settings(checkpoint, config).items()
-        if not _under(key, NOT_OF_WEIGHTS)
+        if not _under(key, IRRELEVANT_TO_WEIGHTS)
     ]
     if checkpoint.step < t.max_steps:
         return None
@@ -236,7 +236,7 @@ def _rank_seed(config: Config, rank: int, step: int) -> int:
 
 def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
     for key, (saved, now) in changed_settings(checkpoint, config).items():
-        if _under(key, FIXED):
+        if _under(key, REFUSED_ON_RESUME):
             raise CheckpointError(
                 f"{key}={now}, but {checkpoint.folder} was saved with {saved}; restore it, or "
                 "start a new run with another trainer.output_dir"
@@ -247,10 +247,16 @@ def _compare_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> lis
 def _changes(checkpoint: checkpoints.Checkpoint, config: Config) -> list[str]:
     """Return a line with all changed settings, if there are any."""
     changed = changed_settings(checkpoint, config).items()
-    changes = [f"{key} {saved} -> {now}" for key, (saved, now) in changed if not _under(key, SILENT)]
+    changes = [f"{key} {saved} -> {now}" for key, (saved, now) in changed if _is_reported(key, config)]
     saved_digests = checkpoint.manifest["state"].get("secrets", {})
     changes += [f"{key} (its value, not shown)" for key in changed_values(saved_digests, written_of(config))]
     return ["changed since the checkpoint: " + ", ".join(changes)] if changes else []
+
+
+def _is_reported(key: str, config: Config) -> bool:
+    if key == "trainer.max_steps":
+        return config.optim.schedule != "constant"  # the learning rate falls over so many steps
+    return not _under(key, NOT_REPORTED)
 
 
 def changed_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> dict[str, tuple[str, str]]:

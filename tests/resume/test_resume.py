@@ -202,11 +202,13 @@ def test_settings_that_the_weights_belong_to_cannot_change_on_resume(tmp_path: P
     assert "output_dir" in str(error.value)
 
 
-def test_other_settings_may_change_and_are_named(tmp_path: Path, capfd):
-    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=1")) == 0
-    words = ("trainer.max_steps=2", "optim.lr=0.5", "observe.progress=plain")
+@pytest.mark.parametrize(("schedule", "steps"), [("constant", ""), ("linear", ", trainer.max_steps 1 -> 2")])
+def test_other_settings_may_change_and_are_named(tmp_path: Path, capfd, schedule: str, steps: str):
+    schedule = f"optim.schedule={schedule}"
+    assert runs.forked(lambda: runs.run(tmp_path / "run", schedule, "trainer.max_steps=1")) == 0
+    words = (schedule, "trainer.max_steps=2", "optim.lr=0.5", "observe.progress=plain")
     assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
-    assert "changed since the checkpoint: optim.lr 0.001 -> 0.5" in capfd.readouterr().out
+    assert f"changed since the checkpoint: optim.lr 0.001 -> 0.5{steps}\n" in capfd.readouterr().out
 
 
 def test_a_run_killed_after_its_last_checkpoint_makes_what_is_missing_at_its_end(tmp_path: Path, capfd):

@@ -50,5 +50,5 @@ def learning_rate(optim: Any, update: int, total_updates: int) -> float:
     if optim.schedule == "constant":
         return optim.lr
     progress = min(1.0, (update - optim.warmup_steps) / max(1, total_updates - optim.warmup_steps))
-    shape = 1 - progress if optim.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    shape = {"linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}[optim.schedule]
     return optim.lr * (optim.min_lr_ratio + (1 - optim.min_lr_ratio) * shape)
