@@ -16,6 +16,7 @@ from hwgrpo.algorithms.scope import Scope, Scoped, load_scoped, widest
 from hwgrpo.algorithms.surrogates import SurrogateInput
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig
+from hwgrpo.errors import ConfigError
 
 
 class TokenStats(Protocol):
@@ -35,6 +36,10 @@ class TokenStats(Protocol):
     def cu_seqlens(self) -> torch.Tensor | None:
         """[S + 1] row bounds of the sequences in these rows; None under scope `token`."""
         ...
+
+
+OWN_METRICS = ("loss", "pg_loss", "kl", "entropy", "tokens", "trained", "router_loss")
+"""Names of sums over rows that are not the policy loss's."""
 
 
 class PolicyLoss:
@@ -62,6 +67,11 @@ class PolicyLoss:
             SurrogateInput(stats.logprob, log_ratio, on_policy, rows["advantage"], stats.cu_seqlens),
             self.algorithm.loss,
         )
+        if reserved := sorted(metrics.keys() & set(OWN_METRICS)):
+            raise ConfigError(
+                f"algorithm.loss.name={self.algorithm.loss.name!r} returns the metric {reserved[0]!r}, "
+                "which is one of hwgrpo's own; rename it"
+            )
 
         correction = rows.get("correction")
         if correction is None and correction_config.name != "none":

@@ -23,7 +23,8 @@ R = TypeVar("R")
 class Scoped(Generic[P, R]):
     """A function of rows that declares which rows it must see at once.
 
-    `token`: any subset of rows; `sequence`: full sequences (it reads `cu_seqlens`); `batch`: all rows of the update.
+    `token`: any subset of rows; `sequence`: full sequences (it reads `cu_seqlens`); `batch`: all rows of a
+    micro-batch, on whose size the result then depends.
     """
 
     function: Callable[P, R]

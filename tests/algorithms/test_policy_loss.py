@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.algorithms.scope import scoped
 from hwgrpo.catalog import POLICY_LOSSES
 from hwgrpo.config.schema import AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
 from hwgrpo.errors import ConfigError
@@ -372,8 +373,6 @@ def test_unknown_names_are_refused_with_a_near_one(algorithm, message):
 
 
 def test_a_further_loss_can_be_added_by_name(monkeypatch):
-    from hwgrpo.algorithms.scope import scoped
-
     monkeypatch.setattr(POLICY_LOSSES, "_entries", dict(POLICY_LOSSES._entries))
 
     @POLICY_LOSSES.register("plain")
@@ -385,3 +384,11 @@ def test_a_further_loss_can_be_added_by_name(monkeypatch):
     assert build_loss(algorithm).scope == "batch"
     assert build_loss(replace(algorithm, correction=CorrectionConfig("sequence_mask"))).scope == "batch"
     assert run(algorithm, [-1.0], advantage=[4.0])[0].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("name", ["kl", "entropy", "loss", "trained"])
+def test_a_metric_under_a_name_that_is_in_use_is_refused(monkeypatch, name):
+    monkeypatch.setattr(POLICY_LOSSES, "_entries", dict(POLICY_LOSSES._entries))
+    POLICY_LOSSES.register("mine")(scoped("token")(lambda x, config: (-x.logprob, {name: x.logprob})))
+    with pytest.raises(ConfigError, match=f"algorithm.loss.name='mine' returns the metric '{name}'.*rename it"):
+        run(AlgorithmConfig(loss=LossConfig("mine")), [-1.0], advantage=[4.0])

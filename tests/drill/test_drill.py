@@ -214,7 +214,11 @@ def test_gradients_that_are_not_finite_end_the_run_with_good_weights_saved(tmp_p
     newest, problems = restore.newest(tmp_path / "run/checkpoints")
     assert newest is not None
     assert not problems
-    told("a gradient is not finite", "the run ended and said why; checkpoints before it are whole", "nothing that was saved")
+    told(
+        "a gradient is not finite",
+        "the run ended and said why; checkpoints before it are whole",
+        "nothing that was saved",
+    )
 
 
 REWARD = """

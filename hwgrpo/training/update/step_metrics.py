@@ -27,7 +27,8 @@ METRIC_NAMES = {
 """The loss functions' metrics, under verl's and TRL's names."""
 
 RATIO_METRICS = ("ppo_kl", "ratio")
-"""Metrics averaged over trained tokens; the others are 0 at zero advantage, or known for all tokens."""
+"""Those of `METRIC_NAMES` averaged over trained tokens, as metrics without an entry are; the others are 0 at zero
+advantage, or known for all tokens."""
 
 
 def sample_metrics(
@@ -108,7 +109,8 @@ def update_metrics(totals: Mapping[str, float], norms: Sequence[float], lr: floa
     for name, value in totals.items():
         if name not in ("tokens", "trained", "loss"):
             for public in METRIC_NAMES.get(name, (f"actor/{name}",)):
-                metrics[public] = value / (trained if name in RATIO_METRICS else tokens)
+                of_trained = name in RATIO_METRICS or name not in METRIC_NAMES
+                metrics[public] = value / (trained if of_trained else tokens)
     metrics["actor/grad_norm"] = sum(norms) / len(norms)
     metrics["actor/lr"] = lr
     return metrics

@@ -1,6 +1,6 @@
 """hwgrpo on Acme accelerators, through torch-acme: data plus three functions. Importing it imports no torch.
 
-`kernels` holds what Acme's devices compute in a way of their own.
+`kernels` holds device-specific kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INSTALL = "the CPU build of torch with torch-acme of the same version"
 
 
 def probe(facts: Facts) -> Verdict:
-    """Judge from torch-acme, /dev/acme* and, when torch was asked, what it says of its device."""
+    """Judge from torch-acme, /dev/acme* and, if torch was probed, its device count."""
     return judge(
         facts,
         chip="an Acme accelerator",
@@ -34,7 +34,7 @@ def probe(facts: Facts) -> Verdict:
 
 
 def _problem(facts: Facts) -> Problem | None:
-    """Return what is wrong with the installed stack; causes come before what they lead to."""
+    """Return what is wrong with the installed stack; checks causes before symptoms."""
     if facts.torch_version is None:
         return torch_problem(facts)
     if "torch-acme" not in facts.distributions:
@@ -50,7 +50,7 @@ def arch(index: int) -> str:
 
 
 def compute_dtypes(index: int) -> tuple[torch.dtype, ...]:
-    """Return the dtypes device `index` has multipliers for, the one to train in first."""
+    """Return the dtypes that device `index` computes in natively, the one to train in first."""
     import torch
 
     return torch.bfloat16, torch.float32
