@@ -12,6 +12,7 @@ from typing import Any
 
 from hwgrpo.config import schema
 from hwgrpo.config.fields import AnyOf, Limits
+from hwgrpo.config.typed import hints_of
 from hwgrpo.config.uses import default_of, describe
 
 
@@ -37,7 +38,7 @@ def entries() -> tuple[Entry, ...]:
 def _walk(
     section: type, prefix: str, docs: dict[tuple[str, str], str], inherited: Sequence[AnyOf]
 ) -> typing.Iterator[Entry]:
-    hints = typing.get_type_hints(section)
+    hints = hints_of(section)
     written = section.__annotations__
     for field in dataclasses.fields(section):
         key = f"{prefix}{field.name}"

@@ -21,7 +21,8 @@ _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
 
 
-_hints = functools.cache(typing.get_type_hints)
+hints_of = functools.cache(typing.get_type_hints)
+"""Types of the fields of a dataclass; evaluated once, since a configuration is walked many times."""
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -48,7 +49,7 @@ def hint_below(hint: Any, name: str) -> Any:
     """Return the type of `name` in a value of type `hint`; Any where the schema has none."""
     for kind in alternatives(hint):
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            return _hints(kind).get(name, Any)
+            return hints_of(kind).get(name, Any)
         if typing.get_origin(kind) in (list, dict):
             return typing.get_args(kind)[-1]
     return Any
@@ -110,7 +111,7 @@ def _build_section(section: type, values: Any, key: str) -> Any:
     if not isinstance(values, Mapping):
         names = ", ".join(field.name for field in dataclasses.fields(section))
         raise ConfigError(f"{key}={shown(values)} must be a mapping with the keys: {names}")
-    hints = _hints(section)
+    hints = hints_of(section)
     arguments = {}
     for field in dataclasses.fields(section):
         if field.name in values:

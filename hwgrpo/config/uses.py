@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from hwgrpo.config.fields import AnyOf, Limits, Use
 from hwgrpo.config.schema import Config
+from hwgrpo.config.typed import hints_of
 from hwgrpo.errors import ConfigError, shown
 
 
@@ -101,6 +101,6 @@ def _choices(key: str) -> Sequence[str]:
     section: Any = Config
     *sections, last = key.split(".")
     for name in sections:
-        section = typing.get_type_hints(section)[name]
+        section = hints_of(section)[name]
     limits: Limits = next(field for field in dataclasses.fields(section) if field.name == last).metadata["limits"]
     return limits.names() or ()

@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import GrammarParseError, InterpolationKeyError, UnsupportedInterpolationType
 
-from hwgrpo.config.typed import section_of
+from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.errors import ConfigError
 from hwgrpo.text import has_credentials, hide_secrets, is_secret, remember_secrets, shown_mapping, without_credentials
 
@@ -221,7 +221,7 @@ def shown_settings(tree: Any, section: type | None) -> Any:
         return hide_secrets(tree) if isinstance(tree, str) else tree
     if section is None:
         return shown_mapping(tree)
-    hints = typing.get_type_hints(section)
+    hints = hints_of(section)
     result = {}
     for name, value in tree.items():
         hint = hints.get(name)
@@ -263,7 +263,7 @@ def unresolved_error(place: Place, text: str, error: Exception) -> ConfigError:
 def _texts(tree: Any, hint: Any, place: Place, free: bool = False) -> Iterator[tuple[Place, str, bool]]:
     section = section_of(hint)
     if isinstance(tree, Mapping):
-        hints = typing.get_type_hints(section) if section is not None else {}
+        hints = hints_of(section) if section is not None else {}
         for name, value in tree.items():
             inner = hints.get(name)
             yield from _texts(value, inner, (*place, name), free or typing.get_origin(inner) is dict)

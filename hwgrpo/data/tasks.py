@@ -7,6 +7,7 @@ warm-started model then has the skill without preferring it, which leaves room f
 
 from __future__ import annotations
 
+import functools
 import inspect
 import string
 from collections.abc import Callable, Mapping
@@ -66,8 +67,9 @@ class Task:
         return prompt.removeprefix(f"{self.name} ").removesuffix("=")
 
 
+@functools.lru_cache(maxsize=4)
 def parse_task(spec: str) -> Task:
-    """Build the task of a `task://name?option=value&...` address.
+    """Build the task of a `task://name?option=value&...` address; once, since a run reads it several times.
 
     Raises:
         ConfigError: the task or an option is unknown, or a value is not a number or out of range.

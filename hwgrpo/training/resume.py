@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from omegaconf import OmegaConf
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
 from hwgrpo.config.load import to_yaml
-from hwgrpo.config.typed import section_of
+from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.config.validate import check_resume
 from hwgrpo.config.written_config import changed_values, shown_settings, written_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
@@ -276,7 +275,7 @@ def changed_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> dict
 
 def _with_defaults(tree: Any, section: type) -> Any:
     """Return settings as plain containers, with a dataclass's defaults for missing ones."""
-    hints = typing.get_type_hints(section)
+    hints = hints_of(section)
     full = dict(tree)
     for field in dataclasses.fields(section):
         inner = section_of(hints[field.name])
