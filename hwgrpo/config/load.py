@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -113,8 +114,23 @@ def to_yaml(config: Config, *, shown: bool = False) -> str:
         config: loaded settings.
         shown: for display: typed secrets are left out, too.
     """
-    tree = overlaid(dataclasses.asdict(config), written_of(config))
+    tree = to_tree(config)
     return OmegaConf.to_yaml(OmegaConf.create(shown_settings(tree, Config) if shown else tree))
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """Return the same as plain containers."""
+    return overlaid(dataclasses.asdict(config), written_of(config))
+
+
+@functools.lru_cache(maxsize=8)
+def stored_tree(text: str) -> Any:
+    """Return what `to_yaml` wrote as plain containers, with interpolations as they stand; do not change them.
+
+    Raises:
+        OmegaConfBaseException, YAMLError, ValueError: the text is not YAML of settings.
+    """
+    return OmegaConf.to_container(OmegaConf.create(text))
 
 
 def unset_variables(config: Config) -> dict[str, str]:

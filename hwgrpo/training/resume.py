@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from hwgrpo_backends.device import Device
-from omegaconf import OmegaConf
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import planned_steps
-from hwgrpo.config.load import to_yaml
+from hwgrpo.config.load import stored_tree, to_tree
 from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.config.validate import check_resume
 from hwgrpo.config.written_config import changed_values, shown_settings, written_of
@@ -265,8 +264,7 @@ def changed_settings(checkpoint: checkpoints.Checkpoint, config: Config) -> dict
         Key -> (saved value, current value), with secrets masked.
     """
     # A setting newer than the checkpoint has its default there.
-    saved = OmegaConf.to_container(OmegaConf.create(checkpoint.manifest["state"]["config"]))
-    trees = _with_defaults(saved, Config), OmegaConf.to_container(OmegaConf.create(to_yaml(config)))
+    trees = _with_defaults(stored_tree(checkpoint.manifest["state"]["config"]), Config), to_tree(config)
     then, now = map(_flat, trees)
     changed = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
     shown = [_flat(shown_settings(tree, Config)) for tree in trees]

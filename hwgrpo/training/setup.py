@@ -280,12 +280,14 @@ def _saver(
     datasets = {"train": data.training, "validation": data.validation}
     fingerprints = {name: prompts.fingerprint for name, prompts in datasets.items() if prompts is not None}
 
+    settings = to_yaml(written)
+
     def state() -> dict[str, Any]:
         return {
             "sampler": responses.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
-            "config": to_yaml(written),
+            "config": settings,
             "secrets": secrets,
             "data": fingerprints,
             "code": code,

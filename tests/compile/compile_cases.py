@@ -65,57 +65,61 @@ _MATRIX = [
     for entropy in (True, False)
     for softcap in (False, True)
 ]
-_OTHERS = [
-    Case(row_scale=True),
-    Case("fp16"),
-    Case("fp16", vocab=ODD),
-    Case("fp64"),
-    Case("fp64", vocab=ODD, softcap=True),
-    *(Case(dtype, vocab=ODD, padded=True) for dtype in DTYPES),
-    *(Case(dtype, persistent=True) for dtype in DTYPES),
-    Case(vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True),
-    *(Case(dtype, reference=True) for dtype in DTYPES),
-    Case(entropy=False, reference=True),
-    Case(vocab=ODD, softcap=True, reference=True),
+_PAIRS = [
+    PLAIN,
     Case(vocab=ODD, padded=True, reference=True),
-    Case(vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True, reference=True),
-    Case("fp32", narrow_out=True),
-    Case("fp32", softcap=True, narrow_out=True),
-    Case("fp32", vocab=ODD, padded=True, narrow_out=True),
-    Case("fp32", vocab=ODD, padded=True, reference=True, narrow_out=True),
+    Case(vocab=ODD, softcap=True, reference=True),
+    Case(vocab=ODD, entropy=False, row_scale=True, padded=True, persistent=True),
+    Case("fp16", entropy=False, softcap=True, persistent=True),
+    Case("fp16", vocab=ODD, row_scale=True),
+    Case("fp16", vocab=ODD, softcap=True, row_scale=True, padded=True, reference=True),
+    Case("fp32", entropy=False, row_scale=True),
+    Case("fp32", softcap=True, row_scale=True, reference=True, narrow_out=True),
+    Case("fp32", vocab=ODD, entropy=False, row_scale=True, persistent=True, narrow_out=True),
+    Case("fp32", vocab=ODD, softcap=True, padded=True, persistent=True, narrow_out=True),
+    Case("fp64", entropy=False),
+    Case("fp64", vocab=ODD, softcap=True, row_scale=True, persistent=True, reference=True),
+    Case("fp64", vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True),
 ]
-_QUICK = {
+"""Any two settings meet, in each combination that there is; a test says so."""
+_QUICK = [
     *(Case(entropy=entropy, softcap=softcap) for entropy in (True, False) for softcap in (False, True)),
     Case(row_scale=True),
     Case(vocab=ODD),
     Case(vocab=ODD, padded=True),
     Case(persistent=True),
-    Case(beyond_2_gib=True),
     Case(reference=True),
     Case("fp32", narrow_out=True),
     *(Case(dtype) for dtype in DTYPES),
-}
+]
+_ALL_AT_ONCE = Case(vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True)
+_OTHERS = [Case(entropy=False, reference=True), _ALL_AT_ONCE, _ALL_AT_ONCE._replace(reference=True)]
+_LARGE = Case(beyond_2_gib=True)  # on AMD's chips
 
 
 def cases_of(chip: str) -> list[Case]:
     """Return every case of a chip of `CHIPS`.
 
-    One chip of each vendor has all combinations of `_MATRIX`; the others have the half in which any three settings meet
-    in each combination.
+    On every chip any two settings meet; one chip of each vendor has more, among them all combinations of `_MATRIX`.
     """
-    large = [Case(beyond_2_gib=True)] if CHIPS[chip].target.backend == "hip" else []
-    matrix = _MATRIX if chip in _FIRST_CHIPS else [case for case in _MATRIX if _differences(case) % 2 == 0]
-    return [*matrix, *_OTHERS, *large]
+    more = [*_MATRIX, *_QUICK, *_OTHERS] if chip in _FIRST_CHIPS else []
+    large = [_LARGE] if CHIPS[chip].target.backend == "hip" else []
+    return list(dict.fromkeys([*more, *_PAIRS, *large]))
 
 
-def _differences(case: Case) -> int:
-    """Count the settings in which a case differs from the plain one."""
-    return sum(ours != plain for ours, plain in zip(case, PLAIN, strict=True))
+def settings_of(case: Case) -> dict[str, Any]:
+    """Return what a case chooses, each setting independently of the others but for narrow_out, which needs fp32."""
+    return {
+        "dtype": case.dtype,
+        "rows": (case.vocab == ALIGNED, case.padded),
+        "beside the logarithms": (case.entropy, case.reference),
+        **{name: getattr(case, name) for name in ("softcap", "row_scale", "persistent", "narrow_out")},
+    }
 
 
 def is_quick(chip: str, case: Case) -> bool:
     """Whether a case is compiled in every run: many on one chip of each vendor, one on the others."""
-    return case == PLAIN or (chip in _FIRST_CHIPS and case in _QUICK)
+    return case == PLAIN or (chip in _FIRST_CHIPS and case in (*_QUICK, _LARGE))
 
 
 def triton_ops() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The row ops compile for every chip, to binaries without the faults that make a memory-bound kernel slow or wrong."""
 
+import itertools
 import warnings
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from tests.compile.compile_cases import (
     cases_of,
     golden,
     is_quick,
+    settings_of,
     triton_ops,
 )
 from tests.compile.compile_table import TABLE, table_of
@@ -65,6 +67,21 @@ def test_every_op_with_a_triton_implementation_is_compiled_here():
     compiled = {case.op(kernel) for case in (PLAIN, PLAIN._replace(reference=True)) for kernel in OPS}
     assert set(triton_ops()) == compiled
     assert set(binaries_of("sm_90", PLAIN)) == set(OPS)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_any_two_settings_meet_on_every_chip_in_each_combination(chip):
+    def pairs(settings):
+        return set(itertools.combinations(sorted(settings.items()), 2))
+
+    values = {name: {True, False} for name in ("softcap", "row_scale", "persistent", "narrow_out")}
+    values["dtype"] = set(DTYPES)
+    values["rows"] = {(True, False), (False, False), (False, True)}
+    values["beside the logarithms"] = {(True, False), (False, False), (True, True)}
+    every = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
+    possible = [settings for settings in every if settings["dtype"] == "fp32" or not settings["narrow_out"]]
+    lacking = set().union(*map(pairs, possible)) - set().union(*(pairs(settings_of(case)) for case in cases_of(chip)))
+    assert not lacking
 
 
 @each_case

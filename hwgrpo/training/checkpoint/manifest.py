@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from hwgrpo.config.load import stored_tree
 from hwgrpo.errors import CheckpointError
 from hwgrpo.training.checkpoint import checkpoint_files, shard_files
 
@@ -143,8 +143,9 @@ class _Requirements:
 
 def _is_settings(value: Any) -> bool:
     try:
-        settings = OmegaConf.create(value) if isinstance(value, str) else None
-        return OmegaConf.is_dict(settings)  # not resolved: a variable in them may be unset here
+        return isinstance(value, str) and isinstance(
+            stored_tree(value), dict
+        )  # not resolved: a variable in them may be unset here
     except (OmegaConfBaseException, YAMLError, ValueError):
         return False
 
