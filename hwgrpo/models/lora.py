@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from hwgrpo.errors import ConfigError, nearest
@@ -148,7 +149,7 @@ def _load_adapter(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Put adapters on a model on the meta device without weights of their own."""
-    with warnings.catch_warnings(), META:
+    with warnings.catch_warnings(), META, no_init_weights():
         # of an adapter that is read: its weights have no place here, which is the point
         warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
         yield

@@ -18,7 +18,7 @@ from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.models import builtin
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model_config
-from hwgrpo.models.lora import apply_lora, rank_of, uses_lora
+from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
 from hwgrpo.models.tensor_parallel import shard_dims
 from hwgrpo.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
@@ -151,7 +151,7 @@ def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
     adapted = uses_lora(lora)
     if adapted:
         # peft warns of patterns that it made for experts
-        with torch.device("meta"), catch_warnings(action="ignore", category=RuntimeWarning):
+        with without_weights(), catch_warnings(action="ignore", category=RuntimeWarning):
             # an existing adapter has the shape of a new one of its rank
             apply_lora(model, replace(lora, rank=rank_of(lora), adapter=None))
     prefixes = {layer: f"{name}." for name, layer in model.named_modules()}
