@@ -89,9 +89,13 @@ reports=$(mktemp -d)
 trap 'rm -rf "$reports"' EXIT
 trap 'exit 130' INT # otherwise Ctrl-C would only end the current session
 status=0
-for selection in "not slow" slow; do
+# Where everything is wanted, slow tests run with the others: they share what takes long to start.
+selections=("not slow")
+! is_wanted slow || selections+=(slow)
+[ ${#wanted[@]} -lt "$(names | wc -l)" ] || selections=("slow or not slow")
+for selection in "${selections[@]}"; do
     name_of_part=
-    [ "$selection" != slow ] || { is_wanted slow && name_of_part=-slow; } || continue
+    [ "$selection" != slow ] || name_of_part=-slow
     paths_of together
     [ ${#paths[@]} -eq 0 ] || run "together$name_of_part" "$workers" "${paths[@]}" -m "$selection" "$@"
     while read -r name how _; do
@@ -127,8 +131,10 @@ group_of = {folder: name for name, _, *folders in lines for folder in folders}
 
 def group(report, case):
     """Return the group that ran a test."""
-    if report == "older_cpu" or report.endswith("slow"):
-        return report.split("-")[-1]
+    if report == "older_cpu":
+        return report
+    if report.endswith("-slow") or any(each.get("name") == "slow" for each in case.iter("property")):
+        return "slow"
     module = case.get("classname") or case.get("name")  # the name where collection failed
     return group_of.get(module.split(".")[1])
 

@@ -152,6 +152,24 @@ def test_slow_tests_are_those_of_all_folders_and_one_that_fails_fails_the_group(
     assert done.returncode == (0 if folder != wrong else 1), done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_where_everything_is_wanted_slow_tests_run_beside_the_others_and_are_counted_as_slow(runner, tmp_path):
+    for name, how, *folders in (line.split() for line in (REPO / "tests" / "groups.txt").read_text().splitlines()):
+        if how != "-":
+            (tmp_path / "tests" / folders[0]).mkdir(exist_ok=True)
+            (tmp_path / "tests" / folders[0] / f"test_of_{name}.py").write_text("def test_fast(): pass\n")
+    for name in numeric_files():
+        (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / name).write_text("def test_some(): pass\n")
+    slow = "import pytest\n@pytest.mark.slow\ndef test_slow(record_property): record_property('slow', '')\n"
+    (tmp_path / "tests" / "perf" / "test_of_perf.py").write_text(slow + "def test_fast(): pass\n")
+    done = runner("", "--all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^== alone", done.stdout, re.MULTILINE)) == 1
+    assert re.search(r"^slow +passed", done.stdout, re.MULTILINE)
+    assert f"{19 + 2 * len(numeric_files()) + 1} passed, 0 failed, 0 skipped" in done.stdout
+
+
 def test_numeric_tests_run_once_more_as_on_an_older_processor_when_asked_for(runner, tmp_path):
     for name in numeric_files():
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)

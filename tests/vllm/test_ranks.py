@@ -5,7 +5,6 @@ a rank or a server has not got, they are apart by far more.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,7 +104,7 @@ def test_a_simulated_npu_trains_by_vllm_on_the_cpu(server: str, tmp_path: Path):
 
 def test_every_strategy_draws_the_curve_of_one_process_on_a_server(server: str, tmp_path: Path):
     """Not to the last bit: vLLM's sums depend on which requests it computes together."""
-    zero = {f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)}
+    zero = {f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 3)}
     ways = {"single": [], "ddp": ["trainer.strategy=ddp"], "fsdp2": ["trainer.strategy=fsdp2"], **zero}
     steps = 4
     own = (
@@ -141,12 +140,3 @@ def test_two_ranks_sample_ahead_on_a_server(server: str, tmp_path: Path):
     assert [line["rollout/staleness_max"] for line in found] == [0, 1, 1]
     gaps = [abs(line["rollout_corr/k3_kl"]) for line in found]
     assert gaps[0] < 1e-9 < min(gaps[1:]), "the policy has moved since"
-
-
-def test_two_ranks_have_an_engine_each_in_their_own_process(tmp_path: Path):
-    path = recipe(tmp_path / "run", "rollout.engine=vllm", "trainer.strategy=fsdp2")
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = vllm_environment.run_there(*launcher, "-m", "hwgrpo", "train", path)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    assert_on_its_own_weights(tmp_path / "run")
-    assert os.path.exists(tmp_path / "run" / "final")

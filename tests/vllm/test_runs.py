@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.numbers.rounding import GENTLE
+from tests.support.processes.launch import forked
 from tests.vllm import vllm_environment
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,7 @@ def assert_learned_on_its_own_weights(found: list[dict]) -> None:
 def local(tmp_path_factory):
     folder = tmp_path_factory.mktemp("local")
     words = [word for word in RUN if not word.startswith(("rollout.engine_kwargs", "rollout.kv_cache"))]
-    done = vllm_environment.run_there(*words, f"trainer.output_dir={folder}")
+    done = forked(0, *words, f"trainer.output_dir={folder}")
     assert done.returncode == 0, done.stderr[-4000:]
     return steps(folder)
 
@@ -63,12 +64,15 @@ def assert_like(found: list[dict], local: list[dict]) -> None:
         assert abs(mine["critic/rewards/mean"] - theirs["critic/rewards/mean"]) < 0.12
 
 
-def test_a_run_with_vllm_in_its_process_learns_as_with_the_local_engine(local, tmp_path: Path):
-    done = vllm_environment.run_there(*RUN, "rollout.engine=vllm", f"trainer.output_dir={tmp_path}")
-    assert done.returncode == 0, done.stderr[-4000:]
+def test_two_ranks_with_an_engine_each_in_their_own_process_learn_as_with_the_local_engine(local, tmp_path: Path):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    words = ("rollout.engine=vllm", "trainer.strategy=fsdp2", f"trainer.output_dir={tmp_path}")
+    done = vllm_environment.run_there(*launcher, *RUN, *words)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     found = steps(tmp_path)
     assert_learned_on_its_own_weights(found)
     assert_like(found, local)
+    assert (tmp_path / "final").exists()
 
 
 def servers_of(parent: int) -> list[int]:

@@ -27,11 +27,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its group."""
+    """Mark each test with its group; a report of the run says which tests are slow."""
     groups = group_of_folder()
     for item in items:
         if item.path.is_relative_to(TESTS):
             item.add_marker(groups[item.path.relative_to(TESTS).parts[0]])
+        if item.get_closest_marker("slow"):
+            item.user_properties.append(("slow", ""))
 
 
 @pytest.hookimpl(optionalhook=True)
