@@ -32,7 +32,7 @@ TOKEN = "of-the-test"
 WORDS = (
     "model.path=builtin://tiny?task=sort&head=32&steps=30&batch=32&digits=3",
     "model.dtype=float32",
-    "rollout.engine_kwargs={block_size: 32}",
+    vllm_environment.EXECUTOR,
     "rollout.kv_cache_gb=0.5",
     "trainer.tokens_per_micro_batch=4096",
     "trainer.validate_at_start=false",
@@ -59,7 +59,9 @@ def server(_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     parts = EngineParts(config, None, None, None, Device(BACKEND), torch.float32)  # pyright: ignore
     port, dialect = free_port("127.0.0.1"), VllmServer()
     process = ServerProcess(
-        dialect.command(parts, None, "127.0.0.1", port), dialect.environment(TOKEN, {}), folder / "log"
+        dialect.command(parts, None, "127.0.0.1", port),
+        dialect.environment(TOKEN, vllm_environment.ONE_PROCESS),
+        folder / "log",
     )
     client = Client(f"http://127.0.0.1:{port}", TOKEN, 1 << 20)
     try:

