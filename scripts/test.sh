@@ -76,7 +76,7 @@ run() {
         # Tests of an xdist_group stay with one worker; where groups run together, those of a file. Files begin in the order
         # of groups.txt: what takes longest comes first.
         beside=(-n "$count" --dist loadgroup)
-        [[ $name != together* ]] || beside=(-n "$count" --dist loadfile --no-loadscope-reorder)
+        [[ $name != together* && $name != older_cpu ]] || beside=(-n "$count" --dist loadfile --no-loadscope-reorder)
     fi
     echo
     echo "== $name =="

@@ -174,6 +174,7 @@ def test_train_sets_the_variables_before_torch_is_imported_and_the_runs_folder_t
     assert seen["ACME_TEXT"] == recorded["ACME_TEXT"]["value"]
 
 
+@pytest.mark.slow
 def test_what_repeats_the_numbers_is_set_when_asked_for_and_only_then(fresh, acme, tmp_path):
     note = tmp_path / "note.json"
     words = (

@@ -130,6 +130,7 @@ def test_what_is_run_is_what_is_printed(capsys, monkeypatch, tmp_path):
     assert os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "600"
 
 
+@pytest.mark.slow
 def test_two_processes_train_by_the_line_that_is_run(hwgrpo, tmp_path):
     done = hwgrpo("launch", "tiny_sort", *TINY, "--devices", "2", "--run", "trainer.output_dir=out")
     assert done.returncode == 0, done.stderr

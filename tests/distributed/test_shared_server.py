@@ -86,14 +86,8 @@ def ahead_alone(_cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize(
-    "strategy, way",
-    [
-        pytest.param("ddp", "group", marks=pytest.mark.slow),
-        pytest.param("fsdp2", "group", marks=pytest.mark.slow),
-        ("fsdp2", "folder"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy, way", [("ddp", "group"), ("fsdp2", "group"), ("fsdp2", "folder")])
 def test_two_ranks_on_one_server_train_like_one_in_its_own_process(server, alone, tmp_path: Path, strategy, way):
     more = (f"rollout.server.transfer={way}",)
     server.ways()

@@ -13,8 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config
 
 from hwgrpo.config import load_config
 from hwgrpo.config.validate import check_world_size
+from hwgrpo.planning import dry_run
 from hwgrpo.planning.dry_run import make_plan
 from hwgrpo.planning.model_shape import HUB_NAMES, planned_settings, shipped_shapes
+from hwgrpo.training import startup_checks
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -34,6 +36,27 @@ PUBLISHED = {
     "Qwen3-8B": 8_190_735_360,
 }
 """Parameters as the models' pages say."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_made_once():
+    """A recipe's model is the same on every backend, and making its adapters takes longest."""
+
+    def once(function):
+        known = {}
+
+        def remembered(config, settings):
+            key = repr((config, settings))
+            if key not in known:
+                known[key] = function(config, settings)
+            return known[key]
+
+        return remembered
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "model_shape", once(dry_run.model_shape))
+        patch.setattr(startup_checks, "check_adapters", once(startup_checks.check_adapters))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -183,7 +183,10 @@ def test_words_for_torchrun_start_a_process_per_device(stubbed):
     assert result.stdout.splitlines()[-1] == words
 
 
-@pytest.mark.parametrize("name, code", [("run_tiny_sort_cpu.sh", 0), ("run_qwen2_5_0_5b_gsm8k_cpu.sh", 1)])
+@pytest.mark.parametrize(
+    "name, code",
+    [pytest.param("run_tiny_sort_cpu.sh", 0, marks=pytest.mark.slow), ("run_qwen2_5_0_5b_gsm8k_cpu.sh", 1)],
+)
 def test_a_launcher_plans_with_dry_run_as_a_further_word(stubbed, tmp_path, name, code):
     """The real command behind the stubbed set-up; without data the plan is shown, and what is missing told."""
     (stubbed / "configs").symlink_to(REPO / "configs")
