@@ -12,8 +12,9 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo" || exit 1
 
 # A line per group: its name, how it runs, its folders below tests/. Groups that run "together" share one session of pytest
-# with as many workers as there are cores, up to 4; one of its "own_process" has such a session for itself; those "alone"
-# (timed, or in need of the whole machine) share one without workers. Tests marked slow run in the group slow only.
+# with a worker per core, up to 4, and one more, since many of their tests wait; a group with its "own_process" has a session
+# with a worker per core; those "alone" (timed, or in need of the whole machine) share one without workers. Tests marked
+# slow run in the group slow only.
 groups=$(<tests/groups.txt)
 
 # What group older_cpu runs: tests whose numbers depend on the order in which a processor adds. Their bounds must hold on any.
@@ -97,7 +98,7 @@ for selection in "${selections[@]}"; do
     name_of_part=
     [ "$selection" != slow ] || name_of_part=-slow
     paths_of together
-    [ ${#paths[@]} -eq 0 ] || run "together$name_of_part" "$workers" "${paths[@]}" -m "$selection" "$@"
+    [ ${#paths[@]} -eq 0 ] || run "together$name_of_part" "$((workers + 1))" "${paths[@]}" -m "$selection" "$@"
     while read -r name how _; do
         [ "$how" = own_process ] || continue
         paths_of own_process "$name"
