@@ -74,8 +74,8 @@ run() {
     shift 2
     local beside=()
     if [ "$count" -gt 1 ]; then
-        # Tests of an xdist_group stay with one worker; where groups run together, those of a file. Files begin in the order
-        # of groups.txt: what takes longest comes first.
+        # What stays with one worker: tests/support/processes/groups.py. Files begin in the order of groups.txt: what takes
+        # longest comes first.
         beside=(-n "$count" --dist loadgroup)
         [[ $name != together* && $name != older_cpu ]] || beside=(-n "$count" --dist loadfile --no-loadscope-reorder)
     fi

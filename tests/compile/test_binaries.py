@@ -57,13 +57,8 @@ KNOWN_SPILLS = {
 }
 
 
-def _marks(chip: str, case: Case) -> list[pytest.MarkDecorator]:
-    """Return the marks of a case: a worker has all cases of a chip, for it compiles each once for all tests."""
-    return [pytest.mark.xdist_group(chip), *([] if is_quick(chip, case) else [pytest.mark.slow])]
-
-
 CASES = [
-    pytest.param(chip, case, op, id=f"{chip}-{case}-{op}", marks=_marks(chip, case))
+    pytest.param(chip, case, op, id=f"{chip}-{case}-{op}", marks=[] if is_quick(chip, case) else [pytest.mark.slow])
     for chip in CHIPS
     for case in cases_of(chip)
     for op in OPS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.groups import group_of_folder
+from tests.support.processes.groups import group_of_folder, scope_of
 
 REPO = Path(__file__).parents[2]
 RUNNER = REPO / "scripts" / "test.sh"
@@ -49,6 +49,23 @@ def test_every_group_says_how_it_runs():
 def test_a_group_is_a_marker_of_its_tests(request: pytest.FixtureRequest):
     assert request.node.get_closest_marker("structure")
     assert set(groups()) - {"slow", "older_cpu"} == set(group_of_folder().values())
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "dist", "scope"),
+    [
+        ("tests/vllm/test_runs.py::test_some", "loadfile", "vllm"),
+        ("tests/cli/test_env.py::test_some[a-b]", "loadfile", "tests/cli/test_env.py"),
+        ("tests/compile/test_binaries.py::test_some[sm_90-bf16 V=1-row_stats]", "loadgroup", "sm_90"),
+        (
+            "tests/interpreter/test_rows.py::test_some[a-b]",
+            "loadgroup",
+            "tests/interpreter/test_rows.py::test_some[a-b]",
+        ),
+    ],
+)
+def test_tests_that_share_what_takes_long_to_start_stay_on_one_worker(nodeid, dist, scope):
+    assert scope_of(nodeid, dist) == scope
 
 
 def test_an_unknown_group_is_refused_with_the_list_of_groups():
@@ -154,10 +171,10 @@ def test_slow_tests_are_those_of_all_folders_and_one_that_fails_fails_the_group(
 
 @pytest.mark.slow
 def test_where_everything_is_wanted_slow_tests_run_beside_the_others_and_are_counted_as_slow(runner, tmp_path):
-    for name, how, *folders in (line.split() for line in (REPO / "tests" / "groups.txt").read_text().splitlines()):
-        if how != "-":
-            (tmp_path / "tests" / folders[0]).mkdir(exist_ok=True)
-            (tmp_path / "tests" / folders[0] / f"test_of_{name}.py").write_text("def test_fast(): pass\n")
+    folders = {name: folders[0] for name, folders in groups().items() if folders}
+    for name, folder in folders.items():
+        (tmp_path / "tests" / folder).mkdir(exist_ok=True)
+        (tmp_path / "tests" / folder / f"test_of_{name}.py").write_text("def test_fast(): pass\n")
     for name in numeric_files():
         (tmp_path / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tests" / name).write_text("def test_some(): pass\n")
@@ -167,7 +184,7 @@ def test_where_everything_is_wanted_slow_tests_run_beside_the_others_and_are_cou
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^== alone", done.stdout, re.MULTILINE)) == 1
     assert re.search(r"^slow +passed", done.stdout, re.MULTILINE)
-    assert f"{19 + 2 * len(numeric_files()) + 1} passed, 0 failed, 0 skipped" in done.stdout
+    assert f"{len(folders) + 2 * len(numeric_files()) + 1} passed, 0 failed, 0 skipped" in done.stdout
 
 
 def test_numeric_tests_run_once_more_as_on_an_older_processor_when_asked_for(runner, tmp_path):

@@ -13,6 +13,8 @@ import pytest
 TESTS = Path(__file__).parents[2]
 ONE_WORKER = ("vllm",)
 """Folders whose files share what is expensive to start: one worker runs all of a folder. Elsewhere one runs a file."""
+BY_PARAMETER = ("tests/compile/test_binaries.py",)
+"""Files in which one worker runs all cases of a first parameter: of a chip, for which it compiles each kernel once."""
 
 
 def group_of_folder() -> dict[str, str]:
@@ -38,15 +40,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return the scheduler that keeps the tests of a file, or of such a folder, on one worker."""
-    if config.getoption("dist") != "loadfile":
+    """Return the scheduler that keeps the tests of a scope on one worker."""
+    dist = config.getoption("dist")
+    if dist not in ("loadfile", "loadgroup"):
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFileOrFolder(LoadScopeScheduling):
+    class ByScope(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.split("::", 1)[0]
-            folder = file.removeprefix("tests/").split("/")[0]
-            return folder if folder in ONE_WORKER else file
+            return scope_of(nodeid, dist)
 
-    return ByFileOrFolder(config, log)
+    return ByScope(config, log)
+
+
+def scope_of(nodeid: str, dist: str) -> str:
+    """Return what the tests that stay on one worker have in common.
+
+    Args:
+        nodeid: of a test.
+        dist: "loadfile": a file, or a folder of `ONE_WORKER`. "loadgroup": the first parameter of a test in a file of
+            `BY_PARAMETER`, each other test by itself. (xdist 3.8 loses the groups of its marks with pytest 9.2.)
+    """
+    file, _, test = nodeid.partition("::")
+    if dist == "loadgroup":
+        return test.partition("[")[2].partition("-")[0] if file in BY_PARAMETER else nodeid
+    folder = file.removeprefix("tests/").split("/")[0]
+    return folder if folder in ONE_WORKER else file
