@@ -107,6 +107,13 @@ def test_micro_batches_keep_within_the_budget_and_hold_each_sequence_once(layout
         assert build_micro_batch(batch, part, NOTHING, layout).input_ids.numel() <= 30
 
 
+def test_a_row_of_a_group_is_filled_to_the_budget_and_not_beyond():
+    batch = ragged_batch(prompts=1, n=4)
+    tokens = int(batch.prompt_offsets.diff()[0] + (batch.lengths - 1).sum())
+    assert BRANCHED.rows(batch, range(4), tokens, 4096) == [[0, 1, 2, 3]]
+    assert BRANCHED.rows(batch, range(4), tokens - 1, 4096) == [[0, 1, 2], [3]]
+
+
 @LAYOUTS
 def test_a_sequence_longer_than_the_budget_stands_alone(layout):
     batch = ragged_batch(prompts=2, n=2)
