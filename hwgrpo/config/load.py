@@ -119,7 +119,7 @@ def to_yaml(config: Config, *, shown: bool = False) -> str:
 
 
 def to_tree(config: Config) -> dict[str, Any]:
-    """Return the same as plain containers."""
+    """Return a configuration as plain containers, with interpolations as they were written."""
     return overlaid(dataclasses.asdict(config), written_of(config))
 
 

@@ -92,8 +92,8 @@ _QUICK = [
     Case("fp32", narrow_out=True),
     *(Case(dtype) for dtype in DTYPES),
 ]
-_ALL_AT_ONCE = Case(vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True)
-_OTHERS = [Case(entropy=False, reference=True), _ALL_AT_ONCE, _ALL_AT_ONCE._replace(reference=True)]
+ALL_AT_ONCE = Case(vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True)
+_OTHERS = [Case(entropy=False, reference=True), ALL_AT_ONCE, ALL_AT_ONCE._replace(reference=True)]
 _LARGE = Case(beyond_2_gib=True)  # on AMD's chips
 
 

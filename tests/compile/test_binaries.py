@@ -9,6 +9,7 @@ import triton
 
 from tests.compile.compile_cases import (
     ALIGNED,
+    ALL_AT_ONCE,
     DTYPES,
     ODD,
     OPS,
@@ -40,13 +41,13 @@ NUMBERS_OF_A_ROW = {
     "row_grad_kl": Numbers(14, 0),
 }
 
-_ALL_FP64 = Case("fp64", vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True)
+_ALL_FP64 = ALL_AT_ONCE._replace(dtype="fp64")
 _NARROW = Case("fp32", vocab=ODD, softcap=True, padded=True, persistent=True, narrow_out=True)
 
-# Bytes per thread, no more than these. The compiler keeps to 48, 64 or 80 registers by its own choice, but for the rows
-# of sm_100 with a reference, which are in no buffer of the driver: it pads them.
+# Bytes per thread, no more than these. Each such kernel keeps to a number of registers that the compiler chose, but for
+# the rows of sm_100 with a reference, which are in no buffer of the driver: it pads them.
 KNOWN_SPILLS = {
-    ("sm_90", Case(vocab=ODD, softcap=True, row_scale=True, padded=True, persistent=True), "row_grad"): 8,
+    ("sm_90", ALL_AT_ONCE, "row_grad"): 8,
     ("sm_90", _ALL_FP64, "row_stats"): 8,
     ("sm_100", _NARROW, "row_stats"): 8,
     ("sm_100", _NARROW, "row_grad"): 8,

@@ -40,7 +40,7 @@ def alone() -> Results:
 
 FAST = [("ddp", 2), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 4), ("fsdp2, weights kept", 2)]
 FAST += [("fsdp2, layers cut", 2), ("fsdp2, layers cut", 4)]
-ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2)]
+ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
 ZERO_RUNS += [("zero-3, small weights kept", 2)]
 BF16 = {"zero-1, bf16": "ddp, bf16", "zero-2, bf16": "ddp, bf16", "zero-3, bf16": "fsdp2, bf16"}
 """Strategies with the same weights: replicated in fp32, or sharded and gathered in bf16."""

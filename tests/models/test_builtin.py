@@ -182,8 +182,9 @@ def test_a_wrong_address_is_refused_with_what_is_allowed(address, message):
 
 
 @pytest.mark.slow
-def test_the_warm_started_model_has_the_skill_without_preferring_the_right_mode():
-    folder = builtin.resolve("builtin://tiny?task=sort")
+@pytest.mark.parametrize("seed", range(2))
+def test_the_warm_started_model_has_the_skill_without_preferring_the_right_mode(seed):
+    folder = builtin.resolve(f"builtin://tiny?task=sort&seed={seed}")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     task = parse_task("task://sort")
     prompts = [

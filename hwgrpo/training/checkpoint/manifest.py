@@ -143,9 +143,8 @@ class _Requirements:
 
 def _is_settings(value: Any) -> bool:
     try:
-        return isinstance(value, str) and isinstance(
-            stored_tree(value), dict
-        )  # not resolved: a variable in them may be unset here
+        # Not resolved: a variable in them may be unset here.
+        return isinstance(value, str) and isinstance(stored_tree(value), dict)
     except (OmegaConfBaseException, YAMLError, ValueError):
         return False
 
