@@ -1,0 +1,253 @@
+"""Faults to plant into the trainer, one at a time, each with the tests that must fail then.
+
+`python -m tests.planted_faults` plants all of them into a copy of the sources, `... ppo top_p` those whose names
+contain one of the words. It exits with 1 if tests still pass, or fail without the fault. That takes minutes, so the
+tests only check that every fault can be planted. Faults of kernels and of plug-in backends are planted by tests of
+theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = (
+    "hwgrpo",
+    "backends",
+    "kernels",
+    "configs",
+    "scripts",
+    "tests",
+    "docs",
+    "benchmarks",
+    "pyproject.toml",
+    "README.md",
+)
+FAILED = (1, 2)
+"""Exit codes of pytest where tests failed, or could not be collected."""
+
+
+class Fault(NamedTuple):
+    """A fault: `text` of a file of `hwgrpo` is replaced by `planted`."""
+
+    name: str
+    file: str
+    text: str
+    planted: str
+    tests: str
+    """Arguments of pytest, below tests/."""
+
+
+FAULTS = (
+    Fault(
+        "ppo without a bound",
+        "algorithms/surrogates.py",
+        "torch.maximum(unclipped",
+        "torch.minimum(unclipped",
+        "algorithms",
+    ),
+    Fault(
+        "ppo's bounds exchanged",
+        "algorithms/surrogates.py",
+        "ratio.clamp(1 - config.clip_low, 1 + config.clip_high)",
+        "ratio.clamp(1 - config.clip_high, 1 + config.clip_low)",
+        "algorithms",
+    ),
+    Fault(
+        "k3 with the other sign",
+        "algorithms/kl.py",
+        "x = ref_logprob_N - logprob_N",
+        "x = logprob_N - ref_logprob_N",
+        "algorithms",
+    ),
+    Fault("k3+ with the other gradient", "algorithms/kl.py", "+ slope_N *", "- slope_N *", "algorithms"),
+    Fault("population std", "algorithms/groups.py", "(self.size_G - correction)", "self.size_G", "algorithms"),
+    Fault(
+        "invalid samples count", "algorithms/groups.py", "self.valid_S & (self.signal_G", "(self.signal_G", "algorithms"
+    ),
+    Fault(
+        "token means by the mean length",
+        "algorithms/aggregation.py",
+        "lengths_S.clamp(min=1)",
+        "lengths_S.mean().clamp(min=1)",
+        "algorithms",
+    ),
+    Fault(
+        "a mask that keeps large weights",
+        "algorithms/correction.py",
+        "weight_N == _truncate",
+        "weight_N >= _truncate",
+        "algorithms",
+    ),
+    Fault(
+        "normalized by the rank's own tokens",
+        "training/update/policy_update.py",
+        "tokens, filled = self.strategy.sum(count(lengths))",
+        "tokens, filled = count(lengths)",
+        "distributed/test_strategies.py -k ddp-2",
+    ),
+    Fault(
+        "gradients averaged, not summed",
+        "training/update/policy_update.py",
+        "weights = weights * self.strategy.world_size",
+        "weights = weights * 1",
+        "distributed/test_strategies.py -k ddp-2",
+    ),
+    Fault(
+        "gradients summed, not averaged",
+        "training/strategies/ddp.py",
+        "flat /= self.world_size",
+        "flat /= 1",
+        "distributed/test_strategies.py -k ddp-2",
+    ),
+    Fault(
+        "zero advantages skipped in spite of a KL term",
+        "training/update/policy_update.py",
+        "return not any(coefficients) and",
+        "return True and",
+        "training/update",
+    ),
+    Fault(
+        "hidden states of the target itself",
+        "training/policy/micro_batch.py",
+        "predicted_from - 1,",
+        "predicted_from,",
+        "training/update/test_step_gradient.py",
+    ),
+    Fault(
+        "responses see each other",
+        "training/policy/micro_batch.py",
+        "(owner[:, None, :] == owner[:, :, None]) |",
+        "(owner[:, None, :] >= 0) |",
+        "training/policy/test_layouts.py",
+    ),
+    Fault(
+        "a row not filled to the budget",
+        "training/policy/layouts.py",
+        "filled + responses[s] > budget",
+        "filled + responses[s] >= budget",
+        "training/policy/test_layouts.py",
+    ),
+    Fault(
+        "a reference with its adapters on",
+        "training/policy/reference_model.py",
+        "with self.policy.model.disable_adapter():",
+        "if True:",
+        "training/test_parts.py",
+    ),
+    Fault(
+        "decayed norms",
+        "training/strategies/optimizer.py",
+        "len(full_shape(p)) >= 2]",
+        "len(full_shape(p)) >= 1]",
+        "training/test_parts.py",
+    ),
+    Fault(
+        "no warm-up",
+        "training/strategies/optimizer.py",
+        "optim.lr * (update + 1) / (optim.warmup_steps + 1)",
+        "optim.lr",
+        "training/test_parts.py",
+    ),
+    Fault(
+        "temperature ignored",
+        "rollout/local/token_sampling.py",
+        "logits_SV = logits_SV / temperature",
+        "pass",
+        "rollout/local/test_token_sampling.py",
+    ),
+    Fault(
+        "top_p without the token that reaches it",
+        "rollout/local/token_sampling.py",
+        "[:, :-1] >= top_p",
+        "[:, 1:] >= top_p",
+        "rollout/local/test_token_sampling.py",
+    ),
+    Fault(
+        "the same uniforms for every sample",
+        "rollout/counter_rng.py",
+        "np.asarray(samples, dtype=np.uint64)",
+        "np.zeros(len(samples), dtype=np.uint64)",
+        "rollout/local",
+    ),
+    Fault(
+        "stop strings in the text",
+        "rollout/stopping.py",
+        "text = text[: min(cuts)] if cuts else text",
+        "pass",
+        "rollout/test_stopping.py",
+    ),
+    Fault(
+        "stale weights sampled with",
+        "rollout/local/engine.py",
+        "            stale.copy_(current)",
+        "            pass",
+        "rollout/local/test_engine.py",
+    ),
+    Fault(
+        "responses one version too old",
+        "training/feed/prefetcher.py",
+        "> self._max_staleness\n\n    def _wait(",
+        "> self._max_staleness + 1\n\n    def _wait(",
+        "training/feed",
+    ),
+    Fault(
+        "a resumed order of the first epoch",
+        "data/sampler.py",
+        'state["position"]\n        self._order = self._permutation(self.epoch)',
+        'state["position"]',
+        "data/test_sampler.py",
+    ),
+    Fault(
+        "the other groups dropped",
+        "rewards/failure_policy.py",
+        "prompt_index != self.completions",
+        "prompt_index == self.completions",
+        "rewards/test_combine.py",
+    ),
+    Fault(
+        "damaged files restored",
+        "training/checkpoint/restore.py",
+        'if fingerprint != manifest["files"][path.name]:',
+        "if False:",
+        "training/checkpoint",
+    ),
+)
+
+
+def fails(tests: str, fault: Fault | None = None) -> bool:
+    """Return whether tests fail in a copy of the sources, with a fault or without."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            subprocess.run(["cp", "-r", str(ROOT / name), folder], check=True)
+        if fault is not None:
+            path = copy / "hwgrpo" / fault.file
+            path.write_text(path.read_text().replace(fault.text, fault.planted))
+        paths = os.pathsep.join(str(copy / each) for each in (".", "backends", "kernels"))
+        first, *more = tests.split()
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", f"tests/{first}", *more]
+        environment = {**os.environ, "PYTHONPATH": paths}
+        return subprocess.run(command, cwd=copy, env=environment, capture_output=True, check=False).returncode in FAILED
+
+
+def main(words: list[str]) -> int:
+    """Plant the faults whose names contain one of the words, all if there are none; return the exit code."""
+    chosen = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+    broken = {tests for tests in dict.fromkeys(fault.tests for fault in chosen) if fails(tests)}
+    red = 0
+    for fault in chosen:
+        outcome = "fails without" if fault.tests in broken else "red" if fails(fault.tests, fault) else "SURVIVED"
+        red += outcome == "red"
+        print(f"{outcome:<13} {fault.name} ({fault.file}; tests/{fault.tests})", flush=True)
+    print(f"{red} of {len(chosen)} red")
+    return int(red < len(chosen) or not chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
