@@ -9,6 +9,7 @@ shared_prefix_masks.py         attention over rows with one prompt and several r
 ulysses_attention.py           sequence parallelism: all-to-all between sequence and attention heads
 tensor_parallel.py             decoder layers sharded over ranks, by transformers' plan
 lora.py                        LoRA adapters: new ones, or existing ones to train further
+frozen_dtype.py                frozen matrices held in the compute dtype
 router.py                      load-balancing loss of mixture-of-experts models
 layers.py                      decoder layers; running a model on a device one layer at a time
 windows.py                     sliding windows; a model with shortened windows for checks

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class HeadSpec:
 
     def logits(self, hidden: torch.Tensor, head: Any) -> torch.Tensor:
         """Return logits [..., V] fp32 of hidden states [..., H]."""
-        logits = nn.functional.linear(hidden, self.weight(head), self.bias(head)).float() * self.scale
+        logits = _linear_in_fp32(hidden, self.weight(head), self.bias(head)) * self.scale
         return torch.tanh(logits / self.softcap) * self.softcap if self.softcap else logits
 
 
@@ -53,7 +54,7 @@ def backbone(base: Any) -> nn.Module:
     return base.model if base.base_model is base else base.base_model
 
 
-def detect_head(model: Any) -> HeadSpec:
+def detect_head(model: Any, compute_dtype: torch.dtype = torch.float32) -> HeadSpec:
     """Detect how a model forms its logits, from its config and its own logits of a few tokens.
 
     A config field's name does not determine its use (`logits_scaling` divides in Granite, multiplies in HyperCLOVA X,
@@ -61,6 +62,7 @@ def detect_head(model: Any) -> HeadSpec:
 
     Args:
         model: a transformers causal LM, or one wrapped by peft; its training mode is restored.
+        compute_dtype: dtype of its matrix products, but for the head's, which are computed in fp32 here.
 
     Raises:
         ConfigError: no candidate reproduces the logits, the head is unsupported, or the model draws noise in
@@ -79,7 +81,10 @@ def detect_head(model: Any) -> HeadSpec:
     ids = torch.arange(1, 9, device=head.weight.device)[None] % head.weight.shape[0]
     was_training = model.training
     model.eval()
-    with torch.no_grad():
+    casts = compute_dtype != torch.float32 and any(p.dtype != torch.float32 for p in base.parameters())
+    exact = replaced_forward(head, lambda hidden: _linear_in_fp32(hidden, head.weight, head.bias))
+    exact_head = exact if casts and type(head) is nn.Linear else nullcontext()
+    with torch.no_grad(), torch.autocast(ids.device.type, compute_dtype, enabled=casts), exact_head:
         expected = base(input_ids=ids, use_cache=False).logits.float()
         hidden = backbone(base)(input_ids=ids, use_cache=False).last_hidden_state
         if hidden.shape[-1] != head.weight.shape[1]:
@@ -87,7 +92,7 @@ def detect_head(model: Any) -> HeadSpec:
                 f"{name}: its LM head has input size {head.weight.shape[1]}, its hidden states have size "
                 f"{hidden.shape[-1]}; an architecture with a layer between them is not supported"
             )
-        tolerance = 1e-4 if head.weight.dtype == torch.float32 else 1e-2
+        tolerance = 1e-2 if isinstance(exact_head, nullcontext) and head.weight.dtype != torch.float32 else 1e-4
         spec, gap = None, float("inf")
         for candidate in _candidates(base.config.get_text_config(), head.weight.shape[0], expected.shape[-1]):
             difference = _relative_difference(candidate.logits(hidden, head), expected)
@@ -114,6 +119,25 @@ def detect_head(model: Any) -> HeadSpec:
             "set that to 0 in its config.json"
         )
     return spec
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    """Make `function` a module's forward within the block."""
+    own = vars(module).get("forward")
+    module.forward = function
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def _linear_in_fp32(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        return nn.functional.linear(hidden.float(), weight.float(), None if bias is None else bias.float())
 
 
 def _candidates(config: Any, rows: int, vocab: int) -> Iterator[HeadSpec]:

@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from peft import PeftModel
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
@@ -50,8 +52,7 @@ def save_model(
     """
     sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     if isinstance(model, PeftModel) and merge:
-        # Merging in place and unmerging again would round the trained weights.
-        copy.deepcopy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder, **sizes)
+        _fp32_copy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder, **sizes)
     elif isinstance(model, PeftModel):
         model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
     else:
@@ -60,6 +61,15 @@ def save_model(
     if source is not None and (merge or not isinstance(model, PeftModel)):
         _copy_missing_files(source, Path(folder))
     follow_umask(Path(folder))
+
+
+def _fp32_copy(model: PeftModel) -> PeftModel:
+    """Return a copy in host memory to merge adapters in: merging into the model itself would round its base."""
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(parameter.detach().to("cpu", torch.float32, copy=True), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
 
 
 def source_folder(config: ModelConfig) -> Path | None:

@@ -21,7 +21,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.training.strategies.parameter_shapes import ParameterUnit
+from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements
 from hwgrpo.training.strategies.sharding import Sharding
 
 UNSHARDED = Sharding()
@@ -100,9 +100,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     rollout_dtype = rollout_dtype_of(config, work.dtype)
     size = work.dtype.itemsize
     stored = work.dtype if sharding.in_compute_dtype else torch.float32
-    parameters = {
-        f"parameters ({_named(stored)})": stored.itemsize * sharding.stored_elements(shape.units, sharding.parameters)
-    }
+    operands = _base_operands(shape)
+    frozen = frozen_dtype(config, shape, work.dtype) if adapters and stored == torch.float32 else stored
+    matrices = sharding.stored_elements(operands, sharding.parameters) if frozen != stored else 0
+    others = sharding.stored_elements(shape.units, sharding.parameters) - matrices
+    parameters = {f"parameters ({_named(stored)})": stored.itemsize * others}
+    if matrices:
+        parameters[f"frozen matrices ({_named(frozen)})"] = frozen.itemsize * matrices
     optimizer_states = {
         "optimizer states (AdamW)": 8 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
     }
@@ -116,9 +120,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     (host if sharding.offloads_optimizer else always).update(optimizer_states)
     if config.algorithm.kl.coef and not adapters:
         reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
+        if sharding.keeps_full_parameters:
+            saved = 4 - frozen_dtype(config, shape, work.dtype).itemsize
+            reference["reference model"] -= saved * count_elements(operands)
         (host if sharding.offloads_parameters else always).update(reference)
-    if work.samples and (rollout_dtype != torch.float32 or not sharding.keeps_full_parameters):
-        always[COPY] = rollout_dtype.itemsize * (shape.parameters + (0 if sharding.keeps_full_parameters else adapters))
+    if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
+        shared = count_elements(operands) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
+        always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared)
     held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
     held.update(gradients)
     tokens, passes = micro_batches(config, work)
@@ -145,7 +153,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     elif work.dtype != torch.float32:
         # autocast caches its casts of trainable weights until the end of a pass, of frozen ones until their layer ends
         recast = adapters and config.model.gradient_checkpointing
-        update["weights as cast"] = size * shape.parameters // (shape.layers if recast else 1)
+        cast = shape.parameters // (shape.layers if recast else 1)
+        if frozen == work.dtype:
+            cast = adapters + (0 if _has_own_head(shape) else shape.vocab * shape.hidden)
+        update["weights as cast"] = size * cast
     if config.trainer.save_async and config.trainer.save_every:
         copied = {
             "copy for a checkpoint being written": 12 * sharding.stored_elements(shape.trained_units, sharding.ranks)
@@ -176,6 +187,25 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)
+
+
+def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which frozen matrices are held, if the model's values are what its configuration says."""
+    wanted = config.model.lora.base_dtype
+    if wanted != "auto":
+        return getattr(torch, wanted)
+    return compute_dtype if shape.published == compute_dtype else torch.float32
+
+
+def _base_operands(shape: ModelShape) -> list[ParameterUnit]:
+    """Return the units with only those of the model's own parameters that matrix products read."""
+    return [unit.where(lambda p: p.is_operand and not p.is_adapter) for unit in shape.units]
+
+
+def _has_own_head(shape: ModelShape) -> bool:
+    """Return whether the LM head is a parameter of its own, not tied to the embeddings."""
+    head = (shape.vocab, shape.hidden)
+    return any(p.is_operand and p.shape == head for unit in shape.units if not unit.is_layer for p in unit.parameters)
 
 
 def _gathered(shape: ModelShape, sharding: Sharding) -> int:

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from hwgrpo.config.recipe_files import recipe_folders
 from hwgrpo.config.schema import LoraConfig, ModelConfig
 from hwgrpo.models import builtin
+from hwgrpo.models.frozen_dtype import product_operands
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
@@ -60,6 +61,8 @@ class ModelShape:
     """Parameters of all routed experts, in all layers."""
     expert_share: float = 1.0
     """Share of a layer's experts that a token activates."""
+    published: torch.dtype = torch.float32
+    """Dtype of the weights, as its configuration says."""
 
     @cached_property
     def trained_units(self) -> tuple[ParameterUnit, ...]:
@@ -137,6 +140,7 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
         latent=(getattr(text, "kv_lora_rank", None) or 0) + (getattr(text, "qk_rope_head_dim", None) or 0),
         expert_parameters=in_experts,
         expert_share=met / experts if met and experts else 1.0,
+        published=getattr(settings, "dtype", None) or torch.float32,
     )
 
 
@@ -148,6 +152,7 @@ def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
         lora: the run's `model.lora` settings.
     """
     cut_dims = shard_dims(model)
+    operands = set(product_operands(model))
     adapted = uses_lora(lora)
     if adapted:
         # peft warns of patterns that it made for experts
@@ -165,6 +170,7 @@ def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
                 shape=tuple(parameter.shape),
                 is_adapter=adapted and parameter.requires_grad,
                 tensor_dim=None if layer is None else cut_dims.get(name),
+                is_operand=parameter in operands,
             )
         )
     alike = Counter(ParameterUnit(tuple(parameters), layer is not None) for layer, parameters in by_layer.items())

@@ -16,7 +16,7 @@ from hwgrpo.models.lm_head import HeadSpec, causal_lm
 from hwgrpo.models.meta_device import non_parameter_tensors, set_non_parameter_tensors
 from hwgrpo.models.windows import shorten_windows
 from hwgrpo.training.module_fusion import Fused, check_ranks_agree, fuse, fuse_as_on_rank_0
-from hwgrpo.training.policy.auto_settings import AttentionSelection, windows_in_reach
+from hwgrpo.training.policy.auto_settings import AttentionSelection, choose_dtype, windows_in_reach
 from hwgrpo.training.policy.layout_check import compute_unsharded_states, select_supported_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
@@ -38,6 +38,8 @@ class Models:
     """The sampler's copy for the local engine; None if it samples with the policy itself."""
     trainable: int
     """Number of trained parameters, over all ranks."""
+    frozen_dtype: torch.dtype | None
+    """Dtype of the frozen base model's matrices; None where all parameters are trained."""
     fused: Fused
     layout: Layout
     """The layout from the settings, or a supported fallback."""
@@ -73,6 +75,8 @@ def build_models(
         check_ranks_agree(checked.fused, strategy)
     reference = build_reference(policy, config, on_meta_device=weights is not None)
     trainable = sum(p.numel() for p in policy.parameters() if p.requires_grad)
+    dtypes = {p.dtype for p in policy.parameters() if not p.requires_grad}
+    frozen = next((dtype for dtype in (policy.compute_dtype, torch.float32) if dtype in dtypes), None)
     replica = None
     if needs_replica(config, strategy.shards):
         replica = make_replica(config, policy, weights)
@@ -81,7 +85,16 @@ def build_models(
         strategy.wrap_reference(reference.policy, weights)
     with shorten_windows(policy.base, windows_in_reach(config, policy.base.config)):
         verify_sequence_parallel(policy, checked.layout, strategy.sequence_group, checked.states, device.torch_device)
-    return Models(policy, reference, replica, trainable, checked.fused, checked.layout, checked.layout_reason)
+    return Models(
+        policy=policy,
+        reference=reference,
+        replica=replica,
+        trainable=trainable,
+        frozen_dtype=frozen,
+        fused=checked.fused,
+        layout=checked.layout,
+        layout_reason=checked.layout_reason,
+    )
 
 
 @dataclass(frozen=True)
@@ -113,7 +126,9 @@ def _load_on_rank_0(
     main = strategy.rank == 0
 
     def load() -> tuple[Any, PolicyModel | None, _Checked | None]:
-        model = load_checked(config, attention.loaded_as, tokenizer, on_meta_device=not main)
+        # the others follow rank 0's dtypes, which depend on the values
+        dtype = choose_dtype(config, device) if main else torch.float32
+        model = load_checked(config, attention.loaded_as, tokenizer, compute_dtype=dtype, on_meta_device=not main)
         if not main:
             return model, None, None
         with layerwise_on_device(causal_lm(model), device.torch_device):
@@ -121,8 +136,9 @@ def _load_on_rank_0(
             return model, policy, _check_model(config, device, policy, attention, layout)
 
     model, policy, checked = raise_on_all_ranks(strategy, load)
-    mine = (checked, non_parameter_tensors(model), _structure(model)) if main else None
-    checked, tensors, structure = strategy.gather_objects(mine)[0]
+    dtypes = [parameter.dtype for parameter in model.parameters()]
+    mine = (checked, non_parameter_tensors(model), _structure(model), dtypes) if main else None
+    checked, tensors, structure, dtypes = strategy.gather_objects(mine)[0]
 
     def compare() -> None:
         if _structure(model) != structure:
@@ -132,6 +148,8 @@ def _load_on_rank_0(
             )
 
     raise_on_all_ranks(strategy, compare)
+    for parameter, dtype in zip(model.parameters(), dtypes, strict=True):
+        parameter.data = parameter.data.to(dtype)
     set_non_parameter_tensors(model, tensors, device.torch_device)
     weights = Rank0Weights(model, device.torch_device, strategy.rank)
     if policy is None:

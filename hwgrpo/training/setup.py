@@ -39,6 +39,7 @@ from hwgrpo.training.resume import already_finished, compare_data, find_checkpoi
 from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
+    frozen_dtype_note,
     memory_metrics,
     prompt_notes,
     start_summary,
@@ -142,6 +143,7 @@ def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool
             keep_copies(config, folder.path)
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
+    notes += filter(None, (frozen_dtype_note(config, models),))
     notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(device, models, data, start))
     for note in notes:
         observer.note(note)

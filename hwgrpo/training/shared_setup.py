@@ -17,6 +17,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.frozen_dtype import hold_base_in, product_operands
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
 from hwgrpo.models.loading import check_vocabulary, load_model
 from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
@@ -77,14 +78,17 @@ def choose_kernels(config: Config, backend: Backend) -> None:
 
 def load_policy(config: Config, device: Device, tokenizer: Any) -> PolicyModel:
     """Load the model with fp32 trainable parameters, add adapters, and put it on the device."""
-    model = load_checked(config, attention_of(config, device).loaded_as, tokenizer)
+    dtype = choose_dtype(config, device)
+    model = load_checked(config, attention_of(config, device).loaded_as, tokenizer, compute_dtype=dtype)
     move_to_device(model, device.torch_device)
     return policy_of(config, device, model)
 
 
-def load_checked(config: Config, attention: str, tokenizer: Any, *, on_meta_device: bool = False) -> Any:
+def load_checked(
+    config: Config, attention: str, tokenizer: Any, *, compute_dtype: torch.dtype, on_meta_device: bool = False
+) -> Any:
     """Load as `load_trainable` does, and check that the model fits the tokenizer and the settings."""
-    model = load_trainable(config, attention, on_meta_device=on_meta_device)
+    model = load_trainable(config, attention, compute_dtype=compute_dtype, on_meta_device=on_meta_device)
     check_vocabulary(model, tokenizer)
     check_router_loss(config.model.router_loss_coef, causal_lm(model).config)
     return model
@@ -107,16 +111,24 @@ def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None 
     )
     policy = PolicyModel(model, compute_dtype=choose_dtype(config, device), options=options, head=head)
     if head is None:
-        check_router(config.model.router_loss_coef, policy.base)
+        with policy.autocast(policy.base.get_input_embeddings().weight.device):
+            check_router(config.model.router_loss_coef, policy.base)
     return policy
 
 
-def load_trainable(config: Config, attention: str = "sdpa", *, on_meta_device: bool = False) -> Any:
-    """Load the untrained model with its adapters into host memory, all in fp32.
+def load_trainable(
+    config: Config,
+    attention: str = "sdpa",
+    *,
+    compute_dtype: torch.dtype = torch.float32,
+    on_meta_device: bool = False,
+) -> Any:
+    """Load the untrained model with its adapters into host memory; trainable parameters are fp32.
 
     Args:
         config: the run's settings.
         attention: transformers' name of the attention implementation.
+        compute_dtype: dtype of the model's products; `model.lora.base_dtype` may hold a frozen base in it.
         on_meta_device: make the same model on the meta device instead, without weights.
     """
     model: Any = load_model(config.model, attention=attention, on_meta_device=on_meta_device)
@@ -124,9 +136,11 @@ def load_trainable(config: Config, attention: str = "sdpa", *, on_meta_device: b
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
     if uses_lora(config.model.lora):
+        operands = product_operands(model)
         with without_weights() if on_meta_device else nullcontext():
             model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
+        hold_base_in(config.model.lora.base_dtype, operands, compute_dtype)
     return model
 
 

@@ -298,8 +298,10 @@ def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedMode
 
 @torch.no_grad()
 def _refresh(source: torch.nn.Module, target: torch.nn.Module) -> None:
-    pairs = zip(chain(source.parameters(), source.buffers()), chain(target.parameters(), target.buffers()), strict=True)
-    for current, stale in pairs:
+    """Copy what training changes: trainable parameters, and buffers."""
+    pairs = zip(source.parameters(), target.parameters(), strict=True)
+    trained = ((current, stale) for current, stale in pairs if current.requires_grad)
+    for current, stale in chain(trained, zip(source.buffers(), target.buffers(), strict=True)):
         if current is not stale:
             stale.copy_(current)
 

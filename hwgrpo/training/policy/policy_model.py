@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import shared_prefix_masks, ulysses_attention
-from hwgrpo.models.lm_head import HeadSpec, backbone, causal_lm, detect_head
+from hwgrpo.models.lm_head import HeadSpec, backbone, causal_lm, detect_head, replaced_forward
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.models.ulysses_attention import Exchange
 from hwgrpo.training.policy.micro_batch import MicroBatch
@@ -58,7 +58,7 @@ class PolicyModel(nn.Module):
         self.model = model
         self.compute_dtype = compute_dtype
         self.options = options
-        self.head = detect_head(model) if head is None else head
+        self.head = detect_head(model, compute_dtype) if head is None else head
         self.hidden_size = int(self.base.config.get_text_config().hidden_size)
 
     @property
@@ -151,7 +151,7 @@ class PolicyModel(nn.Module):
         if branches is not None or batch.shard is not None:
             # a 4-d mask keeps transformers from building one
             mask = torch.zeros(1, 1, 1, 1, device=batch.input_ids.device)
-        with self._autocast(batch.input_ids.device):
+        with self.autocast(batch.input_ids.device):
             return backbone(self.base)(
                 input_ids=batch.input_ids,
                 attention_mask=mask,
@@ -160,7 +160,8 @@ class PolicyModel(nn.Module):
                 **options,
             )
 
-    def _autocast(self, device: torch.device) -> Any:
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return the context in which the model's products are computed."""
         if self.compute_dtype == torch.float32:
             return nullcontext()
         return torch.autocast(device.type, dtype=self.compute_dtype)
@@ -174,15 +175,8 @@ def in_place_of_forward(module: nn.Module, function: Callable[[Tensor], T], hidd
         function: replaces the forward; returns tensors, or tuples and dicts of them, as hooks of backward need.
         hidden: the module's input.
     """
-    own = vars(module).get("forward")
-    module.forward = function
-    try:
+    with replaced_forward(module, function):
         return module(hidden)
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
 
 
 def refuse_sharded(model: nn.Module) -> None:

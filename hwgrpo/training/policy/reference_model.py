@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hwgrpo.config import Config
+from hwgrpo.models.frozen_dtype import cast_frozen, product_operands
 from hwgrpo.models.lora import REFERENCE_ADAPTER, uses_lora
 from hwgrpo.models.meta_device import copy_to_meta
 from hwgrpo.training.policy.policy_model import PolicyModel
@@ -32,7 +33,11 @@ class Reference:
         if self.kind == "copy":
             yield
         elif self.kind == "adapters_off":
+            trained = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
             with self.policy.model.disable_adapter():
+                # peft freezes them, but FSDP2 reads the dtype of gradients from them in the first forward
+                for parameter in trained:
+                    parameter.requires_grad_(True)
                 yield
         else:
             trained = self.policy.model.active_adapter
@@ -55,5 +60,7 @@ def build_reference(policy: PolicyModel, config: Config, *, on_meta_device: bool
         return None
     if not uses_lora(config.model.lora):
         frozen = (copy_to_meta(policy) if on_meta_device else copy.deepcopy(policy)).eval().requires_grad_(False)
+        if not on_meta_device:
+            cast_frozen(product_operands(frozen.base), frozen.compute_dtype, round_values=False)
         return Reference(frozen, "copy")
     return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")

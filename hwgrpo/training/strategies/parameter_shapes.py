@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -17,6 +17,8 @@ class ParameterShape:
     is_adapter: bool = False
     tensor_dim: int | None = None
     """Dimension that tensor parallelism shards; None: it is replicated."""
+    is_operand: bool = False
+    """Only matrix products read it; see `models.frozen_dtype`."""
 
     @property
     def count(self) -> int:
@@ -46,7 +48,11 @@ class ParameterUnit:
 
     def only(self, *, adapters: bool) -> ParameterUnit:
         """Return the unit with only its adapters, or without them."""
-        return replace(self, parameters=tuple(p for p in self.parameters if p.is_adapter == adapters))
+        return self.where(lambda parameter: parameter.is_adapter == adapters)
+
+    def where(self, condition: Callable[[ParameterShape], bool]) -> ParameterUnit:
+        """Return the unit with only the parameters that fulfil a condition."""
+        return replace(self, parameters=tuple(filter(condition, self.parameters)))
 
 
 def count_elements(units: Sequence[ParameterUnit]) -> int:

@@ -6,6 +6,7 @@ import copy
 
 import torch
 
+from hwgrpo.config import Config
 from hwgrpo.training.policy.layouts import PADDED, Layout
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.strategies.single import Single
@@ -23,6 +24,11 @@ def updater(model, *overrides: str, layout: Layout = PADDED, dtype: torch.dtype 
         compute_dtype=dtype,
         options=HeadOptions(temperature=config.rollout.temperature, chunk_rows=config.kernels.chunk_rows),
     )
+    return update_of(policy, config, layout)
+
+
+def update_of(policy: PolicyModel, config: Config, layout: Layout = PADDED) -> PolicyUpdate:
+    """Return the update of a policy by one process."""
     strategy = Single(CPU, "gloo")
     strategy.wrap(policy, config)
     return PolicyUpdate(config, strategy, policy, CPU, layout, total_updates=10)

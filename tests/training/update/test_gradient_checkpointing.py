@@ -10,10 +10,9 @@ from hwgrpo_backends.device import Device
 
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.architectures import unsupported_reason
-from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.shared_setup import load_policy
-from hwgrpo.training.strategies.single import Single
-from hwgrpo.training.update.policy_update import PolicyUpdate
+from tests.support.models import steps
+from tests.support.models.steps import update_of
 from tests.support.models.tiny import VOCAB, ragged_batch, settings, tiny_qwen3
 from tests.support.numbers.rounding import assert_gradients_close
 
@@ -29,12 +28,7 @@ def gradients(folder: Path, *words: str) -> dict[str, torch.Tensor]:
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     policy.model.train()
-    strategy = Single(torch.device("cpu"), "gloo")
-    strategy.wrap(policy, config)
-    update = PolicyUpdate(config, strategy, policy, torch.device("cpu"), PADDED, total_updates=1)
-    batch = ragged_batch(old=True)
-    update.accumulate_gradients(batch, range(len(batch)))
-    return {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+    return steps.gradients(update_of(policy, config), ragged_batch(old=True))[1]
 
 
 @pytest.mark.parametrize("lora", [[], ["model.lora.rank=2"]], ids=["all parameters", "adapters"])

@@ -1,0 +1,74 @@
+"""The dtype of frozen parameters: those that only matrix products read are held in the compute dtype.
+
+Autocast casts these operands for every product anyway. If a parameter's values are exact in the compute dtype, as those
+of a published bf16 model are, results do not change, and the cast copies are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from hwgrpo.models.meta_device import parameter_slots
+
+
+def product_operands(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that only matrix products read: those of linear layers, and stacked experts.
+
+    Embeddings (with a tied LM head) and norms stay out: their dtype is that of the residual stream.
+
+    Args:
+        model: without adapters, whose own parameters are masters.
+    """
+    return [
+        parameter
+        for parameter, owners in parameter_slots(model).items()
+        if all(_only_multiplies(owner, parameter) for owner, _ in owners)
+    ]
+
+
+def _only_multiplies(owner: Any, parameter: nn.Parameter) -> bool:
+    if isinstance(owner, nn.Linear | Conv1D):
+        return True
+    return parameter.dim() == 3 and hasattr(owner, "num_experts")
+
+
+def hold_base_in(base_dtype: str, operands: Sequence[nn.Parameter], compute_dtype: torch.dtype) -> None:
+    """Cast the matrices of a frozen base model as `model.lora.base_dtype` says, to fp32 or the compute dtype.
+
+    Args:
+        base_dtype: auto, float32 or bfloat16.
+        operands: the base model's; `product_operands` before it got adapters.
+        compute_dtype: dtype of the products; if it is fp32, values rounded to bf16 are held in fp32.
+    """
+    if base_dtype == "bfloat16":
+        cast_frozen(operands, torch.bfloat16, round_values=True)
+        cast_frozen(operands, compute_dtype, round_values=False)
+    elif base_dtype == "auto":
+        cast_frozen(operands, compute_dtype, round_values=False)
+
+
+@torch.no_grad()
+def cast_frozen(parameters: Sequence[nn.Parameter], dtype: torch.dtype, *, round_values: bool) -> str | None:
+    """Cast frozen parameters in place.
+
+    Args:
+        parameters: trainable ones are skipped.
+        dtype: the compute dtype.
+        round_values: cast values that are not exact in `dtype`, too. Otherwise one of them leaves all as they are.
+
+    Returns:
+        Why nothing was cast; None if all were.
+    """
+    frozen = [p for p in parameters if not p.requires_grad and p.dtype != dtype]
+    if not round_values:
+        rounded = sum(not torch.equal(p.to(dtype).to(p.dtype), p) for p in frozen if not p.is_meta)
+        if rounded:
+            return f"{rounded} of its {len(frozen)} matrices are not exact in {str(dtype).removeprefix('torch.')}"
+    for parameter in frozen:
+        parameter.data = parameter.data.to(dtype)
+    return None

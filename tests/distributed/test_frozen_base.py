@@ -1,0 +1,81 @@
+"""Adapters on a frozen base model in bf16: every strategy trains as on one in fp32, bit for bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hwgrpo.config.load import to_yaml
+from hwgrpo.models import builtin
+from tests.support.processes.deepspeed_package import with_deepspeed
+from tests.support.processes.launch import ROOT, forked
+from tests.support.runs import runs
+
+BASES = ("float32", "auto")
+WAYS = {"ddp": ["trainer.strategy=ddp"], "fsdp2": ["trainer.strategy=fsdp2"]}
+ZERO = {f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (2, 3)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A small model that can sort a little, with values that are exact in bf16."""
+    source = builtin.resolve("builtin://tiny?task=sort&hidden=32&layers=1&steps=30&batch=32&digits=3")
+    folder = tmp_path_factory.mktemp("model")
+    AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return folder
+
+
+def train(folder: Path, model: Path, ways: dict[str, list[str]], launch) -> str:
+    """Train on two ranks in every way, with each base; return what the runs printed."""
+    every = []
+    for way, words in ways.items():
+        for base in BASES:
+            recipe = folder / f"{way}-{base}.yaml"
+            more = (f"model.path={model}", "model.dtype=bfloat16", "model.lora.rank=4", "algorithm.kl.coef=0.1")
+            more += (f"model.lora.base_dtype={base}", "trainer.max_steps=2", "observe.progress=plain")
+            recipe.write_text(to_yaml(runs.small(folder / f"{way}-{base}", *more, *words)))
+            every.append([str(recipe)])
+    done = launch(2, str(ROOT / "tests/support/runs/train_worker.py"), "gloo", json.dumps(every))
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def assert_equal_but_for_the_base(folder: Path, way: str) -> None:
+    in_fp32, in_bf16 = (runs.metrics(folder / f"{way}-{base}") for base in BASES)
+    assert in_fp32 == in_bf16
+    assert any(line.get("actor/grad_norm", 0) > 0 for line in in_fp32)
+    for name in ("final", "final-adapter"):
+        [file] = (folder / f"{way}-auto" / name).glob("*.safetensors")
+        own, expected = load_file(file), load_file(folder / f"{way}-float32" / name / file.name)
+        assert own.keys() == expected.keys()
+        for key, weight in expected.items():
+            assert torch.equal(own[key], weight), (name, key)
+
+
+@pytest.fixture(scope="module")
+def trained(model, tmp_path_factory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("runs")
+    return folder, train(folder, model, WAYS, forked)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_ranks_train_adapters_on_a_base_in_bf16_as_on_one_in_fp32(trained, way):
+    assert_equal_but_for_the_base(trained[0], way)
+
+
+def test_a_run_prints_the_dtype_of_its_frozen_matrices(trained):
+    printed = trained[1]
+    for base, dtype in zip(BASES, ("float32", "bfloat16"), strict=True):
+        assert printed.count(f"frozen matrices in {dtype}") == len(WAYS), base
+    assert "stays in float32" not in printed
+
+
+@pytest.mark.slow
+def test_zero_trains_adapters_on_a_base_in_bf16_as_on_one_in_fp32(model, tmp_path):
+    train(tmp_path, model, ZERO, with_deepspeed)
+    for way in ZERO:
+        assert_equal_but_for_the_base(tmp_path, way)

@@ -1,0 +1,193 @@
+"""A frozen base model in the compute dtype: the same gradients as in fp32, and no second copy to sample with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
+from safetensors.torch import load_file
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from hwgrpo.models.frozen_dtype import cast_frozen, product_operands
+from hwgrpo.models.lm_head import detect_head
+from hwgrpo.models.saving import save_model
+from hwgrpo.models.tiny import character_tokenizer
+from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.reference_model import build_reference
+from hwgrpo.training.shared_setup import load_policy
+from hwgrpo.values import Prompt, PromptBatch, Sampling
+from tests.support.models.steps import gradients, update_of
+from tests.support.models.tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
+
+TOKENIZER = character_tokenizer("")
+LORA = ("model.dtype=bfloat16", "model.lora.rank=2")
+FP32, BF16 = "model.lora.base_dtype=float32", "model.lora.base_dtype=bfloat16"
+
+
+def published(model, folder: Path) -> str:
+    """Save a model with values that are exact in bf16; return the setting that loads it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    model.save_pretrained(folder)
+    return f"model.path={folder}"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def path(request, tmp_path_factory) -> str:
+    return published(tiny_qwen3(vocab=len(TOKENIZER), tied=request.param), tmp_path_factory.mktemp("model"))
+
+
+def policy_of(*overrides: str) -> PolicyModel:
+    """Load a policy whose new adapters change its outputs."""
+    torch.manual_seed(5)
+    policy = load_policy(settings(*overrides), Device(BACKEND), TOKENIZER)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return policy
+
+
+def dtypes(policy: PolicyModel) -> dict[str, torch.dtype]:
+    return {name: parameter.dtype for name, parameter in policy.model.named_parameters()}
+
+
+def test_matrices_are_held_in_bf16_and_embeddings_norms_and_adapters_in_fp32(path):
+    for name, dtype in dtypes(policy_of(path, *LORA)).items():
+        is_matrix = ("_proj" in name or "lm_head" in name) and "lora" not in name
+        assert dtype == (torch.bfloat16 if is_matrix else torch.float32), name
+
+
+def test_loss_and_gradients_equal_those_of_a_base_in_fp32_bit_for_bit(path):
+    batch = ragged_batch(old=True, ref=True)
+    results = []
+    for words in ([FP32], []):
+        config = settings(path, *LORA, "algorithm.kl.coef=0.1", *words)
+        results.append(gradients(update_of(policy_of(path, *LORA, *words), config), batch))
+    (loss, expected, sums), (own_loss, own, own_sums) = results
+    assert loss == own_loss
+    assert {name: float(value) for name, value in sums.items()} == {n: float(v) for n, v in own_sums.items()}
+    assert len(expected) == 28
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0, name
+        assert torch.equal(own[name], gradient), name
+
+
+def test_the_reference_scores_as_with_a_base_in_fp32(path):
+    batch, scores = ragged_batch(), []
+    for words in ([FP32], []):
+        config = settings(path, *LORA, "algorithm.kl.coef=0.1", *words)
+        policy = policy_of(path, *LORA, *words)
+        update = update_of(policy, config)
+        reference = build_reference(policy, config)
+        scores.append(update.with_ref_logprobs(batch, reference).ref_logprobs)
+        assert not torch.equal(scores[-1], update.score(batch)), "the adapters change the log-probs"
+    assert torch.equal(*scores)
+
+
+def test_a_frozen_copy_of_a_fully_trained_policy_scores_as_in_fp32_from_matrices_in_bf16(path):
+    config = settings(path, "model.dtype=bfloat16", "algorithm.kl.coef=0.1")
+    policy = policy_of(path, "model.dtype=bfloat16")
+    assert set(dtypes(policy).values()) == {torch.float32}
+    reference = build_reference(policy, config)
+    assert reference is not None
+    assert torch.bfloat16 in dtypes(reference.policy).values()
+    update, batch = update_of(policy, config), ragged_batch()
+    assert torch.equal(update.with_ref_logprobs(batch, reference).ref_logprobs, update.score(batch))
+
+
+def test_values_that_bf16_would_round_stay_in_fp32_unless_the_setting_rounds_them(tmp_path):
+    model = tiny_qwen3(vocab=len(TOKENIZER))
+    path = published(model, tmp_path)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = 1 + 2**-10
+    model.save_pretrained(tmp_path)
+    assert set(dtypes(policy_of(path, *LORA)).values()) == {torch.float32}
+    for words, dtype in (((), torch.bfloat16), (("model.dtype=float32",), torch.float32)):
+        rounded = policy_of(path, *LORA, BF16, *words).base.model.layers[1].mlp.up_proj.base_layer.weight
+        assert rounded.dtype == dtype, "the compute dtype"
+        assert rounded[3, 4] == 1.0
+
+
+def test_cast_frozen_names_the_matrices_that_it_leaves():
+    model = tiny_llama().requires_grad_(False)
+    operands = product_operands(model)
+    assert len(operands) == 2 * 7 + 1
+    reason = cast_frozen(operands, torch.bfloat16, round_values=False)
+    assert reason == "15 of its 15 matrices are not exact in bfloat16"
+    model.lm_head.weight.requires_grad_(True)
+    assert cast_frozen(operands, torch.bfloat16, round_values=True) is None
+    assert model.lm_head.weight.dtype == torch.float32, "a trainable one"
+    assert sum(p.dtype == torch.bfloat16 for p in model.parameters()) == 14
+
+
+def test_the_merged_model_is_that_of_a_base_in_fp32_bit_for_bit(path, tmp_path):
+    for name, words in (("fp32", [FP32]), ("bf16", [])):
+        save_model(policy_of(path, *LORA, *words).model, TOKENIZER, tmp_path / name, merge=True)
+    merged, own = (load_file(tmp_path / name / "model.safetensors") for name in ("fp32", "bf16"))
+    assert merged.keys() == own.keys()
+    for name, weight in merged.items():
+        assert weight.dtype == own[name].dtype == torch.float32
+        assert torch.equal(weight, own[name]), name
+
+
+def engine_of(policy: PolicyModel) -> LocalEngine:
+    return LocalEngine(
+        policy.model, TOKENIZER, device=torch.device("cpu"), compute_dtype=torch.bfloat16, max_sequences=16
+    )
+
+
+def test_the_local_engine_shares_the_matrices_and_its_responses_are_those_of_a_copy_of_everything(path):
+    prompts = PromptBatch((Prompt("0", "sort 312=", tuple(TOKENIZER("sort 312=").input_ids), "123", {}),))
+    sampling = Sampling(n=4, max_response_tokens=8, seed=1)
+    responses = []
+    for words in ([FP32], []):
+        policy = policy_of(path, *LORA, *words)
+        engine = engine_of(policy)
+        first = engine.generate(prompts, sampling)
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.05)
+        engine.update_weights(1)
+        responses.append((first.tokens, engine.generate(prompts, sampling).tokens))
+        own = list(policy.model.parameters())
+        copied = {p.data_ptr() for p in engine._sampler.parameters()} - {p.data_ptr() for p in own}
+        assert len(copied) == sum(p.dtype == torch.float32 for p in own)
+    (before, after), (own_before, own_after) = responses
+    assert torch.equal(before, own_before)
+    assert torch.equal(after, own_after)
+    assert not torch.equal(before, after), "new weights show in the responses"
+
+
+def test_the_head_of_a_base_in_bf16_is_detected_as_that_of_one_in_fp32(tmp_path):
+    for softcap in (None, 30.0):
+        model = tiny_llama().requires_grad_(False)
+        model.config.final_logit_softcapping = softcap  # which Llama does not use
+        expected = detect_head(model)
+        cast_frozen(product_operands(model), torch.bfloat16, round_values=True)
+        assert detect_head(model, torch.bfloat16) == expected
+        assert expected.softcap is None
+
+
+def test_stacked_experts_are_held_in_bf16_and_routers_in_fp32(tmp_path):
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(TOKENIZER), hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    path = published(Qwen3MoeForCausalLM(config), tmp_path)
+    policy = policy_of(path, *LORA)
+    held = dtypes(policy)
+    base = {name.replace("base_layer.", ""): dtype for name, dtype in held.items() if "lora" not in name}
+    assert {dtype for name, dtype in base.items() if "experts" in name} == {torch.bfloat16}
+    assert {dtype for name, dtype in base.items() if "mlp.gate.weight" in name} == {torch.float32}
+    batch = ragged_batch(old=True)
+    loss, own, _ = gradients(update_of(policy, settings(path, *LORA)), batch)
+    fp32_loss, expected, _ = gradients(update_of(policy_of(path, *LORA, FP32), settings(path, *LORA)), batch)
+    # transformers multiplies experts in the dtype of their weights: in bf16 each product rounds by 2**-9
+    assert loss == pytest.approx(fp32_loss, rel=2**-5)
+    for name, gradient in expected.items():
+        assert (own[name] - gradient).norm() <= 2**-4 * gradient.norm(), name
