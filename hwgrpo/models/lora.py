@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
@@ -20,6 +18,9 @@ from hwgrpo.errors import ConfigError, nearest
 from hwgrpo.models.meta_device import META
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+    from typing_extensions import TypeIs
+
     from hwgrpo.config.schema import LoraConfig
 
 REFERENCE_ADAPTER = "reference"
@@ -28,6 +29,11 @@ ALL_LINEAR = ["all-linear"]
 """Target of adapters on every linear layer that text passes but the LM head."""
 TRAINED_ADAPTER = "default"
 """Name of the adapter that is trained: the one whose weights peft saves at a folder's top."""
+
+
+def has_adapters(model: Any) -> TypeIs[PeftModel]:
+    """Return whether peft wraps a model; only models with adapters import peft, which takes a third of a second."""
+    return hasattr(model, "get_base_model")
 
 
 def uses_lora(config: LoraConfig) -> bool:
@@ -64,6 +70,9 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
         ConfigError: a target module does not exist, or text does not pass it; or the adapter cannot be read or does
             not fit.
     """
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import PeftModel, get_peft_model
+
     if config.adapter is not None:
         return _load_adapter(model, config)
     assert config.rank > 0
@@ -133,6 +142,8 @@ def _is_head(model: PreTrainedModel, target: str) -> bool:
 
 
 def _load_adapter(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+    from peft import PeftModel
+
     assert config.adapter is not None
     folder = Path(config.adapter).expanduser()
     rank_of(config)  # refuses a folder without an adapter and a rank that contradicts it

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import resolve_model_path
-from hwgrpo.models.lora import TRAINED_ADAPTER
+from hwgrpo.models.lora import TRAINED_ADAPTER, has_adapters
 from hwgrpo.permissions import follow_umask
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+
     from hwgrpo.config.schema import ModelConfig
 
 COPIED_FILES = (
@@ -51,14 +52,14 @@ def save_model(
         source: folder of the base model, from which a full model gets its processor's files and code.
     """
     sizes: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
-    if isinstance(model, PeftModel) and merge:
+    if has_adapters(model) and merge:
         _fp32_copy(model).merge_and_unload(adapter_names=[TRAINED_ADAPTER]).save_pretrained(folder, **sizes)
-    elif isinstance(model, PeftModel):
+    elif has_adapters(model):
         model.save_pretrained(str(folder), selected_adapters=[TRAINED_ADAPTER])
     else:
         model.save_pretrained(folder, **sizes)
     tokenizer.save_pretrained(folder)
-    if source is not None and (merge or not isinstance(model, PeftModel)):
+    if source is not None and (merge or not has_adapters(model)):
         _copy_missing_files(source, Path(folder))
     follow_umask(Path(folder))
 

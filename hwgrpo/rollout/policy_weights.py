@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from hwgrpo.models.lm_head import causal_lm
-from hwgrpo.models.lora import TRAINED_ADAPTER
+from hwgrpo.models.lora import TRAINED_ADAPTER, has_adapters
 from hwgrpo.models.meta_device import full_shape
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,10 @@ class ModuleWeights:
     @torch.no_grad()
     def adapter(self) -> AdapterWeights | None:
         """Return the adapter that is trained, or None."""
-        if not isinstance(self._model, PeftModel):
+        if not has_adapters(self._model):
             return None
+        from peft import get_peft_model_state_dict
+
         tensors = get_peft_model_state_dict(self._model, adapter_name=TRAINED_ADAPTER, save_embedding_layers=False)
         return AdapterWeights(adapter_settings(self._model), tensors)
 
@@ -126,8 +129,10 @@ class ShardedWeights:
     @torch.no_grad()
     def adapter(self) -> AdapterWeights | None:
         """Return the adapter that is trained, or None."""
-        if not isinstance(self._model, PeftModel):
+        if not has_adapters(self._model):
             return None
+        from peft import get_peft_model_state_dict
+
         trained = {name: weight.clone() for name, weight in self.trainable()}
         tensors = get_peft_model_state_dict(
             self._model, trained, adapter_name=TRAINED_ADAPTER, save_embedding_layers=False
@@ -181,7 +186,7 @@ def _without_adapters(base: nn.Module) -> dict[str, torch.Tensor]:
 
 def _names_without_adapters(base: nn.Module) -> dict[str, str]:
     """Return state-dict name -> name without peft's layers; adapters are left out."""
-    adapted = tuple(f"{name}." for name, module in base.named_modules() if isinstance(module, BaseTunerLayer))
+    adapted = tuple(f"{name}." for name, module in base.named_modules() if hasattr(module, "base_layer"))
     names = {}
     for name in base.state_dict():
         prefix = next((prefix for prefix in adapted if name.startswith(prefix)), None)

@@ -147,10 +147,13 @@ def test_where_it_fails_all_that_was_printed_is_shown(capfd: pytest.CaptureFixtu
     assert capfd.readouterr() == ("", "an error of the compiler\n")
 
 
-def test_nothing_imports_deepspeed_until_a_policy_is_wrapped():
-    code = "import sys, hwgrpo.training.strategies.deepspeed, hwgrpo.training.setup; print('deepspeed' in sys.modules)"
+def test_optional_libraries_are_imported_only_where_they_are_used():
+    code = (
+        "import sys, hwgrpo.training.strategies.deepspeed, hwgrpo.training.setup, hwgrpo.training.finish\n"
+        "print({'deepspeed', 'peft', 'tensorboard', 'datasets', 'pyarrow', 'pandas'} & sys.modules.keys())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=_paths())
-    assert done.stdout == "False\n"
+    assert done.stdout == "set()\n"
 
 
 def _paths() -> dict[str, str]:
