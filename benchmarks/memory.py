@@ -100,7 +100,7 @@ def make(size: str, folder: str) -> None:
     torch.set_num_threads(1)
     shape: dict[str, Any] = SMOKE_SHAPE if size == SMOKE else SIZES[size]
     model = Qwen3ForCausalLM(Qwen3Config(**shape, max_position_embeddings=4096))
-    model.bfloat16().save_pretrained(f"{folder}/model")  # as most models are published
+    model.save_pretrained(f"{folder}/model")
     character_tokenizer("").save_pretrained(f"{folder}/model")
     # Most tokens decode to no text: rewards by text would be equal, with zero advantages, so they are random.
     Path(folder, "reward.py").write_text(

@@ -148,6 +148,27 @@ FAULTS = (
         "models/test_frozen_dtype.py",
     ),
     Fault(
+        "computed tensors in bf16",
+        "models/stored_dtype.py",
+        "any(tensor.dtype == dtype for",
+        "any(False for",
+        "models/test_frozen_dtype.py",
+    ),
+    Fault(
+        "files of mixed dtypes loaded in one",
+        "models/stored_dtype.py",
+        "_dtypes(file) == {NAMES[dtype]}",
+        "_dtypes(file) >= {NAMES[dtype]}",
+        "models/test_frozen_dtype.py",
+    ),
+    Fault(
+        "adapters drawn in bf16",
+        "models/frozen_dtype.py",
+        ".expand(data.shape)",
+        ".to(data.dtype).expand(data.shape)",
+        "models/test_frozen_dtype.py",
+    ),
+    Fault(
         "embeddings in bf16",
         "models/frozen_dtype.py",
         "isinstance(owner, nn.Linear | Conv1D)",

@@ -6,7 +6,8 @@ of a published bf16 model are, results do not change, and the cast copies are sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +38,14 @@ def _only_multiplies(owner: Any, parameter: nn.Parameter) -> bool:
     return parameter.dim() == 3 and hasattr(owner, "num_experts")
 
 
+def split_operands(model: nn.Module) -> list[nn.Parameter]:
+    """Return `product_operands`, and cast all other parameters to fp32."""
+    operands = product_operands(model)
+    for parameter in set(model.parameters()) - set(operands):
+        parameter.data = parameter.data.float()
+    return operands
+
+
 def hold_base_in(base_dtype: str, operands: Sequence[nn.Parameter], compute_dtype: torch.dtype) -> None:
     """Cast the matrices of a frozen base model as `model.lora.base_dtype` says, to fp32 or the compute dtype.
 
@@ -50,6 +59,19 @@ def hold_base_in(base_dtype: str, operands: Sequence[nn.Parameter], compute_dtyp
         cast_frozen(operands, compute_dtype, round_values=False)
     elif base_dtype == "auto":
         cast_frozen(operands, compute_dtype, round_values=False)
+
+
+@contextmanager
+def as_fp32(operands: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let parameters look like fp32 ones within the block, without memory: peft makes adapters in their dtype."""
+    held = [(parameter, parameter.data) for parameter in operands]
+    for parameter, data in held:
+        parameter.data = torch.zeros((), dtype=torch.float32, device=data.device).expand(data.shape)
+    try:
+        yield
+    finally:
+        for parameter, data in held:
+            parameter.data = data
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from transformers import (
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.meta_device import META
+from hwgrpo.models.stored_dtype import cached_folder, is_loaded_unrounded
 from hwgrpo.paths import did_you_mean, find_model
 
 if TYPE_CHECKING:
@@ -84,12 +85,15 @@ def load_model_config(config: ModelConfig) -> PreTrainedConfig:
     return model_config
 
 
-def load_model(config: ModelConfig, *, attention: str, on_meta_device: bool = False) -> PreTrainedModel:
-    """Load the causal LM of `model.path` on the CPU, with fp32 parameters and no dropout.
+def load_model(
+    config: ModelConfig, *, attention: str, dtype: torch.dtype = torch.float32, on_meta_device: bool = False
+) -> PreTrainedModel:
+    """Load the causal LM of `model.path` on the CPU, without dropout.
 
     Args:
         config: the run's `model` settings.
         attention: attention implementation by transformers' name ("sdpa", "eager", ...).
+        dtype: dtype of the parameters if all weights are stored in it; otherwise they are fp32.
         on_meta_device: create the model on the meta device, without reading weights.
 
     Raises:
@@ -98,11 +102,12 @@ def load_model(config: ModelConfig, *, attention: str, on_meta_device: bool = Fa
     source = resolve_model_path(config.path)
     model_config = load_model_config(config)
     _turn_dropout_off(model_config)
+    dtype = dtype if model_config.dtype == dtype and not on_meta_device else torch.float32
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=model_config,
-            dtype=torch.float32,
+            dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
             revision=config.revision,
@@ -112,6 +117,8 @@ def load_model(config: ModelConfig, *, attention: str, on_meta_device: bool = Fa
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _unreadable("model.path", source, "model", error) from error
     model, report = loaded
+    if dtype != torch.float32 and not is_loaded_unrounded(model, dtype, cached_folder(source, config.revision)):
+        return load_model(config, attention=attention)
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ConfigError(

@@ -41,7 +41,7 @@ def non_parameter_tensors(model: nn.Module) -> dict[tuple[str, str], torch.Tenso
 
     They are buffers, including those not in checkpoints (rotary frequencies), and plain tensor attributes.
     """
-    return {(name, attribute): tensor.detach().cpu().clone() for name, attribute, tensor in _non_parameters(model)}
+    return {(name, attribute): tensor.detach().cpu().clone() for name, attribute, tensor in non_parameters(model)}
 
 
 def set_non_parameter_tensors(
@@ -52,7 +52,7 @@ def set_non_parameter_tensors(
     Raises:
         ValueError: the model has other tensors.
     """
-    own = {(name, attribute) for name, attribute, _ in _non_parameters(model)}
+    own = {(name, attribute) for name, attribute, _ in non_parameters(model)}
     if own != tensors.keys():
         raise ValueError(f"the two models have different tensors: {sorted(own ^ tensors.keys())[:3]}")
     for (name, attribute), tensor in tensors.items():
@@ -63,7 +63,8 @@ def set_non_parameter_tensors(
             setattr(module, attribute, tensor)
 
 
-def _non_parameters(model: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+def non_parameters(model: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield (module name, attribute, tensor) of a model's tensors that are not parameters."""
     for name, module in model.named_modules():
         for attribute, tensor in [*module._buffers.items(), *vars(module).items()]:
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, nn.Parameter):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME, cached_file
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.models.lora import TRAINED_ADAPTER, has_adapters
+from hwgrpo.models.stored_dtype import cached_folder
 from hwgrpo.permissions import follow_umask
 
 if TYPE_CHECKING:
@@ -79,15 +79,7 @@ def source_folder(config: ModelConfig) -> Path | None:
         path = resolve_model_path(config.path)
     except ConfigError:  # deleted since the run began, which is no reason to lose the trained model
         return None
-    config_file = cached_file(
-        path,
-        CONFIG_NAME,
-        revision=config.revision,
-        local_files_only=True,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if config_file is None else Path(config_file).parent
+    return cached_folder(path, config.revision)
 
 
 def _copy_missing_files(source: Path, folder: Path) -> None:

@@ -17,7 +17,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.frozen_dtype import hold_base_in, product_operands
+from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, split_operands
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
 from hwgrpo.models.loading import check_vocabulary, load_model
 from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
@@ -117,11 +117,7 @@ def policy_of(config: Config, device: Device, model: Any, head: HeadSpec | None 
 
 
 def load_trainable(
-    config: Config,
-    attention: str = "sdpa",
-    *,
-    compute_dtype: torch.dtype = torch.float32,
-    on_meta_device: bool = False,
+    config: Config, attention: str = "sdpa", *, compute_dtype: torch.dtype = torch.float32, on_meta_device: bool = False
 ) -> Any:
     """Load the untrained model with its adapters into host memory; trainable parameters are fp32.
 
@@ -131,13 +127,15 @@ def load_trainable(
         compute_dtype: dtype of the model's products; `model.lora.base_dtype` may hold a frozen base in it.
         on_meta_device: make the same model on the meta device instead, without weights.
     """
-    model: Any = load_model(config.model, attention=attention, on_meta_device=on_meta_device)
+    adapted = uses_lora(config.model.lora)
+    dtype = compute_dtype if adapted and config.model.lora.base_dtype != "float32" else torch.float32
+    model: Any = load_model(config.model, attention=attention, dtype=dtype, on_meta_device=on_meta_device)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
-    if uses_lora(config.model.lora):
-        operands = product_operands(model)
-        with without_weights() if on_meta_device else nullcontext():
+    if adapted:
+        operands = split_operands(model)
+        with as_fp32(operands), without_weights() if on_meta_device else nullcontext():
             model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
         hold_base_in(config.model.lora.base_dtype, operands, compute_dtype)

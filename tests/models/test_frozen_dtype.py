@@ -6,11 +6,12 @@ import pytest
 import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
-from safetensors.torch import load_file
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.models.frozen_dtype import cast_frozen, product_operands
 from hwgrpo.models.lm_head import detect_head
+from hwgrpo.models.loading import load_model
 from hwgrpo.models.saving import save_model
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.engine import LocalEngine
@@ -26,18 +27,23 @@ LORA = ("model.dtype=bfloat16", "model.lora.rank=2")
 FP32, BF16 = "model.lora.base_dtype=float32", "model.lora.base_dtype=bfloat16"
 
 
-def published(model, folder: Path) -> str:
-    """Save a model with values that are exact in bf16; return the setting that loads it."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16())
-    model.save_pretrained(folder)
+def published(model, folder: Path, dtype: torch.dtype = torch.bfloat16) -> str:
+    """Save a model with values that are exact in bf16, in files of a dtype; return the setting that loads it."""
+    model.bfloat16().to(dtype).save_pretrained(folder)
     return f"model.path={folder}"
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+MODELS = {
+    "tied": (True, torch.bfloat16),
+    "untied": (False, torch.bfloat16),
+    "untied, in fp32 files": (False, torch.float32),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
 def path(request, tmp_path_factory) -> str:
-    return published(tiny_qwen3(vocab=len(TOKENIZER), tied=request.param), tmp_path_factory.mktemp("model"))
+    tied, dtype = request.param
+    return published(tiny_qwen3(vocab=len(TOKENIZER), tied=tied), tmp_path_factory.mktemp("model"), dtype)
 
 
 def policy_of(*overrides: str) -> PolicyModel:
@@ -100,7 +106,7 @@ def test_a_frozen_copy_of_a_fully_trained_policy_scores_as_in_fp32_from_matrices
 
 def test_values_that_bf16_would_round_stay_in_fp32_unless_the_setting_rounds_them(tmp_path):
     model = tiny_qwen3(vocab=len(TOKENIZER))
-    path = published(model, tmp_path)
+    path = published(model, tmp_path, torch.float32)
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = 1 + 2**-10
     model.save_pretrained(tmp_path)
@@ -109,6 +115,28 @@ def test_values_that_bf16_would_round_stay_in_fp32_unless_the_setting_rounds_the
         rounded = policy_of(path, *LORA, BF16, *words).base.model.layers[1].mlp.up_proj.base_layer.weight
         assert rounded.dtype == dtype, "the compute dtype"
         assert rounded[3, 4] == 1.0
+
+
+def test_a_model_is_loaded_in_bf16_only_if_that_rounds_nothing(tmp_path):
+    def loaded(folder: Path) -> torch.dtype:
+        return load_model(settings(f"model.path={folder}").model, attention="sdpa", dtype=torch.bfloat16).dtype
+
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        published(tiny_llama(), tmp_path / name, dtype)
+    assert loaded(tmp_path / "bf16") == torch.bfloat16
+    assert loaded(tmp_path / "fp32") == torch.float32
+
+    mixed = load_file(tmp_path / "bf16" / "model.safetensors")
+    mixed["model.norm.weight"] = mixed["model.norm.weight"].float() + 2**-12
+    save_file(mixed, tmp_path / "bf16" / "model.safetensors", {"format": "pt"})
+    assert loaded(tmp_path / "bf16") == torch.float32, "config.json names bf16, and a weight is in fp32"
+
+    shape = {"vocab_size": 64, "hidden_size": 40, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    scaled = Gemma3ForCausalLM(Gemma3TextConfig(**shape, num_attention_heads=2, num_key_value_heads=1))
+    published(scaled, tmp_path / "scaled")
+    model = load_model(settings(f"model.path={tmp_path}/scaled").model, attention="sdpa", dtype=torch.bfloat16)
+    assert model.get_input_embeddings().embed_scale == torch.tensor(40**0.5), "which bf16 would round"
+    assert model.dtype == torch.float32
 
 
 def test_cast_frozen_names_the_matrices_that_it_leaves():
