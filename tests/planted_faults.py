@@ -143,8 +143,8 @@ FAULTS = (
     Fault(
         "rounding of a frozen base unnoticed",
         "models/frozen_dtype.py",
-        "if rounded:",
-        "if False:",
+        "if not round_values and not all(",
+        "if False and not all(",
         "models/test_frozen_dtype.py",
     ),
     Fault(

@@ -75,22 +75,17 @@ def as_fp32(operands: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def cast_frozen(parameters: Sequence[nn.Parameter], dtype: torch.dtype, *, round_values: bool) -> str | None:
-    """Cast frozen parameters in place.
+def cast_frozen(parameters: Sequence[nn.Parameter], dtype: torch.dtype, *, round_values: bool) -> bool:
+    """Cast frozen parameters in place; return whether they are in `dtype` now.
 
     Args:
         parameters: trainable ones are skipped.
         dtype: the compute dtype.
         round_values: cast values that are not exact in `dtype`, too. Otherwise one of them leaves all as they are.
-
-    Returns:
-        Why nothing was cast; None if all were.
     """
     frozen = [p for p in parameters if not p.requires_grad and p.dtype != dtype]
-    if not round_values:
-        rounded = sum(not torch.equal(p.to(dtype).to(p.dtype), p) for p in frozen if not p.is_meta)
-        if rounded:
-            return f"{rounded} of its {len(frozen)} matrices are not exact in {str(dtype).removeprefix('torch.')}"
+    if not round_values and not all(p.is_meta or torch.equal(p.to(dtype).to(p.dtype), p) for p in frozen):
+        return False
     for parameter in frozen:
         parameter.data = parameter.data.to(dtype)
-    return None
+    return True

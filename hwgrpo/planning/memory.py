@@ -192,9 +192,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
 def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which frozen matrices are held, if the model's values are what its configuration says."""
     wanted = config.model.lora.base_dtype
-    if wanted != "auto":
-        return getattr(torch, wanted)
-    return compute_dtype if shape.published == compute_dtype else torch.float32
+    casts = wanted == "bfloat16" or (wanted == "auto" and shape.published == compute_dtype)
+    return compute_dtype if casts else torch.float32
 
 
 def _base_operands(shape: ModelShape) -> list[ParameterUnit]:
