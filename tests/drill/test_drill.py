@@ -29,7 +29,8 @@ from tests.support.servers import local_server
 
 Told = Callable[[str, str, str], None]
 WORDS = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=6")
-LONG = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=60")
+LONG = (*WORDS, "trainer.save_every=20", "trainer.max_steps=100")
+"""A signal comes in time: a step takes 10 ms on a fast processor."""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """What the run computes when nothing happens."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert runs.forked(lambda: runs.run(folder, *WORDS)) == 0
+    return runs.everything(folder)
+
+
+@pytest.fixture(scope="module")
+def long_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What the long run computes when nothing happens."""
+    folder = tmp_path_factory.mktemp("long") / "run"
+    assert runs.forked(lambda: runs.run(folder, *LONG)) == 0
     return runs.everything(folder)
 
 
@@ -98,7 +107,7 @@ def workers(launcher: int) -> dict[int, int]:
     return found
 
 
-def test_sigterm_saves_what_is_done_exits_0_and_loses_nothing(tmp_path: Path, undisturbed: dict, told: Told):
+def test_sigterm_saves_what_is_done_exits_0_and_loses_nothing(tmp_path: Path, long_undisturbed: dict, told: Told):
     with command(tmp_path / "run", *LONG) as process:
         wait_for_step(tmp_path / "run", 3)
         began = time.monotonic()
@@ -109,38 +118,35 @@ def test_sigterm_saves_what_is_done_exits_0_and_loses_nothing(tmp_path: Path, un
     newest, _ = restore.newest(tmp_path / "run/checkpoints")
     assert newest is not None
     steps = [line["step"] for line in read_lines(tmp_path / "run/metrics.jsonl")]
-    assert newest.step == max(steps), "no finished step is lost"
-    if newest.step > 6:
-        pytest.fail(f"stopped after step {newest.step}, later than this drill has an end")
-    assert resumed(tmp_path / "run") == undisturbed
+    assert 3 <= newest.step == max(steps) < 100, "no finished step is lost"
+    assert resumed(tmp_path / "run", *LONG) == long_undisturbed
     told("SIGTERM", f"saved step {newest.step}, exit 0 after {took:.1f} s", "nothing")
 
 
 def test_sigkill_costs_the_steps_since_the_last_checkpoint_which_are_done_again(
-    tmp_path: Path, undisturbed: dict, told: Told
+    tmp_path: Path, long_undisturbed: dict, told: Told
 ):
-    with command(tmp_path / "run", *WORDS, "trainer.max_steps=60") as process:
-        wait_for_step(tmp_path / "run", 3)
+    with command(tmp_path / "run", *LONG) as process:
+        wait_for_step(tmp_path / "run", 21)
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
     newest, _ = restore.newest(tmp_path / "run/checkpoints")
-    step = newest.step if newest else 0
-    if step > 6:  # it was faster than the kill: the rest of this run has nothing to compare with
-        pytest.fail(f"killed after step {step}, later than this drill has an end")
-    assert resumed(tmp_path / "run") == undisturbed
-    told("SIGKILL", f"resumed from step {step}, bitwise equal", "nothing")
+    assert newest is not None
+    assert newest.step < 100
+    assert resumed(tmp_path / "run", *LONG) == long_undisturbed
+    told("SIGKILL", f"resumed from step {newest.step}, bitwise equal", "nothing")
 
 
 def test_a_rank_that_dies_ends_the_others_and_all_start_again(tmp_path: Path, told: Told):
-    words = ("trainer.strategy=ddp", *WORDS, "observe.progress=plain")
+    words = ("trainer.strategy=ddp", *LONG, "trainer.max_steps=60", "observe.progress=plain")
     assert ranks.forked(2, lambda _: runs.run(tmp_path / "whole", *words)) == [0, 0]
     with command(tmp_path / "run", *words, processes=2, restarts=1) as process:
-        wait_for_step(tmp_path / "run", 3)
+        wait_for_step(tmp_path / "run", 21)
         os.kill(workers(process.pid)[1], signal.SIGKILL)
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
-    assert re.search(r"continuing after step [246]", output), output
+    assert re.search(r"continuing after step [24]0\b", output), output
     assert runs.everything(tmp_path / "run") == runs.everything(tmp_path / "whole")
     told("a rank is killed", "torchrun ended the other and started both again; bitwise equal", "nothing")
 
