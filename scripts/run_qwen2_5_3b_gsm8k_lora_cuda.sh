@@ -13,9 +13,9 @@ config="$repo/configs/qwen2_5_3b_gsm8k_lora.yaml"
 settings=(
     backend.name=cuda
 )
-# Several devices: arguments of torchrun, such as (--nproc-per-node 8); 4 hosts: on the first one
-# (--nnodes 4 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 8).
-torchrun=()
+# Options of `hwgrpo launch`, which starts a process for each device of this host, such as (--devices 4) or
+# (--visible 4,5); for 4 hosts, on each of them: (--nodes 4 --rendezvous HOST).
+launch=()
 # ----------------------------------------------------------------
 
 dry_run=""
@@ -32,7 +32,4 @@ if [ -z "$dry_run" ]; then
 elif [ ! -x "$repo/.venv/bin/hwgrpo" ]; then
     bash "$repo/scripts/setup.sh"
 fi
-if [ ${#torchrun[@]} -gt 0 ]; then
-    exec "$repo/.venv/bin/torchrun" "${torchrun[@]}" -m hwgrpo train "$config" "${settings[@]}" "$@"
-fi
-exec "$repo/.venv/bin/hwgrpo" train "$config" "${settings[@]}" "$@"
+exec "$repo/.venv/bin/hwgrpo" launch --run ${launch[@]+"${launch[@]}"} "$config" "${settings[@]}" "$@"

@@ -267,6 +267,27 @@ FAULTS = (
         "rewards/test_combine.py",
     ),
     Fault(
+        "a strategy by plan without the plan",
+        "planning/scale_plan.py",
+        "apart=apart).peak <= room else",
+        "apart=apart).peak <= 1e18 else",
+        "planning/test_strategy_choice.py",
+    ),
+    Fault(
+        "another strategy after a resume",
+        "planning/strategy_choice.py",
+        "if saved is not None:",
+        "if False:",
+        "planning/test_strategy_choice.py",
+    ),
+    Fault(
+        "ranks with different strategies",
+        "training/strategies/process_group.py",
+        "if len(set(names)) > 1:",
+        "if False:",
+        "planning/test_strategy_choice.py",
+    ),
+    Fault(
         "damaged files restored",
         "training/checkpoint/restore.py",
         'if fingerprint != manifest["files"][path.name]:',

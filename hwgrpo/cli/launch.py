@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hwgrpo.cli import train as train_command
 from hwgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (tiny_sort)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
-    parser.add_argument("--devices", type=int, metavar="D", help="devices per node, one process each (default 1)")
+    parser.add_argument(
+        "--devices", type=int, metavar="D", help="devices per node, one process each (default: all of this host)"
+    )
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes (default 1)")
     parser.add_argument(
         "--visible", metavar="LIST", help="use these devices of the node, e.g. 4,5,6,7 (sets the backend's variable)"
@@ -71,25 +74,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--print", action="store_true", dest="shown", help="print it (the default)")
     action.add_argument("--run", action="store_true", dest="started", help="run it, or submit it to Slurm")
+    train_command.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or run the command; return the exit code."""
     visible = _visible(args.visible)
-    devices = args.devices if args.devices is not None else len(visible) or 1
-    _check_counts(args, devices, visible)
     from hwgrpo.config import load_config
     from hwgrpo.config.validate import check_world_size
 
     # data and secrets are on the training host, which may be another one
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
+    plans = args.dry_run or args.print_config
+    backend, found = _backend(config), 1
+    if not args.slurm and (args.started or not (args.devices or visible)):
+        backend, found = _select(config, backend, needed=args.started and not plans)
+    devices = args.devices if args.devices is not None else len(visible) or found
+    _check_counts(args, devices, visible)
     check_world_size(config, devices * args.nodes)
-    backend = _backend(config)
+    if plans:
+        os.environ.update(_torchrun_variables(devices, args.nodes))
+        return train_command.run(args)
     restarts = _restarts(args.max_restarts, config)
     variables = _variables(backend, visible, devices, os.environ)
     variables |= dict([NEW_STORE] if args.nodes > 1 else [])
     variables |= dict([SHUTDOWN_TIMEOUT] if args.nodes * devices > 1 else [])
-    train = ["train", args.recipe, *args.overrides]
+    train = ["train", args.recipe, *args.overrides, *["--allow-finished"] * args.allow_finished]
     if args.slurm:
         cpus = args.cpus or CPUS_PER_DEVICE * devices
         script = slurm_script(train, backend, devices, args.nodes, restarts, cpus, args.sbatch or ())
@@ -250,6 +260,36 @@ def _backend(config: Config) -> Backend | None:
     from hwgrpo_backends.decide import AUTO
 
     return None if config.backend.name == AUTO else registry.get(config.backend.name)
+
+
+def _select(config: Config, named: Backend | None, *, needed: bool) -> tuple[Backend | None, int]:
+    """Return the backend that is selected on this host and its number of devices.
+
+    Args:
+        config: the run's settings.
+        named: the backend that they name.
+        needed: the run starts here; otherwise without a device `named` and 1 are returned.
+
+    Raises:
+        BackendError: no backend can be selected, and it is needed.
+    """
+    from hwgrpo_backends import BackendError, choose
+
+    try:
+        choice = choose(config.backend.name)
+    except BackendError:
+        if needed:
+            raise
+        return named, 1
+    return choice.backend, choice.decision.verdicts[choice.backend.name].devices
+
+
+def _torchrun_variables(devices: int, nodes: int) -> dict[str, str]:
+    """Return the variables that torchrun sets in the first process, for a plan of them all."""
+    if devices * nodes == 1:
+        return {}
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": devices * nodes, "LOCAL_WORLD_SIZE": devices}
+    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 
 def _restarts(requested: int | None, config: Config) -> int:

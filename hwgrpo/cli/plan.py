@@ -210,16 +210,17 @@ def _table(chips: Sequence[ChipPlan]) -> list[str]:
     heads = "".join(f"{phase:>{COLUMN}}" for phase in PHASES)
     separate = any(chip.samplers for chip in chips)
     samplers = f"{'samplers':>{COLUMN}}" if separate else ""
-    lines = [f"{'chip':<{width}}  {'memory':>8}  {'needed':>9}  fits{samplers}{heads}{'step':>{COLUMN}}"]
+    differ = len({chip.strategy for chip in chips}) > 1
+    strategies = f"{'strategy':<10}" if differ else ""
+    lines = [f"{'chip':<{width}}  {strategies}{'memory':>8}  {'needed':>9}  fits{samplers}{heads}{'step':>{COLUMN}}"]
     for chip in chips:
         fits = "?" if chip.fits is None else "yes" if chip.fits else "no"
         limit = "?" if chip.limit is None else _size(chip.limit, 0)
         times = "".join(f"{_time(chip.seconds[phase]):>{COLUMN}}" for phase in PHASES)
         needed = _size(chip.memory.peak)
         count = f"{chip.samplers:>{COLUMN},}" if separate else ""
-        lines.append(
-            f"{chip.name:<{width}}  {limit:>8}  {needed:>9}  {fits:<4}{count}{times}{_time(chip.step):>{COLUMN}}"
-        )
+        name = f"{chip.name:<{width}}" + (f"  {chip.strategy:<8}" if differ else "")
+        lines.append(f"{name}  {limit:>8}  {needed:>9}  {fits:<4}{count}{times}{_time(chip.step):>{COLUMN}}")
     if len({chip.samplers for chip in chips}) > 1:
         most = max(chip.samplers for chip in chips)
         lines.append(f"The rows differ in their number of samplers: compare their times with --rollout-devices {most}.")

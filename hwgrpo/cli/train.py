@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import TYPE_CHECKING
 
-from hwgrpo.text import hide_secrets, terminal_lines
-
-if TYPE_CHECKING:
-    from hwgrpo.config import Config
+from hwgrpo.text import hide_secrets
 
 HELP = "train a language model with GRPO from a recipe"
 
@@ -18,6 +13,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("recipe", help="recipe YAML, or the name of a shipped recipe (tiny_sort)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override the recipe")
+    add_flags(parser)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the options, which `hwgrpo launch` has too."""
     parser.add_argument("--print-config", action="store_true", help="print every setting of the run and stop")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything that can be checked here, print the plan and stop"
@@ -46,20 +46,25 @@ def run(args: argparse.Namespace) -> int:
         print(to_yaml(config, shown=True), end="")
         return 0
     if args.dry_run:
-        return _plan(config, allow_finished=args.allow_finished)
+        from hwgrpo.cli.run_plan import print_plan
+
+        return print_plan(config, allow_finished=args.allow_finished)
 
     from hwgrpo.cli.backend_selection import prepare_host
 
     host = prepare_host(config)
+    from hwgrpo_backends.device import Device
+
     from hwgrpo.errors import RunFinished
+    from hwgrpo.planning.strategy_choice import resolve_strategy
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import train
     from hwgrpo.training.setup import build_run
 
+    notes = resolve_strategy(config, host.backend, host.world_size, Device(host.backend, host.local_rank))
     try:
-        run = build_run(
-            config, host.backend, host.local_rank, host.local_world_size, allow_finished=args.allow_finished
-        )
+        ranks = host.local_rank, host.local_world_size
+        run = build_run(config, host.backend, *ranks, allow_finished=args.allow_finished, notes=notes)
     except RunFinished as finished:
         if host.rank == 0:
             print(hide_secrets(str(finished)))
@@ -71,18 +76,3 @@ def run(args: argparse.Namespace) -> int:
     # only after success: a failed rank would wait here for ranks that wait for it
     run.strategy.close()
     return 0
-
-
-def _plan(config: Config, *, allow_finished: bool) -> int:
-    """Print the plan; return 0 where this machine can run it now, else 1 with the reasons on stderr."""
-    from hwgrpo.cli.backend_selection import planned_host
-
-    host = planned_host(config)
-    from hwgrpo.planning.dry_run import make_plan
-
-    plan = make_plan(config, host.backend, host.world_size, no_device=host.reason, allow_finished=allow_finished)
-    if host.rank == 0:
-        print(plan.text)
-        for problem in plan.problems:
-            print(f"hwgrpo: not ready here: {terminal_lines(problem)}", file=sys.stderr)
-    return 1 if plan.problems else 0

@@ -434,8 +434,8 @@ class TrainerConfig:
     strategy: str = choice("auto", lambda: ("auto", *catalog.STRATEGIES.names()))
     """Data-parallel strategy, with one process per device. `single`: one process. `ddp`: replicas, gradients are
     averaged. `fsdp2`: weights, gradients and optimizer states are sharded (fully_shard). `deepspeed`: ZeRO, in stages;
-    an optional package: pip install "hwgrpo[deepspeed]". auto: ddp where a launcher (torchrun) started several
-    processes, else single."""
+    an optional package: pip install "hwgrpo[deepspeed]". auto: single in one process; in several ddp if its plan fits
+    into a device's memory, else fsdp2. A resumed run keeps the strategy of its checkpoint."""
     sequence_parallel_size: int = limited(1, at_least=1)
     """Sequence parallelism (Ulysses) over this many consecutive ranks, for training and scoring: each has its share of
     a sequence's tokens, and of the heads in attention, so that responses may be this many times as long. Must divide

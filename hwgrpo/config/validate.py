@@ -87,7 +87,8 @@ def check_world_size(config: Config, world_size: int) -> None:
     for key, value in (("prompts_per_step", t.prompts_per_step), ("prompts_per_update", prompts_per_update(config))):
         if value % world_size:
             raise ConfigError(
-                f"trainer.{key}={value} cannot be divided among {world_size} ranks; use a multiple of {world_size}"
+                f"trainer.{key}={value} cannot be divided among {world_size} ranks; use a multiple of {world_size}, or "
+                "start another number of processes (hwgrpo launch --devices)"
             )
 
 

@@ -5,6 +5,7 @@ reward_probe.py       the reward functions tested on one row
 scale_plan.py         a run on devices that need not be here: memory and time per chip
 memory.py             bytes on a device and its host
 planned_sharding.py   how a run's strategy, or another, shards state
+strategy_choice.py    `trainer.strategy=auto`
 model_shape.py        sizes of a model, from its configuration
 step_time.py          seconds of a step, from a chip's rates
 """

@@ -26,7 +26,7 @@ from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
-from hwgrpo.planning.planned_sharding import config_sharding
+from hwgrpo.planning.planned_sharding import config_sharding, replicated_strategy
 from hwgrpo.planning.reward_probe import try_rewards
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.local.architectures import describe_fallback, predict_fallback
@@ -56,6 +56,7 @@ def make_plan(
     *,
     no_device: str | None = None,
     allow_finished: bool = False,
+    strategy_notes: Sequence[str] = (),
 ) -> Plan:
     """Check what can be checked without loading the model, and describe the run.
 
@@ -68,6 +69,7 @@ def make_plan(
         world_size: processes of the run.
         no_device: why this machine lacks the backend's device; the device's properties are then assumed.
         allow_finished: a finished run of other settings is not an error.
+        strategy_notes: why `trainer.strategy=auto` is this strategy.
 
     Raises:
         ConfigError, DataError: with the wrong value.
@@ -101,6 +103,7 @@ def make_plan(
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     lines = [
         ("backend", f"{backend.name}, {_counted(world_size, 'process', 'processes')}{assumed}"),
+        *_item("strategy", [t.strategy if t.strategy != "auto" else replicated_strategy(world_size), *strategy_notes]),
         ("model", f"{config.model.path}: {shape.architecture}, {shape.layers} layers, hidden {shape.hidden}"),
         ("", f"{shape.parameters:,} parameters, {shape.trainable:,} trainable, vocabulary {shape.vocab:,}"),
         *([("", f"shape from {shipped.parent.name}/{shipped.name}, not from the hub")] if shipped else []),

@@ -37,12 +37,23 @@ def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
     return variants[name].sharding(_changed(TrainerConfig(), settings), devices)
 
 
-def config_sharding(config: Config, world_size: int) -> Sharding:
-    """Return how the strategy of a configuration shards a run over its devices."""
+def config_sharding(config: Config, world_size: int, auto: str | None = None) -> Sharding:
+    """Return how the strategy of a configuration shards a run over its devices.
+
+    Args:
+        config: the run's settings.
+        world_size: number of devices.
+        auto: the strategy that `trainer.strategy=auto` means; None: the one without shards.
+    """
     name = config.trainer.strategy
     if name == "auto":
-        name = "ddp" if world_size > 1 else "single"
+        name = auto or replicated_strategy(world_size)
     return STRATEGIES.load(name).sharding(config.trainer, world_size)
+
+
+def replicated_strategy(world_size: int) -> str:
+    """Return the strategy without shards for a number of processes."""
+    return "ddp" if world_size > 1 else "single"
 
 
 def _changed(section: Any, settings: dict[str, Any]) -> Any:

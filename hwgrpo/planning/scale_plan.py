@@ -17,7 +17,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
-from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding, strategy_variants
+from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding, replicated_strategy, strategy_variants
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.training.policy.auto_settings import choose_layout
@@ -54,6 +54,7 @@ class ChipPlan:
     """A run on one kind of chip."""
 
     name: str
+    strategy: str
     memory: Memory
     limit: float | None
     """Bytes of the chip's memory; None if not certain."""
@@ -85,13 +86,18 @@ class ScalePlan:
     """Devices that share a sequence."""
     shards_layers: bool
     """They share it by tensor parallelism, not by sequence parallelism."""
-    strategy: str
     cluster: Cluster
     chips: tuple[ChipPlan, ...]
     padding: str | None
-    """Why more devices do not reduce the state per device, if so."""
+    """Why more devices do not reduce the state per device of the first chip, if so."""
     rollout_bytes: int
     """Bytes of weights and cache on separate rollout devices; else 0."""
+
+    @property
+    def strategy(self) -> str:
+        """The strategy on the chips; "auto" if they differ."""
+        names = {chip.strategy for chip in self.chips}
+        return names.pop() if len(names) == 1 else "auto"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as the JSON document `hwgrpo.plan/1`; bytes and seconds."""
@@ -115,6 +121,7 @@ class ScalePlan:
             "chips": [
                 {
                     "name": chip.name,
+                    "strategy": chip.strategy,
                     "memory": chip.limit,
                     "peak": chip.memory.peak,
                     "rollout_peak": chip.memory.rollout_peak,
@@ -138,7 +145,7 @@ class ScalePlan:
         }
 
 
-class _Planner:
+class Planner:
     """Plans one configuration on any devices."""
 
     def __init__(self, config: Config) -> None:
@@ -167,10 +174,24 @@ class _Planner:
         # rollout by a server with default settings
         return replace(work, samples=False, sent_copies=count_host_copies(self.config, "vllm_server"))
 
-    def sharding(self, strategy: str | None, devices: int) -> Sharding:
-        """Return how state is sharded."""
-        tensor = self.config.trainer.tensor_parallel_size
-        return planned_sharding(strategy, devices, tensor) if strategy else config_sharding(self.config, devices)
+    def sharding(self, strategy: str, devices: int) -> Sharding:
+        """Return how state is sharded by one of `strategy_variants`."""
+        return planned_sharding(strategy, devices, self.config.trainer.tensor_parallel_size)
+
+    def auto_strategy(self, backend: Backend, devices: int, room: float | None, *, apart: bool) -> str:
+        """Return what `trainer.strategy=auto` means: no shards if that fits or on one device, else fsdp2.
+
+        Args:
+            backend: the device family.
+            devices: number of devices.
+            room: usable bytes of a device; None: not known.
+            apart: rollout runs on separate devices.
+        """
+        replicated = replicated_strategy(devices)
+        if devices == 1 or room is None:
+            return replicated
+        sharding = config_sharding(self.config, devices, replicated)
+        return replicated if self.memory(backend, devices, sharding, apart=apart).peak <= room else "fsdp2"
 
     def rollout_bytes(self, work: Work, devices: int) -> int:
         """Return the bytes of weights and cache of a separate rollout engine, over all its devices."""
@@ -187,31 +208,38 @@ class _Planner:
             compressed=True,
         )
 
-    def memory(self, backend: Backend, devices: int, strategy: str | None, *, apart: bool) -> Memory:
+    def memory(self, backend: Backend, devices: int, sharding: Sharding, *, apart: bool) -> Memory:
         """Return the memory of one device."""
-        work = self.work(backend, devices, apart=apart)
-        return estimate(self.config, self.shape, work, self.sharding(strategy, devices))
+        return estimate(self.config, self.shape, self.work(backend, devices, apart=apart), sharding)
 
-    def instead(self, backend: Backend, cluster: Cluster, room: float) -> str:
-        """Return the alternative nearest to a cluster that fits into `room` bytes per device, as text."""
+    def instead(self, backend: Backend, present: int, room: float, *, is_apart: bool) -> str:
+        """Return the nearest alternative that fits into `room` bytes per device, as text.
+
+        Args:
+            backend: the device family.
+            present: number of devices that do not fit a step.
+            room: usable bytes of a device.
+            is_apart: rollout runs on separate devices already.
+        """
         prompts = self.config.trainer.prompts_per_step
-        counts = [cluster.devices]
+        counts = [present]
         while counts[-1] * 2 <= min(MOST_DEVICES, prompts):
             counts.append(counts[-1] * 2)
         for devices in (count for count in counts if prompts % count == 0):
-            for apart in (False, True)[cluster.apart :]:
+            for apart in (False, True)[is_apart:]:
                 for strategy in _offered(self.config, devices):
-                    if self.memory(backend, devices, strategy, apart=apart).peak <= room:
-                        more = f" on {devices:,} devices" if devices != cluster.devices else ""
-                        own = ", rollout on separate devices (--rollout apart)" if apart and not cluster.apart else ""
+                    sharding = self.sharding(strategy, devices)
+                    if self.memory(backend, devices, sharding, apart=apart).peak <= room:
+                        more = f" on {devices:,} devices" if devices != present else ""
+                        own = ", rollout on separate devices (--rollout apart)" if apart and not is_apart else ""
                         return f"{strategy}{more}{own}"
         return f"nothing on up to {counts[-1]:,} devices"
 
 
 def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
     """Return the memory of one device under the configuration's strategy, and the model's sizes."""
-    planner = _Planner(config)
-    return planner.memory(backend, devices, None, apart=False), planner.shape
+    planner = Planner(config)
+    return planner.memory(backend, devices, config_sharding(config, devices), apart=False), planner.shape
 
 
 def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, Backend]]) -> ScalePlan:
@@ -232,42 +260,12 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
             f"--strategy={cluster.strategy!r} with trainer.tensor_parallel_size={tensor}: tensor parallelism needs "
             "fsdp2; use --strategy fsdp2 or fsdp2+offload, or trainer.sequence_parallel_size"
         )
-    planner = _Planner(config)
-    sharding = planner.sharding(cluster.strategy, cluster.devices)
-    results = []
-    for chip, backend in chips:
+    planner = Planner(config)
+    for _, backend in chips:
         planner.check(backend)
-        work = planner.work(backend, cluster.devices, apart=cluster.apart)
-        memory = estimate(config, planner.shape, work, sharding)
-        room = None if chip.memory is None else cluster.usable * chip.memory
-        samplers = 0
-        if not work.samples:
-            needed = planner.rollout_bytes(work, cluster.devices)
-            samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
-        fits = None if room is None else memory.peak <= room
-        results.append(
-            ChipPlan(
-                name=chip.title,
-                memory=memory,
-                limit=chip.memory,
-                fits=fits,
-                seconds=step_seconds(
-                    config,
-                    planner.shape,
-                    planner.frozen,
-                    work,
-                    sharding,
-                    chip,
-                    cluster.rates,
-                    devices=cluster.devices,
-                    samplers=samplers,
-                ),
-                samplers=samplers,
-                instead=planner.instead(backend, cluster, room) if fits is False and room is not None else "",
-            )
-        )
     backend = chips[0][1]
     work = planner.work(backend, cluster.devices, apart=cluster.apart)
+    results = tuple(_plan_chip(planner, cluster, chip, backend) for chip, backend in chips)
     return ScalePlan(
         model=config.model.path,
         shape=planner.shape,
@@ -275,12 +273,56 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         layout=planner.layout(backend).name,
         shared_by=ranks_per_sequence(config),
         shards_layers=config.trainer.tensor_parallel_size > 1,
-        strategy=cluster.strategy or _strategy(config, cluster.devices),
         cluster=cluster,
-        padding=sharding.padding_note(planner.shape.units),
-        chips=tuple(results),
+        padding=_sharding(planner, cluster, results[0].strategy).padding_note(planner.shape.units),
+        chips=results,
         rollout_bytes=0 if work.samples else planner.rollout_bytes(work, cluster.devices),
     )
+
+
+def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend) -> ChipPlan:
+    config = planner.config
+    work = planner.work(backend, cluster.devices, apart=cluster.apart)
+    room = None if chip.memory is None else cluster.usable * chip.memory
+    strategy = cluster.strategy or config.trainer.strategy
+    if strategy == "auto":
+        strategy = planner.auto_strategy(backend, cluster.devices, room, apart=cluster.apart)
+    sharding = _sharding(planner, cluster, strategy)
+    memory = estimate(config, planner.shape, work, sharding)
+    samplers = 0
+    if not work.samples:
+        needed = planner.rollout_bytes(work, cluster.devices)
+        samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
+    instead = ""
+    if room is not None and memory.peak > room:
+        instead = planner.instead(backend, cluster.devices, room, is_apart=cluster.apart)
+    return ChipPlan(
+        name=chip.title,
+        strategy=strategy,
+        memory=memory,
+        limit=chip.memory,
+        fits=None if room is None else memory.peak <= room,
+        seconds=step_seconds(
+            config,
+            planner.shape,
+            planner.frozen,
+            work,
+            sharding,
+            chip,
+            cluster.rates,
+            devices=cluster.devices,
+            samplers=samplers,
+        ),
+        samplers=samplers,
+        instead=instead,
+    )
+
+
+def _sharding(planner: Planner, cluster: Cluster, strategy: str) -> Sharding:
+    """Return how a strategy shards state: as `--strategy` describes it, else with the configuration's settings."""
+    if cluster.strategy is not None:
+        return planner.sharding(cluster.strategy, cluster.devices)
+    return config_sharding(planner.config, cluster.devices, strategy)
 
 
 def _offered(config: Config, devices: int) -> list[str]:
@@ -291,8 +333,3 @@ def _offered(config: Config, devices: int) -> list[str]:
         for name, kind in strategy_variants().items()
         if kind.one_process == (devices == 1) and (kind.shards_layers or not shards_layers)
     ]
-
-
-def _strategy(config: Config, devices: int) -> str:
-    name = config.trainer.strategy
-    return name if name != "auto" else "ddp" if devices > 1 else "single"

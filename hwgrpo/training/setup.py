@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,13 @@ from hwgrpo.training.update.token_budget import TokenBudget
 
 
 def build_run(
-    config: Config, backend: Backend, local_rank: int, local_world_size: int, *, allow_finished: bool = False
+    config: Config,
+    backend: Backend,
+    local_rank: int,
+    local_world_size: int,
+    *,
+    allow_finished: bool = False,
+    notes: Sequence[str] = (),
 ) -> Run:
     """Make every part of a run, and restore the checkpoint selected by `trainer.resume`.
 
@@ -67,6 +74,7 @@ def build_run(
         local_rank: index of this process's device on the host.
         local_world_size: processes of this run on this host.
         allow_finished: a finished run of other settings or data is not an error.
+        notes: notes for the user on choices made before.
 
     Raises:
         ConfigError, DataError, CheckpointError: with the wrong value and its remedy.
@@ -75,24 +83,26 @@ def build_run(
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(with_absolute_paths(config), device, undo, allow_finished, written=config)
+        run = _build(with_absolute_paths(config), device, undo, allow_finished, notes, written=config)
         undo.pop_all()
     return run
 
 
-def _build(config: Config, device: Device, undo: ExitStack, allow_finished: bool, *, written: Config) -> Run:
+def _build(
+    config: Config, device: Device, undo: ExitStack, allow_finished: bool, notes: Sequence[str], *, written: Config
+) -> Run:
     """Make every part of a run.
 
     Args:
         config: the settings, with absolute paths.
         device: this rank's device.
         undo: receives the callbacks that close the parts.
-        allow_finished: as for `build_run`.
+        allow_finished, notes: as for `build_run`.
         written: the settings for the run's records, with the user's own paths.
     """
     strategy = _start_strategy(config, device)
     folder = _lock_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
-    start, notes = folder.start, folder.notes
+    start, notes = folder.start, [*notes, *folder.notes]
     metrics = CustomMetrics(config.observe)
     data = open_data(config, load_tokenizer(config.model), strategy.rank)
     undo.callback(data.rewards.close)

@@ -5,7 +5,12 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import hwgrpo_backends
 import pytest
+from hwgrpo_backends import Decision, registry
+from hwgrpo_backends.backend import Verdict
+from hwgrpo_backends.facts import Facts
+from hwgrpo_backends.selection import Choice
 
 from hwgrpo.cli import launch
 from hwgrpo.cli.main import main
@@ -31,6 +36,52 @@ def printed(capsys, *words: str) -> list[str]:
 
 def test_one_device_is_plain_training(capsys):
     assert printed(capsys, "tiny_sort", "optim.lr=1e-4") == ["hwgrpo train tiny_sort optim.lr=1e-4"]
+
+
+def found(monkeypatch, devices: int, backend: str = "cuda") -> None:  # hw: any accelerator
+    verdicts = {backend: Verdict(state="ok", reason="", devices=devices)}
+    choice = Choice(registry.get(backend), Decision(requested="auto", selected=backend, verdicts=verdicts), Facts())
+    monkeypatch.setattr(hwgrpo_backends, "choose", lambda name: choice)
+
+
+def test_without_a_number_each_device_of_the_host_gets_a_process(capsys, monkeypatch):
+    found(monkeypatch, 8)
+    *_, line = printed(capsys, "tiny_sort")
+    assert "--nproc-per-node 8 " in line
+    assert printed(capsys, "tiny_sort", "--devices", "1") == ["hwgrpo train tiny_sort"]
+    assert "--nproc-per-node 2 " in printed(capsys, "tiny_sort", "--visible", "0,1", "backend.name=cuda")[-1]
+    assert "#SBATCH --gres=gpu:1" in printed(capsys, "tiny_sort", "--slurm", "backend.name=cuda"), "of another host"
+    found(monkeypatch, 3)
+    assert main(["launch", "tiny_sort"]) == 2
+    told = capsys.readouterr().err
+    assert "trainer.prompts_per_step=64 cannot be divided among 3 ranks" in told
+    assert "hwgrpo launch --devices" in told
+
+
+def test_a_command_is_printed_where_its_device_is_not_and_run_only_where_it_is(capsys):
+    assert printed(capsys, "tiny_sort", "backend.name=npu") == ["hwgrpo train tiny_sort backend.name=npu"]
+    assert main(["launch", "tiny_sort", "backend.name=npu", "--run"]) == 1
+    assert "npu" in capsys.readouterr().err
+
+
+def test_the_selected_backend_is_handed_on_to_the_processes(monkeypatch):
+    found(monkeypatch, 2)
+    started = []
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append(words))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    main(["launch", "tiny_sort", "--run", "--allow-finished"])
+    assert started[0][-3:] == ["train", "tiny_sort", "--allow-finished"]
+    assert os.environ["HWGRPO_BACKEND_SELECTED"] == "cuda"
+
+
+@pytest.mark.parametrize("words", [("--devices", "2"), ("--devices", "2", "--run", "trainer.strategy=fsdp2")])
+def test_a_plan_is_of_all_processes_and_starts_none(capsys, monkeypatch, words, tmp_path):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert main(["launch", "tiny_sort", *TINY, f"trainer.output_dir={tmp_path}/out", *words, "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    strategy = "fsdp2" if "--run" in words else "ddp"
+    assert shown.out.startswith(f"backend    cpu, 2 processes\nstrategy   {strategy}\n")
+    assert "not ready here" not in shown.err
 
 
 def test_several_devices_of_a_host_are_torchruns(capsys):

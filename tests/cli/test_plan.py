@@ -120,12 +120,27 @@ def test_training_all_parameters_takes_three_forward_passes_with_checkpointing_f
 
 def test_a_plan_that_does_not_fit_names_the_nearest_that_does_and_that_one_fits():
     words = (RECIPE, "model.lora.rank=0", "--devices", "8")
-    one = chip(*words)
+    one = chip(*words, "--strategy", "ddp")
     assert (one["fits"], one["instead"]) == (False, "fsdp2")
     better = chip(*words, "--strategy", "fsdp2")
     assert (better["fits"], better["instead"]) == (True, "")
     assert better["peak"] <= 0.9 * better["memory"] < one["peak"]
-    assert "configurations that fit\n  H100 SXM: fsdp2" in said(*words, "--chip", "H100 SXM")
+    assert "configurations that fit\n  H100 SXM: fsdp2" in said(*words, "--strategy", "ddp", "--chip", "H100 SXM")
+
+
+def test_auto_is_planned_for_each_chip_as_a_run_would_choose():
+    words = (RECIPE, "model.lora.rank=0", "--devices", "8", "--chip", "H100 SXM", "--chip", "mine=1000,3000,1000")
+    plan = planned(*words)
+    assert plan["strategy"] == "auto"
+    assert [each["strategy"] for each in plan["chips"]] == ["fsdp2", "ddp"]
+    for each, strategy in zip(plan["chips"], ("fsdp2", "ddp"), strict=True):
+        [alone] = planned(*words[:4], "--strategy", strategy, "--chip", "H100 SXM")["chips"]
+        assert (each["components"], each["peak"]) == (alone["components"], alone["peak"])
+    head, first, second = (
+        line.split() for line in said(*words).splitlines() if line.startswith(("chip", "H100", "mine"))
+    )
+    assert (head[1], first[2], second[1]) == ("strategy", "fsdp2", "ddp")
+    assert "strategy" not in said(*words[:-2]).split("chip ")[1]
 
 
 def test_what_is_offered_instead_of_layers_that_are_cut_can_cut_them():
@@ -245,7 +260,7 @@ def test_devices_that_layers_are_cut_over_gather_tokens_for_it_and_half_of_each_
 
 
 def test_devices_that_share_sequences_hold_a_part_of_their_activations_and_exchange_heads_for_it():
-    words = (RECIPE, "--devices", "8", "rollout.max_response_tokens=31744", "model.layout=padded")
+    words = (RECIPE, "--devices", "8", "--strategy", "ddp", "rollout.max_response_tokens=31744", "model.layout=padded")
     one, two = (
         (*words, f"trainer.sequence_parallel_size={size}", f"trainer.tokens_per_micro_batch={32768 // size}")
         for size in (1, 2)

@@ -5,14 +5,12 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from hwgrpo.cli.main import main
 from hwgrpo.config.load import to_yaml
-from hwgrpo.jsonlines import read_lines
 from tests.support.processes.launch import ROOT
 from tests.support.runs import runs
 
@@ -22,15 +20,6 @@ pytestmark = pytest.mark.slow
 def children(parent: int) -> list[int]:
     """Return the processes that a process has started."""
     return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-
-
-def wait_for_step(folder: Path, step: int) -> None:
-    file = folder / "metrics.jsonl"
-    for _ in range(6000):
-        if file.exists() and any(line.get("step", 0) >= step for line in read_lines(file)):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{folder} never came to step {step}")
 
 
 def test_a_rank_that_dies_on_one_of_two_nodes_is_started_again_and_the_run_goes_on(
@@ -56,7 +45,7 @@ def test_a_rank_that_dies_on_one_of_two_nodes_is_started_again_and_the_run_goes_
         for log in logs
     ]
     try:
-        wait_for_step(tmp_path / "run", 21)
+        runs.wait_for_checkpoint(tmp_path / "run", 20)
         os.kill(children(nodes[1].pid)[0], signal.SIGKILL)
         codes = [node.wait(timeout=150) for node in nodes]
     finally:

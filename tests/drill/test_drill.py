@@ -127,7 +127,7 @@ def test_sigkill_costs_the_steps_since_the_last_checkpoint_which_are_done_again(
     tmp_path: Path, long_undisturbed: dict, told: Told
 ):
     with command(tmp_path / "run", *LONG) as process:
-        wait_for_step(tmp_path / "run", 21)
+        runs.wait_for_checkpoint(tmp_path / "run", 20)
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -142,7 +142,7 @@ def test_a_rank_that_dies_ends_the_others_and_all_start_again(tmp_path: Path, to
     words = ("trainer.strategy=ddp", *LONG, "trainer.max_steps=60", "observe.progress=plain")
     assert ranks.forked(2, lambda _: runs.run(tmp_path / "whole", *words)) == [0, 0]
     with command(tmp_path / "run", *words, processes=2, restarts=1) as process:
-        wait_for_step(tmp_path / "run", 21)
+        runs.wait_for_checkpoint(tmp_path / "run", 20)
         os.kill(workers(process.pid)[1], signal.SIGKILL)
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output

@@ -1,4 +1,4 @@
-"""The launchers are what their generator writes, and hand everything on to set-up and `hwgrpo train`."""
+"""The launchers are what their generator writes, and hand everything on to set-up and `hwgrpo launch`."""
 
 import importlib.util
 import os
@@ -90,7 +90,7 @@ def test_a_launcher_sets_up_for_its_device_then_trains_with_the_callers_settings
     config = stubbed / "configs" / "tiny_sort.yaml"
     assert result.stdout.splitlines() == [
         "setup" if device == "auto" else f"setup --backend {device}",
-        f"<train><{config}><backend.name={device}><rollout.n=16><data.train=my file.jsonl> cann=",
+        f"<launch><--run><{config}><backend.name={device}><rollout.n=16><data.train=my file.jsonl> cann=",
     ]
     assert result.returncode == 0
 
@@ -161,7 +161,7 @@ def test_the_npu_launcher_stops_with_the_line_of_detect_where_there_is_no_cann(s
     assert result.stderr == "no backend (requested: npu): no libhccl.so. Fix: source it\n"
     assert result.stdout == "setup --backend npu\n"
     with_cann = launch(stubbed, "run_qwen3_8b_math_npu.sh", ASCEND_HOME_PATH="/there")
-    assert (with_cann.returncode, "trains: train" in with_cann.stdout) == (0, True)
+    assert (with_cann.returncode, "trains: launch --run" in with_cann.stdout) == (0, True)
     planned = launch(stubbed, "run_qwen3_8b_math_npu.sh", "rollout.n=16", "--dry-run")
     assert (planned.returncode, "--dry-run\n" in planned.stdout) == (0, True), "a plan needs no CANN"
 
@@ -169,18 +169,17 @@ def test_the_npu_launcher_stops_with_the_line_of_detect_where_there_is_no_cann(s
 def test_the_npu_launcher_trains_where_an_image_brings_cann_without_its_variables(stubbed):
     stub(stubbed, "hwgrpo", '[ "$1" = detect ] || echo "trains: $*"')
     result = launch(stubbed, "run_tiny_sort_npu.sh")
-    assert result.stdout.splitlines()[-1].startswith("trains: train ")
+    assert result.stdout.splitlines()[-1].startswith("trains: launch --run ")
     assert result.returncode == 0
 
 
-def test_words_for_torchrun_start_a_process_per_device(stubbed):
-    stub(stubbed, "torchrun", 'printf "<%s>" "$@"')
+def test_options_of_launch_stand_before_the_recipe(stubbed):
     script = stubbed / "scripts" / "run_qwen2_5_7b_gsm8k_rocm.sh"
-    script.write_text(script.read_text().replace("torchrun=()\n", "torchrun=(--nproc-per-node 8)\n"))
+    script.write_text(script.read_text().replace("launch=()\n", "launch=(--devices 4)\n"))
     result = launch(stubbed, script.name, "rollout.n=16")
     config = stubbed / "configs" / "qwen2_5_7b_gsm8k.yaml"
-    words = f"<--nproc-per-node><8><-m><hwgrpo><train><{config}><backend.name=rocm><rollout.n=16>"
-    assert result.stdout.splitlines()[-1] == words
+    words = f"<launch><--run><--devices><4><{config}><backend.name=rocm><rollout.n=16>"
+    assert result.stdout.splitlines()[-1].startswith(words)
 
 
 @pytest.mark.parametrize(

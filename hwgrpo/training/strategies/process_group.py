@@ -78,11 +78,22 @@ class Processes:
 
     def prepare(self, config: Config) -> None:
         self.check(config, self.device)
+        self._check_same()
         tensor = config.trainer.tensor_parallel_size > 1
         timeout = timedelta(seconds=config.trainer.process_group_timeout)
         self.sequence_group = join_sequence_group(
             ranks_per_sequence(config), self.comm_backend, tensor=tensor, timeout=timeout
         )
+
+    def _check_same(self) -> None:
+        """Check that all ranks have this strategy: each has resolved `trainer.strategy=auto` by itself."""
+        names = self.gather_objects(self.name)
+        if len(set(names)) > 1:
+            chosen = ", ".join(f"rank {names.index(name)}: {name}" for name in sorted(set(names)))
+            raise ConfigError(
+                f"trainer.strategy=auto: devices or checkpoints differ, and so do the strategies ({chosen}); set it to "
+                "one of them"
+            )
 
     def sum(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor([float(v) for v in values], dtype=torch.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from hwgrpo_backends.cpu import BACKEND
 from hwgrpo.config import Config, load_config
 from hwgrpo.errors import RunFinished
 from hwgrpo.jsonlines import read_lines
+from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import Status, train
 from hwgrpo.training.setup import build_run
@@ -79,6 +81,15 @@ def forked(body: Callable[[], Any]) -> int:
         os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
+
+
+def wait_for_checkpoint(output: Path, step: int) -> None:
+    """Wait until a run in another process has saved a step."""
+    for _ in range(6000):
+        if checkpoint_files.folder_of(output / "checkpoints", step).exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{output} never saved step {step}")
 
 
 def metrics(output: Path) -> list[dict[str, Any]]:

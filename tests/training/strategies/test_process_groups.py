@@ -30,6 +30,7 @@ def made(monkeypatch) -> list[tuple[str, object]]:
     monkeypatch.setattr(process_group, "rendezvous", note("store", iter([(dist.HashStore(), 0, 4)])))
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(process_group.Processes, "gather_objects", lambda self, value: [value])
     for name in process_group.RENDEZVOUS:
         monkeypatch.setenv(name, "4")
     return found

@@ -1,0 +1,38 @@
+"""`hwgrpo train --dry-run`: print the plan of a run."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hwgrpo.text import terminal_lines
+
+if TYPE_CHECKING:
+    from hwgrpo.config import Config
+
+
+def print_plan(config: Config, *, allow_finished: bool) -> int:
+    """Print the plan; return 0 where this machine can run it now, else 1 with the reasons on stderr."""
+    from hwgrpo.cli.backend_selection import planned_host
+
+    host = planned_host(config)
+    from hwgrpo_backends.device import Device
+
+    from hwgrpo.planning.dry_run import make_plan
+    from hwgrpo.planning.strategy_choice import resolve_strategy
+
+    device = Device(host.backend) if host.reason is None else None
+    notes = resolve_strategy(config, host.backend, host.world_size, device)
+    plan = make_plan(
+        config,
+        host.backend,
+        host.world_size,
+        no_device=host.reason,
+        allow_finished=allow_finished,
+        strategy_notes=notes,
+    )
+    if host.rank == 0:
+        print(plan.text)
+        for problem in plan.problems:
+            print(f"hwgrpo: not ready here: {terminal_lines(problem)}", file=sys.stderr)
+    return 1 if plan.problems else 0

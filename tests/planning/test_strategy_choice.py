@@ -1,0 +1,105 @@
+"""`trainer.strategy=auto`: the simplest strategy whose plan fits, and on resume that of the checkpoint."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hwgrpo_backends import registry
+from hwgrpo_backends.device import Memory
+
+from hwgrpo.config import Config, load_config
+from hwgrpo.errors import ConfigError
+from hwgrpo.planning.scale_plan import USABLE, Planner
+from hwgrpo.planning.strategy_choice import resolve_strategy
+from tests.support.processes import ranks
+from tests.support.runs import runs
+
+ACCELERATOR = registry.get("cuda")  # hw: any accelerator
+GIB = 2**30
+
+
+def recipe(*words: str) -> Config:
+    return load_config("qwen3_8b_math", ["model.lora.rank=0", *words], data_may_be_missing=True)
+
+
+def device(memory: float | None) -> Any:
+    """Return a double of a device with this usable memory in bytes."""
+    total = None if memory is None else round(memory / USABLE)
+    return SimpleNamespace(memory=lambda: Memory(total=total))
+
+
+def needed(strategy: str, devices: int, *words: str) -> int:
+    config = recipe(*words)
+    planner = Planner(config)
+    sharding = planner.sharding(strategy, devices)
+    return planner.memory(ACCELERATOR, devices, sharding, apart=False).peak
+
+
+def resolved(config: Config, devices: int, memory: float | None) -> tuple[str, list[str]]:
+    notes = resolve_strategy(config, ACCELERATOR, devices, device(memory))
+    return config.trainer.strategy, notes
+
+
+def test_replicas_are_taken_where_their_plan_fits_else_shards():
+    replicas, shards = needed("ddp", 8), needed("fsdp2", 8)
+    assert shards < replicas
+    name, [note] = resolved(recipe(), 8, 1.01 * replicas)
+    assert name == "ddp"
+    assert note.startswith("trainer.strategy=auto is ddp: about ")
+    assert "would need" not in note
+    name, [note] = resolved(recipe(), 8, 0.99 * replicas)
+    assert name == "fsdp2"
+    assert f"ddp would need {replicas / GIB:.2f} GiB" in note
+    name, [note] = resolved(recipe(), 1, 1.01 * needed("single", 1))
+    assert name == "single"
+
+
+def test_where_no_plan_fits_the_run_starts_and_is_told_what_would():
+    name, [note] = resolved(recipe(), 8, 0.99 * needed("fsdp2", 8))
+    assert name == "fsdp2"
+    assert note.startswith("warning: trainer.strategy=fsdp2 needs about ")
+    assert "what would fit: fsdp2+offload (`hwgrpo plan` shows" in note
+    name, [note] = resolved(recipe(), 1, 40 * GIB)
+    assert (name, "what would fit: fsdp2+offload on 2 devices" in note) == ("single", True)
+
+
+def test_without_a_device_of_its_own_memory_the_number_of_processes_decides():
+    assert resolved(recipe(), 8, None) == ("ddp", [])
+    assert resolved(recipe(), 1, None) == ("single", [])
+    config = recipe()
+    assert resolve_strategy(config, ACCELERATOR, 2, None) == []
+    assert config.trainer.strategy == "ddp"
+
+
+def test_a_strategy_by_name_is_kept():
+    assert resolved(recipe("trainer.strategy=ddp"), 8, GIB) == ("ddp", [])
+
+
+def test_a_resumed_run_keeps_its_checkpoints_strategy(tmp_path):
+    words = ("trainer.strategy=fsdp2", "trainer.max_steps=2", "trainer.save_every=1")
+    assert ranks.forked(2, lambda _: runs.run(tmp_path / "run", *words)) == [0, 0]
+    again = runs.small(tmp_path / "run")
+    assert resolved(again, 2, 1000 * GIB) == ("fsdp2", []), "though ddp fits"
+    newest = max((tmp_path / "run/checkpoints").iterdir())
+    (newest / "manifest.json").write_text("{}")
+    assert resolved(runs.small(tmp_path / "run"), 2, 1000 * GIB)[0] == "fsdp2", "that of the checkpoint before"
+    from_path = runs.small(tmp_path / "other", f"trainer.resume={min((tmp_path / 'run/checkpoints').iterdir())}")
+    assert resolved(from_path, 2, 1000 * GIB)[0] == "fsdp2"
+    assert resolved(runs.small(tmp_path / "run", "trainer.resume=never"), 2, 1000 * GIB)[0] == "ddp"
+
+
+def test_other_processes_than_the_checkpoints_strategy_needs_are_an_error(tmp_path):
+    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.strategy=single", "trainer.max_steps=1")) == 0
+    again = runs.small(tmp_path / "run")
+    message = "trainer.strategy=single, which 2 processes cannot run; .* set trainer.strategy=ddp to change it"
+    with pytest.raises(ConfigError, match=message):
+        resolved(again, 2, None)
+    assert resolved(runs.small(tmp_path / "run"), 1, None) == ("single", [])
+
+
+def test_ranks_that_choose_different_strategies_are_an_error(tmp_path):
+    def start(rank: int) -> None:
+        with pytest.raises(ConfigError, match=r"strategies \(rank 0: ddp, rank 1: fsdp2\); set it to one of them"):
+            runs.run(tmp_path / "run", f"trainer.strategy={('ddp', 'fsdp2')[rank]}")
+
+    assert ranks.forked(2, start) == [0, 0]
