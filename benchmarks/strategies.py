@@ -28,11 +28,13 @@ sys.path[:0] = [str(REPO), str(REPO / "backends"), str(REPO / "kernels")]
 
 import torch  # noqa: E402  (the paths come first)
 import torch.distributed as dist  # noqa: E402
+from hwgrpo_backends.cpu import BACKEND  # noqa: E402
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 from hwgrpo.catalog import STRATEGIES  # noqa: E402
 from hwgrpo.cli.process_exit import ended_as_rank  # noqa: E402
 from hwgrpo.config import load_config  # noqa: E402
+from hwgrpo.planning.strategy_choice import resolve_strategy  # noqa: E402
 from hwgrpo.training.policy.layouts import PADDED  # noqa: E402
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel  # noqa: E402
 from hwgrpo.training.strategies.strategy import Strategy  # noqa: E402
@@ -45,15 +47,18 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 SMOKE_SHAPE = SHAPE | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 64}
 PROMPT_TOKENS, SAMPLES = 32, 4
+EACH_PASS = ["trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=micro_batch"]
 WAYS = {
     "ddp": ["trainer.strategy=ddp"],
     "fsdp2": ["trainer.strategy=fsdp2"],
-    "gathered": ["trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
+    "passes": EACH_PASS,
+    "gathered": [*EACH_PASS, "trainer.fsdp2.reshard_after_forward=false"],
     **{f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)},
     "sequences": ["trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2"],
     "layers": ["trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
 }
-"""Name on the command line -> settings. `gathered` keeps gathered weights from the forward to the backward pass."""
+"""Name on the command line -> settings. `passes` and `gathered` synchronize each micro-batch; `gathered` keeps gathered
+weights from the forward to the backward pass."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -109,6 +114,7 @@ def updater(way: str, args: argparse.Namespace) -> PolicyUpdate:
     settings += ["reward.functions=[exact_match]", "optim.lr=1e-6", "data.max_prompt_tokens=64"]
     settings += [f"trainer.prompts_per_step={args.prompts * dist.get_world_size()}"]
     config = load_config(None, [*settings, "trainer.tokens_per_micro_batch=1024", "rollout.max_response_tokens=128"])
+    resolve_strategy(config, BACKEND, dist.get_world_size(), device=None)
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**shape_of(args), max_position_embeddings=256))
     policy = PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions())

@@ -24,8 +24,7 @@ local_engine local_engine.md python benchmarks/local_engine.py
 memory memory_cpu.md python benchmarks/memory.py --output benchmarks/results/memory_cpu.json
 overlap overlap_cpu.md python benchmarks/overlap.py --repeat 2 --steps 5 --output benchmarks/results/overlap_cpu.json
 startup - python benchmarks/startup.py --runs 20
-strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 zero-1 zero-2 sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json
-strategies_gathered strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 gathered --repeat 4 --output benchmarks/results/strategies_gathered_cpu.json"
+strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json"
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo" || exit 1

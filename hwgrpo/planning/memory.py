@@ -150,6 +150,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             size * sharding.computed_elements(unit) + 4 * sharding.gathered_elements(unit)
             for unit in shape.trained_units
         )
+        if sharding.syncs_once:
+            update["unsharded gradients (fp32)"] = 4 * sum(
+                unit.copies * sharding.computed_elements(unit) for unit in shape.trained_units
+            )
     elif work.dtype != torch.float32:
         # autocast caches its casts of trainable weights until the end of a pass, of frozen ones until their layer ends
         recast = adapters and config.model.gradient_checkpointing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hwgrpo.catalog import STRATEGIES
@@ -19,12 +20,11 @@ def strategy_variants() -> dict[str, StrategyKind]:
     return {variant: kind for kind in kinds for variant in kind.variants}
 
 
-def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
-    """Return how a variant of a strategy shards a run.
+def variant_settings(name: str, tensor: int = 1) -> TrainerConfig:
+    """Return the settings of a variant of a strategy.
 
     Args:
         name: one of `strategy_variants`.
-        devices: number of devices of the run.
         tensor: `trainer.tensor_parallel_size`.
 
     Raises:
@@ -33,22 +33,50 @@ def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
     variants = strategy_variants()
     if name not in variants:
         raise choice_error("--strategy", name, tuple(variants))
-    settings = {"tensor_parallel_size": tensor, **variants[name].variants[name]}
-    return variants[name].sharding(_changed(TrainerConfig(), settings), devices)
+    kind = variants[name]
+    strategy = next(each for each in STRATEGIES.names() if STRATEGIES.load(each) is kind)
+    settings = {"strategy": strategy, "tensor_parallel_size": tensor, **kind.variants[name]}
+    return changed_settings(TrainerConfig(), settings)
 
 
-def config_sharding(config: Config, world_size: int, auto: str | None = None) -> Sharding:
-    """Return how the strategy of a configuration shards a run over its devices.
+def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
+    """Return how a variant of a strategy shards a run; arguments and errors are those of `variant_settings`."""
+    return sharding_of(variant_settings(name, tensor), devices)
+
+
+def config_sharding(config: Config, world_size: int) -> Sharding:
+    """Return how the strategy of a configuration shards a run over its devices; `auto` is the one without shards."""
+    return sharding_of(config.trainer, world_size)
+
+
+def sharding_of(trainer: TrainerConfig, devices: int) -> Sharding:
+    """Return how a strategy with these settings shards a run."""
+    return strategy_kind(trainer, devices).sharding(trainer, devices)
+
+
+def strategy_kind(trainer: TrainerConfig, devices: int) -> StrategyKind:
+    """Return the strategy of these settings; `auto` is the one without shards."""
+    name = trainer.strategy
+    return STRATEGIES.load(replicated_strategy(devices) if name == "auto" else name)
+
+
+def resolve_auto(trainer: TrainerConfig, devices: int, fits: Callable[[TrainerConfig], bool]) -> TrainerConfig:
+    """Return settings with values for those at `auto`.
+
+    The strategy is the one without shards if that fits or on one device, else fsdp2; its own settings are the fastest
+    that fit, else those of least memory.
 
     Args:
-        config: the run's settings.
-        world_size: number of devices.
-        auto: the strategy that `trainer.strategy=auto` means; None: the one without shards.
+        trainer: the settings.
+        devices: number of devices.
+        fits: whether a device has the memory for such settings.
     """
-    name = config.trainer.strategy
-    if name == "auto":
-        name = auto or replicated_strategy(world_size)
-    return STRATEGIES.load(name).sharding(config.trainer, world_size)
+    if trainer.strategy == "auto":
+        replicated = dataclasses.replace(trainer, strategy=replicated_strategy(devices))
+        sharded = dataclasses.replace(trainer, strategy="fsdp2")
+        trainer = replicated if devices == 1 or fits(replicated) else sharded
+    choices = [changed_settings(trainer, each) for each in strategy_kind(trainer, devices).alternatives(trainer)]
+    return next((choice for choice in choices[:-1] if fits(choice)), choices[-1])
 
 
 def replicated_strategy(world_size: int) -> str:
@@ -56,11 +84,11 @@ def replicated_strategy(world_size: int) -> str:
     return "ddp" if world_size > 1 else "single"
 
 
-def _changed(section: Any, settings: dict[str, Any]) -> Any:
+def changed_settings(section: Any, settings: Mapping[str, Any]) -> Any:
     """Return a copy of a section with other values, by dotted keys."""
     for key, value in settings.items():
         name, _, rest = key.partition(".")
         if rest:
-            value = _changed(getattr(section, name), {rest: value})
+            value = changed_settings(getattr(section, name), {rest: value})
         section = dataclasses.replace(section, **{name: value})
     return section

@@ -12,12 +12,13 @@ from hwgrpo_backends.peaks import Chip
 
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
+from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.config.validate import check_world_size
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
-from hwgrpo.planning.planned_sharding import config_sharding, planned_sharding, replicated_strategy, strategy_variants
+from hwgrpo.planning.planned_sharding import resolve_auto, sharding_of, strategy_variants, variant_settings
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.training.policy.auto_settings import choose_layout
@@ -55,6 +56,7 @@ class ChipPlan:
 
     name: str
     strategy: str
+    sharding: Sharding
     memory: Memory
     limit: float | None
     """Bytes of the chip's memory; None if not certain."""
@@ -174,24 +176,23 @@ class Planner:
         # rollout by a server with default settings
         return replace(work, samples=False, sent_copies=count_host_copies(self.config, "vllm_server"))
 
-    def sharding(self, strategy: str, devices: int) -> Sharding:
-        """Return how state is sharded by one of `strategy_variants`."""
-        return planned_sharding(strategy, devices, self.config.trainer.tensor_parallel_size)
-
-    def auto_strategy(self, backend: Backend, devices: int, room: float | None, *, apart: bool) -> str:
-        """Return what `trainer.strategy=auto` means: no shards if that fits or on one device, else fsdp2.
+    def resolve(
+        self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, apart: bool
+    ) -> TrainerConfig:
+        """Return settings with values for those at `auto`, as `resolve_auto` does.
 
         Args:
+            trainer: the settings.
             backend: the device family.
             devices: number of devices.
             room: usable bytes of a device; None: not known.
             apart: rollout runs on separate devices.
         """
-        replicated = replicated_strategy(devices)
-        if devices == 1 or room is None:
-            return replicated
-        sharding = config_sharding(self.config, devices, replicated)
-        return replicated if self.memory(backend, devices, sharding, apart=apart).peak <= room else "fsdp2"
+
+        def fits(settings: TrainerConfig) -> bool:
+            return room is None or self.memory(backend, devices, settings, apart=apart).peak <= room
+
+        return resolve_auto(trainer, devices, fits)
 
     def rollout_bytes(self, work: Work, devices: int) -> int:
         """Return the bytes of weights and cache of a separate rollout engine, over all its devices."""
@@ -208,9 +209,10 @@ class Planner:
             compressed=True,
         )
 
-    def memory(self, backend: Backend, devices: int, sharding: Sharding, *, apart: bool) -> Memory:
-        """Return the memory of one device."""
-        return estimate(self.config, self.shape, self.work(backend, devices, apart=apart), sharding)
+    def memory(self, backend: Backend, devices: int, trainer: TrainerConfig, *, apart: bool) -> Memory:
+        """Return the memory of one device under the strategy of some settings."""
+        work = self.work(backend, devices, apart=apart)
+        return estimate(self.config, self.shape, work, sharding_of(trainer, devices))
 
     def instead(self, backend: Backend, present: int, room: float, *, is_apart: bool) -> str:
         """Return the nearest alternative that fits into `room` bytes per device, as text.
@@ -228,8 +230,8 @@ class Planner:
         for devices in (count for count in counts if prompts % count == 0):
             for apart in (False, True)[is_apart:]:
                 for strategy in _offered(self.config, devices):
-                    sharding = self.sharding(strategy, devices)
-                    if self.memory(backend, devices, sharding, apart=apart).peak <= room:
+                    settings = variant_settings(strategy, self.config.trainer.tensor_parallel_size)
+                    if self.memory(backend, devices, settings, apart=apart).peak <= room:
                         more = f" on {devices:,} devices" if devices != present else ""
                         own = ", rollout on separate devices (--rollout apart)" if apart and not is_apart else ""
                         return f"{strategy}{more}{own}"
@@ -239,7 +241,7 @@ class Planner:
 def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
     """Return the memory of one device under the configuration's strategy, and the model's sizes."""
     planner = Planner(config)
-    return planner.memory(backend, devices, config_sharding(config, devices), apart=False), planner.shape
+    return planner.memory(backend, devices, config.trainer, apart=False), planner.shape
 
 
 def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, Backend]]) -> ScalePlan:
@@ -274,7 +276,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         shared_by=ranks_per_sequence(config),
         shards_layers=config.trainer.tensor_parallel_size > 1,
         cluster=cluster,
-        padding=_sharding(planner, cluster, results[0].strategy).padding_note(planner.shape.units),
+        padding=results[0].sharding.padding_note(planner.shape.units),
         chips=results,
         rollout_bytes=0 if work.samples else planner.rollout_bytes(work, cluster.devices),
     )
@@ -284,10 +286,11 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
     config = planner.config
     work = planner.work(backend, cluster.devices, apart=cluster.apart)
     room = None if chip.memory is None else cluster.usable * chip.memory
-    strategy = cluster.strategy or config.trainer.strategy
-    if strategy == "auto":
-        strategy = planner.auto_strategy(backend, cluster.devices, room, apart=cluster.apart)
-    sharding = _sharding(planner, cluster, strategy)
+    trainer = config.trainer
+    if cluster.strategy is not None:
+        trainer = variant_settings(cluster.strategy, trainer.tensor_parallel_size)
+    trainer = planner.resolve(trainer, backend, cluster.devices, room, apart=cluster.apart)
+    sharding = sharding_of(trainer, cluster.devices)
     memory = estimate(config, planner.shape, work, sharding)
     samplers = 0
     if not work.samples:
@@ -298,7 +301,8 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
         instead = planner.instead(backend, cluster.devices, room, is_apart=cluster.apart)
     return ChipPlan(
         name=chip.title,
-        strategy=strategy,
+        strategy=cluster.strategy or trainer.strategy,
+        sharding=sharding,
         memory=memory,
         limit=chip.memory,
         fits=None if room is None else memory.peak <= room,
@@ -316,13 +320,6 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
         samplers=samplers,
         instead=instead,
     )
-
-
-def _sharding(planner: Planner, cluster: Cluster, strategy: str) -> Sharding:
-    """Return how a strategy shards state: as `--strategy` describes it, else with the configuration's settings."""
-    if cluster.strategy is not None:
-        return planner.sharding(cluster.strategy, cluster.devices)
-    return config_sharding(planner.config, cluster.devices, strategy)
 
 
 def _offered(config: Config, devices: int) -> list[str]:

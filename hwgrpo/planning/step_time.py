@@ -225,7 +225,8 @@ def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding
         weights = gathers * work.dtype.itemsize * sharding.stored_elements(shape.units, sharding.parameters)
         scattered = 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)
         # in a ring each sends a shard, padding included, to all others
-        return float(updates * number * (sharding.gather_ranks - 1) * (weights + scattered))
+        syncs = updates * (1 if sharding.syncs_once else number)
+        return float(syncs * (sharding.gather_ranks - 1) * (weights + scattered))
     gradients = 4.0 * shape.trainable * (devices - 1) / devices
     # All-reduce is a reduce-scatter and an all-gather. ZeRO-1 and -2 also all-reduce (DeepSpeed 0.19), after every
     # micro-batch if gradients are sharded, and then gather the new weights.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
@@ -10,8 +13,9 @@ from hwgrpo_backends.device import Device
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.config import Config
 from hwgrpo.config.load import stored_tree
+from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.errors import CheckpointError, ConfigError
-from hwgrpo.planning.planned_sharding import config_sharding, replicated_strategy
+from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, strategy_kind
 from hwgrpo.planning.scale_plan import USABLE, Planner
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.terminal_width import format_bytes
@@ -20,13 +24,13 @@ from hwgrpo.training.checkpoint import manifest as checkpoint_manifest
 
 
 def resolve_strategy(config: Config, backend: Backend, world_size: int, device: Device | None) -> list[str]:
-    """Replace `trainer.strategy=auto` in a run's settings, which its checkpoints keep.
+    """Replace `trainer.strategy=auto`, and `auto` of the strategy's own settings, by values that checkpoints keep.
 
     Args:
         config: checked settings.
         backend: the device family.
         world_size: processes of the run.
-        device: this process's device; None: it is not here, or has no memory of its own.
+        device: this process's device; None: it is not here.
 
     Returns:
         Notes for the user on the memory that it needs, where a device has its own.
@@ -34,28 +38,48 @@ def resolve_strategy(config: Config, backend: Backend, world_size: int, device: 
     Raises:
         ConfigError: this number of processes cannot run the checkpoint's strategy.
     """
-    if config.trainer.strategy != "auto":
-        return []
-    saved = _saved_strategy(config)
-    if saved is not None:
-        _check_processes(saved, world_size)
-        config.trainer.strategy = saved
-        return []
+    trainer = _as_saved(config, world_size)
     total = device.memory().total if device is not None else None
-    if total is None:
-        config.trainer.strategy = replicated_strategy(world_size)
-        return []
-    return [_choose_by_plan(config, backend, world_size, int(USABLE * total))]
+    notes = []
+    fastest = resolve_auto(trainer, world_size, lambda _: True)
+    if total is None or trainer == fastest:
+        trainer = fastest
+    else:
+        trainer, note = _by_plan(config, trainer, backend, world_size, int(USABLE * total))
+        notes.append(note)
+    config.trainer = trainer
+    return notes
 
 
-def _saved_strategy(config: Config) -> str | None:
-    """Return the strategy of the run whose checkpoint `trainer.resume` selects; None without one.
+def _as_saved(config: Config, world_size: int) -> TrainerConfig:
+    """Return the settings with the checkpoint's values for those at `auto`."""
+    saved = _saved_settings(config)
+    trainer = config.trainer
+    strategy = saved.get("strategy", "auto")
+    if trainer.strategy == "auto" and strategy != "auto":
+        if STRATEGIES.load(strategy).one_process != (world_size == 1):
+            raise ConfigError(
+                f"trainer.strategy=auto: the checkpoint is of a run with trainer.strategy={strategy}, which "
+                f"{world_size} process{'es' * (world_size > 1)} cannot run; start it as it was started then, or set "
+                f"trainer.strategy={replicated_strategy(world_size)} to change it"
+            )
+        trainer = dataclasses.replace(trainer, strategy=strategy)
+    for key in strategy_kind(trainer, world_size).alternatives(trainer)[0]:
+        section, _, name = key.partition(".")
+        value = saved.get(section, {}).get(name, "auto")
+        if value != "auto":
+            trainer = changed_settings(trainer, {key: value})
+    return trainer
+
+
+def _saved_settings(config: Config) -> Mapping[str, Any]:
+    """Return `trainer` of the run whose checkpoint `trainer.resume` selects; empty without one.
 
     Reads manifests only, since no process group exists yet: the checkpoint's files are verified later.
     """
     resume = config.trainer.resume
     if resume == "never":
-        return None
+        return {}
     folder = Path(config.trainer.output_dir) / "checkpoints"
     folders = [path for _, path in checkpoint_files.folders(folder)] if resume == "auto" else [Path(resume)]
     for each in reversed(folders):
@@ -63,32 +87,41 @@ def _saved_strategy(config: Config) -> str | None:
             settings = stored_tree(checkpoint_manifest.read(each).content["state"]["config"])
         except CheckpointError:  # reported when the files are verified
             continue
-        saved = settings.get("trainer", {}).get("strategy", "auto")
-        return None if saved == "auto" else saved
-    return None
+        return settings.get("trainer", {})
+    return {}
 
 
-def _check_processes(saved: str, world_size: int) -> None:
-    if STRATEGIES.load(saved).one_process != (world_size == 1):
-        raise ConfigError(
-            f"trainer.strategy=auto: the checkpoint is of a run with trainer.strategy={saved}, which "
-            f"{world_size} process{'es' * (world_size > 1)} cannot run; start it as it was started then, or set "
-            f"trainer.strategy={replicated_strategy(world_size)} to change it"
-        )
-
-
-def _choose_by_plan(config: Config, backend: Backend, devices: int, room: int) -> str:
+def _by_plan(
+    config: Config, trainer: TrainerConfig, backend: Backend, devices: int, room: int
+) -> tuple[TrainerConfig, str]:
+    """Return the settings whose plan fits into `room` bytes of a device, and a note."""
     planner = Planner(config)
     apart = not engine_kind(config).samples_with_policy
-    name = planner.auto_strategy(backend, devices, room, apart=apart)
-    peak = planner.memory(backend, devices, config_sharding(config, devices, name), apart=apart).peak
-    replicated = planner.memory(backend, devices, config_sharding(config, devices), apart=apart).peak
-    config.trainer.strategy = name
+
+    def peak(settings: TrainerConfig) -> int:
+        return planner.memory(backend, devices, settings, apart=apart).peak
+
+    chosen = planner.resolve(trainer, backend, devices, room, apart=apart)
+    fastest = resolve_auto(trainer, devices, lambda _: True)
+    named, needed = _named(trainer, chosen), format_bytes(peak(chosen))
     usable = f"of the {format_bytes(room)} usable on a device"
-    if peak > room:
-        return (
-            f"warning: trainer.strategy={name} needs about {format_bytes(peak)} {usable}; what would fit: "
+    if peak(chosen) > room:
+        return chosen, (
+            f"warning: {named} (auto) needs about {needed} {usable}; what would fit: "
             f"{planner.instead(backend, devices, room, is_apart=apart)} (`hwgrpo plan` shows the parts)"
         )
-    reason = "" if peak == replicated else f"; ddp would need {format_bytes(replicated)}"
-    return f"trainer.strategy=auto is {name}: about {format_bytes(peak)} {usable}{reason}"
+    more = "" if chosen == fastest else f"; {_named(trainer, fastest)} would need {format_bytes(peak(fastest))}"
+    return chosen, f"{named} (auto): about {needed} {usable}{more}"
+
+
+def _named(before: TrainerConfig, after: TrainerConfig) -> str:
+    """Return the settings that have got a value."""
+    old, new = _flat(dataclasses.asdict(before)), _flat(dataclasses.asdict(after))
+    return ", ".join(f"trainer.{key}={value}" for key, value in new.items() if value != old[key])
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat

@@ -23,8 +23,11 @@ EAGER = {
 }
 """Nothing is kept from one use to the next, as nearly nothing is of a model that is worth cutting."""
 FSDP2 = ("fsdp2", "trainer.strategy=fsdp2")
-KEPT = "fsdp2, weights kept"
-WAYS = {"ddp": ("ddp",), "fsdp2": FSDP2, KEPT: (*FSDP2, "trainer.fsdp2.reshard_after_forward=false")} | {
+OF_FSDP2 = {
+    "fsdp2, weights kept": "trainer.fsdp2.reshard_after_forward=false",
+    "fsdp2, each update": "trainer.fsdp2.sync_every=update",
+}
+WAYS = {"ddp": ("ddp",), "fsdp2": FSDP2, **{way: (*FSDP2, word) for way, word in OF_FSDP2.items()}} | {
     f"zero{stage}": ("deepspeed", "trainer.strategy=deepspeed", f"trainer.deepspeed.stage={stage}")
     for stage in (1, 2, 3)
 }
@@ -57,8 +60,8 @@ def test_ranks_send_what_a_plan_says(way: str, counted: dict[str, list[tuple[int
 def planned(way: str, micro_batches: int) -> float:
     """Return the bytes of an update, each response a micro-batch, as counted: a ring sends 1 / RANKS less of them."""
     config = settings(f"rollout.n={micro_batches}", "algorithm.advantage.singleton=raw")
-    kept = settings("trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false")
-    sharding = config_sharding(kept, RANKS) if way == KEPT else planned_sharding(way, RANKS)
+    of_fsdp2 = settings("trainer.strategy=fsdp2", *filter(None, (OF_FSDP2.get(way),)))
+    sharding = config_sharding(of_fsdp2, RANKS) if way in OF_FSDP2 else planned_sharding(way, RANKS)
     work = Work(dtype=torch.float32, device_type="cpu", prompts=1, prompt_tokens=16, micro_batch_tokens=16)
     seconds = step_seconds(
         config,

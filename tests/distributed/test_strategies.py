@@ -17,13 +17,17 @@ from tests.support.numbers.rounding import assert_updates_close
 from tests.support.processes.deepspeed_package import with_deepspeed
 from tests.support.processes.launch import ROOT, forked, torchrun
 
+EACH_UPDATE = ["trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"]
 WAYS = {
     "ddp": ["ddp"],
     "fsdp2": ["fsdp2"],
+    "fsdp2, each update": ["fsdp2", *EACH_UPDATE],
     "fsdp2, weights kept": ["fsdp2", "trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
     "fsdp2, layers cut": ["fsdp2", "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
+    "fsdp2, layers cut, each update": ["fsdp2", *EACH_UPDATE, "trainer.tensor_parallel_size=2"],
     "ddp, bf16": ["ddp", "model.dtype=bfloat16"],
     "fsdp2, bf16": ["fsdp2", "model.dtype=bfloat16"],
+    "fsdp2, each update, bf16": ["fsdp2", *EACH_UPDATE, "model.dtype=bfloat16"],
 }
 ZERO = ["trainer.strategy=deepspeed", f"trainer.deepspeed.config={ROOT}/tests/support/runs/deepspeed.json"]
 WAYS |= {f"zero-{stage}": ["deepspeed", *ZERO, f"trainer.deepspeed.stage={stage}"] for stage in (1, 2, 3)}
@@ -38,13 +42,22 @@ def alone() -> Results:
     return {case: run_update(Single(torch.device("cpu"), "gloo"), case) for case in CASES}
 
 
-FAST = [("ddp", 2), ("ddp", 4), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 4), ("fsdp2, weights kept", 2)]
-FAST += [("fsdp2, layers cut", 2), ("fsdp2, layers cut", 4)]
+FAST = [
+    ("ddp", 2),
+    ("ddp", 4),
+    ("fsdp2", 1),
+    ("fsdp2", 2),
+    ("fsdp2", 4),
+    ("fsdp2, each update", 2),
+    ("fsdp2, weights kept", 2),
+]
+FAST += [("fsdp2, layers cut", 2), ("fsdp2, layers cut", 4), ("fsdp2, layers cut, each update", 2)]
 ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
 ZERO_RUNS += [("zero-3, small weights kept", 2)]
 BF16 = {"zero-1, bf16": "ddp, bf16", "zero-2, bf16": "ddp, bf16", "zero-3, bf16": "fsdp2, bf16"}
 """Strategies with the same weights: replicated in fp32, or sharded and gathered in bf16."""
 STARTS = [FAST, ZERO_RUNS + [(way, 2) for way in BF16], [(way, 2) for way in dict.fromkeys(BF16.values())]]
+STARTS[2].append(("fsdp2, each update, bf16", 2))
 """Runs that may share one start of their processes, where they are of as many ranks: it takes longer than they do."""
 
 
@@ -85,6 +98,11 @@ def test_an_update_on_several_ranks_is_that_of_one(way: str, ranks: int, case: s
 @pytest.mark.parametrize(("way", "like"), BF16.items())
 def test_in_bf16_zero_keeps_weights_as_the_strategy_does_that_keeps_as_much(way: str, like: str, case: str, found):
     assert_updates_close(found(way, 2)[case], found(like, 2)[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_bf16_gradients_reduced_once_are_summed_in_fp32_as_those_of_each_pass(case: str, found):
+    assert_updates_close(found("fsdp2, each update, bf16", 2)[case], found("fsdp2, bf16", 2)[case])
 
 
 CLOSE = """

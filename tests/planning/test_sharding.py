@@ -107,6 +107,18 @@ def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():
         assert "weights gathered" not in held(strategy, 8).update
 
 
+def test_what_is_synchronized_once_per_update_is_unsharded_until_then():
+    once = config_sharding(planned("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"), 8)
+    each, update = held("fsdp2", 8), estimate(planned(), SHAPE, WORK, once)
+    more = {name: size - each.update.get(name, 0) for name, size in update.update.items()}
+    gathered = 2 * (SHAPE.parameters - REST - 2 * LAYER)
+    assert {name: size for name, size in more.items() if size} == {
+        "weights gathered": gathered,
+        "unsharded gradients (fp32)": 4 * SHAPE.parameters,
+    }
+    assert (update.always, update.rollout, update.step) == (each.always, each.rollout, each.step)
+
+
 def test_rows_that_are_fewer_than_devices_are_stored_on_every_device_and_gathered_with_padding():
     experts = ParameterUnit((ParameterShape("experts", (4, 16, 16)), ParameterShape("router", (4, 16))), copies=3)
     shape = replace(SHAPE, units=(experts,))

@@ -29,10 +29,11 @@ def device(memory: float | None) -> Any:
 
 
 def needed(strategy: str, devices: int, *words: str) -> int:
-    config = recipe(*words)
-    planner = Planner(config)
-    sharding = planner.sharding(strategy, devices)
-    return planner.memory(ACCELERATOR, devices, sharding, apart=False).peak
+    config = recipe(f"trainer.strategy={strategy}", *words)
+    return Planner(config).memory(ACCELERATOR, devices, config.trainer, apart=False).peak
+
+
+EACH_PASS, EACH_UPDATE = ("trainer.fsdp2.sync_every=micro_batch", "trainer.fsdp2.sync_every=update")
 
 
 def resolved(config: Config, devices: int, memory: float | None) -> tuple[str, list[str]]:
@@ -41,23 +42,45 @@ def resolved(config: Config, devices: int, memory: float | None) -> tuple[str, l
 
 
 def test_replicas_are_taken_where_their_plan_fits_else_shards():
-    replicas, shards = needed("ddp", 8), needed("fsdp2", 8)
+    replicas, shards = needed("ddp", 8), needed("fsdp2", 8, EACH_UPDATE)
     assert shards < replicas
     name, [note] = resolved(recipe(), 8, 1.01 * replicas)
     assert name == "ddp"
-    assert note.startswith("trainer.strategy=auto is ddp: about ")
+    assert note.startswith("trainer.strategy=ddp (auto): about ")
     assert "would need" not in note
     name, [note] = resolved(recipe(), 8, 0.99 * replicas)
     assert name == "fsdp2"
-    assert f"ddp would need {replicas / GIB:.2f} GiB" in note
+    assert note.startswith("trainer.strategy=fsdp2, trainer.fsdp2.sync_every=update (auto): about ")
+    assert f"; trainer.strategy=ddp would need {replicas / GIB:.2f} GiB" in note
     name, [note] = resolved(recipe(), 1, 1.01 * needed("single", 1))
     assert name == "single"
 
 
+def test_fsdp2_synchronizes_once_per_update_where_that_fits():
+    once, each = needed("fsdp2", 8, EACH_UPDATE), needed("fsdp2", 8, EACH_PASS)
+    assert each < once
+
+    def sync(memory: float | None, *words: str) -> tuple[str, list[str]]:
+        config = recipe("trainer.strategy=fsdp2", *words)
+        notes = resolved(config, 8, memory)[1]
+        return config.trainer.fsdp2.sync_every, notes
+
+    name, [note] = sync(1.01 * once)
+    assert (name, "would need" in note) == ("update", False)
+    name, [note] = sync(0.99 * once)
+    assert name == "micro_batch"
+    assert f"; trainer.fsdp2.sync_every=update would need {once / GIB:.2f} GiB" in note
+    assert sync(None) == ("update", [])
+    assert sync(GIB, EACH_UPDATE) == ("update", [])
+    assert sync(1000 * GIB, "trainer.fsdp2.offload=true")[0] == "micro_batch"
+    with pytest.raises(ConfigError, match=r"offload=true with .*sync_every='update'.* use auto or micro_batch"):
+        recipe("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true", EACH_UPDATE)
+
+
 def test_where_no_plan_fits_the_run_starts_and_is_told_what_would():
-    name, [note] = resolved(recipe(), 8, 0.99 * needed("fsdp2", 8))
+    name, [note] = resolved(recipe(), 8, 0.99 * needed("fsdp2", 8, EACH_PASS))
     assert name == "fsdp2"
-    assert note.startswith("warning: trainer.strategy=fsdp2 needs about ")
+    assert note.startswith("warning: trainer.strategy=fsdp2, trainer.fsdp2.sync_every=micro_batch (auto) needs about ")
     assert "what would fit: fsdp2+offload (`hwgrpo plan` shows" in note
     name, [note] = resolved(recipe(), 1, 40 * GIB)
     assert (name, "what would fit: fsdp2+offload on 2 devices" in note) == ("single", True)
@@ -76,10 +99,11 @@ def test_a_strategy_by_name_is_kept():
 
 
 def test_a_resumed_run_keeps_its_checkpoints_strategy(tmp_path):
-    words = ("trainer.strategy=fsdp2", "trainer.max_steps=2", "trainer.save_every=1")
+    words = ("trainer.strategy=fsdp2", EACH_PASS, "trainer.max_steps=2", "trainer.save_every=1")
     assert ranks.forked(2, lambda _: runs.run(tmp_path / "run", *words)) == [0, 0]
     again = runs.small(tmp_path / "run")
     assert resolved(again, 2, 1000 * GIB) == ("fsdp2", []), "though ddp fits"
+    assert again.trainer.fsdp2.sync_every == "micro_batch"
     newest = max((tmp_path / "run/checkpoints").iterdir())
     (newest / "manifest.json").write_text("{}")
     assert resolved(runs.small(tmp_path / "run"), 2, 1000 * GIB)[0] == "fsdp2", "that of the checkpoint before"

@@ -1,8 +1,10 @@
 """Fully sharded data parallelism: each rank holds a shard of every parameter (torch's fully_shard, "FSDP2").
 
-A decoder layer's weights are gathered before its forward and its backward, and its gradients reduce-scattered as soon
-as they are computed. Everything else, such as LM head and embeddings, is gathered once per pass of the policy. With
-`trainer.tensor_parallel_size`, layers are first sharded over groups of ranks and never gathered over those.
+With `trainer.fsdp2.sync_every=update` weights are gathered in an update's first forward pass and kept, and gradients
+reduce-scattered in its last backward pass. With `micro_batch` a decoder layer's weights are gathered before each of its
+forward and backward passes, and its gradients reduce-scattered as soon as they are computed; everything else, such as
+LM head and embeddings, is gathered once per pass of the policy. With `trainer.tensor_parallel_size`, layers are first
+sharded over groups of ranks and never gathered over those.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ class Fsdp2(Processes, Stepping):
         }
         if settings.offload:
             self._options["offload_policy"] = CPUOffloadPolicy()
+        self._syncs_once = settings.sync_every == "update"
         self._tensor.shard_specs = self._shard(policy, weights)
         self.policy = self.module = policy
         self.optimizer = build_optimizer(policy, config.optim)
@@ -98,10 +101,36 @@ class Fsdp2(Processes, Stepping):
         return {} if layers is None else layers.shards
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        return nullcontext()  # each pass reduces its gradients: left until the last, they would be unsharded
+        if self._syncs_once:
+            self._keep_gathered(True)
+            for module in self._sharded_modules():
+                module.set_reshard_after_backward(last, recurse=False)
+                module.set_requires_gradient_sync(last, recurse=False)
+        return nullcontext()
+
+    def _keep_gathered(self, keep: bool) -> None:
+        """Set whether layers keep their gathered weights after a forward."""
+        for module in self._sharded_modules():
+            if module is not self.policy:
+                module.set_reshard_after_forward(not keep and self._options["reshard_after_forward"], recurse=False)
 
     def reduce_gradients(self) -> None:
+        if self._syncs_once:
+            self._keep_gathered(False)  # scoring frees what it has gathered
         self._tensor.reduce_gradients(self._gradients())
+
+    def discard_gradients(self) -> None:
+        super().discard_gradients()
+        if not self._syncs_once:
+            return
+        # What an update that was broken off left unreduced, which no public method of FSDPModule discards (torch 2.13).
+        for module in self._sharded_modules():
+            state: Any = module._get_fsdp_state()
+            for group in filter(None, getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]):
+                for parameter in group.fsdp_params:
+                    parameter.unsharded_accumulated_grad = None
+                    if hasattr(parameter, "_unsharded_param"):
+                        parameter.unsharded_param.grad = None
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         own, copies = [], []
@@ -134,10 +163,14 @@ class Fsdp2(Processes, Stepping):
 
     def _sharded_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """Return the model's sharded parameters; a forward without a backward leaves some gathered."""
+        for module in self._sharded_modules():
+            module.reshard()
+        return list(self.policy.model.named_parameters())
+
+    def _sharded_modules(self) -> Iterator[FSDPModule]:
         for module in self.policy.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()
-        return list(self.policy.model.named_parameters())
+                yield module
 
     def _start(self, parameter: torch.Tensor) -> int:
         """Return this rank's first element: rows are split into runs of ceil(rows / ranks)."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo.config.deepspeed_json import deepspeed_config
 from hwgrpo.config.schema import Config, TrainerConfig
+from hwgrpo.errors import ConfigError
 from hwgrpo.registry import import_target
 from hwgrpo.training.strategies.sharding import Sharding
 
@@ -32,6 +33,8 @@ class StrategyKind:
     """It trains in one process instead of several."""
     shards_layers: bool = False
     """It supports `trainer.tensor_parallel_size`."""
+    alternatives: Callable[[TrainerConfig], Sequence[Mapping[str, Any]]] = lambda _: ({},)
+    """`settings -> values for those at auto`, as keys below `trainer`, from the fastest to those of least memory."""
     refuse: Callable[[Config], Any] | None = None
     """Raises ConfigError for settings that it does not support."""
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -65,17 +68,36 @@ def _ddp(_: TrainerConfig, devices: int) -> Sharding:
 
 def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
     fsdp2 = trainer.fsdp2
+    once = fsdp2.sync_every == "update"
     return Sharding(
         parameters=devices,
         gradients=devices,
         optimizer_states=devices,
-        gathered_units=2 if fsdp2.reshard_after_forward else "all",  # the current layer and the prefetched one
+        # the current layer and the prefetched one
+        gathered_units=2 if fsdp2.reshard_after_forward and not once else "all",
+        syncs_once=once,
         offloads_optimizer=fsdp2.offload,
         offloads_parameters=fsdp2.offload,
         by_rows=True,
         tensor=trainer.tensor_parallel_size,
         ranks=devices,
     )
+
+
+def _fsdp2_alternatives(trainer: TrainerConfig) -> Sequence[Mapping[str, Any]]:
+    if trainer.fsdp2.sync_every != "auto":
+        return ({},)
+    each_pass = {"fsdp2.sync_every": "micro_batch"}
+    return (each_pass,) if trainer.fsdp2.offload else ({"fsdp2.sync_every": "update"}, each_pass)
+
+
+def _refuse_for_fsdp2(config: Config) -> None:
+    fsdp2 = config.trainer.fsdp2
+    if fsdp2.offload and fsdp2.sync_every == "update":
+        raise ConfigError(
+            "trainer.fsdp2.offload=true with trainer.fsdp2.sync_every='update', which keeps all weights and gradients "
+            "on the device: use auto or micro_batch"
+        )
 
 
 def _deepspeed(trainer: TrainerConfig, devices: int) -> Sharding:
@@ -105,6 +127,8 @@ FSDP2 = StrategyKind(
     maker="hwgrpo.training.strategies.fsdp2:Fsdp2",
     sharding=_fsdp2,
     shards_layers=True,
+    alternatives=_fsdp2_alternatives,
+    refuse=_refuse_for_fsdp2,
     variants={"fsdp2": {}, "fsdp2+offload": {"fsdp2.offload": True}},
 )
 DEEPSPEED = StrategyKind(
