@@ -283,7 +283,7 @@ FAULTS = (
     Fault(
         "ranks with different strategies",
         "training/strategies/process_group.py",
-        "if len(set(names)) > 1:",
+        "if len(set(settings)) > 1:",
         "if False:",
         "planning/test_strategy_choice.py",
     ),

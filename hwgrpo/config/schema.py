@@ -391,12 +391,11 @@ class OptimConfig:
 @dataclass
 class Fsdp2Config:
     sync_every: str = choice("auto", lambda: ("auto", "update", "micro_batch"))
-    """When weights are gathered and gradients reduced over ranks. `update`: once per update; a device then holds the
-    gathered weights and unsharded fp32 gradients of all layers. `micro_batch`: layer by layer in each forward and
-    backward pass. auto: `update` if its plan fits into a device's memory and nothing is offloaded."""
+    """When weights are gathered and gradients reduced. `update`: once per update; a device then holds the weights and
+    fp32 gradients of all layers. `micro_batch`: layer by layer in each pass. auto: `update` if its plan fits."""
     reshard_after_forward: bool = True
     """Free a layer's gathered weights after its forward and gather them again for its backward; false keeps them: less
-    communication, more memory. With sync_every=update only scoring depends on it."""
+    communication, more memory. With sync_every=update this is for scoring only."""
     offload: bool = False
     """Keep parameters, gradients and optimizer states in host memory and update there; a layer's weights are copied to
     the device when it needs them."""

@@ -243,13 +243,14 @@ def _policy_update(
     config: Config, device: Device, strategy: Strategy, models: Models, output: Path, total_steps: int
 ) -> PolicyUpdate:
     updates_per_step = config.trainer.prompts_per_step // prompts_per_update(config) * config.trainer.epochs_per_batch
+    tokens = micro_batch_tokens(config, device.torch_device)
     return PolicyUpdate(
         config=config,
         strategy=strategy,
         policy=models.policy,
         device=device.torch_device,
         layout=models.layout,
-        budget=token_budget(config, device, output),
+        budget=TokenBudget(tokens, least=longest_share(config), device=device, folder=output),
         total_updates=total_steps * updates_per_step,
     )
 
@@ -328,9 +329,3 @@ def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) 
     if message is not None:
         strategy.close()
         raise RunFinished(message)
-
-
-def token_budget(config: Config, device: Device, output: Path) -> TokenBudget:
-    """Return the token budget of micro-batches, which is halved when memory runs out."""
-    least, tokens = longest_share(config), micro_batch_tokens(config, device.torch_device)
-    return TokenBudget(tokens, least=least, device=device, folder=output)

@@ -15,7 +15,11 @@ from tests.support.processes.launch import ROOT, forked
 from tests.support.runs import runs
 
 BASES = ("float32", "auto")
-WAYS = {"ddp": ["trainer.strategy=ddp"], "fsdp2": ["trainer.strategy=fsdp2"]}
+WAYS = {
+    "ddp": ["trainer.strategy=ddp"],
+    "fsdp2": ["trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=micro_batch"],
+    "fsdp2-once": ["trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update", "trainer.tokens_per_micro_batch=64"],
+}
 ZERO = {f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (2, 3)}
 
 

@@ -121,9 +121,19 @@ def test_other_processes_than_the_checkpoints_strategy_needs_are_an_error(tmp_pa
     assert resolved(runs.small(tmp_path / "run"), 1, None) == ("single", [])
 
 
-def test_ranks_that_choose_different_strategies_are_an_error(tmp_path):
+FSDP2 = "trainer.strategy=fsdp2"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ((("trainer.strategy=ddp",), (FSDP2,)), "rank 0: trainer.strategy=ddp, .*; rank 1: trainer.strategy=fsdp2, "),
+        (((FSDP2, EACH_PASS), (FSDP2, EACH_UPDATE)), "rank 0: .*=micro_batch; rank 1: .* sync_every=update"),
+    ],
+)
+def test_ranks_that_choose_differently_are_an_error(tmp_path, words, named):
     def start(rank: int) -> None:
-        with pytest.raises(ConfigError, match=r"strategies \(rank 0: ddp, rank 1: fsdp2\); set it to one of them"):
-            runs.run(tmp_path / "run", f"trainer.strategy={('ddp', 'fsdp2')[rank]}")
+        with pytest.raises(ConfigError, match=named + ".*: set trainer.strategy, and trainer.fsdp2.sync_every"):
+            runs.run(tmp_path / "run", *words[rank])
 
     assert ranks.forked(2, start) == [0, 0]

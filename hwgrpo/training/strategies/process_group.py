@@ -78,21 +78,21 @@ class Processes:
 
     def prepare(self, config: Config) -> None:
         self.check(config, self.device)
-        self._check_same()
+        self._check_same(config)
         tensor = config.trainer.tensor_parallel_size > 1
         timeout = timedelta(seconds=config.trainer.process_group_timeout)
         self.sequence_group = join_sequence_group(
             ranks_per_sequence(config), self.comm_backend, tensor=tensor, timeout=timeout
         )
 
-    def _check_same(self) -> None:
-        """Check that all ranks have this strategy: each has resolved `trainer.strategy=auto` by itself."""
-        names = self.gather_objects(self.name)
-        if len(set(names)) > 1:
-            chosen = ", ".join(f"rank {names.index(name)}: {name}" for name in sorted(set(names)))
+    def _check_same(self, config: Config) -> None:
+        """Check that all ranks have this strategy: each has resolved settings at `auto` by itself."""
+        settings = self.gather_objects(f"trainer.strategy={self.name}, sync_every={config.trainer.fsdp2.sync_every}")
+        if len(set(settings)) > 1:
+            chosen = "; ".join(f"rank {settings.index(each)}: {each}" for each in sorted(set(settings)))
             raise ConfigError(
-                f"trainer.strategy=auto: devices or checkpoints differ, and so do the strategies ({chosen}); set it to "
-                "one of them"
+                f"devices or checkpoints of the ranks differ, and so does what auto means ({chosen}): set "
+                "trainer.strategy, and trainer.fsdp2.sync_every for fsdp2"
             )
 
     def sum(self, values: Sequence[float]) -> list[float]:
