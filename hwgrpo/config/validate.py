@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hwgrpo.catalog import LOGGERS, METRICS, REWARDS, SERVICES, STRATEGIES
+from hwgrpo.catalog import ENGINES, LOGGERS, METRICS, REWARDS, SERVICES, STRATEGIES
 from hwgrpo.config.derived import longest_share, prompts_per_update, ranks_per_sequence, sampling_of, sharing_setting
 from hwgrpo.config.fields import Limits
 from hwgrpo.config.peers import value_here
@@ -328,6 +328,8 @@ def _check_contradictions(config: Config) -> None:
                 f"{tensor} with model.lora.{key}={getattr(c.model.lora, key)!r}: adapters are not sharded; use "
                 "trainer.sequence_parallel_size, or train all weights"
             )
+    if c.model.quantize != "none":
+        _check_quantized(c, strategy)
     for folder in (Path(t.output_dir), *Path(t.output_dir).parents):
         if folder.exists() and not folder.is_dir():
             what = "is a file" if folder == Path(t.output_dir) else f"is below the file {folder}"
@@ -359,4 +361,21 @@ def _check_contradictions(config: Config) -> None:
         raise ConfigError(
             f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "
             "back; add jsonl to observe.loggers"
+        )
+
+
+def _check_quantized(config: Config, strategy: Any) -> None:
+    """Check that adapters are trained, and that the strategy and the rollout engine support `model.quantize`."""
+    quantize = f"model.quantize={config.model.quantize!r}"
+    if not (config.model.lora.rank or config.model.lora.adapter):
+        raise ConfigError(f"{quantize} with model.lora.rank=0: quantized weights are not trained; set model.lora.rank")
+    if strategy is not None and not strategy.takes_quantized:
+        raise ConfigError(
+            f"{quantize} with trainer.strategy={config.trainer.strategy!r}, which would cast the codes of quantized "
+            "weights; use trainer.strategy=auto (ddp in several processes)"
+        )
+    if not ENGINES.load(config.rollout.engine).samples_with_policy and config.algorithm.correction.name == "none":
+        raise ConfigError(
+            f"{quantize} with rollout.engine={config.rollout.engine!r}, which samples with the unquantized base model: "
+            "set algorithm.correction.name, e.g. token_truncate, or use rollout.engine=local"
         )

@@ -20,7 +20,8 @@ from hwgrpo.models.meta_device import parameter_slots
 def product_operands(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that only matrix products read: those of linear layers, and stacked experts.
 
-    Embeddings (with a tied LM head) and norms stay out: their dtype is that of the residual stream.
+    Embeddings (with a tied LM head) and norms stay out, since their dtype is that of the residual stream, and quantized
+    weights, which no cast may touch.
 
     Args:
         model: without adapters, whose own parameters are masters.
@@ -28,7 +29,7 @@ def product_operands(model: nn.Module) -> list[nn.Parameter]:
     return [
         parameter
         for parameter, owners in parameter_slots(model).items()
-        if all(_only_multiplies(owner, parameter) for owner, _ in owners)
+        if parameter.is_floating_point() and all(_only_multiplies(owner, parameter) for owner, _ in owners)
     ]
 
 
@@ -39,10 +40,11 @@ def _only_multiplies(owner: Any, parameter: nn.Parameter) -> bool:
 
 
 def split_operands(model: nn.Module) -> list[nn.Parameter]:
-    """Return `product_operands`, and cast all other parameters to fp32."""
+    """Return `product_operands`, and cast all other parameters to fp32, but for quantized ones."""
     operands = product_operands(model)
     for parameter in set(model.parameters()) - set(operands):
-        parameter.data = parameter.data.float()
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.float()
     return operands
 
 

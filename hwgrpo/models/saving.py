@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.models.lora import TRAINED_ADAPTER, has_adapters
+from hwgrpo.models.quantization import dequantize
 from hwgrpo.models.stored_dtype import cached_folder
 from hwgrpo.permissions import follow_umask
 
@@ -67,10 +68,15 @@ def save_model(
 def _fp32_copy(model: PeftModel) -> PeftModel:
     """Return a copy in host memory to merge adapters in: merging into the model itself would round its base."""
     memo: dict[int, Any] = {
-        id(parameter): nn.Parameter(parameter.detach().to("cpu", torch.float32, copy=True), requires_grad=False)
+        id(parameter): nn.Parameter(
+            parameter.detach().to("cpu", torch.float32 if parameter.is_floating_point() else None, copy=True),
+            requires_grad=False,
+        )
         for parameter in model.parameters()
     }
-    return copy.deepcopy(model, memo)
+    merged = copy.deepcopy(model, memo)
+    dequantize(merged)
+    return merged
 
 
 def source_folder(config: ModelConfig) -> Path | None:

@@ -20,6 +20,7 @@ from hwgrpo_kernels.head import logits_buffers
 from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements
 from hwgrpo.training.strategies.sharding import Sharding
@@ -103,10 +104,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     operands = _base_operands(shape)
     frozen = frozen_dtype(config, shape, work.dtype) if adapters and stored == torch.float32 else stored
     matrices = sharding.stored_elements(operands, sharding.parameters) if frozen != stored else 0
-    others = sharding.stored_elements(shape.units, sharding.parameters) - matrices
+    quantized = _Quantized.of(config, shape, work.dtype)
+    others = sharding.stored_elements(shape.units, sharding.parameters) - matrices - quantized.count
     parameters = {f"parameters ({_named(stored)})": stored.itemsize * others}
     if matrices:
         parameters[f"frozen matrices ({_named(frozen)})"] = frozen.itemsize * matrices
+    if quantized.count:
+        parameters[f"frozen matrices ({config.model.quantize})"] = quantized.bytes
     optimizer_states = {
         "optimizer states (AdamW)": 8 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
     }
@@ -126,7 +130,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         (host if sharding.offloads_parameters else always).update(reference)
     if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
         shared = count_elements(operands) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
-        always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared)
+        always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
     held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
     held.update(gradients)
     tokens, passes = micro_batches(config, work)
@@ -157,10 +161,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     elif work.dtype != torch.float32:
         # autocast caches its casts of trainable weights until the end of a pass, of frozen ones until their layer ends
         recast = adapters and config.model.gradient_checkpointing
-        cast = shape.parameters // (shape.layers if recast else 1)
+        cast = (shape.parameters - quantized.count) // (shape.layers if recast else 1)
         if frozen == work.dtype:
             cast = adapters + (0 if _has_own_head(shape) else shape.vocab * shape.hidden)
         update["weights as cast"] = size * cast
+    update |= quantized.work
     if config.trainer.save_async and config.trainer.save_every:
         copied = {
             "copy for a checkpoint being written": 12 * sharding.stored_elements(shape.trained_units, sharding.ranks)
@@ -189,7 +194,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         unit = 4 * max(unit.count for unit in shape.units)
         loading = {name: size for name, size in always.items() if name in parameters or name == COPY}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
-    rollout = _rollout(config, shape, work, rollout_dtype) if work.samples else {}
+    rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)
 
 
@@ -203,6 +208,30 @@ def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) 
 def _base_operands(shape: ModelShape) -> list[ParameterUnit]:
     """Return the units with only those of the model's own parameters that matrix products read."""
     return [unit.where(lambda p: p.is_operand and not p.is_adapter) for unit in shape.units]
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """The matrices that `model.quantize` applies to."""
+
+    count: int = 0
+    bytes: int = 0
+    work: dict[str, int] = field(default_factory=dict)
+    """A dequantized matrix at a time."""
+
+    @classmethod
+    def of(cls, config: Config, shape: ModelShape, dtype: torch.dtype) -> _Quantized:
+        method = config.model.quantize
+        found = [(unit.copies, p) for unit in shape.units for p in unit.parameters if p.is_quantized]
+        if not found:
+            return cls()
+        # int8 codes become fp32 on their way
+        size = dtype.itemsize + (torch.float32.itemsize if method == "int8" else 0)
+        return cls(
+            sum(copies * p.count for copies, p in found),
+            sum(copies * quantized_bytes(method, *p.shape) for copies, p in found),
+            {"a matrix being dequantized": size * max(p.count for _, p in found)},
+        )
 
 
 def _has_own_head(shape: ModelShape) -> bool:

@@ -14,12 +14,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hwgrpo.config.recipe_files import recipe_folders
-from hwgrpo.config.schema import LoraConfig, ModelConfig
+from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models import builtin
 from hwgrpo.models.frozen_dtype import product_operands
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
+from hwgrpo.models.quantization import quantizable_layers
 from hwgrpo.models.tensor_parallel import shard_dims
 from hwgrpo.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
@@ -126,7 +127,7 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     return ModelShape(
         architecture=type(model).__name__,
-        units=parameter_units(model, config.lora),
+        units=parameter_units(model, config),
         hidden=text.hidden_size,
         layers=text.num_hidden_layers,
         vocab=text.vocab_size,
@@ -144,15 +145,18 @@ def model_shape(config: ModelConfig, settings: PreTrainedConfig) -> ModelShape:
     )
 
 
-def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
+def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...]:
     """Return the parameters of a model by decoder layer, and those outside layers; equal layers are one unit.
 
     Args:
         model: a transformers causal LM on the meta device; adapters are added to it, tied parameters count once.
-        lora: the run's `model.lora` settings.
+        config: the run's `model` settings.
     """
+    lora = config.lora
     cut_dims = shard_dims(model)
-    operands = set(product_operands(model))
+    layers = quantizable_layers(model).values() if config.quantize != "none" else ()
+    quantized = {layer.weight for layer in layers}
+    operands = set(product_operands(model)) - quantized
     adapted = uses_lora(lora)
     if adapted:
         # peft warns of patterns that it made for experts
@@ -171,6 +175,7 @@ def parameter_units(model: Any, lora: LoraConfig) -> tuple[ParameterUnit, ...]:
                 is_adapter=adapted and parameter.requires_grad,
                 tensor_dim=None if layer is None else cut_dims.get(name),
                 is_operand=parameter in operands,
+                is_quantized=parameter in quantized,
             )
         )
     alike = Counter(ParameterUnit(tuple(parameters), layer is not None) for layer, parameters in by_layer.items())

@@ -189,6 +189,9 @@ class Planner:
             apart: rollout runs on separate devices.
         """
 
+        if self.config.model.quantize != "none":  # which no strategy with shards supports
+            room = None
+
         def fits(settings: TrainerConfig) -> bool:
             return room is None or self.memory(backend, devices, settings, apart=apart).peak <= room
 
@@ -324,9 +327,11 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
 
 def _offered(config: Config, devices: int) -> list[str]:
     """Return the strategies for a configuration and a number of devices, from the simplest on."""
-    shards_layers = config.trainer.tensor_parallel_size > 1
+    shards_layers, quantized = config.trainer.tensor_parallel_size > 1, config.model.quantize != "none"
     return [
         name
         for name, kind in strategy_variants().items()
-        if kind.one_process == (devices == 1) and (kind.shards_layers or not shards_layers)
+        if kind.one_process == (devices == 1)
+        and (kind.shards_layers or not shards_layers)
+        and (kind.takes_quantized or not quantized)
     ]

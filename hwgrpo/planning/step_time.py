@@ -20,6 +20,7 @@ from hwgrpo.config import Config
 from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.models.quantization import CODE_BITS
 from hwgrpo.planning.memory import Work, cache_bytes, micro_batches, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape
 from hwgrpo.training.strategies.sharding import Sharding
@@ -212,6 +213,9 @@ def _decode(
     # a layer reads the experts that any of the tokens activates
     met = 1 - (1 - shape.expert_share) ** at_once
     weights = size * (shape.parameters - shape.expert_parameters * (1 - met))
+    # the codes of quantized matrices are read, and their values written, for every product
+    quantized = sum(unit.copies * p.count for unit in shape.units for p in unit.parameters if p.is_quantized)
+    weights += quantized * (size + CODE_BITS.get(config.model.quantize, 0) / 8)
     read = (weights + cache) / together / memory
     computed = at_once * of.decode_token / together / matrix
     return waves * r.max_response_tokens * max(read, computed)

@@ -29,7 +29,9 @@ from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
 
-REFUSED_ON_RESUME = ("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora")
+REFUSED_ON_RESUME = (
+    *("model.path", "model.revision", "model.tokenizer", "model.chat_template", "model.lora", "model.quantize"),
+)
 """Settings that define the model of the saved parameters; a run with others does not resume."""
 NOT_REPORTED = ("trainer.resume", "trainer.output_dir", "observe")
 """Settings that may change without a note when a run resumes."""

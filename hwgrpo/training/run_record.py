@@ -40,7 +40,8 @@ def prompt_notes(config: DataConfig, data: Data) -> Iterator[str]:
 def frozen_dtype_note(config: Config, models: Models) -> str | None:
     """Return why frozen matrices take twice the memory, where `model.lora.base_dtype=auto` keeps them in fp32."""
     compute = models.policy.compute_dtype
-    if config.model.lora.base_dtype != "auto" or models.frozen_dtype in (None, compute):
+    quantized = config.model.quantize != "none"
+    if quantized or config.model.lora.base_dtype != "auto" or models.frozen_dtype in (None, compute):
         return None
     return (
         f"the frozen base model stays in float32 and is copied to sample with, since {_named(compute)} would round its "
@@ -48,9 +49,11 @@ def frozen_dtype_note(config: Config, models: Models) -> str | None:
     )
 
 
-def start_summary(device: Device, models: Models, data: Data, start: int) -> str:
+def start_summary(config: Config, device: Device, models: Models, data: Data, start: int) -> str:
     """Return a line with device, trainable parameters, number of prompts, and first step."""
-    frozen = f"frozen matrices in {_named(models.frozen_dtype)}, " if models.frozen_dtype else ""
+    quantize = config.model.quantize
+    held = _named(models.frozen_dtype) if models.frozen_dtype and quantize == "none" else quantize
+    frozen = f"frozen matrices in {held}, " if models.frozen_dtype else ""
     return (
         f"{device.name} ({device.backend.name}, {_named(models.policy.compute_dtype)}), "
         f"{models.trainable:,} trainable parameters, {frozen}"

@@ -154,7 +154,7 @@ def _build(
             write_run_record(folder.path, written, device, total_steps, models.fused, strategy)
     observer.resume_from(start)
     notes += filter(None, (frozen_dtype_note(config, models),))
-    notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(device, models, data, start))
+    notes += (*engine.notes, *prompt_notes(config.data, data), start_summary(config, device, models, data, start))
     for note in notes:
         observer.note(note)
 

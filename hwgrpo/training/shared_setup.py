@@ -21,6 +21,7 @@ from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, split_operands
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
 from hwgrpo.models.loading import check_vocabulary, load_model
 from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
+from hwgrpo.models.quantization import quantize
 from hwgrpo.models.router import check_router, check_router_loss
 from hwgrpo.models.to_device import move_to_device
 from hwgrpo.rewards.combine import RewardPipeline
@@ -134,6 +135,7 @@ def load_trainable(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         _without_embedding_hook(model)
     if adapted:
+        quantize(model, config.model.quantize)
         operands = split_operands(model)
         with as_fp32(operands), without_weights() if on_meta_device else nullcontext():
             model = apply_lora(model, config.model.lora)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .logit_map import LogitMap
 from .matrices import accumulated
+from .nf4_format import BLOCK, TABLE
 
 
 def _map(logits: Tensor, mapping: LogitMap) -> tuple[Tensor, Tensor]:
@@ -219,3 +220,20 @@ def linear_logprob(
     if bias is not None:
         logits = logits + bias.to(accumulate)
     return row_stats(logits, targets, scale, squash, row_scale, with_entropy)
+
+
+def dequantize_nf4(packed: Tensor, scales: Tensor, out: Tensor) -> Tensor:
+    """The values of NF4 codes: the table's value of each code times the scale of its block.
+
+    Args:
+        packed: [ceil(n / 2)] uint8, two codes per byte, the first in the high half.
+        scales: [ceil(n / 64)] fp32, one for 64 values.
+        out: [...] of n values, contiguous; written.
+
+    Returns:
+        `out`.
+    """
+    dtype, count = accumulated(out.dtype), out.numel()
+    codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()[:count].long()
+    scale_of = scales.to(dtype).repeat_interleave(BLOCK)[:count]
+    return out.copy_((out.new_tensor(TABLE, dtype=dtype)[codes] * scale_of).view(out.shape))

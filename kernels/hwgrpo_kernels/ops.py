@@ -1,4 +1,4 @@
-"""Declare the four ops (definition, inputs, tolerances, cost), and register the built-in implementations."""
+"""Declare the ops without reference logits (definition, inputs, tolerances, cost), and register implementations."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from . import definitions, library, npu_scoring, rows_compiled, triton_support
 from .logit_map import LogitMap
 from .matrices import accumulated
+from .nf4_format import BLOCK, quantize_nf4
 from .op import Implementation, Op, Shape, Tolerance
 from .registry import default_registry
 
@@ -132,6 +133,15 @@ def linear_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "pl
     }
 
 
+def nf4_inputs(shape: Shape, dtype: torch.dtype, device: str, case: str = "plain", seed: int = 0) -> dict[str, Any]:
+    """Make the arguments of `dequantize_nf4`: the codes of a weight [N,V], with a fresh `out`."""
+    weight = randn(shape.N, shape.V, dtype=torch.float32, device=device, seed=seed)
+    if case == "zero_block":
+        weight.view(-1)[: 2 * BLOCK] = 0.0
+    packed, scales = quantize_nf4(weight)
+    return {"packed": packed, "scales": scales, "out": torch.empty_like(weight, dtype=dtype)}
+
+
 HAZARDS = ("offset_up", "offset_down", "flat", "masked_vocab", "masked_blocks", "dead_row", "certain")
 MAPS = ("plain", "scaled", "softcap", "row_scale")
 ROW_STATS = ("logprob", "entropy", "row_max", "log_sum")
@@ -197,8 +207,36 @@ linear_logprob = default_registry.declare(
     )
 )
 
+dequantize_nf4 = default_registry.declare(
+    Op(
+        name="dequantize_nf4",
+        summary="values of a weight in 4 bits: those of its codes in a table, times the scale of each block",
+        definition=definitions.dequantize_nf4,
+        inputs=nf4_inputs,
+        outputs=("out",),
+        differentiable=(),
+        cases=("plain", "zero_block"),
+        shapes=SHAPES,
+        tolerance=ROW_TOLERANCE,
+        flops=lambda shape, dtype: shape.N * shape.V,
+        bytes=lambda shape, dtype: shape.N * shape.V * (8 * dtype.itemsize + 4 + 32 // BLOCK) // 8,
+    )
+)
+
 default_registry.register(Implementation("token_logprob", "torch", lambda: library.token_logprob_in_torch))
 default_registry.register(Implementation("linear_logprob", "torch", lambda: library.linear_logprob_in_torch))
+default_registry.register(Implementation("dequantize_nf4", "torch", "hwgrpo_kernels.nf4_torch:dequantize_nf4"))
+default_registry.register(
+    Implementation(
+        "dequantize_nf4",
+        "triton",
+        "hwgrpo_kernels.nf4_triton:dequantize_nf4",
+        device_types=frozenset({"cuda"}),  # AMD's too: torch calls a ROCm device "cuda"
+        requires=("triton",),
+        supports=triton_support.reason_against,
+        rank=1,
+    )
+)
 
 
 def register_row_op(name: str) -> None:

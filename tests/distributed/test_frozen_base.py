@@ -33,15 +33,18 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
+def adapters(model: Path, base: str) -> tuple[str, ...]:
+    more = (f"model.path={model}", "model.dtype=bfloat16", "model.lora.rank=4", "algorithm.kl.coef=0.1")
+    return (*more, f"model.lora.base_dtype={base}", "trainer.max_steps=2", "observe.progress=plain")
+
+
 def train(folder: Path, model: Path, ways: dict[str, list[str]], launch) -> str:
     """Train on two ranks in every way, with each base; return what the runs printed."""
     every = []
     for way, words in ways.items():
         for base in BASES:
             recipe = folder / f"{way}-{base}.yaml"
-            more = (f"model.path={model}", "model.dtype=bfloat16", "model.lora.rank=4", "algorithm.kl.coef=0.1")
-            more += (f"model.lora.base_dtype={base}", "trainer.max_steps=2", "observe.progress=plain")
-            recipe.write_text(to_yaml(runs.small(folder / f"{way}-{base}", *more, *words)))
+            recipe.write_text(to_yaml(runs.small(folder / f"{way}-{base}", *adapters(model, base), *words)))
             every.append([str(recipe)])
     done = launch(2, str(ROOT / "tests/support/runs/train_worker.py"), "gloo", json.dumps(every))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
@@ -76,6 +79,19 @@ def test_a_run_prints_the_dtype_of_its_frozen_matrices(trained):
     for base, dtype in zip(BASES, ("float32", "bfloat16"), strict=True):
         assert printed.count(f"frozen matrices in {dtype}") == len(WAYS), base
     assert "stays in float32" not in printed
+
+
+def test_two_ranks_train_adapters_on_a_quantized_base_as_one_process_does(model, tmp_path):
+    words = ["model.quantize=nf4", "model.dtype=float32"]
+    printed = train(tmp_path, model, {"nf4": ["trainer.strategy=ddp", *words]}, forked)
+    assert_equal_but_for_the_base(tmp_path, "nf4")
+    assert "frozen matrices in nf4" in printed
+    runs.forked(lambda: runs.run(tmp_path / "alone", *adapters(model, "auto"), *words))
+    for alone, both in zip(
+        runs.metrics(tmp_path / "alone")[1:3], runs.metrics(tmp_path / "nf4-auto")[1:3], strict=True
+    ):
+        for name in ("critic/rewards/mean", "actor/loss", "actor/grad_norm", "actor/kl_loss"):
+            assert both[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-7), name
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
+from hwgrpo.models.quantization import QuantizedLinear, quantize
 from hwgrpo.planning.memory import KEPT_FREE, LIBRARIES, Work, activation_bytes, cache_bytes, estimate, micro_batches
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.training.strategies.optimizer import build_optimizer
@@ -110,6 +111,27 @@ def test_the_chunk_of_logits_is_bounded_and_never_longer_than_the_micro_batch(tm
     assert estimate(config, shape, WORK).update["a chunk of logits"] == 531 * 128 * 4
     pinned = planned("kernels.chunk_rows=16")
     assert estimate(pinned, shape, WORK).update["a chunk of logits"] == 16 * 128 * 4
+
+
+@pytest.mark.parametrize("method", ["nf4", "int8"])
+def test_quantized_matrices_are_planned_as_they_are_held(method, tmp_path):
+    config = planned("model.lora.rank=4", f"model.quantize={method}")
+    settings = small("Qwen3-8B", tmp_path)
+    memory = estimate(config, model_shape(config.model, settings), WORK)
+    model = AutoModelForCausalLM.from_config(settings)
+    parameters = model.num_parameters()
+    largest = max(p.numel() for layer in model.model.layers for p in layer.parameters())
+    quantize(model, method)
+    codes = [p for p in model.parameters() if p.dtype == torch.uint8]
+    held = sum(p.nbytes for p in codes)
+    assert memory.always[f"frozen matrices ({method})"] == held
+    [plain] = [size for name, size in memory.always.items() if name.startswith("parameters")]
+    adapters = model_shape(config.model, settings).trainable
+    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
+    in_codes = sum(layer.out_features * layer.in_features for layer in layers)
+    assert plain == 4 * (parameters - in_codes + adapters)
+    for part in (memory.rollout, memory.update):
+        assert part["a matrix being dequantized"] == (4 if method == "nf4" else 8) * largest
 
 
 def test_rollout_and_update_take_turns_so_the_peak_holds_the_larger_one(tmp_path):

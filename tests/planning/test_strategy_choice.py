@@ -86,6 +86,14 @@ def test_where_no_plan_fits_the_run_starts_and_is_told_what_would():
     assert (name, "what would fit: fsdp2+offload on 2 devices" in note) == ("single", True)
 
 
+def test_quantized_weights_are_never_sharded():
+    config = recipe("model.lora.rank=32", "model.quantize=nf4")
+    name, [note] = resolved(config, 8, 2 * GIB)
+    assert name == "ddp"
+    assert note.startswith("warning: trainer.strategy=ddp (auto) needs about ")
+    assert "fsdp2" not in note
+
+
 def test_without_a_device_of_its_own_memory_the_number_of_processes_decides():
     assert resolved(recipe(), 8, None) == ("ddp", [])
     assert resolved(recipe(), 1, None) == ("single", [])

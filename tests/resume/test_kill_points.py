@@ -25,6 +25,7 @@ WORDS = (
     "trainer.validate_at_start=false",
     "trainer.prompts_per_update=2",
     "model.lora.rank=2",
+    "model.quantize=nf4",
     "model.lora.dropout=0.1",
     "data.validation_max_rows=4",
 )

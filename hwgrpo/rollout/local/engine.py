@@ -87,9 +87,9 @@ class LocalEngine:
         self._max_sequences = max_sequences
         self._version = 0
         self._usable = True
-        dtypes = {parameter.dtype for parameter in model.parameters()}
+        dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
         self._shares_weights = dtypes == {compute_dtype}
-        self._copy = None if self._shares_weights else _copy_in_dtype(model, compute_dtype)
+        self._copy = None if self._shares_weights else copy_frozen(model, compute_dtype, share=True)
         self.metrics: Mapping[str, float] = {}
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens) and perf/rollout_live_rows (share
         of the decoded rows whose token was kept)."""
@@ -189,7 +189,7 @@ class LocalEngine:
     def wake(self) -> None:
         """Copy the policy's current weights again, where a copy is needed."""
         if not self._shares_weights and self._copy is None:
-            self._copy = _copy_in_dtype(self._model, self._dtype)
+            self._copy = copy_frozen(self._model, self._dtype, share=True)
         self._usable = True
 
     def health(self) -> bool:
@@ -264,34 +264,27 @@ def copy_frozen(
     model: PreTrainedModel,
     dtype: torch.dtype,
     weights: Iterator[tuple[torch.nn.Parameter, torch.Tensor]] | None = None,
+    *,
+    share: bool = False,
 ) -> PreTrainedModel:
-    """Return a copy of a model with frozen parameters in `dtype`; buffers keep their dtype.
+    """Return a copy of a model with frozen parameters in `dtype`; ties are kept, and quantized weights shared.
+
+    The copy of a model with adapters keeps their active, merged and scaling state of now. Buffers keep their dtype:
+    rotary frequencies in half precision would be wrong from a few hundred positions on.
 
     Args:
         model: the model to copy.
         dtype: dtype of the copy's parameters.
         weights: yields every parameter of the model with its value for the copy, where the model is on the meta device;
             None: the parameters themselves.
+        share: share parameters that are in `dtype` already.
     """
     pairs = ((parameter, parameter) for parameter in model.parameters()) if weights is None else weights
     memo = {
-        id(parameter): torch.nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
-        for parameter, weight in pairs
-    }
-    return copy.deepcopy(model, memo)
-
-
-def _copy_in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a frozen copy in `dtype` that shares parameters already in it. Ties are kept.
-
-    The copy of a model with adapters keeps their active, merged and scaling state of now.
-    Buffers keep their dtype: rotary frequencies in half precision would be wrong from a few hundred positions on.
-    """
-    memo = {
         id(parameter): parameter
-        if parameter.dtype == dtype
-        else torch.nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-        for parameter in model.parameters()
+        if not parameter.is_floating_point() or (share and parameter.dtype == dtype)
+        else torch.nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+        for parameter, weight in pairs
     }
     return copy.deepcopy(model, memo)
 

@@ -19,6 +19,8 @@ class ParameterShape:
     """Dimension that tensor parallelism shards; None: it is replicated."""
     is_operand: bool = False
     """Only matrix products read it; see `models.frozen_dtype`."""
+    is_quantized: bool = False
+    """`model.quantize` applies to it."""
 
     @property
     def count(self) -> int:

@@ -33,6 +33,8 @@ class StrategyKind:
     """It trains in one process instead of several."""
     shards_layers: bool = False
     """It supports `trainer.tensor_parallel_size`."""
+    takes_quantized: bool = False
+    """It supports `model.quantize`."""
     alternatives: Callable[[TrainerConfig], Sequence[Mapping[str, Any]]] = lambda _: ({},)
     """`settings -> values for those at auto`, as keys below `trainer`, from the fastest to those of least memory."""
     refuse: Callable[[Config], Any] | None = None
@@ -120,9 +122,12 @@ SINGLE = StrategyKind(
     maker="hwgrpo.training.strategies.single:Single",
     sharding=_replicated,
     one_process=True,
+    takes_quantized=True,
     variants={"single": {}},
 )
-DDP = StrategyKind(maker="hwgrpo.training.strategies.ddp:Ddp", sharding=_ddp, variants={"ddp": {}})
+DDP = StrategyKind(
+    maker="hwgrpo.training.strategies.ddp:Ddp", sharding=_ddp, takes_quantized=True, variants={"ddp": {}}
+)
 FSDP2 = StrategyKind(
     maker="hwgrpo.training.strategies.fsdp2:Fsdp2",
     sharding=_fsdp2,

@@ -20,6 +20,7 @@ def main() -> None:
     print(ascend_python())
     print(deepspeed_package.compiled())
     print(fetched("peers", PACKAGES))
+    print(fetched("bitsandbytes", ("bitsandbytes",)))
     for version in torch_npu_wheel.VERSIONS:
         print(torch_npu_wheel.folder(version))
     for package, version in rollout_uses.VERSIONS.items():
