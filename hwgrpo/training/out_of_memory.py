@@ -94,10 +94,14 @@ def _remedies(config: Config, device: Device, stage: str | None) -> list[str]:
     elif stage not in (LOADING, SAVING):
         tokens = micro_batch_tokens(config, device.torch_device)
         remedies.append(f"trainer.tokens_per_micro_batch (now {tokens}), which changes only the speed")
+        if config.trainer.strategy == "fsdp2" and config.trainer.fsdp2.sync_every == "update":
+            remedies.append("the full weights and gradients, by trainer.fsdp2.sync_every=micro_batch")
         if not config.model.gradient_checkpointing:
             remedies.append("the stored activations, by model.gradient_checkpointing=true")
     if not uses_lora(config.model.lora):
         remedies.append("the optimizer states, by training adapters (model.lora.rank=16)")
+    elif config.model.quantize == "none":
+        remedies.append("the base model's weights, by model.quantize=nf4")
     if config.algorithm.kl.coef and not uses_lora(config.model.lora):
         remedies.append("the number of models, by algorithm.kl.coef=0, which needs no reference model")
     return remedies or ["the size of the model (model.path)"]

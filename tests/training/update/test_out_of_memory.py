@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.training.out_of_memory import _remedies
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from tests.support.models.tiny import settings
 from tests.support.runs.runs import SMALL, metrics, run, small
@@ -43,6 +46,22 @@ def test_the_command_says_what_was_done_how_full_it_is_and_what_to_lower(tmp_pat
     assert "model.gradient_checkpointing=true" in lower
     assert "model.lora.rank=16" in lower
     assert after.strip() == "Started again, the run restarts from step 0 (no checkpoint yet)."
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (
+            ("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"),
+            "the full weights and gradients, by trainer.fsdp2.sync_every=micro_batch",
+        ),
+        (("model.lora.rank=4",), "the base model's weights, by model.quantize=nf4"),
+        (("model.lora.rank=4", "model.quantize=nf4"), None),
+    ],
+)
+def test_the_remedies_are_those_of_the_settings(words, remedy):
+    told = _remedies(settings(*words), Device(BACKEND), "update_actor")
+    assert [each for each in told if "sync_every" in each or "quantize" in each] == ([remedy] if remedy else [])
 
 
 def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monkeypatch):
