@@ -372,6 +372,8 @@ class AlgorithmConfig:
 
 @dataclass
 class OptimConfig:
+    name: str = choice("adamw", ("adamw", "adamw_8bit"))
+    """AdamW; adamw_8bit holds its states in 2 bytes per parameter instead of 8, rounded after each update."""
     lr: float = limited(1e-6, above=0)
     """Peak learning rate of AdamW."""
     betas: list[float] = limited(lambda: [0.9, 0.999], at_least=0, below=1)
@@ -449,6 +451,8 @@ class TrainerConfig:
     """Tensor parallelism over this many consecutive ranks, by transformers' plan for the model: each computes with its
     share of every decoder layer's heads and intermediate units, and has its share of the tokens between layers. With
     strategy fsdp2 only, which shards each part further over the groups; must divide the ranks and key-value heads."""
+    offload: str = choice("none", ("none", "optimizer"))
+    """optimizer: hold its states in host memory; a part at a time is on the device during an update. Exact."""
     fsdp2: Fsdp2Config = setting(Fsdp2Config, used_by=[one_of("trainer.strategy", "fsdp2")])
     deepspeed: DeepspeedConfig = setting(DeepspeedConfig, used_by=[one_of("trainer.strategy", "deepspeed")])
     resume: str = setting("auto", path=True)

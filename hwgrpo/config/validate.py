@@ -330,6 +330,12 @@ def _check_contradictions(config: Config) -> None:
             )
     if c.model.quantize != "none":
         _check_quantized(c, strategy)
+    for key, value, default in (("trainer.offload", t.offload, "none"), ("optim.name", c.optim.name, "adamw")):
+        if value != default and strategy is not None and not strategy.holds_states:
+            raise ConfigError(
+                f"{key}={value!r} with trainer.strategy={t.strategy!r}, which has an optimizer of its own; leave it "
+                "out (DeepSpeed: trainer.deepspeed.offload_optimizer=true), or use single, ddp or fsdp2"
+            )
     for folder in (Path(t.output_dir), *Path(t.output_dir).parents):
         if folder.exists() and not folder.is_dir():
             what = "is a file" if folder == Path(t.output_dir) else f"is below the file {folder}"

@@ -22,6 +22,7 @@ from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
+from hwgrpo.training.strategies.held_adamw import BLOCK, CHUNK
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements
 from hwgrpo.training.strategies.sharding import Sharding
 
@@ -111,9 +112,14 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         parameters[f"frozen matrices ({_named(frozen)})"] = frozen.itemsize * matrices
     if quantized.count:
         parameters[f"frozen matrices ({config.model.quantize})"] = quantized.bytes
-    optimizer_states = {
-        "optimizer states (AdamW)": 8 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
-    }
+    stepped = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
+    in_8_bits = config.optim.name == "adamw_8bit"
+    # two states per element, in fp32 or as codes with a scale for each block
+    optimizer_states = (
+        {"optimizer states (AdamW, 8 bits)": 2 * stepped + 8 * stepped // BLOCK}
+        if in_8_bits
+        else {"optimizer states (AdamW)": 8 * stepped}
+    )
     if sharding.masters is not None:
         optimizer_states["masters (fp32)"] = 4 * sharding.stored_elements(shape.trained_units, sharding.masters)
     gradients = {"gradients (fp32)": 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)}
@@ -167,9 +173,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         update["weights as cast"] = size * cast
     update |= quantized.work
     if config.trainer.save_async and config.trainer.save_every:
-        copied = {
-            "copy for a checkpoint being written": 12 * sharding.stored_elements(shape.trained_units, sharding.ranks)
-        }
+        # fp32 parameters and states; states in 8 bits are expanded before they are copied
+        size_copied = 20 if in_8_bits else 12
+        owned = sharding.stored_elements(shape.trained_units, sharding.ranks)
+        copied = {"copy for a checkpoint being written": size_copied * owned}
         (always if work.device_type == "cpu" else host).update(copied)
     if work.sent_copies:
         sent = {SENT: work.sent_copies * rollout_dtype.itemsize * shape.parameters}
@@ -180,9 +187,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             small = 4 * sharding.stored_elements(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
-    if work.device_type != "cpu" and not sharding.offloads_optimizer:
-        count = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
-        step["intermediate values of AdamW"] = 4 * count
+    if config.trainer.offload != "none" or in_8_bits:
+        # two states in fp32 and what computes or codes them, a chunk at a time
+        step["intermediate values of AdamW"] = 4 * (6 if in_8_bits else 3) * min(CHUNK, stepped)
+    elif work.device_type != "cpu" and not sharding.offloads_optimizer:
+        step["intermediate values of AdamW"] = 4 * stepped
     if passes == 1 and held is update and sharding.gathered_units is None:
         # Activations are freed as gradients appear: both never exist in full together. From a second pass on they do.
         kept = {name: size for name, size in update.items() if name not in gradients}

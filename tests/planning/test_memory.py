@@ -12,6 +12,8 @@ from hwgrpo.config import Config, load_config
 from hwgrpo.models.quantization import QuantizedLinear, quantize
 from hwgrpo.planning.memory import KEPT_FREE, LIBRARIES, Work, activation_bytes, cache_bytes, estimate, micro_batches
 from hwgrpo.planning.model_shape import model_shape
+from hwgrpo.planning.planned_sharding import config_sharding
+from hwgrpo.training.strategies.held_adamw import CHUNK, STATES, HeldAdamW, In8Bits
 from hwgrpo.training.strategies.optimizer import build_optimizer
 
 MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
@@ -111,6 +113,29 @@ def test_the_chunk_of_logits_is_bounded_and_never_longer_than_the_micro_batch(tm
     assert estimate(config, shape, WORK).update["a chunk of logits"] == 531 * 128 * 4
     pinned = planned("kernels.chunk_rows=16")
     assert estimate(pinned, shape, WORK).update["a chunk of logits"] == 16 * 128 * 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])  # hw: any accelerator
+def test_states_in_8_bits_or_in_host_memory_are_planned_as_they_are_held(device, tmp_path):
+    settings = small("Mistral-7B", tmp_path)
+    shape, work = model_shape(planned().model, settings), replace(WORK, device_type=device)
+    plain, coded = (estimate(planned(*words), shape, work) for words in ((), ("optim.name=adamw_8bit",)))
+    module = AutoModelForCausalLM.from_config(settings).float()
+    optimizer = build_optimizer(module, planned("optim.name=adamw_8bit").optim)
+    assert isinstance(optimizer, HeldAdamW)
+    held = 0
+    for parameter in module.parameters():
+        optimizer.expanded(parameter)
+        for key in STATES:
+            state = optimizer.state[parameter][key]
+            held += state._codes.nbytes + state._scales.nbytes if isinstance(state, In8Bits) else 0
+    assert coded.always["optimizer states (AdamW, 8 bits)"] == pytest.approx(held, rel=0.02), "norms stay in fp32"
+    assert held < 0.27 * plain.always["optimizer states (AdamW)"]
+    offloaded = planned("trainer.offload=optimizer")
+    there = estimate(offloaded, shape, work, config_sharding(offloaded, 1))
+    assert there.host["optimizer states (AdamW)"] == plain.always["optimizer states (AdamW)"]
+    assert "optimizer states (AdamW)" not in there.always
+    assert there.step["intermediate values of AdamW"] <= 12 * CHUNK
 
 
 @pytest.mark.parametrize("method", ["nf4", "int8"])

@@ -16,6 +16,7 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.training import loop
 from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.resume import _compare_settings, already_finished
+from hwgrpo.training.strategies import held_adamw
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from tests.support.runs import runs
 
@@ -27,7 +28,15 @@ SEVERAL = (
     "optim.schedule=cosine",
     "optim.warmup_steps=3",
 )
-VARIANTS = {"full": (), "lora with dropout and KL": LORA, "several updates and KL": SEVERAL}
+IN_8_BITS = ("optim.name=adamw_8bit", "trainer.prompts_per_update=2")
+VARIANTS = {"full": (), "lora with dropout and KL": LORA, "several updates and KL": SEVERAL, "8 bits": IN_8_BITS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_parameters_have_states_in_8_bits_too():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_adamw, "SMALLEST", 1)
+        yield
 
 
 def die() -> None:
@@ -141,6 +150,13 @@ def test_killed_and_resumed_equals_uninterrupted_bitwise(tmp_path: Path, uninter
     assert found["completions"] == expected["completions"]
     assert found["weights"] == expected["weights"]
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
+
+
+def test_a_run_resumes_with_states_in_8_bits_and_with_them_in_fp32_again(tmp_path: Path):
+    for steps, name in enumerate(("adamw", "adamw_8bit", "adamw"), 1):
+        words = (f"optim.name={name}", f"trainer.max_steps={steps}", "trainer.save_every=1")
+        assert runs.forked(lambda words=words: runs.run(tmp_path / "run", *words)) == 0
+    assert [line["step"] for line in runs.metrics(tmp_path / "run") if "actor/loss" in line] == [1, 2, 3]
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, uninterrupted, capfd):

@@ -6,7 +6,9 @@ module, and the model's own forward decodes instead.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +49,12 @@ PREFIX = "transformers.models."
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on the position alone; the others change with the length of the sequence."""
 
+CPUINFO = Path("/proc/cpuinfo")
+"""Linux' list of processor features."""
+
+BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""bfloat16 instructions of x86 (two) and Arm."""
+
 PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.ModuleList)
 PLAIN_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
 
@@ -59,6 +67,21 @@ def architecture_of(model: Any) -> Architecture | None:
 def describe_fallback(reason: str) -> str:
     """Return the note about a fallback from the lean decode step."""
     return f"rollout decodes with the model's own forward: {reason}"
+
+
+def slow_dtype(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return a note if sampling in a dtype would be slower than in fp32, else None.
+
+    None, too, where the processor's features cannot be read.
+    """
+    if device.type != "cpu" or dtype != torch.bfloat16 or not CPUINFO.exists():
+        return None
+    if BF16_FEATURES & set(re.findall(r"\w+", CPUINFO.read_text())):
+        return None
+    return (
+        "sampling in bfloat16 on a processor without bfloat16 instructions (AMX, AVX512-BF16) is several times slower "
+        "than in float32; set rollout.dtype=float32"
+    )
 
 
 def predict_fallback(config: Any, length: int) -> str | None:

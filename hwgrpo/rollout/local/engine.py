@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, groupby
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.rollout.counter_rng import stream_keys
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.local.architectures import describe_fallback, unsupported_reason
+from hwgrpo.rollout.local.architectures import describe_fallback, slow_dtype, unsupported_reason
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, check_cache
 from hwgrpo.rollout.local.decoding import Decoded, decode
@@ -31,11 +29,6 @@ from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
 
 SYNC_EVERY = 8
 """Steps between reads of the tokens that an accelerator has drawn; each read waits for it."""
-CPUINFO = Path("/proc/cpuinfo")
-"""Linux' list of processor features."""
-
-BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""bfloat16 instructions of x86 (two) and Arm."""
 
 
 class LocalEngine:
@@ -297,21 +290,6 @@ def _refresh(source: torch.nn.Module, target: torch.nn.Module) -> None:
     for current, stale in chain(trained, zip(source.buffers(), target.buffers(), strict=True)):
         if current is not stale:
             stale.copy_(current)
-
-
-def slow_dtype(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return a note if sampling in a dtype would be slower than in fp32, else None.
-
-    None, too, where the processor's features cannot be read.
-    """
-    if device.type != "cpu" or dtype != torch.bfloat16 or not CPUINFO.exists():
-        return None
-    if BF16_FEATURES & set(re.findall(r"\w+", CPUINFO.read_text())):
-        return None
-    return (
-        "sampling in bfloat16 on a processor without bfloat16 instructions (AMX, AVX512-BF16) is several times slower "
-        "than in float32; set rollout.dtype=float32"
-    )
 
 
 def local_engine(parts: EngineParts) -> LocalEngine:

@@ -42,7 +42,7 @@ class Ddp(Processes, Replicated):
             for parameter in policy.parameters():
                 if parameter.requires_grad:
                     dist.broadcast(parameter, src=0)  # each rank draws the initial values of new adapters
-        self.optimizer = build_optimizer(policy, config.optim)
+        self.optimizer = build_optimizer(policy, config.optim, on_host=config.trainer.offload == "optimizer")
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -69,7 +69,7 @@ class Fsdp2(Processes, Stepping):
         self._syncs_once = settings.sync_every == "update"
         self._tensor.shard_specs = self._shard(policy, weights)
         self.policy = self.module = policy
-        self.optimizer = build_optimizer(policy, config.optim)
+        self.optimizer = build_optimizer(policy, config.optim, on_host=config.trainer.offload == "optimizer")
 
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         self._shard(policy, weights)
@@ -150,7 +150,7 @@ class Fsdp2(Processes, Stepping):
                 continue
             state = adamw_state(self.optimizer, parameter)
             values = {"parameter": parameter, **{key: state[key] for key in ADAMW_STATES}}
-            locals_ = {key: _local(value) for key, value in values.items()}
+            locals_ = {key: _local(value) if isinstance(value, DTensor) else value for key, value in values.items()}
             shards.append(
                 self._tensor.param_shard(name, tuple(parameter.shape), self._start(parameter), locals_, state["step"])
             )

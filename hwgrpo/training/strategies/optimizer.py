@@ -9,15 +9,19 @@ import torch
 from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
+from hwgrpo.training.strategies.held_adamw import HeldAdamW
 
 
-def build_optimizer(module: nn.Module, optim: Any, *, separate_masters: bool = False) -> torch.optim.AdamW:
+def build_optimizer(
+    module: nn.Module, optim: Any, *, separate_masters: bool = False, on_host: bool = False
+) -> torch.optim.AdamW:
     """Return AdamW for the parameters that need gradients; norms and biases get no weight decay.
 
     Args:
         module: the policy; its trainable parameters must be fp32, since a step of lr 1e-6 is below bf16's resolution.
         optim: the `optim` section of the configuration.
         separate_masters: fp32 masters exist outside the parameters, which may then have the compute dtype.
+        on_host: hold its states in host memory.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     assert trainable, "no parameter is trainable"
@@ -27,13 +31,15 @@ def build_optimizer(module: nn.Module, optim: Any, *, separate_masters: bool = F
         {"params": [p for p in trainable if len(full_shape(p)) >= 2], "weight_decay": optim.weight_decay},
         {"params": [p for p in trainable if len(full_shape(p)) < 2], "weight_decay": 0.0},
     ]
-    on_cpu = trainable[0].device.type == "cpu"
-    return torch.optim.AdamW(
+    on_cpu, in_8_bits = trainable[0].device.type == "cpu", optim.name == "adamw_8bit"
+    held: dict[str, Any] = {"on_host": on_host, "in_8_bits": in_8_bits} if on_host or in_8_bits else {}
+    return (HeldAdamW if held else torch.optim.AdamW)(
         [group for group in groups if group["params"]],
         lr=optim.lr,
         betas=(optim.betas[0], optim.betas[1]),
         eps=optim.eps,
         fused=True if on_cpu else None,  # on CPU the default is a Python loop over tensors
+        **held,
     )
 
 

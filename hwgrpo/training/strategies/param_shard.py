@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-ADAMW_STATES = ("exp_avg", "exp_avg_sq")
+from hwgrpo.training.strategies.held_adamw import STATES, HeldAdamW
+
+ADAMW_STATES = tuple(STATES)
 """AdamW's states of every element."""
 
 
@@ -16,8 +18,8 @@ ADAMW_STATES = ("exp_avg", "exp_avg_sq")
 class ParamShard:
     """One rank's run of a trainable parameter's elements, with their AdamW states.
 
-    Elements are counted in row-major order. The tensors are the live ones or views of them: writing into them changes
-    the values of the next step.
+    Elements are counted in row-major order. The tensors are the live ones, views of them, or what an optimizer expands
+    its states to: writing into them changes the values of the next step.
     """
 
     name: str
@@ -43,16 +45,19 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1)
 
 
-def full_param_shards(module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[ParamShard]:
+def full_param_shards(
+    module: nn.Module, optimizer: torch.optim.Optimizer | None = None, names: Collection[str] | None = None
+) -> list[ParamShard]:
     """Return one shard per trainable parameter of an unsharded module.
 
     Args:
         module: has the full parameters.
         optimizer: AdamW over them, whose states become part of the shards.
+        names: return these only; None: all.
     """
     shards = []
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and (names is None or name in names):
             state = adamw_state(optimizer, parameter) if optimizer else {}
             values = {"parameter": flat(parameter)} | {key: flat(state[key]) for key in ADAMW_STATES if key in state}
             shards.append(ParamShard(name, tuple(parameter.shape), 0, values, state.get("step")))
@@ -61,6 +66,8 @@ def full_param_shards(module: nn.Module, optimizer: torch.optim.Optimizer | None
 
 def adamw_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return AdamW's state of a parameter, initialized as before the first update if it has none yet."""
+    if isinstance(optimizer, HeldAdamW):
+        return optimizer.expanded(parameter)
     state = optimizer.state[parameter]
     if not state:
         # AdamW's implementations expect the counter on the device when fused, on the CPU otherwise

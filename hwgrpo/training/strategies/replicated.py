@@ -33,7 +33,8 @@ class Replicated(Stepping):
         return full_param_shards(self.policy.model, self.optimizer)
 
     def owned_shards(self) -> list[ParamShard]:
-        return partition_shards(self.param_shards(), self.world_size)[self.rank]
+        mine = partition_shards(full_param_shards(self.policy.model), self.world_size)[self.rank]
+        return full_param_shards(self.policy.model, self.optimizer, {shard.name for shard in mine})
 
     def refresh_from_shards(self) -> None:
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo.config.deepspeed_json import deepspeed_config
@@ -35,6 +35,8 @@ class StrategyKind:
     """It supports `trainer.tensor_parallel_size`."""
     takes_quantized: bool = False
     """It supports `model.quantize`."""
+    holds_states: bool = False
+    """It supports `trainer.offload` and `optim.name=adamw_8bit`."""
     alternatives: Callable[[TrainerConfig], Sequence[Mapping[str, Any]]] = lambda _: ({},)
     """`settings -> values for those at auto`, as keys below `trainer`, from the fastest to those of least memory."""
     refuse: Callable[[Config], Any] | None = None
@@ -60,12 +62,13 @@ class StrategyKind:
         return import_target(self.maker) if isinstance(self.maker, str) else self.maker
 
 
-def _replicated(_: TrainerConfig, devices: int) -> Sharding:
-    return Sharding(ranks=devices)
+def _replicated(trainer: TrainerConfig, devices: int) -> Sharding:
+    return Sharding(offloads_optimizer=trainer.offload == "optimizer", ranks=devices)
 
 
-def _ddp(_: TrainerConfig, devices: int) -> Sharding:
-    return Sharding(keeps_gradients=True, ranks=devices)  # gradients are views of DDP's buckets
+def _ddp(trainer: TrainerConfig, devices: int) -> Sharding:
+    # gradients are views of DDP's buckets
+    return replace(_replicated(trainer, devices), keeps_gradients=True)
 
 
 def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
@@ -78,7 +81,7 @@ def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
         # the current layer and the prefetched one
         gathered_units=2 if fsdp2.reshard_after_forward and not once else "all",
         syncs_once=once,
-        offloads_optimizer=fsdp2.offload,
+        offloads_optimizer=fsdp2.offload or trainer.offload == "optimizer",
         offloads_parameters=fsdp2.offload,
         by_rows=True,
         tensor=trainer.tensor_parallel_size,
@@ -95,6 +98,11 @@ def _fsdp2_alternatives(trainer: TrainerConfig) -> Sequence[Mapping[str, Any]]:
 
 def _refuse_for_fsdp2(config: Config) -> None:
     fsdp2 = config.trainer.fsdp2
+    if fsdp2.offload and config.trainer.offload != "none":
+        raise ConfigError(
+            f"trainer.offload={config.trainer.offload!r} with trainer.fsdp2.offload=true, which holds parameters, "
+            "gradients and optimizer states in host memory: use one of them"
+        )
     if fsdp2.offload and fsdp2.sync_every == "update":
         raise ConfigError(
             "trainer.fsdp2.offload=true with trainer.fsdp2.sync_every='update', which keeps all weights and gradients "
@@ -123,15 +131,21 @@ SINGLE = StrategyKind(
     sharding=_replicated,
     one_process=True,
     takes_quantized=True,
+    holds_states=True,
     variants={"single": {}},
 )
 DDP = StrategyKind(
-    maker="hwgrpo.training.strategies.ddp:Ddp", sharding=_ddp, takes_quantized=True, variants={"ddp": {}}
+    maker="hwgrpo.training.strategies.ddp:Ddp",
+    sharding=_ddp,
+    takes_quantized=True,
+    holds_states=True,
+    variants={"ddp": {}},
 )
 FSDP2 = StrategyKind(
     maker="hwgrpo.training.strategies.fsdp2:Fsdp2",
     sharding=_fsdp2,
     shards_layers=True,
+    holds_states=True,
     alternatives=_fsdp2_alternatives,
     refuse=_refuse_for_fsdp2,
     variants={"fsdp2": {}, "fsdp2+offload": {"fsdp2.offload": True}},

@@ -8,7 +8,7 @@ import transformers
 from torch import nn
 
 from hwgrpo.errors import RunError
-from hwgrpo.rollout.local import architectures, engine, shared_prefix_attention
+from hwgrpo.rollout.local import architectures, shared_prefix_attention
 from hwgrpo.rollout.local.architectures import ARCHITECTURES, unsupported_reason
 from hwgrpo.rollout.local.decoding import decode
 from hwgrpo.rollout.local.lean_step import LeanRows
@@ -194,7 +194,7 @@ def test_metrics_count_response_tokens_and_the_share_of_rows_that_were_alive():
     ("features", "slow"), [("avx2 avx512f", True), ("avx512_bf16", False), ("amx_bf16", False), ("sve bf16", False)]
 )
 def test_bfloat16_without_instructions_for_it_is_told(features, slow, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(architectures, "CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : fpu {features}\n")
     notes = engine_of(model_of("Llama"), compute_dtype=torch.bfloat16).notes
     assert [("rollout.dtype=float32" in note) for note in notes] == [True] * slow
@@ -202,8 +202,8 @@ def test_bfloat16_without_instructions_for_it_is_told(features, slow, tmp_path, 
 
 
 def test_nothing_is_said_of_bfloat16_where_the_features_cannot_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "CPUINFO", tmp_path / "missing")
-    assert engine.slow_dtype(CPU, torch.bfloat16) is None
+    monkeypatch.setattr(architectures, "CPUINFO", tmp_path / "missing")
+    assert architectures.slow_dtype(CPU, torch.bfloat16) is None
 
 
 def sync_every(steps: int, monkeypatch) -> None:

@@ -1,0 +1,163 @@
+"""AdamW with states in host memory is torch's, bit for bit; with states in 8 bits it stays close."""
+
+import pytest
+import torch
+from hwgrpo_backends import registry
+from hwgrpo_backends.cpu import BACKEND
+from torch import nn
+
+from hwgrpo.errors import ConfigError
+from hwgrpo.training.startup_checks import check_start
+from hwgrpo.training.strategies import held_adamw
+from hwgrpo.training.strategies.held_adamw import BLOCK, HeldAdamW, In8Bits, dynamic_table
+from hwgrpo.training.strategies.optimizer import build_optimizer
+from tests.support.models.tiny import settings, tiny_qwen3
+
+CPU = torch.device("cpu")
+SHAPES = ((131, 77), (50,), (3, 100, 30), (5000,))
+OFFLOADED, CODED = "trainer.offload=optimizer", "optim.name=adamw_8bit"
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Let parameters have several chunks, the last one short."""
+    monkeypatch.setattr(held_adamw, "CHUNK", 8 * BLOCK)
+
+
+def parameters() -> nn.ParameterList:
+    draw = torch.Generator().manual_seed(1)
+    return nn.ParameterList(nn.Parameter(torch.randn(shape, generator=draw)) for shape in SHAPES)
+
+
+def optimizer_of(module: nn.Module, *words: str) -> torch.optim.AdamW:
+    config = settings("optim.lr=1e-3", "optim.weight_decay=0.1", *words)
+    return build_optimizer(module, config.optim, on_host=config.trainer.offload == "optimizer")
+
+
+def trained(*words: str, steps: int = 20) -> tuple[nn.ParameterList, torch.optim.AdamW]:
+    """Return parameters after steps whose gradients have many small entries; the last parameter has one every other."""
+    module, draw = parameters(), torch.Generator().manual_seed(2)
+    optimizer = optimizer_of(module, *words)
+    for step in range(steps):
+        for parameter in module:
+            gradient = torch.randn(parameter.shape, generator=draw) * torch.rand(parameter.shape, generator=draw) ** 4
+            parameter.grad = None if step % 2 and parameter is module[3] else gradient
+        optimizer.step()
+    return module, optimizer
+
+
+def test_states_in_host_memory_change_nothing():
+    plain, optimizer = trained()
+    held, own = trained(OFFLOADED)
+    assert isinstance(own, HeldAdamW)
+    assert not isinstance(optimizer, HeldAdamW)
+    for parameter, expected in zip(held, plain, strict=True):
+        assert torch.equal(parameter, expected)
+        states = own.expanded(parameter)
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(states[key], optimizer.state[expected][key]), key
+
+
+@pytest.mark.parametrize("words", [(CODED,), (CODED, OFFLOADED)])
+def test_steps_with_states_in_8_bits_stay_close_to_those_in_fp32(words):
+    plain, optimizer = trained()
+    held, own = trained(*words)
+    for number, (parameter, expected, start) in enumerate(zip(held, plain, parameters(), strict=True)):
+        if number == 1:  # a small one
+            assert torch.equal(parameter, expected)
+            continue
+        assert 0 < (parameter - expected).norm() < 0.2 * (expected - start).norm()
+        first = own.expanded(parameter)["exp_avg"]
+        exact = optimizer.state[expected]["exp_avg"]
+        assert (first - exact).norm() < 0.05 * exact.norm()
+
+
+def test_states_in_8_bits_take_a_quarter():
+    _, optimizer = trained(CODED, steps=1)
+    state = optimizer.state[next(iter(optimizer.state))]
+    for key in ("exp_avg", "exp_avg_sq"):
+        count = SHAPES[0][0] * SHAPES[0][1]
+        assert state[key]._codes.nbytes + state[key]._scales.nbytes == count + 4 * -(-count // BLOCK)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_coding_what_was_decoded_changes_nothing(signed):
+    held = In8Bits(10 * BLOCK + 7, CPU, signed=signed)
+    values = torch.randn(10 * BLOCK + 7, generator=torch.Generator().manual_seed(0)) ** 3
+    held.store(0, values if signed else values.abs())
+    codes, scales = held._codes.clone(), held._scales.clone()
+    first = held.expanded().clone()
+    held.refresh()
+    assert torch.equal(held.expanded(), first)
+    held.refresh()
+    assert torch.equal(held._codes, codes)
+    assert torch.equal(held._scales, scales)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_value_gets_the_nearest_code_of_its_block(signed):
+    table = dynamic_table(signed)
+    assert len(table) == len(set(table.tolist())) == 256
+    assert table[-1] == 1.0
+    values = torch.randn(3 * BLOCK, generator=torch.Generator().manual_seed(0)) ** 3
+    values = values if signed else values.abs()
+    held = In8Bits(3 * BLOCK, CPU, signed=signed)
+    held.store(0, values)
+    for block, found in zip(values.split(BLOCK), held.expanded().split(BLOCK), strict=True):
+        scale = block[block.abs().argmax()]
+        nearest = table[(block[:, None] / scale - table).abs().argmin(1)] * scale
+        if not signed:
+            nearest = nearest.maximum(table[1] * scale * (block > 0))
+        assert torch.equal(found, nearest)
+
+
+def test_a_positive_second_moment_never_becomes_zero_and_a_zero_stays_zero():
+    values = torch.tensor([1.0, 1e-12, 0.0]).repeat(BLOCK)
+    held = In8Bits(len(values), CPU, signed=False)
+    held.store(0, values)
+    assert torch.equal(held.expanded() > 0, values > 0)
+    blank = In8Bits(7, CPU, signed=True)
+    assert torch.equal(blank.load(0, 7, CPU), torch.zeros(7))
+
+
+def test_what_is_written_into_expanded_states_counts_from_the_next_step_on():
+    results = []
+    for words in ((), (OFFLOADED,)):
+        module, optimizer = trained(*words)
+        for parameter in module:
+            states = optimizer.expanded(parameter) if isinstance(optimizer, HeldAdamW) else optimizer.state[parameter]
+            states["exp_avg"].mul_(0.5)
+            states["step"].add_(3)
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        results.append(module)
+    for own, expected in zip(*results, strict=True):
+        assert torch.equal(own, expected)
+    module, optimizer = trained(CODED)
+    assert isinstance(optimizer, HeldAdamW)
+    optimizer.expanded(module[0])["exp_avg"].fill_(0.25)
+    optimizer.refresh()
+    assert torch.equal(optimizer.expanded(module[0])["exp_avg"], torch.full(SHAPES[0], 0.25))
+
+
+def test_offload_on_a_cpu_is_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.offload='optimizer': on a CPU .* leave it out"):
+        check_start(settings(OFFLOADED), BACKEND, tiny_qwen3().config, device=None, data=None)
+    accelerator = registry.get("cuda")  # hw: any accelerator
+    check_start(settings(OFFLOADED), accelerator, tiny_qwen3().config, device=None, data=None)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((OFFLOADED, "trainer.strategy=deepspeed"), "trainer.offload='optimizer' with trainer.strategy='deepspeed'"),
+        ((CODED, "trainer.strategy=deepspeed"), "optim.name='adamw_8bit' with trainer.strategy='deepspeed'"),
+        ((OFFLOADED, "trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"), "use one of them"),
+        (("optim.name=adamw_torch",), "that is adamw here"),
+        (("trainer.offload=true",), "that is optimizer here"),
+        (("optim.name=adamw_bnb_8bit",), "that is adamw_8bit here"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_remedy(words, told):
+    with pytest.raises(ConfigError, match=told):
+        settings(*words)
