@@ -9,7 +9,7 @@ from torch import nn
 from hwgrpo.errors import ConfigError
 from hwgrpo.training.startup_checks import check_start
 from hwgrpo.training.strategies import held_adamw
-from hwgrpo.training.strategies.held_adamw import BLOCK, HeldAdamW, In8Bits, dynamic_table
+from hwgrpo.training.strategies.held_adamw import BLOCK, Exact, HeldAdamW, In8Bits, dynamic_table
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from tests.support.models.tiny import settings, tiny_qwen3
 
@@ -46,7 +46,10 @@ def trained(*words: str, steps: int = 20) -> tuple[nn.ParameterList, torch.optim
     return module, optimizer
 
 
-def test_states_in_host_memory_change_nothing():
+@pytest.mark.parametrize("copies", [False, True])
+def test_states_in_host_memory_change_nothing(copies, monkeypatch):
+    if copies:  # as another device gets
+        monkeypatch.setattr(Exact, "load", lambda self, start, stop, _: self._values[start:stop].clone())
     plain, optimizer = trained()
     held, own = trained(OFFLOADED)
     assert isinstance(own, HeldAdamW)
