@@ -40,7 +40,6 @@ from hwgrpo.training.policy.auto_settings import (
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.sequence_checks import check_sequence_parallel
 from hwgrpo.training.shared_setup import build_rewards, choose_kernels
-from hwgrpo.training.strategies.held_adamw import check_offload
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 
@@ -108,7 +107,6 @@ def check_start(
         attention = choose_attention(config, backend, dtype, settings, device.arch)
     check_sequence_parallel(config, settings, attention)
     check_head_size(config, settings, on_host=backend.is_host)
-    check_offload(config.trainer.offload, on_host=backend.is_host)
     layout = choose_layout(config, settings, attention.loaded_as)
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)

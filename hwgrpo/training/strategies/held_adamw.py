@@ -17,8 +17,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
-from hwgrpo.errors import ConfigError
-
 CHUNK = 2**24
 """Elements of a parameter that are stepped at a time; a multiple of BLOCK."""
 BLOCK = 256
@@ -216,15 +214,6 @@ def dynamic_table(signed: bool) -> Tensor:
         values += means.tolist()
         values += (-means).tolist() if signed else []
     return torch.tensor(sorted(values))
-
-
-def check_offload(offload: str, *, on_host: bool) -> None:
-    """Raise ConfigError where `trainer.offload` has nothing to do."""
-    if offload != "none" and on_host:
-        raise ConfigError(
-            f"trainer.offload={offload!r}: on a CPU optimizer states are in host memory already; leave it out, or use "
-            "optim.name=adamw_8bit"
-        )
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:

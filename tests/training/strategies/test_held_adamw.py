@@ -2,16 +2,13 @@
 
 import pytest
 import torch
-from hwgrpo_backends import registry
-from hwgrpo_backends.cpu import BACKEND
 from torch import nn
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.startup_checks import check_start
 from hwgrpo.training.strategies import held_adamw
 from hwgrpo.training.strategies.held_adamw import BLOCK, Exact, HeldAdamW, In8Bits, dynamic_table
 from hwgrpo.training.strategies.optimizer import build_optimizer
-from tests.support.models.tiny import settings, tiny_qwen3
+from tests.support.models.tiny import settings
 
 CPU = torch.device("cpu")
 SHAPES = ((131, 77), (50,), (3, 100, 30), (5000,))
@@ -141,13 +138,6 @@ def test_what_is_written_into_expanded_states_counts_from_the_next_step_on():
     optimizer.expanded(module[0])["exp_avg"].fill_(0.25)
     optimizer.refresh()
     assert torch.equal(optimizer.expanded(module[0])["exp_avg"], torch.full(SHAPES[0], 0.25))
-
-
-def test_offload_on_a_cpu_is_refused():
-    with pytest.raises(ConfigError, match=r"trainer\.offload='optimizer': on a CPU .* leave it out"):
-        check_start(settings(OFFLOADED), BACKEND, tiny_qwen3().config, device=None, data=None)
-    accelerator = registry.get("cuda")  # hw: any accelerator
-    check_start(settings(OFFLOADED), accelerator, tiny_qwen3().config, device=None, data=None)
 
 
 @pytest.mark.parametrize(
