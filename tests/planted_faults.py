@@ -183,6 +183,13 @@ FAULTS = (
         "models/test_frozen_dtype.py",
     ),
     Fault(
+        "a base's file mapped for its embeddings",
+        "training/shared_setup.py",
+        "        release_files(model)\n",
+        "",
+        "models/test_frozen_dtype.py -k mapped",
+    ),
+    Fault(
         "quantized codes in the wrong half of a byte",
         "../kernels/hwgrpo_kernels/nf4_torch.py",
         "table.repeat_interleave(16), table.repeat(16)",

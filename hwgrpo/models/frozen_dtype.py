@@ -63,6 +63,14 @@ def hold_base_in(base_dtype: str, operands: Sequence[nn.Parameter], compute_dtyp
         cast_frozen(operands, compute_dtype, round_values=False)
 
 
+def release_files(model: nn.Module) -> None:
+    """Copy frozen fp32 parameters if others were cast: one that is still mapped from a file keeps all of it in memory."""
+    frozen = [parameter for parameter in model.parameters() if not (parameter.requires_grad or parameter.is_meta)]
+    if any(parameter.dtype != torch.float32 for parameter in frozen):
+        for parameter in frozen:
+            parameter.data = parameter.data.clone() if parameter.dtype == torch.float32 else parameter.data
+
+
 @contextmanager
 def as_fp32(operands: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let parameters look like fp32 ones within the block, without memory: peft makes adapters in their dtype."""

@@ -1,5 +1,6 @@
 """A frozen base model in the compute dtype: the same gradients as in fp32, and no second copy to sample with."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,12 @@ def test_stacked_experts_are_held_in_bf16_and_routers_in_fp32(tmp_path):
     assert loss == pytest.approx(fp32_loss, rel=2**-5)
     for name, gradient in expected.items():
         assert (own[name] - gradient).norm() <= 2**-4 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("words", [(BF16,), ("model.quantize=nf4",)])
+def test_no_file_stays_mapped_for_what_was_not_cast(tmp_path, words):
+    path = published(tiny_qwen3(vocab=len(TOKENIZER)), tmp_path, torch.float32)
+    policy = policy_of(path, *LORA, *words)
+    gc.collect()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert torch.float32 in dtypes(policy).values()
