@@ -64,7 +64,7 @@ def hold_base_in(base_dtype: str, operands: Sequence[nn.Parameter], compute_dtyp
 
 
 def release_files(model: nn.Module) -> None:
-    """Copy frozen fp32 parameters if others were cast: one that is still mapped from a file keeps all of it in memory."""
+    """Copy frozen fp32 parameters if others were cast: one still mapped from a file keeps all of it in memory."""
     frozen = [parameter for parameter in model.parameters() if not (parameter.requires_grad or parameter.is_meta)]
     if any(parameter.dtype != torch.float32 for parameter in frozen):
         for parameter in frozen:
