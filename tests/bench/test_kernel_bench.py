@@ -20,7 +20,7 @@ from hwgrpo.bench.kernels.kernel_result import CaseBench, KernelBench, SideBench
 from hwgrpo.bench.kernels.measure import measure_cases, measure_kernels
 from hwgrpo.bench.kernels.peers import PEERS, Peer
 from hwgrpo.bench.kernels.peers.peer import anywhere
-from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
+from hwgrpo.bench.kernels.problem import PROBLEMS, linear_problem, logits_problem
 from hwgrpo.bench.times import Times
 
 SHAPE = Shape(72, 8, 300)  # more rows than are compared with fp64 at a time
@@ -46,7 +46,7 @@ def registered(implementation: Implementation) -> Iterator[None]:
 
 
 def problem_of(case: Case, dtype: torch.dtype = torch.float32) -> Any:
-    return (linear_problem if case.kind == "linear" else logits_problem)(SHAPE, dtype, HOST)
+    return PROBLEMS[case.kind](SHAPE, dtype, HOST)
 
 
 def bench(*names: str, repeat: int = 1, dtype: torch.dtype = torch.float32) -> KernelBench:

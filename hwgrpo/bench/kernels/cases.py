@@ -13,10 +13,10 @@ from hwgrpo_kernels import Op, Shape, Tolerance, default_registry
 from hwgrpo.bench.kernels import sides
 from hwgrpo.bench.kernels.exact import KL_GRAD, Result
 from hwgrpo.bench.kernels.peers import PEERS, Peer
-from hwgrpo.bench.kernels.problem import LinearProblem, LogitsProblem
+from hwgrpo.bench.kernels.problem import CodesProblem, LinearProblem, LogitsProblem, weight_shape
 from hwgrpo.bench.kernels.sides import Side, Tensors, declared, loose, our_choices
 
-Kind = Literal["linear", "logits"]
+Kind = Literal["linear", "logits", "codes"]
 Cost = Callable[[Shape, torch.dtype], int]
 
 
@@ -27,7 +27,7 @@ class Case:
     Args:
         name: what `--only` and documents call it.
         summary: one line of description.
-        kind: its input, hidden states or logits.
+        kind: its input: hidden states, logits or the codes of a quantized weight.
         gives: the outputs that every side must return.
         ops: those that take part in ours.
         flops: of its matrix products at least, without anything computed twice; None where it has none.
@@ -158,6 +158,14 @@ def _token_logprob(case: Case, problem: LogitsProblem, *, gradients: bool) -> li
     )
 
 
+def _dequantized(case: Case, problem: CodesProblem) -> list[Side]:
+    dtype, (_, columns) = problem.out.dtype, problem.out.shape
+    tensors = (problem.out.device.type, dtype, columns)
+    defined = partial(sides.dequantized, problem, op("dequantize_nf4").definition)
+    found = _ours(case, partial(sides.our_dequantized, problem), declared("dequantize_nf4", dtype), tensors)
+    return [*found, Side("definition", "baseline", defined, loose(dtype))]
+
+
 _STATS = ("logprob",)
 _LINEAR = ("hidden.grad", "weight.grad")
 _HEAD_OPS = ("linear_logprob", "row_stats")
@@ -238,6 +246,13 @@ CASES = (
         _moved("token_logprob", "row_grad"),
         partial(_token_logprob, gradients=True),
     ),
+    Case(
+        "dequantize_nf4",
+        "values of a weight in 4 bits, four times the hidden size by it",
+        "codes", ("out",), ("dequantize_nf4",), None,
+        lambda shape, dtype: op("dequantize_nf4").bytes(weight_shape(shape), dtype),
+        _dequantized,
+    ),
 )  # fmt: skip
 
 
@@ -245,7 +260,7 @@ def fault(case: Case, side: Side, result: Result, errors: dict[str, float]) -> s
     """Describe the error of a side's result; "" if it is right."""
     faults = [f"it gives no {name}" for name in case.gives if name not in result]
     for name, error in errors.items():
-        limit = side.tolerance.backward if name.endswith(".grad") else side.tolerance.forward
+        limit = side.tolerance.backward if name.endswith((".grad", "out")) else side.tolerance.forward
         if not error <= limit:
             faults.append(f"its {name} is {error:.1e} from fp64's ({limit:.0e} allowed)")
     return "; ".join(faults)

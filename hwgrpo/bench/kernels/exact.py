@@ -8,7 +8,7 @@ import torch
 from hwgrpo_kernels import definitions
 from torch import Tensor
 
-from hwgrpo.bench.kernels.problem import EXACT_ROWS, LinearProblem, LogitsProblem, exact_dtype
+from hwgrpo.bench.kernels.problem import EXACT_ROWS, CodesProblem, LinearProblem, LogitsProblem, exact_dtype
 
 Result = Mapping[str, Tensor]
 """Outputs by name: logprob, entropy [N] (with row_max, log_sum), and gradients under `hidden.grad`, ..."""
@@ -98,6 +98,27 @@ class LogitsTruth:
         for name, (difference, squares) in squared.items():
             errors[name] = (difference / squares) ** 0.5 if squares else difference**0.5
         return errors
+
+
+class CodesTruth:
+    """Values of a weight in NF4.
+
+    Args:
+        problem: the inputs.
+    """
+
+    def __init__(self, problem: CodesProblem) -> None:
+        on_host = (problem.packed.cpu(), problem.scales.cpu())
+        self._exact = definitions.dequantize_nf4(*on_host, torch.empty(problem.out.shape, dtype=torch.float64))
+
+    def errors(self, result: Result) -> dict[str, float]:
+        """Return the error of each output, see `gradient_error`."""
+        return {name: gradient_error(value, self._exact) for name, value in result.items()}
+
+
+Truth = LinearTruth | LogitsTruth | CodesTruth
+TRUTHS = {"linear": LinearTruth, "logits": LogitsTruth, "codes": CodesTruth}
+"""Kind of a case -> its exact results."""
 
 
 def _add_squares(squared: dict[str, list[float]], name: str, found: Tensor, exact: Tensor) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from hwgrpo_backends.device import Device
@@ -14,19 +13,15 @@ from hwgrpo_kernels.overview import survey
 from hwgrpo.bench.kernels.cases import Case, fault
 from hwgrpo.bench.kernels.ceiling import CeilingMeter, gemm_rows
 from hwgrpo.bench.kernels.clock import Clock, median_ratio
-from hwgrpo.bench.kernels.exact import LinearTruth, LogitsTruth
+from hwgrpo.bench.kernels.exact import TRUTHS, Truth
 from hwgrpo.bench.kernels.kernel_result import CaseBench, KernelBench, ShapeBench, SideBench
 from hwgrpo.bench.kernels.peak import can_measure_host, device_peak, host_peaks
 from hwgrpo.bench.kernels.peers import PEERS
-from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
+from hwgrpo.bench.kernels.problem import PROBLEMS
 from hwgrpo.bench.kernels.sides import Side
 from hwgrpo.bench.machine import machine_facts
 from hwgrpo.bench.times import turns
 
-KINDS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
-    ("linear", linear_problem, LinearTruth),
-    ("logits", logits_problem, LogitsTruth),
-)
 BASELINES = ("eager", "definition")
 """Baselines of the ratios; the first that was timed is used."""
 
@@ -128,7 +123,7 @@ def measure_cases(
         report: called with a line before each stage.
     """
     benches: list[CaseBench] = []
-    for kind, make, make_truth in KINDS:
+    for kind, make in PROBLEMS.items():
         selected = [case for case in cases if case.kind == kind and case.applies(dtype)]
         if not selected:
             continue
@@ -138,7 +133,7 @@ def measure_cases(
             for case in selected
         }
         report(f"{kind} results in fp64")
-        truth = make_truth(problem)
+        truth = TRUTHS[kind](problem)
         for case in selected:
             for entry in entries[case.name]:
                 report(f"{case.name}, {entry.side.name}, compared with fp64")
@@ -160,7 +155,7 @@ def _entry(side: Side, clock: Clock) -> _Entry:
     return _Entry(side, bench)
 
 
-def check(device: Device, case: Case, side: Side, bench: SideBench, truth: LinearTruth | LogitsTruth) -> None:
+def check(device: Device, case: Case, side: Side, bench: SideBench, truth: Truth) -> None:
     """Run a side once and compare it with fp64; mark it impossible or wrong if it fails."""
     if side.work is None:
         return

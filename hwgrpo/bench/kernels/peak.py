@@ -20,7 +20,7 @@ from hwgrpo_kernels import Shape
 
 from hwgrpo.bench.kernels.cases import CASES
 from hwgrpo.bench.kernels.exact import Result
-from hwgrpo.bench.kernels.problem import linear_problem, logits_problem
+from hwgrpo.bench.kernels.problem import PROBLEMS
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -94,7 +94,7 @@ def _serve() -> None:
     dtype, host = getattr(torch, request["dtype"]), torch.device("cpu")
     shape, tiny = Shape(*request["shape"]), Shape(8, 128, 256)
     wanted = {tuple(each) for each in request["wanted"]}
-    for kind, make in (("linear", linear_problem), ("logits", logits_problem)):
+    for kind, make in PROBLEMS.items():
         cases = [case for case in CASES if case.kind == kind and any(case.name == name for name, _ in wanted)]
         if not cases:
             continue

@@ -1,9 +1,11 @@
-"""Hidden states, head, logits and targets of one shape, from the input generators of the ops."""
+"""Inputs of the cases at one shape, from the input generators of the ops."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from hwgrpo_kernels import Shape, definitions, ops, ops_kl
@@ -96,6 +98,38 @@ def logits_problem(shape: Shape, dtype: torch.dtype, device: torch.device) -> Lo
     logprob, entropy, row_max, log_sum = (torch.cat(each) for each in zip(*parts))
     weight = row_weight(_advantages(shape.N, device), shape.N)
     return LogitsProblem(logits, targets, weight, (logprob, entropy, row_max, log_sum))
+
+
+@dataclass(frozen=True)
+class CodesProblem:
+    """A weight in NF4: codes and scales of 4H x H values, the size of a projection.
+
+    Args:
+        packed, scales: see `definitions.dequantize_nf4`.
+        out: [4H,H] of the dtype to dequantize to.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    out: Tensor
+
+
+def weight_shape(shape: Shape) -> Shape:
+    """Return rows and columns of the weight of a `CodesProblem`, as N and V."""
+    return Shape(4 * shape.H, shape.H, shape.H)
+
+
+def codes_problem(shape: Shape, dtype: torch.dtype, device: torch.device) -> CodesProblem:
+    """Create the inputs of cases that start from a quantized weight."""
+    return CodesProblem(**ops.nf4_inputs(weight_shape(shape), dtype, str(device)))
+
+
+PROBLEMS: dict[str, Callable[[Shape, torch.dtype, torch.device], Any]] = {
+    "linear": linear_problem,
+    "logits": logits_problem,
+    "codes": codes_problem,
+}
+"""Kind of a case -> what creates its inputs."""
 
 
 def row_weight(advantages: Tensor, rows: int) -> Tensor:

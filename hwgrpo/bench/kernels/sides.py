@@ -13,7 +13,7 @@ from hwgrpo_kernels.op import Key, shape_class
 from torch import Tensor
 
 from hwgrpo.bench.kernels.exact import KL_GRAD, STATS, Result
-from hwgrpo.bench.kernels.problem import LinearProblem, LogitsProblem
+from hwgrpo.bench.kernels.problem import CodesProblem, LinearProblem, LogitsProblem
 
 Group = Literal["ours", "baseline", "peer"]
 Work = Callable[[], Result]
@@ -227,3 +227,18 @@ def _backward(logits: Tensor, logprob: Tensor, entropy: Tensor, problem: LogitsP
     if gradients:
         ((logprob + entropy) * problem.row_weight).sum().backward()
     return with_gradients({"logprob": logprob, "entropy": entropy}, logits=logits)
+
+
+# From the codes of a weight.
+
+
+def our_dequantized(problem: CodesProblem) -> Result:
+    """`dequantize_nf4` as the registry selects it."""
+    out = problem.out
+    choice = default_registry.resolve("dequantize_nf4", out.device.type, out.dtype, out.shape[1])
+    return dequantized(problem, choice.function)
+
+
+def dequantized(problem: CodesProblem, function: Callable[..., Tensor]) -> Result:
+    """One implementation, or the definition, of `dequantize_nf4`."""
+    return {"out": function(problem.packed, problem.scales, problem.out)}
