@@ -7,6 +7,7 @@ OUT/CASE-RANK.json says how much memory loading took at its peak and what is wro
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -63,6 +64,12 @@ def make(folder: Path, *, tied: bool, hidden: int = 32, layers: int = 2, dtype: 
     return size
 
 
+def free_at_once() -> None:
+    """Let malloc return what is freed from now on to the system, so that the resident set is what is held."""
+    m_mmap_threshold = -3  # mallopt(3)
+    assert ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**16)
+
+
 def resident_peak(again: bool = False) -> int:
     """Return the most bytes that this process had in memory; `again` counts from now on (proc(5), clear_refs)."""
     if again:
@@ -81,6 +88,7 @@ def loaded(words: Sequence[str], backend: Backend) -> dict[str, Any]:
     attention = attention_of(config, device)
     layout = choose_layout(config, load_model_config(config.model), attention.loaded_as)
     tokenizer = load_tokenizer(config.model)
+    free_at_once()
     before = resident_peak(again=True)
     device.reset_peak()
     held: dict[str, Any] = {}
