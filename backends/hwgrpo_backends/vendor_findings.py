@@ -132,6 +132,9 @@ def _npu(facts: Facts) -> Iterable[Finding]:
     if "torch-npu" not in facts.distributions:
         fix = f"install {npu.INSTALL}" if nodes else ""
         yield Finding(what="torch-npu", state="warn", found="not installed", fix=fix, backends=concerned)
+    elif "triton-ascend" not in facts.distributions:
+        found = "not installed: log-probs and losses are computed by the torch kernels"
+        yield Finding(what="triton-ascend", found=found, backends=concerned)
 
 
 def _nodes(

@@ -1,7 +1,7 @@
 """Per-token estimators of KL(policy || reference) from the log-probs of sampled tokens.
 
-Throughout, x = ref_logprob - logprob. k1, k2, k3 are Schulman's (Approximating KL Divergence, 2020). The settings'
-defaults are verl's `kl_penalty`; without clamps k3 is TRL's.
+`hwgrpo/catalog.py` lists them by name. Throughout, x = ref_logprob - logprob. k1, k2, k3 are Schulman's (Approximating
+KL Divergence, 2020). The settings' defaults are verl's `kl_penalty`; without clamps k3 is TRL's.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rollout",
-        choices=("local", "apart"),
-        help="apart: rollout on separate devices, each with a shard of every weight (default: the recipe's engine)",
+        choices=("local", "separate"),
+        help="separate: rollout on separate devices, each with a shard of every weight (default: the recipe's engine)",
     )
     parser.add_argument(
         "--rollout-devices",
@@ -85,16 +85,16 @@ def run(args: argparse.Namespace) -> int:
     rates = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     if args.link is not None:
         rates["link"] = args.link * 1e9
-    separate = args.rollout == "apart" or (args.rollout is None and not engine_kind(config).samples_with_policy)
+    separate = args.rollout == "separate" or (args.rollout is None and not engine_kind(config).samples_with_policy)
     if args.rollout_devices and not separate:
         raise ConfigError(
-            f"--rollout-devices {args.rollout_devices} needs rollout on separate devices; add --rollout apart"
+            f"--rollout-devices {args.rollout_devices} needs rollout on separate devices; add --rollout separate"
         )
     cluster = Cluster(
         devices=args.devices * args.nodes,
         nodes=args.nodes,
         strategy=args.strategy,
-        apart=separate,
+        separate=separate,
         samplers=args.rollout_devices or 0,
         usable=USABLE if args.usable is None else args.usable,
         rates=Rates(**rates),

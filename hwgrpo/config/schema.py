@@ -177,7 +177,7 @@ class RolloutServerConfig:
     start_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
     """Seconds that a server may take to start or restart."""
     request_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
-    """Seconds without a reply after which a server counts as hung."""
+    """Most seconds for a request, a prompt with its n responses, queueing included; then the server counts as hung."""
     retries: int = limited(3, at_least=0)
     """Retries of a request after a server died, hung or sent an invalid reply."""
     max_reply_mb: float = limited(256.0, above=0, at_most=1e6)
@@ -383,7 +383,7 @@ class OptimConfig:
     weight_decay: float = limited(0.0, at_least=0)
     """Decoupled weight decay; norms and biases are exempt."""
     schedule: str = choice("constant", ("constant", "linear", "cosine"))
-    """Learning rate after the warm-up, over the steps of the run."""
+    """Learning rate after the warm-up, over the updates of the run."""
     warmup_steps: int = limited(0, at_least=0)
     """Updates over which the learning rate rises linearly from 0."""
     min_lr_ratio: float = limited(0.0, at_least=0, at_most=1, used_by=[one_of("optim.schedule", "linear", "cosine")])

@@ -42,7 +42,7 @@ class Cluster:
     nodes: int = 1
     strategy: str | None = None
     """A name of `strategy_variants`; None: the configuration's strategy."""
-    apart: bool = False
+    separate: bool = False
     """Rollout runs on separate devices, by another engine."""
     samplers: int = 0
     """Number of rollout devices; 0: as few as fit weights and cache."""
@@ -113,7 +113,7 @@ class ScalePlan:
             "nodes": c.nodes,
             "strategy": self.strategy,
             "padding": self.padding,
-            "rollout": "apart" if c.apart else "local",
+            "rollout": "separate" if c.separate else "local",
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "layout": self.layout,
@@ -166,18 +166,18 @@ class Planner:
         _, attention = assumed_selections(self.config, backend, self.settings)
         return choose_layout(self.config, self.settings, attention.loaded_as)
 
-    def work(self, backend: Backend, devices: int, *, apart: bool) -> Work:
+    def work(self, backend: Backend, devices: int, *, separate: bool) -> Work:
         """Return the work of one device."""
         dtype, _ = assumed_selections(self.config, backend, self.settings)
         longest = self.config.data.max_prompt_tokens
         work = planned_work(self.config, backend, devices, dtype, self.layout(backend), prompt_tokens=longest)
-        if not (apart and work.samples):
+        if not (separate and work.samples):
             return work
         # rollout by a server with default settings
         return replace(work, samples=False, sent_copies=count_host_copies(self.config, "vllm_server"))
 
     def resolve(
-        self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, apart: bool
+        self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, separate: bool
     ) -> TrainerConfig:
         """Return settings with values for those at `auto`, as `resolve_auto` does.
 
@@ -186,14 +186,14 @@ class Planner:
             backend: the device family.
             devices: number of devices.
             room: usable bytes of a device; None: not known.
-            apart: rollout runs on separate devices.
+            separate: rollout runs on separate devices.
         """
 
         if self.config.model.quantize != "none":  # which no strategy with shards supports
             room = None
 
         def fits(settings: TrainerConfig) -> bool:
-            return room is None or self.memory(backend, devices, settings, apart=apart).peak <= room
+            return room is None or self.memory(backend, devices, settings, separate=separate).peak <= room
 
         return resolve_auto(trainer, devices, fits)
 
@@ -212,31 +212,31 @@ class Planner:
             compressed=True,
         )
 
-    def memory(self, backend: Backend, devices: int, trainer: TrainerConfig, *, apart: bool) -> Memory:
+    def memory(self, backend: Backend, devices: int, trainer: TrainerConfig, *, separate: bool) -> Memory:
         """Return the memory of one device under the strategy of some settings."""
-        work = self.work(backend, devices, apart=apart)
+        work = self.work(backend, devices, separate=separate)
         return estimate(self.config, self.shape, work, sharding_of(trainer, devices))
 
-    def instead(self, backend: Backend, present: int, room: float, *, is_apart: bool) -> str:
+    def instead(self, backend: Backend, present: int, room: float, *, is_separate: bool) -> str:
         """Return the nearest alternative that fits into `room` bytes per device, as text.
 
         Args:
             backend: the device family.
             present: number of devices that do not fit a step.
             room: usable bytes of a device.
-            is_apart: rollout runs on separate devices already.
+            is_separate: rollout runs on separate devices already.
         """
         prompts = self.config.trainer.prompts_per_step
         counts = [present]
         while counts[-1] * 2 <= min(MOST_DEVICES, prompts):
             counts.append(counts[-1] * 2)
         for devices in (count for count in counts if prompts % count == 0):
-            for apart in (False, True)[is_apart:]:
+            for separate in (False, True)[is_separate:]:
                 for strategy in _offered(self.config, devices):
                     settings = variant_settings(strategy, self.config.trainer.tensor_parallel_size)
-                    if self.memory(backend, devices, settings, apart=apart).peak <= room:
+                    if self.memory(backend, devices, settings, separate=separate).peak <= room:
                         more = f" on {devices:,} devices" if devices != present else ""
-                        own = ", rollout on separate devices (--rollout apart)" if apart and not is_apart else ""
+                        own = ", rollout on separate devices (--rollout separate)" if separate and not is_separate else ""
                         return f"{strategy}{more}{own}"
         return f"nothing on up to {counts[-1]:,} devices"
 
@@ -244,7 +244,7 @@ class Planner:
 def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
     """Return the memory of one device under the configuration's strategy, and the model's sizes."""
     planner = Planner(config)
-    return planner.memory(backend, devices, config.trainer, apart=False), planner.shape
+    return planner.memory(backend, devices, config.trainer, separate=False), planner.shape
 
 
 def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, Backend]]) -> ScalePlan:
@@ -269,7 +269,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
     for _, backend in chips:
         planner.check(backend)
     backend = chips[0][1]
-    work = planner.work(backend, cluster.devices, apart=cluster.apart)
+    work = planner.work(backend, cluster.devices, separate=cluster.separate)
     results = tuple(_plan_chip(planner, cluster, chip, backend) for chip, backend in chips)
     return ScalePlan(
         model=config.model.path,
@@ -287,12 +287,12 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
 
 def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend) -> ChipPlan:
     config = planner.config
-    work = planner.work(backend, cluster.devices, apart=cluster.apart)
+    work = planner.work(backend, cluster.devices, separate=cluster.separate)
     room = None if chip.memory is None else cluster.usable * chip.memory
     trainer = config.trainer
     if cluster.strategy is not None:
         trainer = variant_settings(cluster.strategy, trainer.tensor_parallel_size)
-    trainer = planner.resolve(trainer, backend, cluster.devices, room, apart=cluster.apart)
+    trainer = planner.resolve(trainer, backend, cluster.devices, room, separate=cluster.separate)
     sharding = sharding_of(trainer, cluster.devices)
     memory = estimate(config, planner.shape, work, sharding)
     samplers = 0
@@ -301,7 +301,7 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
         samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
     instead = ""
     if room is not None and memory.peak > room:
-        instead = planner.instead(backend, cluster.devices, room, is_apart=cluster.apart)
+        instead = planner.instead(backend, cluster.devices, room, is_separate=cluster.separate)
     return ChipPlan(
         name=chip.title,
         strategy=cluster.strategy or trainer.strategy,

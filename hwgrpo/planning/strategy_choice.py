@@ -96,19 +96,19 @@ def _by_plan(
 ) -> tuple[TrainerConfig, str]:
     """Return the settings whose plan fits into `room` bytes of a device, and a note."""
     planner = Planner(config)
-    apart = not engine_kind(config).samples_with_policy
+    separate = not engine_kind(config).samples_with_policy
 
     def peak(settings: TrainerConfig) -> int:
-        return planner.memory(backend, devices, settings, apart=apart).peak
+        return planner.memory(backend, devices, settings, separate=separate).peak
 
-    chosen = planner.resolve(trainer, backend, devices, room, apart=apart)
+    chosen = planner.resolve(trainer, backend, devices, room, separate=separate)
     fastest = resolve_auto(trainer, devices, lambda _: True)
     named, needed = _named(trainer, chosen), format_bytes(peak(chosen))
     usable = f"of the {format_bytes(room)} usable on a device"
     if peak(chosen) > room:
         return chosen, (
             f"warning: {named} (auto) needs about {needed} {usable}; what would fit: "
-            f"{planner.instead(backend, devices, room, is_apart=apart)} (`hwgrpo plan` shows the parts)"
+            f"{planner.instead(backend, devices, room, is_separate=separate)} (`hwgrpo plan` shows the parts)"
         )
     more = "" if chosen == fastest else f"; {_named(trainer, fastest)} would need {format_bytes(peak(fastest))}"
     return chosen, f"{named} (auto): about {needed} {usable}{more}"

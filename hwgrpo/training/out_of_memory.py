@@ -86,22 +86,29 @@ def _figures(device: Device) -> str:
 def _remedies(config: Config, device: Device, stage: str | None) -> list[str]:
     """Return the settings that reduce the stage's memory, with their values; the most effective first."""
     r, remedies = config.rollout, []
+    lora = uses_lora(config.model.lora)
     if stage in ("gen", "testing"):
         remedies += [
             f"rollout.max_sequences (now {r.max_sequences}), which changes only the speed",
             f"rollout.max_response_tokens (now {r.max_response_tokens})",
         ]
-    elif stage not in (LOADING, SAVING):
+    elif stage == "sync" and r.engine == "vllm":
+        remedies.append("the engine's share, by rollout.gpu_memory_utilization or rollout.kv_cache_gb")
+    elif stage not in (LOADING, SAVING, "sync"):
         tokens = micro_batch_tokens(config, device.torch_device)
         remedies.append(f"trainer.tokens_per_micro_batch (now {tokens}), which changes only the speed")
         if config.trainer.strategy == "fsdp2" and config.trainer.fsdp2.sync_every == "update":
             remedies.append("the full weights and gradients, by trainer.fsdp2.sync_every=micro_batch")
         if not config.model.gradient_checkpointing:
             remedies.append("the stored activations, by model.gradient_checkpointing=true")
-    if not uses_lora(config.model.lora):
-        remedies.append("the optimizer states, by training adapters (model.lora.rank=16)")
+    if not lora and config.trainer.offload == "none" and config.trainer.strategy != "deepspeed":
+        remedies.append("the optimizer states, by optim.name=adamw_8bit, on an accelerator also by trainer.offload=optimizer")
+    if config.trainer.strategy in ("auto", "ddp"):
+        remedies.append("each device's share, by trainer.strategy=fsdp2 on several devices")
+    if not lora:
+        remedies.append("gradients and optimizer states, by training adapters (model.lora.rank=16)")
     elif config.model.quantize == "none":
         remedies.append("the base model's weights, by model.quantize=nf4")
-    if config.algorithm.kl.coef and not uses_lora(config.model.lora):
+    if config.algorithm.kl.coef and not lora:
         remedies.append("the number of models, by algorithm.kl.coef=0, which needs no reference model")
     return remedies or ["the size of the model (model.path)"]

@@ -1,4 +1,8 @@
-"""Resuming a run: select the checkpoint, compare its settings and data, and restore the state."""
+"""Resuming a run: select the checkpoint, compare its settings and data, and restore the state.
+
+Any number of ranks and any strategy may resume: `checkpoint/shard_files.py` reads the shards that each rank needs. Under
+`trainer.strategy=auto` the saved strategy stays (`planning/strategy_choice.py`).
+"""
 
 from __future__ import annotations
 

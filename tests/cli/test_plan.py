@@ -145,7 +145,7 @@ def test_auto_is_planned_for_each_chip_as_a_run_would_choose():
 
 def test_what_is_offered_instead_of_layers_that_are_cut_can_cut_them():
     more = ("rollout.max_response_tokens=31744", "model.layout=padded", "model.gradient_checkpointing=true")
-    words = (RECIPE, *CUT, *more, "trainer.tokens_per_micro_batch=262144", "--rollout", "apart")
+    words = (RECIPE, *CUT, *more, "trainer.tokens_per_micro_batch=262144", "--rollout", "separate")
     whole, cut = ((*words, f"trainer.tensor_parallel_size={size}", "--chip", "mine=1000,3000,259") for size in (1, 8))
     assert [planned(*each)["chips"][0]["instead"] for each in (whole, cut)] == ["", "nothing on up to 128 devices"]
     [one] = planned(*words, "trainer.tensor_parallel_size=1", "--strategy", "zero3", "--chip", "mine=1,1,259")["chips"]
@@ -153,7 +153,7 @@ def test_what_is_offered_instead_of_layers_that_are_cut_can_cut_them():
 
 
 def test_rows_with_other_numbers_of_samplers_say_so_and_how_they_are_compared():
-    words = ("deepseek_7b_math", "--devices", "16", "--rollout", "apart", "rollout.max_sequences=4096")
+    words = ("deepseek_7b_math", "--devices", "16", "--rollout", "separate", "rollout.max_sequences=4096")
     words += ("--chip", "H100 SXM", "--chip", "H200 SXM")
     chips = planned(*words)["chips"]
     counts = [chip["rollout_devices"] for chip in chips]
@@ -171,16 +171,16 @@ def test_rows_with_other_numbers_of_samplers_say_so_and_how_they_are_compared():
     assert "samplers" not in said(RECIPE, "--chip", "H100 SXM"), "devices that train sample"
 
 
-def test_rollout_apart_takes_the_copy_and_the_cache_off_the_devices_that_train():
+def test_separate_rollout_needs_no_copy_and_no_cache_on_training_devices():
     words = ("qwen3_32b_math", "model.lora.rank=0", "--devices", "8", "--nodes", "4", "--strategy", "fsdp2")
-    here, apart = chip(*words), chip(*words, "--rollout", "apart")
+    here, separate = chip(*words), chip(*words, "--rollout", "separate")
     assert here["components"]["always"]["copy that samples"] == 2 * 32_762_123_264
-    assert "copy that samples" not in apart["components"]["always"]
-    assert apart["components"]["rollout"] == {}
-    assert apart["rollout_devices"] == 2
-    assert here["instead"] == "fsdp2, rollout on separate devices (--rollout apart)"
-    more = chip(*words, "--rollout", "apart", "--rollout-devices", "8")
-    assert more["seconds"]["decode"] < apart["seconds"]["decode"]
+    assert "copy that samples" not in separate["components"]["always"]
+    assert separate["components"]["rollout"] == {}
+    assert separate["rollout_devices"] == 2
+    assert here["instead"] == "fsdp2, rollout on separate devices (--rollout separate)"
+    more = chip(*words, "--rollout", "separate", "--rollout-devices", "8")
+    assert more["seconds"]["decode"] < separate["seconds"]["decode"]
 
 
 def test_chips_are_found_by_parts_of_their_names_and_can_be_described():
@@ -214,7 +214,7 @@ def test_a_small_model_is_planned_on_the_host():
         ((RECIPE, "--strategy", "fsdp"), ("--strategy='fsdp'", "Did you mean 'fsdp2'")),
         ((RECIPE, "--chip", "H1000"), ("--chip='H1000'", "H100 SXM")),
         ((RECIPE, "--chip", "mine=1,2"), ("--chip 'mine=1,2'", "three numbers")),
-        ((RECIPE, "--rollout-devices", "4"), ("--rollout-devices 4", "--rollout apart")),
+        ((RECIPE, "--rollout-devices", "4"), ("--rollout-devices 4", "--rollout separate")),
         (
             (RECIPE, *CUT, "--strategy", "zero3"),
             ("--strategy='zero3' with trainer.tensor_parallel_size=2", "use --strategy fsdp2 or fsdp2+offload"),

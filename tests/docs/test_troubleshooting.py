@@ -5,11 +5,14 @@ import re
 import shlex
 
 import pytest
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
 
 from hwgrpo.cli.main import main
 from hwgrpo.observe import detectors
-from hwgrpo.training.out_of_memory import STAGES
+from hwgrpo.training.out_of_memory import STAGES, _remedies
 from tests.docs.pages import REPO, blocks, code, page, section, table
+from tests.support.models.tiny import settings
 
 PAGE = page("troubleshooting.md")
 ERRORS = table(PAGE, "you typed", "the error says")
@@ -28,6 +31,10 @@ THRESHOLDS = {
     "gradient clipped": (detectors.CLIPPED_STEPS, int(detectors.CLIPPED_TIMES)),
     "length collapse": (detectors.SHORT_SHARE,),
 }
+
+
+KEYS = re.compile(r"\b(?:algorithm|model|optim|rollout|trainer)\.[a-z0-9_.]*[a-z0-9_]")
+"""Settings named in a text."""
 
 
 def run(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -68,6 +75,25 @@ def test_every_warning_is_on_the_page_with_its_thresholds():
 def test_the_stages_of_a_full_memory_are_on_the_page():
     rows = table(section(PAGE, "Out of memory"), "stage", "lower, in this order")
     assert sorted(stage for row in rows for stage in row["stage"].split(", ")) == sorted(STAGES.values())
+
+
+def test_what_a_full_memory_lowers_is_on_the_page():
+    text = section(PAGE, "Out of memory")
+    runs = (
+        settings("algorithm.kl.coef=0.1"),
+        settings("model.lora.rank=4", "rollout.engine=vllm"),
+        settings("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"),
+    )
+    lowered = {
+        stage: {key for run in runs for each in _remedies(run, Device(BACKEND), stage) for key in KEYS.findall(each)}
+        for stage in STAGES
+    }
+    common = set.intersection(*lowered.values())
+    assert common == set(KEYS.findall(text[text.index("In every stage") :].partition("\n\n")[0]))
+    for row in table(text, "stage", "lower, in this order"):
+        named = set(KEYS.findall(row["lower, in this order"]))
+        for stage in (key for key, words in STAGES.items() if words in row["stage"].split(", ")):
+            assert lowered[stage] - common == named, stage
 
 
 def test_the_messages_of_the_page_are_in_the_code():

@@ -150,9 +150,9 @@ def test_a_local_engine_samples_from_a_whole_copy_where_weights_are_cut():
     in_fp32 = held("fsdp2", 8, samples=True, dtype=torch.float32)
     assert in_fp32.always["copy that samples"] == 4 * SHAPE.parameters
     assert "copy that samples" not in held("ddp", 8, samples=True, dtype=torch.float32).always
-    apart = held("fsdp2", 8)
-    assert "copy that samples" not in apart.always
-    assert apart.rollout == {}
+    separate = held("fsdp2", 8)
+    assert "copy that samples" not in separate.always
+    assert separate.rollout == {}
 
 
 def test_offloading_moves_state_to_the_host_and_frees_the_device():

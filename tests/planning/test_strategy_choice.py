@@ -30,7 +30,7 @@ def device(memory: float | None) -> Any:
 
 def needed(strategy: str, devices: int, *words: str) -> int:
     config = recipe(f"trainer.strategy={strategy}", *words)
-    return Planner(config).memory(ACCELERATOR, devices, config.trainer, apart=False).peak
+    return Planner(config).memory(ACCELERATOR, devices, config.trainer, separate=False).peak
 
 
 EACH_PASS, EACH_UPDATE = ("trainer.fsdp2.sync_every=micro_batch", "trainer.fsdp2.sync_every=update")
