@@ -236,7 +236,9 @@ class Planner:
                     settings = variant_settings(strategy, self.config.trainer.tensor_parallel_size)
                     if self.memory(backend, devices, settings, separate=separate).peak <= room:
                         more = f" on {devices:,} devices" if devices != present else ""
-                        own = ", rollout on separate devices (--rollout separate)" if separate and not is_separate else ""
+                        own = (
+                            ", rollout on separate devices (--rollout separate)" if separate and not is_separate else ""
+                        )
                         return f"{strategy}{more}{own}"
         return f"nothing on up to {counts[-1]:,} devices"
 

@@ -1,7 +1,7 @@
 """Resuming a run: select the checkpoint, compare its settings and data, and restore the state.
 
-Any number of ranks and any strategy may resume: `checkpoint/shard_files.py` reads the shards that each rank needs. Under
-`trainer.strategy=auto` the saved strategy stays (`planning/strategy_choice.py`).
+Any number of ranks and any strategy may resume: `checkpoint/shard_files.py` reads the shards that each rank needs.
+Under `trainer.strategy=auto` the saved strategy stays (`planning/strategy_choice.py`).
 """
 
 from __future__ import annotations

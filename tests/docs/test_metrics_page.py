@@ -130,7 +130,7 @@ def test_a_validation_has_a_line_of_its_own(logged):
 
 
 def test_names_of_tutorials_point_at_metrics_of_the_page():
-    rows = table(section(PAGE, "Names of tutorials"), "name there", "here")
+    rows = table(section(PAGE, "Names used elsewhere"), "name there", "here")
     there = {name for row in rows for name in code(row["name there"])}
     assert {"rewards/best", "rewards/worst", "objective/kl", "objective/entropy", "ppo_ratio_clipped"} <= there
     assert "advantage_std" in there

@@ -25,6 +25,8 @@ INLINE = {
     ),
     "hwgrpo doctor --run": "hwgrpo doctor --run",
     "hwgrpo kernels": "hwgrpo kernels",
+    "hwgrpo train mine.yaml --dry-run": "hwgrpo train tiny_sort --dry-run",  # mine.yaml: the test below
+    "hwgrpo train mine.yaml": "hwgrpo train tiny_sort --print-config",
 }
 """Command in a sentence -> its form for any machine: less work, or a dry run (exit code 1 without the device)."""
 

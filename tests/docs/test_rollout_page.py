@@ -1,14 +1,18 @@
 """docs/rollout.md lists the engines, and its commands have settings that are right."""
 
+import re
 import shlex
 
 import pytest
+from hwgrpo_backends.registry import get
 
 from hwgrpo.catalog import ENGINES
 from hwgrpo.cli.main import main
-from tests.docs.pages import blocks, code, page, table
+from hwgrpo.doctor.versions import CANN, MATRIX
+from tests.docs.pages import REPO, blocks, code, page, table
 
 PAGE = page("rollout.md")
+TORCH = "2.13.0"
 RECIPE = ("tiny_sort", "model.path=builtin://tiny?task=sort&head=32")
 """One whose model vLLM can run on a CPU."""
 TRAINING = [
@@ -29,11 +33,29 @@ def test_a_command_has_settings_that_are_right(arguments: list[str], capsys: pyt
     named = [each for word in arguments for each in (RECIPE if word == "RECIPE" else (word,))]
     started = arguments[0] == "launch"
     named = [word if word != "--run" else "--print" for word in named]
-    status = main([*named, "backend.name=cuda" if started else "--dry-run"])  # hw: whose variable --visible sets
+    backend = "npu" if "ASCEND" in " ".join(named) else "cuda"  # hw: whose variable --visible sets
+    status = main([*named, f"backend.name={backend}" if started else "--dry-run"])
     printed = capsys.readouterr()
     assert status in (0, 1), printed.err
-    assert ("CUDA_VISIBLE_DEVICES=0,1,2,3" if started else "schedule") in printed.out  # hw: that variable
+    assert (f"{get(backend).visible_env}=0,1,2,3" if started else "schedule") in printed.out
 
 
 def test_there_are_commands():
-    assert len(TRAINING) == 5
+    assert len(TRAINING) == 6
+
+
+def test_the_versions_on_ascend_are_those_that_are_installed():
+    rows = {code(row["environment"])[0]: row for row in table(PAGE, "environment", "made by")}
+    for name, file in ((".venv", "npu"), (".venv-vllm-ascend", "rollout-vllm-ascend")):
+        pins = dict(
+            re.findall(r"^([\w-]+)==(\S+)", (REPO / f"scripts/constraints/{file}.txt").read_text(), re.MULTILINE)
+        )
+        shown = {
+            "torch-npu": rows[name]["torch-npu"],
+            **dict(re.findall(r"([\w-]+) ([\d.]+\w*)", rows[name]["others"])),
+        }
+        assert shown.items() <= pins.items()
+        assert rows[name]["torch"] == pins.get("torch", TORCH)
+    [needs] = [row.needs for row in MATRIX if row.package == "torch-npu" and row.versions == f"=={pins['torch-npu']}"]
+    assert needs[CANN] == f"=={rows['.venv-vllm-ascend']['CANN']}"
+    assert not [row for row in MATRIX if row.package == "torch-npu" and "2.13" in row.versions and CANN in row.needs]

@@ -100,8 +100,11 @@ def test_the_weights_that_rank_0_keeps_are_the_commands(title):
 
 def test_the_seconds_of_the_large_step_are_the_commands():
     text = " ".join(section("Qwen3-235B-A22B").split())
-    chip = planned("Qwen3-235B-A22B")["chips"][0]
+    chip = planned("Qwen3-235B-A22B")["chips"][1]
+    assert chip["fits"]
     seconds = chip["seconds"]
+    assert set(seconds) == {"prefill", "decode", "scoring", "update", "optimizer", "exchange", "sync"}
+    assert f"128 {chip['name'].split()[0]} for training" in text
     assert f"takes {chip['step']:.0f} s: decoding {seconds['decode']:.0f} s" in text
     assert f"products {seconds['update']:.0f} s, and {seconds['exchange']:.0f} s to move state" in text
 
@@ -132,6 +135,20 @@ def test_the_page_says_what_is_held_while_a_model_is_cut():
     start = plan["chips"][0]["components"]["loading"]
     assert f"on 128 devices that takes {sum(start.values()) / GIB:.0f} GiB of each" in text
     assert f"{4 * plan['parameters'] / GIB:.0f} GiB for 235B, on that one host" in text
+
+
+def test_the_commands_for_several_nodes_print_what_starts_them(capsys):
+    [block] = re.findall(
+        r"^```bash\n(.*?)^```$", section("Start a run on several nodes"), flags=re.DOTALL | re.MULTILINE
+    )
+    shown = []
+    for line in block.splitlines():
+        assert main(shlex.split(line.partition(" > ")[0])[1:]) == 0
+        shown.append(capsys.readouterr().out)
+    assert "--nnodes 2" in shown[0]
+    assert "--rdzv-endpoint node0:" in shown[0]
+    assert "#SBATCH --nodes=2" in shown[1]
+    assert "#SBATCH --time=24:00:00" in shown[1]
 
 
 def test_the_page_names_what_this_project_does_not_do():
