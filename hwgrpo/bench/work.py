@@ -41,7 +41,7 @@ def counted_tokens(policy: PolicyModel) -> Iterator[Tokens]:
 def update_flops(policy: PolicyModel, tokens: Tokens) -> int | None:
     """Return the floating-point operations of an update's products with weights, or None if unknown.
 
-    The backbone's for every token fed, padding included, and the LM head's for response tokens only, by `training_work`.
+    The backbone's for every token fed, padding included, and the LM head's for response tokens only (`training_work`).
     Attention scores and what gradient checkpointing computes again are not counted.
     """
     work = training_work(policy)

@@ -181,10 +181,7 @@ def text(plan: ScalePlan) -> str:
     misfits = [chip for chip in plan.chips if chip.instead]
     if misfits:
         lines += ["", "configurations that fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
-        lines += [
-            "  to save memory anyway: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0,",
-            "  model.gradient_checkpointing=true",
-        ]
+        lines.append("  to save more: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0")
     return "\n".join([*lines, "", *_assumptions(plan)])
 
 

@@ -92,6 +92,8 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     strategy.clip_gradients(0.1 * float(result["norm"]))
     result["clipped_norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
     strategy.step(0.05)
+    keeps = STRATEGIES.load(strategy.name).sharding(config.trainer, strategy.world_size).keeps_gradients
+    assert keeps or all(p.grad is None for p in policy.parameters()), "the plan frees them"
     result["scored"] = update.score(full)
     result |= {f"weight.{name}": weight.clone() for name, weight in strategy.gather_full_parameters()}
     result |= joined_shards(strategy)
