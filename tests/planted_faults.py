@@ -379,6 +379,13 @@ FAULTS = (
         "planning/test_strategy_choice.py",
     ),
     Fault(
+        "no device left to the server",
+        "cli/launch.py",
+        "if args.devices is None and not visible:",
+        "if False:",
+        "cli/test_launch.py -k server",
+    ),
+    Fault(
         "another strategy after a resume",
         "planning/strategy_choice.py",
         'if trainer.strategy == "auto" and strategy != "auto":',
