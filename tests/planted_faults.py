@@ -386,6 +386,20 @@ FAULTS = (
         "cli/test_launch.py -k server",
     ),
     Fault(
+        "states in host memory moved for nothing",
+        "planning/step_time.py",
+        't.offload == "optimizer" and work',
+        "False and work",
+        "planning/test_step_time.py",
+    ),
+    Fault(
+        "training on codes as fast as on weights",
+        "planning/step_time.py",
+        "dequantized = _quotient(moved, memory) if moved else 0.0",
+        "dequantized = 0.0",
+        "planning/test_step_time.py",
+    ),
+    Fault(
         "another strategy after a resume",
         "planning/strategy_choice.py",
         'if trainer.strategy == "auto" and strategy != "auto":',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hwgrpo_backends import Backend
@@ -119,7 +119,7 @@ class ScalePlan:
             "layout": self.layout,
             "sequence_parallel_size": 1 if self.shards_layers else self.shared_by,
             "tensor_parallel_size": self.shared_by if self.shards_layers else 1,
-            "assumed": {"usable": c.usable, "mfu": c.rates.mfu, "mbu": c.rates.mbu, "link": c.rates.link},
+            "assumed": {"usable": c.usable, **asdict(c.rates)},
             "chips": [
                 {
                     "name": chip.name,

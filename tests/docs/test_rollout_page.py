@@ -36,4 +36,4 @@ def test_a_command_has_settings_that_are_right(arguments: list[str], capsys: pyt
 
 
 def test_there_are_commands():
-    assert len(TRAINING) == 5
+    assert len(TRAINING) == 6
