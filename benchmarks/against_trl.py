@@ -482,7 +482,8 @@ def _run_trl(setting: Setting, args: argparse.Namespace, reply: Any, memory: Any
 
 def _table(results: list[dict[str, Any]]) -> str:
     rows = [
-        "| setting | side | step ms (wall) | step ms (CPU) | generate ms | rest ms | peak MiB | above imports | steps and s to 0.9 |",
+        "| setting | side | step ms (wall) | step ms (CPU) | generate ms | rest ms | peak MiB | above imports "
+        "| steps and s to 0.9 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
