@@ -1,8 +1,9 @@
 """A GRPO step of hwgrpo compared with one of TRL: same weights, prompts, rewards, optimizer and threads, in one run.
 
-Each side is a separate process with its own peak memory. They alternate: while one runs a block of
-steps the other waits for its next request and uses no CPU. Before anything is timed, TRL samples a batch, both sides
-compute its loss and gradient, and a relative difference above 1e-5 ends the benchmark.
+Each side is a separate process with its own peak memory, of which the memory with torch and transformers imported is
+subtracted in another column. They alternate: while one runs a block of steps the other waits for its next request and
+uses no CPU. Before anything is timed, TRL samples a batch, both sides compute its loss and gradient, and a relative
+difference above 1e-5 ends the benchmark.
 
     python benchmarks/against_trl.py --trl-python /path/to/venv-with-trl/bin/python --setting add --steps 60
 
@@ -15,7 +16,6 @@ import argparse
 import datetime
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -131,7 +131,7 @@ def _compare(name: str, setting: Setting, has_trl: bool, args: argparse.Namespac
         steps = turns[side.name]
         sides[side.name] = {
             **{key: median(step[key] for step in steps) for key in ("wall", "cpu", "generate")},
-            "peak_mib": side.ask("memory")["peak_mib"],
+            **side.ask("memory"),
             "versions": side.versions,
             "steps_to_target": _reached(side.rewards),
             "seconds_to_target": sum(side.clock[: _reached(side.rewards) or 0]) or None,
@@ -257,8 +257,19 @@ def _side(args: argparse.Namespace) -> int:
         stdout.write(json.dumps(value) + "\n")
         stdout.flush()
 
+    import torch
+    import transformers
+
+    assert torch.__version__
+    assert transformers.__version__
+    imported = _resident("VmRSS")
+
+    def memory() -> dict[str, float]:
+        peak = _resident("VmHWM")
+        return {"peak_mib": peak, "above_imports_mib": peak - imported}
+
     run = _run_trl if args.side == "trl" else _run_hwgrpo
-    run(setting, args, reply)
+    run(setting, args, reply, memory)
     return 0
 
 
@@ -267,11 +278,13 @@ def _requests() -> Iterator[Any]:
         yield json.loads(line)
 
 
-def _peak() -> dict[str, float]:
-    return {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+def _resident(field: str) -> float:
+    """Return VmRSS, or its peak VmHWM, of this process in MiB; unlike ru_maxrss without that of its parent."""
+    [line] = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) / 1024
 
 
-def _run_hwgrpo(setting: Setting, args: argparse.Namespace, reply: Any) -> None:
+def _run_hwgrpo(setting: Setting, args: argparse.Namespace, reply: Any, memory: Any) -> None:
     import torch
     from hwgrpo_backends.cpu import BACKEND
     from safetensors.torch import load_file
@@ -325,7 +338,7 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, reply: Any) -> None:
     step = 0
     for request in _requests():
         if request == "memory":
-            reply(_peak())
+            reply(memory())
         elif isinstance(request, dict):
             groups = list(dict.fromkeys(request["prompt"]))
             prompts = PromptBatch(
@@ -362,7 +375,7 @@ def _run_hwgrpo(setting: Setting, args: argparse.Namespace, reply: Any) -> None:
             reply({"steps": steps})
 
 
-def _run_trl(setting: Setting, args: argparse.Namespace, reply: Any) -> None:
+def _run_trl(setting: Setting, args: argparse.Namespace, reply: Any, memory: Any) -> None:
     import torch
     import transformers
     import trl  # pyright: ignore[reportMissingImports]  (only this side's environment has it)
@@ -464,13 +477,14 @@ def _run_trl(setting: Setting, args: argparse.Namespace, reply: Any) -> None:
     trainer.train()
     for request in requests:
         assert request == "memory", request
-        reply(_peak())
+        reply(memory())
 
 
 def _table(results: list[dict[str, Any]]) -> str:
     rows = [
-        "| setting | side | step ms (wall) | step ms (CPU) | generate ms | rest ms | peak MiB | steps and s to 0.9 |",
-        "|---|---|---|---|---|---|---|---|",
+        "| setting | side | step ms (wall) | step ms (CPU) | generate ms | rest ms | peak MiB | above imports "
+        "| steps and s to 0.9 |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
         for side in [side for side in ("trl", "hwgrpo") if side in result]:
@@ -479,14 +493,16 @@ def _table(results: list[dict[str, Any]]) -> str:
             target = f"{r['steps_to_target']}, {r['seconds_to_target']:.1f}" if r["steps_to_target"] else "not reached"
             times = " | ".join(f"{1e3 * value:.1f}" for value in (r["wall"], r["cpu"], r["generate"], rest))
             name = f"{result['setting']}, {result['parameters']:,}"
-            rows.append(f"| {name} | {side} | {times} | {r['peak_mib']:.0f} | {target} |")
+            memory = f"{r['peak_mib']:.0f} | {r['above_imports_mib']:.0f}"
+            rows.append(f"| {name} | {side} | {times} | {memory} | {target} |")
         if "trl" not in result:
             continue
         theirs, ours = result["trl"], result["hwgrpo"]
         ratios = [f"{theirs[key] / ours[key]:.2f}x" for key in ("wall", "cpu", "generate")]
         rest = (theirs["wall"] - theirs["generate"]) / (ours["wall"] - ours["generate"])
+        memory = " | ".join(f"{theirs[key] / ours[key]:.2f}x" for key in ("peak_mib", "above_imports_mib"))
         rows.append(
-            f"| | ratio | {' | '.join(ratios)} | {rest:.2f}x | {theirs['peak_mib'] / ours['peak_mib']:.2f}x | "
+            f"| | ratio | {' | '.join(ratios)} | {rest:.2f}x | {memory} | "
             f"loss {result['agreement']['loss']:.1e}, gradient {result['agreement']['gradient']:.1e} apart |"
         )
     return "\n".join(rows)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.update.flops import training_work
 
 
 @dataclass
@@ -38,24 +39,12 @@ def counted_tokens(policy: PolicyModel) -> Iterator[Tokens]:
 
 
 def update_flops(policy: PolicyModel, tokens: Tokens) -> int | None:
-    """Return the floating-point operations of the matrix products of an update, or None if unknown.
+    """Return the floating-point operations of an update's products with weights, or None if unknown.
 
-    6 per weight and token where the weight is trained (2 forward, 2 for the gradient of its input, 2 for its own), 4
-    where it is frozen; the backbone's for every token fed, the LM head's for response tokens only. Attention scores,
-    norms and what gradient checkpointing computes again are not counted. Mixtures of experts use each weight for some
-    tokens, which is not known here. Source: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1.
+    The backbone's for every token fed, padding included, and the LM head's for response tokens only (`training_work`).
+    Attention scores and what gradient checkpointing computes again are not counted.
     """
-    base = policy.base
-    if getattr(base.config.get_text_config(), "num_experts_per_tok", None):
+    work = training_work(policy)
+    if work is None:
         return None
-    head = base.get_output_embeddings().weight
-    tables = {id(module.weight) for module in policy.modules() if isinstance(module, nn.Embedding)}
-    per_fed_token = 0
-    for weight in policy.parameters():
-        if weight is head or id(weight) in tables or weight.ndim < 2:
-            continue
-        if weight.ndim > 2:
-            return None
-        per_fed_token += (6 if weight.requires_grad else 4) * weight.numel()
-    per_response_token = (6 if head.requires_grad else 4) * head.numel()
-    return per_fed_token * tokens.fed + per_response_token * tokens.trained
+    return round(work.per_token * tokens.fed + work.per_response_token * tokens.trained)

@@ -90,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.slurm and (args.started or not (args.devices or visible)):
         backend, found = _select(config, backend, needed=args.started and not plans)
     devices = args.devices if args.devices is not None else len(visible) or found
+    if args.devices is None and not visible:
+        _check_server_devices(config, backend, devices)
     _check_counts(args, devices, visible)
     check_world_size(config, devices * args.nodes)
     if plans:
@@ -244,6 +246,24 @@ def _check_counts(args: argparse.Namespace, devices: int, visible: Sequence[str]
     port = args.rendezvous.rpartition(":")[2] if args.rendezvous and ":" in args.rendezvous else str(PORTS.start)
     if not (port.isdigit() and 0 < int(port) < 65536):
         raise ConfigError(f"--rendezvous {args.rendezvous}: the text after the colon is not a port")
+
+
+def _check_server_devices(config: Config, backend: Backend | None, devices: int) -> None:
+    """Check that training on every device of the host leaves some to the server that the run starts there."""
+    from hwgrpo.rollout.engine_kind import engine_kind
+
+    r, name = config.rollout, backend.visible_env if backend else None
+    if devices < 2 or name is None or r.server.url is not None or not engine_kind(config).on_server:
+        return
+    if name in r.server.env and os.environ.get(name):  # both have theirs
+        return
+    half = devices // 2
+    first, rest = (",".join(map(str, numbers)) for numbers in (range(half), range(half, devices)))
+    raise ConfigError(
+        f"rollout.engine={r.engine!r} starts a server on this host, and all {devices} devices would train: give each "
+        f"its own, e.g. --visible {first} 'rollout.server.env={{{name}: \"{rest}\"}}'; with --devices {devices} they "
+        "are shared"
+    )
 
 
 def _visible(option: str | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mbu", type=float, metavar="SHARE", help="model bandwidth utilisation in decoding (default 0.6)"
     )
     parser.add_argument("--link", type=float, metavar="GB/S", help="bandwidth between devices (default 50)")
+    parser.add_argument(
+        "--host-link", type=float, metavar="GB/S", help="bandwidth between a device and its host (default 25)"
+    )
     parser.add_argument("--usable", type=float, metavar="SHARE", help="usable share of a chip's memory (default 0.9)")
     parser.add_argument("--json", action="store_true", help="print JSON (schema hwgrpo.plan/1), bytes and seconds")
 
@@ -69,10 +73,12 @@ def run(args: argparse.Namespace) -> int:
     for option in ("devices", "nodes", "rollout_devices"):
         if (value := getattr(args, option)) is not None and value < 1:
             raise ConfigError(f"--{option.replace('_', '-')} {value}: use 1 or more")
-    for option, most in (("mfu", 1.0), ("mbu", 1.0), ("usable", 1.0), ("link", math.inf)):
+    for option, most in (("mfu", 1.0), ("mbu", 1.0), ("usable", 1.0), ("link", math.inf), ("host_link", math.inf)):
         value = getattr(args, option)
         if value is not None and not 0 < value <= most:
-            raise ConfigError(f"--{option} {value}: use a number above 0{' and at most 1' if most == 1 else ''}")
+            raise ConfigError(
+                f"--{option.replace('_', '-')} {value}: use a number above 0{' and at most 1' if most == 1 else ''}"
+            )
     from hwgrpo.config import load_config
 
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
@@ -83,8 +89,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.rollout.engine_kind import engine_kind
 
     rates = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
-    if args.link is not None:
-        rates["link"] = args.link * 1e9
+    rates |= {name: 1e9 * getattr(args, name) for name in ("link", "host_link") if getattr(args, name) is not None}
     separate = args.rollout == "separate" or (args.rollout is None and not engine_kind(config).samples_with_policy)
     if args.rollout_devices and not separate:
         raise ConfigError(
@@ -181,10 +186,7 @@ def text(plan: ScalePlan) -> str:
     misfits = [chip for chip in plan.chips if chip.instead]
     if misfits:
         lines += ["", "configurations that fit", *(f"  {chip.name}: {chip.instead}" for chip in misfits)]
-        lines += [
-            "  to save memory anyway: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0,",
-            "  model.gradient_checkpointing=true",
-        ]
+        lines.append("  to save more: trainer.tokens_per_micro_batch, rollout.max_sequences, model.lora.rank above 0")
     return "\n".join([*lines, "", *_assumptions(plan)])
 
 
@@ -229,14 +231,14 @@ def _table(chips: Sequence[ChipPlan]) -> list[str]:
 
 def _assumptions(plan: ScalePlan) -> list[str]:
     rates, cluster = plan.cluster.rates, plan.cluster
-    lines = [
-        f"Assumed: matrix products at {rates.mfu:.0%} of the peak (--mfu), decoding at {rates.mbu:.0%} of the memory",
-        f"bandwidth (--mbu), {rates.link / 1e9:g} GB/s between devices (--link), {cluster.usable:.0%} of memory "
-        "usable (--usable),",
-        "responses of the maximum length. Not included: rewards and other host work, overlap of communication and",
-        "computation, allocator fragmentation, buffers of collectives, library workspaces. No figure was measured on",
-        "such a chip.",
-    ]
+    assumed = (
+        f"Assumed: matrix products at {rates.mfu:.0%} of the peak (--mfu), decoding at {rates.mbu:.0%} of the memory "
+        f"bandwidth (--mbu), {rates.link / 1e9:g} GB/s between devices (--link) and {rates.host_link / 1e9:g} GB/s to "
+        f"their host (--host-link), {cluster.usable:.0%} of memory usable (--usable), responses of the maximum length. "
+        "Not included: rewards and other host work, overlap of communication and computation, allocator fragmentation, "
+        "buffers of collectives, library workspaces. No figure was measured on such a chip."
+    )
+    lines = textwrap.wrap(assumed, 112)
     if plan.rollout_bytes:
         needs = ", ".join(f"{chip.samplers:,} x {chip.name}" for chip in plan.chips)
         lines[:0] = [

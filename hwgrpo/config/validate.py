@@ -52,10 +52,8 @@ def check_config(
     if missing and not data_may_be_missing:
         raise ConfigError(missing[0])
     _check_contradictions(config)
+    check_strategy(config)
     check_rollout(config)
-    strategy = _strategy_kind(config)
-    if strategy is not None and strategy.refuse is not None:
-        strategy.refuse(config)
     return notes
 
 
@@ -304,38 +302,6 @@ def _check_contradictions(config: Config) -> None:
             f"{f', over {sharing_setting(c)}' if shared else ''}); "
             f"use at least {longest}"
         )
-    strategy = _strategy_kind(c)
-    if strategy is not None and strategy.one_process and t.sequence_parallel_size > 1:
-        raise ConfigError(
-            f"trainer.sequence_parallel_size={t.sequence_parallel_size} with trainer.strategy={t.strategy!r}: "
-            "sequences are shared by several processes; use trainer.strategy=ddp, fsdp2 or deepspeed, or leave it out"
-        )
-    if t.tensor_parallel_size > 1:
-        tensor = f"trainer.tensor_parallel_size={t.tensor_parallel_size}"
-        if strategy is None or not strategy.shards_layers:
-            raise ConfigError(
-                f"{tensor} with trainer.strategy={t.strategy!r}: tensor parallelism needs trainer.strategy=fsdp2; "
-                "use that, or trainer.sequence_parallel_size, which every strategy of several processes takes"
-            )
-        if t.sequence_parallel_size > 1:
-            raise ConfigError(
-                f"{tensor} with trainer.sequence_parallel_size={t.sequence_parallel_size}: either shares sequences "
-                "among the same ranks; leave one of them out"
-            )
-        if c.model.lora.rank or c.model.lora.adapter:
-            key = "rank" if c.model.lora.rank else "adapter"
-            raise ConfigError(
-                f"{tensor} with model.lora.{key}={getattr(c.model.lora, key)!r}: adapters are not sharded; use "
-                "trainer.sequence_parallel_size, or train all weights"
-            )
-    if c.model.quantize != "none":
-        _check_quantized(c, strategy)
-    for key, value, default in (("trainer.offload", t.offload, "none"), ("optim.name", c.optim.name, "adamw")):
-        if value != default and strategy is not None and not strategy.holds_states:
-            raise ConfigError(
-                f"{key}={value!r} with trainer.strategy={t.strategy!r}, which has an optimizer of its own; leave it "
-                "out (DeepSpeed: trainer.deepspeed.offload_optimizer=true), or use single, ddp or fsdp2"
-            )
     for folder in (Path(t.output_dir), *Path(t.output_dir).parents):
         if folder.exists() and not folder.is_dir():
             what = "is a file" if folder == Path(t.output_dir) else f"is below the file {folder}"
@@ -368,6 +334,48 @@ def _check_contradictions(config: Config) -> None:
             f"trainer.save_every={t.save_every} without the logger jsonl: a resumed run could not cut its metrics "
             "back; add jsonl to observe.loggers"
         )
+
+
+def check_strategy(config: Config) -> None:
+    """Check that the strategy supports the other settings.
+
+    Raises:
+        ConfigError: it does not; with the reason and the remedy.
+    """
+    c, t, strategy = config, config.trainer, _strategy_kind(config)
+    if strategy is not None and strategy.one_process and t.sequence_parallel_size > 1:
+        raise ConfigError(
+            f"trainer.sequence_parallel_size={t.sequence_parallel_size} with trainer.strategy={t.strategy!r}: "
+            "sequences are shared by several processes; use trainer.strategy=ddp, fsdp2 or deepspeed, or leave it out"
+        )
+    if t.tensor_parallel_size > 1:
+        tensor = f"trainer.tensor_parallel_size={t.tensor_parallel_size}"
+        if strategy is None or not strategy.shards_layers:
+            raise ConfigError(
+                f"{tensor} with trainer.strategy={t.strategy!r}: tensor parallelism needs trainer.strategy=fsdp2; "
+                "use that, or trainer.sequence_parallel_size, which every strategy of several processes takes"
+            )
+        if t.sequence_parallel_size > 1:
+            raise ConfigError(
+                f"{tensor} with trainer.sequence_parallel_size={t.sequence_parallel_size}: either shares sequences "
+                "among the same ranks; leave one of them out"
+            )
+        if c.model.lora.rank or c.model.lora.adapter:
+            key = "rank" if c.model.lora.rank else "adapter"
+            raise ConfigError(
+                f"{tensor} with model.lora.{key}={getattr(c.model.lora, key)!r}: adapters are not sharded; use "
+                "trainer.sequence_parallel_size, or train all weights"
+            )
+    if c.model.quantize != "none":
+        _check_quantized(c, strategy)
+    for key, value, default in (("trainer.offload", t.offload, "none"), ("optim.name", c.optim.name, "adamw")):
+        if value != default and strategy is not None and not strategy.holds_states:
+            raise ConfigError(
+                f"{key}={value!r} with trainer.strategy={t.strategy!r}, which has an optimizer of its own; leave it "
+                "out (DeepSpeed: trainer.deepspeed.offload_optimizer=true), or use single, ddp or fsdp2"
+            )
+    if strategy is not None and strategy.refuse is not None:
+        strategy.refuse(config)
 
 
 def _check_quantized(config: Config, strategy: Any) -> None:

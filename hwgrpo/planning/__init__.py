@@ -3,6 +3,7 @@
 dry_run.py            the plan of a run on this machine, and its missing requirements
 reward_probe.py       the reward functions tested on one row
 scale_plan.py         a run on devices that need not be here: memory and time per chip
+alternatives.py       settings, strategies and devices with which a run fits
 memory.py             bytes on a device and its host
 planned_sharding.py   how a run's strategy, or another, shards state
 strategy_choice.py    `trainer.strategy=auto`

@@ -20,12 +20,12 @@ def strategy_variants() -> dict[str, StrategyKind]:
     return {variant: kind for kind in kinds for variant in kind.variants}
 
 
-def variant_settings(name: str, tensor: int = 1) -> TrainerConfig:
-    """Return the settings of a variant of a strategy.
+def variant_settings(name: str, trainer: TrainerConfig) -> TrainerConfig:
+    """Return settings with the strategy of a variant, all others unchanged.
 
     Args:
         name: one of `strategy_variants`.
-        tensor: `trainer.tensor_parallel_size`.
+        trainer: the settings.
 
     Raises:
         ConfigError: there is no such variant.
@@ -35,13 +35,12 @@ def variant_settings(name: str, tensor: int = 1) -> TrainerConfig:
         raise choice_error("--strategy", name, tuple(variants))
     kind = variants[name]
     strategy = next(each for each in STRATEGIES.names() if STRATEGIES.load(each) is kind)
-    settings = {"strategy": strategy, "tensor_parallel_size": tensor, **kind.variants[name]}
-    return changed_settings(TrainerConfig(), settings)
+    return changed_settings(trainer, {"strategy": strategy, **kind.variants[name]})
 
 
 def planned_sharding(name: str, devices: int, tensor: int = 1) -> Sharding:
-    """Return how a variant of a strategy shards a run; arguments and errors are those of `variant_settings`."""
-    return sharding_of(variant_settings(name, tensor), devices)
+    """Return how a variant of a strategy with default settings shards a run, for a tensor-parallel size."""
+    return sharding_of(variant_settings(name, TrainerConfig(tensor_parallel_size=tensor)), devices)
 
 
 def config_sharding(config: Config, world_size: int) -> Sharding:

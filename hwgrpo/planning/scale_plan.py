@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hwgrpo_backends import Backend
@@ -13,12 +14,13 @@ from hwgrpo_backends.peaks import Chip
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.config.schema import TrainerConfig
-from hwgrpo.config.validate import check_world_size
+from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
+from hwgrpo.planning.alternatives import Alternative, first_alternative
 from hwgrpo.planning.dry_run import planned_work
 from hwgrpo.planning.memory import Memory, Work, cache_bytes, estimate, rollout_dtype_of
 from hwgrpo.planning.model_shape import ModelShape, model_shape, planned_settings
-from hwgrpo.planning.planned_sharding import resolve_auto, sharding_of, strategy_variants, variant_settings
+from hwgrpo.planning.planned_sharding import resolve_auto, sharding_of, variant_settings
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.training.policy.auto_settings import choose_layout
@@ -29,8 +31,6 @@ from hwgrpo.training.strategies.sharding import Sharding
 
 USABLE = 0.9
 """Share of a chip's memory for a run; the rest is for driver, libraries and allocator."""
-MOST_DEVICES = 8192
-"""Largest number of devices of an alternative."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class ScalePlan:
             "layout": self.layout,
             "sequence_parallel_size": 1 if self.shards_layers else self.shared_by,
             "tensor_parallel_size": self.shared_by if self.shards_layers else 1,
-            "assumed": {"usable": c.usable, "mfu": c.rates.mfu, "mbu": c.rates.mbu, "link": c.rates.link},
+            "assumed": {"usable": c.usable, **asdict(c.rates)},
             "chips": [
                 {
                     "name": chip.name,
@@ -217,30 +217,32 @@ class Planner:
         work = self.work(backend, devices, separate=separate)
         return estimate(self.config, self.shape, work, sharding_of(trainer, devices))
 
-    def instead(self, backend: Backend, present: int, room: float, *, is_separate: bool) -> str:
+    def instead(self, trainer: TrainerConfig, backend: Backend, devices: int, room: float, *, is_separate: bool) -> str:
         """Return the nearest alternative that fits into `room` bytes per device, as text.
 
         Args:
+            trainer: settings that do not fit; `auto` is resolved for each alternative.
             backend: the device family.
-            present: number of devices that do not fit a step.
+            devices: number of devices.
             room: usable bytes of a device.
             is_separate: rollout runs on separate devices already.
         """
-        prompts = self.config.trainer.prompts_per_step
-        counts = [present]
-        while counts[-1] * 2 <= min(MOST_DEVICES, prompts):
-            counts.append(counts[-1] * 2)
-        for devices in (count for count in counts if prompts % count == 0):
-            for separate in (False, True)[is_separate:]:
-                for strategy in _offered(self.config, devices):
-                    settings = variant_settings(strategy, self.config.trainer.tensor_parallel_size)
-                    if self.memory(backend, devices, settings, separate=separate).peak <= room:
-                        more = f" on {devices:,} devices" if devices != present else ""
-                        own = (
-                            ", rollout on separate devices (--rollout separate)" if separate and not is_separate else ""
-                        )
-                        return f"{strategy}{more}{own}"
-        return f"nothing on up to {counts[-1]:,} devices"
+
+        def fits(each: Alternative) -> bool:
+            planner = self._with(each.config)
+            settings = planner.resolve(each.config.trainer, backend, each.devices, room, separate=each.separate)
+            return planner.memory(backend, each.devices, settings, separate=each.separate).peak <= room
+
+        config = replace(self.config, trainer=trainer)
+        return first_alternative(config, devices, fits, on_host=backend.is_host, separate=is_separate)
+
+    def _with(self, config: Config) -> Planner:
+        """Return a planner of the same model with other settings."""
+        if config.model.quantize != self.config.model.quantize:
+            return Planner(config)
+        planner = copy(self)
+        planner.config = config
+        return planner
 
 
 def planned_memory(config: Config, backend: Backend, devices: int = 1) -> tuple[Memory, ModelShape]:
@@ -261,12 +263,12 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         ConfigError: batch sizes, strategy, sequence or tensor parallelism do not fit the devices or the model.
     """
     check_world_size(config, cluster.devices)
-    tensor = config.trainer.tensor_parallel_size
-    if tensor > 1 and cluster.strategy is not None and not strategy_variants()[cluster.strategy].shards_layers:
-        raise ConfigError(
-            f"--strategy={cluster.strategy!r} with trainer.tensor_parallel_size={tensor}: tensor parallelism needs "
-            "fsdp2; use --strategy fsdp2 or fsdp2+offload, or trainer.sequence_parallel_size"
-        )
+    if cluster.strategy is not None:
+        config = replace(config, trainer=variant_settings(cluster.strategy, config.trainer))
+        try:
+            check_strategy(config)
+        except ConfigError as error:
+            raise ConfigError(f"--strategy {cluster.strategy}: {error}") from None
     planner = Planner(config)
     for _, backend in chips:
         planner.check(backend)
@@ -291,10 +293,7 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
     config = planner.config
     work = planner.work(backend, cluster.devices, separate=cluster.separate)
     room = None if chip.memory is None else cluster.usable * chip.memory
-    trainer = config.trainer
-    if cluster.strategy is not None:
-        trainer = variant_settings(cluster.strategy, trainer.tensor_parallel_size)
-    trainer = planner.resolve(trainer, backend, cluster.devices, room, separate=cluster.separate)
+    trainer = planner.resolve(config.trainer, backend, cluster.devices, room, separate=cluster.separate)
     sharding = sharding_of(trainer, cluster.devices)
     memory = estimate(config, planner.shape, work, sharding)
     samplers = 0
@@ -303,7 +302,7 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
         samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
     instead = ""
     if room is not None and memory.peak > room:
-        instead = planner.instead(backend, cluster.devices, room, is_separate=cluster.separate)
+        instead = planner.instead(config.trainer, backend, cluster.devices, room, is_separate=cluster.separate)
     return ChipPlan(
         name=chip.title,
         strategy=cluster.strategy or trainer.strategy,
@@ -325,15 +324,3 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
         samplers=samplers,
         instead=instead,
     )
-
-
-def _offered(config: Config, devices: int) -> list[str]:
-    """Return the strategies for a configuration and a number of devices, from the simplest on."""
-    shards_layers, quantized = config.trainer.tensor_parallel_size > 1, config.model.quantize != "none"
-    return [
-        name
-        for name, kind in strategy_variants().items()
-        if kind.one_process == (devices == 1)
-        and (kind.shards_layers or not shards_layers)
-        and (kind.takes_quantized or not quantized)
-    ]

@@ -37,6 +37,8 @@ class Rates:
     """Share of the memory bandwidth that decoding and AdamW reach."""
     link: float = 50e9
     """Bytes per second that a device sends to others: one port of 400 Gbit/s each."""
+    host_link: float = 25e9
+    """Bytes per second between a device and its host: 16 lanes of PCIe 4.0, less protocol."""
 
 
 def forward_work(config: ModelConfig, settings: PreTrainedConfig) -> TrainingWork | None:
@@ -160,15 +162,24 @@ def step_seconds(
         # a ring gathers trained parameters in fp32, and rank 0 sends the weights to separate rollout devices
         shard = 4 * sharding.stored_elements(shape.trained_units, sharding.parameters)
         sync += ((sharding.gather_ranks - 1) * shard + (state if samplers else 0)) / rates.link
+    stepped = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
+    # parameter, gradient and two optimizer states are read, all but the gradient written; fp32
+    optimizer = _quotient(updates * 28.0 * stepped, memory)
+    if optimizer is not None and t.offload == "optimizer" and work.device_type != "cpu":
+        # two states go to the device and back
+        optimizer += updates * 2 * (2 if config.optim.name == "adamw_8bit" else 8) * stepped / rates.host_link
+    # each pass over a micro-batch dequantizes every matrix, and checkpointing passes the layers again
+    _, number = micro_batches(config, work)
+    moved = number * _dequantized_bytes(config, shape, work.dtype.itemsize)
+    dequantized = _quotient(moved, memory) if moved else 0.0
+    training = updates * (3 if config.model.gradient_checkpointing else 2)
+    scoring = t.prompts_per_step // prompts_per_update(config) * (bool(config.algorithm.kl.coef) + rescored)
     return {
         "prefill": _quotient(of and of.prefill * shared, matrix),
         "decode": _decode(config, shape, of, work, matrix, memory, size, shared=shared, together=samplers or 1),
-        "scoring": _quotient(of and of.scoring, matrix),
-        "update": _quotient(of and of.update, matrix),
-        # parameter, gradient and two optimizer states are read, all but the gradient written; fp32
-        "optimizer": _quotient(
-            updates * 28.0 * sharding.stored_elements(shape.trained_units, sharding.optimizer_states), memory
-        ),
+        "scoring": _sum(_quotient(of and of.scoring, matrix), dequantized and scoring * dequantized),
+        "update": _sum(_quotient(of and of.update, matrix), dequantized and training * dequantized),
+        "optimizer": optimizer,
         "exchange": (
             _exchanged(config, shape, work, sharding, updates, devices)
             + _tokens_exchanged(config, shape, work, sharding, rescored=rescored)
@@ -180,6 +191,16 @@ def step_seconds(
 
 def _quotient(amount: float | None, rate: float | None) -> float | None:
     return None if amount is None or rate is None else amount / rate
+
+
+def _sum(seconds: float | None, more: float | None) -> float | None:
+    return None if seconds is None or more is None else seconds + more
+
+
+def _dequantized_bytes(config: Config, shape: ModelShape, size: int) -> float:
+    """Return the bytes read as codes, and written as values of `size` bytes, to dequantize all matrices once."""
+    quantized = sum(unit.copies * p.count for unit in shape.units for p in unit.parameters if p.is_quantized)
+    return quantized * (size + CODE_BITS.get(config.model.quantize, 0) / 8)
 
 
 def _decode(
@@ -213,9 +234,7 @@ def _decode(
     # a layer reads the experts that any of the tokens activates
     met = 1 - (1 - shape.expert_share) ** at_once
     weights = size * (shape.parameters - shape.expert_parameters * (1 - met))
-    # the codes of quantized matrices are read, and their values written, for every product
-    quantized = sum(unit.copies * p.count for unit in shape.units for p in unit.parameters if p.is_quantized)
-    weights += quantized * (size + CODE_BITS.get(config.model.quantize, 0) / 8)
+    weights += _dequantized_bytes(config, shape, size)
     read = (weights + cache) / together / memory
     computed = at_once * of.decode_token / together / matrix
     return waves * r.max_response_tokens * max(read, computed)

@@ -45,7 +45,14 @@ def resolve_strategy(config: Config, backend: Backend, world_size: int, device: 
     if total is None or trainer == fastest:
         trainer = fastest
     else:
-        trainer, note = _by_plan(config, trainer, backend, world_size, int(USABLE * total))
+        try:
+            trainer, note = _by_plan(config, trainer, backend, world_size, int(USABLE * total))
+        except Exception as error:  # a model of unknown sizes may still train
+            note = (
+                f"warning: {_named(trainer, fastest)} (auto), whose memory cannot be estimated: "
+                f"{type(error).__name__}: {error}"
+            )
+            trainer = fastest
         notes.append(note)
     config.trainer = trainer
     return notes
@@ -108,7 +115,7 @@ def _by_plan(
     if peak(chosen) > room:
         return chosen, (
             f"warning: {named} (auto) needs about {needed} {usable}; what would fit: "
-            f"{planner.instead(backend, devices, room, is_separate=separate)} (`hwgrpo plan` shows the parts)"
+            f"{planner.instead(trainer, backend, devices, room, is_separate=separate)} (`hwgrpo plan` shows the parts)"
         )
     more = "" if chosen == fastest else f"; {_named(trainer, fastest)} would need {format_bytes(peak(fastest))}"
     return chosen, f"{named} (auto): about {needed} {usable}{more}"

@@ -1,6 +1,7 @@
 """Every script of benchmarks/ runs in its --smoke form, and every page of results says how it was made."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from tests.support.processes.ancestry import ancestry
 REPO = Path(__file__).resolve().parents[2]
 FOLDER = REPO / "benchmarks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
-SLOW = ("against_trl", "curves", "memory", "overlap", "strategies")
+SLOW = ("against_trl", "curves", "grouped_update", "memory", "overlap", "strategies")
 PAGES = sorted((FOLDER / "results").glob("*.md"))
 RUNS = REPO / "scripts" / "benchmarks.sh"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -82,6 +83,9 @@ def test_a_smoke_run_ends_well_prints_its_table_and_leaves_the_repository_alone(
     assert code == 0, err
     assert table_rows(out), out
     assert "--output" not in arguments or (tmp_path / "results.json").stat().st_size
+    if script.stem == "against_trl":
+        [result] = json.loads((tmp_path / "results.json").read_text())["results"]
+        assert 0 < result["hwgrpo"]["above_imports_mib"] < result["hwgrpo"]["peak_mib"]
     assert repository() == before
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
+from hwgrpo.bench import work
 from hwgrpo.bench.work import Tokens, counted_tokens, update_flops
+from hwgrpo.training.update.flops import training_work
 from tests.support.models.steps import updater
-from tests.support.models.tiny import ragged_batch, tiny_llama
+from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
 
 
 def test_an_untied_head_works_on_response_tokens_only_and_a_table_of_embeddings_on_none():
@@ -20,9 +20,11 @@ def test_an_untied_head_works_on_response_tokens_only_and_a_table_of_embeddings_
     assert update_flops(policy, Tokens(fed=7, trained=3)) == 6 * 7 * inner + 4 * 3 * head.numel()
 
 
-def test_weights_of_three_dimensions_leave_the_work_unknown():
-    policy = updater(tiny_llama()).policy
-    policy.base.model.register_parameter("experts", torch.nn.Parameter(torch.zeros(2, 3, 4)))
+def test_an_update_counts_the_same_products_as_a_run(monkeypatch):
+    policy = updater(tiny_qwen3()).policy
+    known = training_work(policy)
+    assert update_flops(policy, Tokens(fed=7, trained=3)) == 7 * known.per_token + 3 * known.per_response_token
+    monkeypatch.setattr(work, "training_work", lambda _: None)
     assert update_flops(policy, Tokens(fed=7, trained=3)) is None
 
 

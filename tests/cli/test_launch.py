@@ -58,6 +58,29 @@ def test_without_a_number_each_device_of_the_host_gets_a_process(capsys, monkeyp
     assert "hwgrpo launch --devices" in told
 
 
+def test_devices_of_a_server_on_this_host_are_not_taken_without_being_asked(capsys, monkeypatch):
+    found(monkeypatch, 8)
+    server, variable = "rollout.engine=vllm_server", registry.get("cuda").visible_env  # hw: any accelerator
+    own = f'rollout.server.env={{{variable}: "4,5,6,7"}}'
+    for words in ((server,), (server, own)):
+        assert main(["launch", "tiny_sort", *words]) == 2
+        told = capsys.readouterr().err
+        assert "starts a server on this host, and all 8 devices would train" in told
+        assert f"e.g. --visible 0,1,2,3 '{own}'; with --devices 8 they are shared" in told
+    for words in (
+        ("--visible", "0,1,2,3", own, "backend.name=cuda"),
+        ("--devices", "4"),
+        ("rollout.server.url=http://a",),
+    ):
+        assert "torchrun" in printed(capsys, "tiny_sort", server, *words)[-1]
+    monkeypatch.setenv(variable, "0,1,2,3")
+    found(monkeypatch, 4)
+    assert "--nproc-per-node 4" in printed(capsys, "tiny_sort", server, own)[-1]
+    monkeypatch.delenv(variable)
+    found(monkeypatch, 1)
+    assert printed(capsys, "tiny_sort", server)[-1].startswith("hwgrpo train"), "one device is shared"
+
+
 def test_a_command_is_printed_where_its_device_is_not_and_run_only_where_it_is(capsys):
     assert printed(capsys, "tiny_sort", "backend.name=npu") == ["hwgrpo train tiny_sort backend.name=npu"]
     assert main(["launch", "tiny_sort", "backend.name=npu", "--run"]) == 1

@@ -143,13 +143,20 @@ def test_auto_is_planned_for_each_chip_as_a_run_would_choose():
     assert "strategy" not in said(*words[:-2]).split("chip ")[1]
 
 
-def test_what_is_offered_instead_of_layers_that_are_cut_can_cut_them():
-    more = ("rollout.max_response_tokens=31744", "model.layout=padded", "model.gradient_checkpointing=true")
-    words = (RECIPE, *CUT, *more, "trainer.tokens_per_micro_batch=262144", "--rollout", "separate")
-    whole, cut = ((*words, f"trainer.tensor_parallel_size={size}", "--chip", "mine=1000,3000,259") for size in (1, 8))
-    assert [planned(*each)["chips"][0]["instead"] for each in (whole, cut)] == ["", "nothing on up to 128 devices"]
-    [one] = planned(*words, "trainer.tensor_parallel_size=1", "--strategy", "zero3", "--chip", "mine=1,1,259")["chips"]
-    assert one["fits"], "it would be offered"
+def test_a_plan_on_the_same_devices_comes_before_one_on_more_and_fits_as_proposed():
+    words = (RECIPE, "--chip", "RTX 4090")
+    [one] = planned(*words)["chips"]
+    changes = one["instead"].split(", ")
+    assert [change.split("=")[0] for change in changes][-1] == "model.quantize"
+    [better] = planned(*words, *changes)["chips"]
+    assert (one["fits"], better["fits"]) == (False, True)
+
+
+def test_another_strategy_keeps_the_other_settings_of_the_trainer():
+    words = ("qwen3_4b_math", "--devices", "8")
+    alone, named = chip(*words, "trainer.strategy=ddp"), chip(*words, "--strategy", "ddp")
+    assert alone["components"] == named["components"]
+    assert "optimizer states (AdamW)" in named["components"]["host"]
 
 
 def test_rows_with_other_numbers_of_samplers_say_so_and_how_they_are_compared():
@@ -217,7 +224,11 @@ def test_a_small_model_is_planned_on_the_host():
         ((RECIPE, "--rollout-devices", "4"), ("--rollout-devices 4", "--rollout separate")),
         (
             (RECIPE, *CUT, "--strategy", "zero3"),
-            ("--strategy='zero3' with trainer.tensor_parallel_size=2", "use --strategy fsdp2 or fsdp2+offload"),
+            ("--strategy zero3: trainer.tensor_parallel_size=2", "tensor parallelism needs trainer.strategy=fsdp2"),
+        ),
+        (
+            ("qwen3_4b_math", "--devices", "8", "--strategy", "zero3"),
+            ("--strategy zero3: trainer.offload='optimizer'", "leave it out"),
         ),
         (
             (RECIPE, *CUT, "trainer.tensor_parallel_size=16"),

@@ -27,6 +27,7 @@ from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import token_signals
@@ -92,6 +93,8 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     strategy.clip_gradients(0.1 * float(result["norm"]))
     result["clipped_norm"] = torch.as_tensor(strategy.clip_gradients(0.0)).clone()
     strategy.step(0.05)
+    if isinstance(strategy, Stepping):
+        assert all(p.grad is None for p in policy.parameters()), "plans of these strategies do not keep them"
     result["scored"] = update.score(full)
     result |= {f"weight.{name}": weight.clone() for name, weight in strategy.gather_full_parameters()}
     result |= joined_shards(strategy)

@@ -151,6 +151,45 @@ def test_the_commands_for_several_nodes_print_what_starts_them(capsys):
     assert "#SBATCH --time=24:00:00" in shown[1]
 
 
+def chips(title: str) -> list[dict]:
+    """Run all commands of a section; return the chip of each."""
+    [block] = re.findall(r"^```bash\n(.*?)^```$", section(title), flags=re.DOTALL | re.MULTILINE)
+    found = []
+    for line in block.replace("\\\n", " ").splitlines():
+        with redirect_stdout(io.StringIO()) as out:
+            assert main([*shlex.split(line)[1:], "--json"]) == 0
+        found += json.loads(out.getvalue())["chips"]
+    return found
+
+
+def test_memory_beside_published_figures_is_the_commands_and_no_more_than_they():
+    [chip] = chips("Beside published memory")
+    phases = "{:.1f} GiB in rollout, {:.1f} GiB in the update".format(
+        *(chip[f"{phase}_peak"] / GIB for phase in ("rollout", "update"))
+    )
+    ours, unsloth, _ = rows("Beside published memory")
+    assert (ours[1], unsloth[1]) == (phases, "54.3 GB")
+    assert chip["peak"] <= 54.3e9
+    [cache] = (size for name, size in chip["components"]["rollout"].items() if name.startswith("key-value"))
+    assert f"{cache / GIB:.1f} GiB of key-value cache" in section("Beside published memory")
+
+
+def test_seconds_beside_published_steps_are_the_commands_and_within_half_as_much_again():
+    title = "Beside published steps"
+    together, apart = chips(title)
+    for chip, row in zip((together, apart), rows(title), strict=True):
+        seconds = chip["seconds"]
+        stages = (("prefill", "decode"), ("scoring", "update", "optimizer"), ("exchange", "sync"))
+        rollout, train, move = (sum(seconds[name] for name in names) for names in stages)
+        step = chip["step"] if chip is together else max(rollout, train + move)
+        published = float(row[1].removesuffix(" s"))
+        told = [f"{step:.0f} s", f"{step / published:.2f}", *(f"{part:.0f} s" for part in (rollout, train, move))]
+        assert row[2:] == told
+        assert 1 / 1.5 < step / published < 1.5
+    assert (together["fits"], apart["fits"]) == (False, True)
+    assert f"needs {together['peak'] / GIB:.1f} GiB on 80 GiB devices" in " ".join(section(title).split())
+
+
 def test_the_page_names_what_this_project_does_not_do():
     for words in ("No pipeline parallelism", "No expert parallelism", "no run of this size has been done"):
         assert words in PAGE

@@ -75,6 +75,13 @@ def test_two_moments_are_kept_of_every_trained_parameter():
     assert held("fsdp2", 4).always["optimizer states (AdamW)"] == 2 * 4 * SHAPE.trainable // 4
 
 
+def test_gradients_are_freed_before_rollout_where_torchs_optimizer_steps():
+    for strategy, devices in (("single", 1), ("ddp", 8), ("fsdp2", 8)):
+        memory = held(strategy, devices)
+        assert "gradients (fp32)" not in memory.always, strategy
+        assert memory.update["gradients (fp32)"] == memory.step["gradients (fp32)"] > 0
+
+
 def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathered_in_part():
     config = planned("trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2", "trainer.tokens_per_micro_batch=8192")
     sharding = config_sharding(config, 8)

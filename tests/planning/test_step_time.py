@@ -9,7 +9,7 @@ from hwgrpo_backends.peaks import NVIDIA
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import ModelShape, model_shape
 from hwgrpo.planning.planned_sharding import planned_sharding, strategy_variants
-from hwgrpo.planning.step_time import Rates, step_seconds
+from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit
 from tests.support.models.tiny import settings, tiny_qwen3
 
@@ -20,6 +20,7 @@ WORK = Work(dtype=torch.bfloat16, device_type="cuda", prompts=1, prompt_tokens=1
 FP32, BF16 = 4, 2
 MODEL = tiny_qwen3(vocab=64)
 """Its dimensions are multiples of eight: nothing is padded."""
+MODEL_SHAPE = model_shape(settings(*WORDS).model, MODEL.config)
 PARTS = {
     "single": 0,
     # gradients are scattered as sums, then gathered
@@ -32,6 +33,13 @@ PARTS = {
     "zero2": MICRO_BATCHES * 2 * FP32 + FP32,
 }
 """Bytes for each parameter in an update, in rings of very many devices."""
+
+
+def quantized(unit: ParameterUnit) -> ParameterUnit:
+    """Return a unit whose products with frozen matrices read codes."""
+    return replace(
+        unit, parameters=tuple(replace(p, is_quantized=unit.is_layer and p.is_operand) for p in unit.parameters)
+    )
 
 
 def sent(strategy: str, devices: int, *more: str, shape: ModelShape | None = None) -> float:
@@ -94,3 +102,38 @@ def test_new_weights_are_gathered_in_fp32_with_padding_and_sent_on_to_devices_th
     sharding = planned_sharding(strategy, 8)
     sync = step_seconds(config, shape, None, WORK, sharding, chip, rates, devices=8, samplers=samplers)["sync"]
     assert sync == pytest.approx(gathered * 5 + (BF16 * 35 if samplers else 0))
+
+
+QUANTIZED = replace(MODEL_SHAPE, units=tuple(quantized(unit) for unit in MODEL_SHAPE.units))
+
+
+def seconds(shape: ModelShape, *more: str, **rates: float) -> dict[str, float]:
+    """Return the seconds of a step of one device with a bandwidth of a byte per second and free products."""
+    config = settings(*WORDS, *more)
+    chip = replace(NVIDIA[0], bandwidth=1.0, flops={"bfloat16": 1e30})
+    frozen = forward_work(config.model, MODEL.config)
+    work, sharding = replace(WORK, prompts=8), planned_sharding("single", 1)
+    stages = step_seconds(config, shape, frozen, work, sharding, chip, Rates(mbu=1.0, **rates), devices=1, samplers=0)
+    return {stage: value for stage, value in stages.items() if value is not None}
+
+
+@pytest.mark.parametrize(("name", "bytes_"), [("adamw", 8), ("adamw_8bit", 2)])
+def test_optimizer_states_in_host_memory_cross_its_link_twice_per_update(name, bytes_):
+    words = (f"optim.name={name}", "trainer.prompts_per_update=4", "trainer.epochs_per_batch=3")
+    here, there = (
+        seconds(MODEL_SHAPE, *words, f"trainer.offload={way}", host_link=2.0)["optimizer"]
+        for way in ("none", "optimizer")
+    )
+    assert there - here == pytest.approx(2 * 3 * 2 * bytes_ * MODEL_SHAPE.trainable / 2.0)
+
+
+@pytest.mark.parametrize(("checkpointing", "passes"), [("false", 2), ("true", 3)])
+def test_each_pass_of_each_micro_batch_dequantizes_the_matrices(checkpointing, passes):
+    """Four bits are read and two bytes written for each weight; a response is a micro-batch."""
+    words = (f"model.gradient_checkpointing={checkpointing}", "algorithm.kl.coef=0.1")
+    count = sum(unit.copies * p.count for unit in QUANTIZED.units for p in unit.parameters if p.is_quantized)
+    plain = seconds(MODEL_SHAPE, *words)
+    codes = seconds(QUANTIZED, *words, "model.quantize=nf4", "model.lora.rank=8")
+    once = 8 * MICRO_BATCHES * count * (0.5 + BF16)
+    assert codes["update"] - plain["update"] == pytest.approx(passes * once, rel=1e-6)
+    assert codes["scoring"] - plain["scoring"] == pytest.approx(once, rel=1e-6)

@@ -81,9 +81,20 @@ def test_where_no_plan_fits_the_run_starts_and_is_told_what_would():
     name, [note] = resolved(recipe(), 8, 0.99 * needed("fsdp2", 8, EACH_PASS))
     assert name == "fsdp2"
     assert note.startswith("warning: trainer.strategy=fsdp2, trainer.fsdp2.sync_every=micro_batch (auto) needs about ")
-    assert "what would fit: fsdp2+offload (`hwgrpo plan` shows" in note
+    assert "what would fit: trainer.tokens_per_micro_batch=8192 (`hwgrpo plan` shows" in note
     name, [note] = resolved(recipe(), 1, 40 * GIB)
     assert (name, "what would fit: fsdp2+offload on 2 devices" in note) == ("single", True)
+
+
+def test_a_model_that_cannot_be_planned_is_trained_without_and_the_note_says_why(monkeypatch):
+    def fail(self, config):
+        raise AttributeError("no hidden_size")
+
+    monkeypatch.setattr(Planner, "__init__", fail)
+    name, [note] = resolved(recipe(), 8, GIB)
+    assert name == "ddp"
+    reason = "whose memory cannot be estimated: AttributeError: no hidden_size"
+    assert note == f"warning: trainer.strategy=ddp (auto), {reason}"
 
 
 def test_quantized_weights_are_never_sharded():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo.config.deepspeed_json import deepspeed_config
@@ -42,7 +42,7 @@ class StrategyKind:
     refuse: Callable[[Config], Any] | None = None
     """Raises ConfigError for settings that it does not support."""
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Names for `hwgrpo plan --strategy` -> settings below `trainer`, from the simplest on."""
+    """Names for `hwgrpo plan --strategy` -> settings below `trainer` that differ between them, from the simplest on."""
 
     def make(self, device: torch.device, comm_backend: str, *timeout: float) -> Strategy:
         """Join the processes of a run and return their strategy."""
@@ -64,11 +64,6 @@ class StrategyKind:
 
 def _replicated(trainer: TrainerConfig, devices: int) -> Sharding:
     return Sharding(offloads_optimizer=trainer.offload == "optimizer", ranks=devices)
-
-
-def _ddp(trainer: TrainerConfig, devices: int) -> Sharding:
-    # gradients are views of DDP's buckets
-    return replace(_replicated(trainer, devices), keeps_gradients=True)
 
 
 def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
@@ -126,6 +121,8 @@ def _deepspeed(trainer: TrainerConfig, devices: int) -> Sharding:
     )
 
 
+OFFLOADED = {on: {"deepspeed.offload_optimizer": on, "deepspeed.offload_parameters": on} for on in (False, True)}
+
 SINGLE = StrategyKind(
     maker="hwgrpo.training.strategies.single:Single",
     sharding=_replicated,
@@ -136,7 +133,7 @@ SINGLE = StrategyKind(
 )
 DDP = StrategyKind(
     maker="hwgrpo.training.strategies.ddp:Ddp",
-    sharding=_ddp,
+    sharding=_replicated,
     takes_quantized=True,
     holds_states=True,
     variants={"ddp": {}},
@@ -148,20 +145,14 @@ FSDP2 = StrategyKind(
     holds_states=True,
     alternatives=_fsdp2_alternatives,
     refuse=_refuse_for_fsdp2,
-    variants={"fsdp2": {}, "fsdp2+offload": {"fsdp2.offload": True}},
+    variants={"fsdp2": {"fsdp2.offload": False}, "fsdp2+offload": {"fsdp2.offload": True}},
 )
 DEEPSPEED = StrategyKind(
     maker="hwgrpo.training.strategies.deepspeed:Deepspeed",
     sharding=_deepspeed,
     refuse=deepspeed_config,
     variants={
-        "zero1": {"deepspeed.stage": 1},
-        "zero2": {"deepspeed.stage": 2},
-        "zero3": {"deepspeed.stage": 3},
-        "zero3+offload": {
-            "deepspeed.stage": 3,
-            "deepspeed.offload_optimizer": True,
-            "deepspeed.offload_parameters": True,
-        },
+        **{f"zero{stage}": {"deepspeed.stage": stage, **OFFLOADED[False]} for stage in (1, 2, 3)},
+        "zero3+offload": {"deepspeed.stage": 3, **OFFLOADED[True]},
     },
 )

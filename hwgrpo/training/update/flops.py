@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
+from hwgrpo.models.quantization import QuantizedLinear
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.policy_model import PolicyModel
 
@@ -71,9 +72,13 @@ def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> Traini
     head = base.get_output_embeddings()
     text = base.config.get_text_config()
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
+    # their parameter is the codes and scales, as bytes
+    quantized = {
+        id(m.weight): (m.out_features, m.in_features) for m in module.modules() if isinstance(m, QuantizedLinear)
+    }
     per_token = 0.0
     for name, parameter in module.named_parameters():
-        shape = full_shape(parameter)
+        shape = quantized.get(id(parameter), full_shape(parameter))
         if len(shape) < 2 or id(parameter) in embeddings:
             continue
         share = 1.0

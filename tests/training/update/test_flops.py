@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.jsonlines import read_lines
+from hwgrpo.models.quantization import quantize
 from hwgrpo.training import loop
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
 from hwgrpo.training.update.flops import EXPERTS, training_work
@@ -77,6 +78,13 @@ def test_frozen_weights_under_adapters_cost_four_per_parameter():
     assert full.per_token == 6 * frozen
     assert work.per_token == 4 * frozen + 6 * added
     assert work.per_response_token / full.per_response_token == 4 / 6
+
+
+@pytest.mark.parametrize("method", ["nf4", "int8"])
+def test_quantized_weights_cost_what_frozen_ones_do(method):
+    plain, codes = tiny_qwen3(), tiny_qwen3()
+    quantize(codes, method)
+    assert training_work(updater(adapted(codes)).policy) == training_work(updater(adapted(plain)).policy)
 
 
 def test_a_token_meets_only_the_experts_it_is_sent_to():
