@@ -211,6 +211,20 @@ FAULTS = (
         "models/test_quantization.py",
     ),
     Fault(
+        "int8 codes dequantized all at once",
+        "models/quantization.py",
+        "rows = max(1, CHUNK // self.in_features)",
+        "rows = self.out_features",
+        "models/test_quantization.py -k chunks",
+    ),
+    Fault(
+        "values of 4 bits that are bytes under torch.compile",
+        "../kernels/hwgrpo_kernels/library.py",
+        "    return packed.new_empty(size, dtype=dtype)",
+        "    return packed.new_empty(size)",
+        "kernels/test_logprob.py -k dequantizes",
+    ),
+    Fault(
         "codes of quantized weights cast for the sampler",
         "rollout/local/engine.py",
         "if not parameter.is_floating_point() or (share and parameter.dtype == dtype)",

@@ -234,12 +234,10 @@ class _Quantized:
         found = [(unit.copies, p) for unit in shape.units for p in unit.parameters if p.is_quantized]
         if not found:
             return cls()
-        # int8 codes become fp32 on their way
-        size = dtype.itemsize + (torch.float32.itemsize if method == "int8" else 0)
         return cls(
             sum(copies * p.count for copies, p in found),
             sum(copies * quantized_bytes(method, *p.shape) for copies, p in found),
-            {"a matrix being dequantized": size * max(p.count for _, p in found)},
+            {"a matrix being dequantized": dtype.itemsize * max(p.count for _, p in found)},
         )
 
 

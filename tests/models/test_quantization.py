@@ -1,5 +1,6 @@
 """Adapters on a base model in 4 or 8 bits: the results of the dequantized weights, and one copy of the codes."""
 
+import math
 import os
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from hwgrpo_backends.device import Device
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.errors import ConfigError
+from hwgrpo.models import quantization
 from hwgrpo.models.quantization import QuantizedLinear, dequantize, quantize, quantized_bytes
 from hwgrpo.models.saving import save_model
 from hwgrpo.models.tiny import character_tokenizer
@@ -99,11 +103,12 @@ def test_weights_of_zeros_stay_zeros(method):
 
 
 @pytest.mark.slow
-def test_codes_scales_and_values_are_those_of_bitsandbytes():
-    folder = fetched("bitsandbytes", ("bitsandbytes",))
+@pytest.mark.parametrize(("package", "lines"), [("bitsandbytes", 3), ("torchao", 4)])
+def test_layers_are_those_of_another_package_on_a_cpu(package, lines):
+    folder = fetched(package, (package,))
     paths = os.pathsep.join(str(each) for each in (folder, ROOT, ROOT / "kernels"))
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/models/bitsandbytes_check.py")],
+        [sys.executable, str(ROOT / f"tests/models/{package}_check.py")],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
@@ -111,7 +116,51 @@ def test_codes_scales_and_values_are_those_of_bitsandbytes():
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("12 tensors are equal"), done.stdout
+    assert len(done.stdout.splitlines()) == lines, done.stdout
+
+
+@pytest.mark.parametrize("size", [(50, 40), (3, 400), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_codes_are_dequantized_in_chunks_to_the_same_values(size, dtype, monkeypatch):
+    layer = QuantizedLinear(nn.Linear(size[1], size[0], dtype=dtype), "int8")
+    codes, scales = layer.weight[: size[0] * size[1]].view(torch.int8).view(size), layer.weight[-4 * size[0] :]
+    expected = (codes * scales.view(torch.float32)[:, None]).to(dtype)
+    monkeypatch.setattr(quantization, "CHUNK", 120)
+    produced: list[int] = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.mul.Tensor:
+                produced.append(math.prod(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        found = layer.dequantized(dtype)
+    assert torch.equal(found, expected)
+    assert found.dtype == dtype
+    assert sum(produced) == expected.numel()
+    assert max(produced) <= max(120, size[1])
+
+
+@methods
+def test_a_layer_compiles_into_one_graph_with_the_same_results(method):
+    layer = QuantizedLinear(nn.Linear(70, 33), method)
+    input = torch.randn(5, 70, requires_grad=True)
+    results = []
+    for forward in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = forward(input)
+        results.append((output, *torch.autograd.grad(output.float().sum(), input)))
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
+@methods
+def test_fake_tensors_get_the_shape_and_dtype_of_the_values(method):
+    with FakeTensorMode():
+        layer = QuantizedLinear(nn.Linear(70, 33), method)
+        values, output = layer.dequantized(torch.bfloat16), layer(torch.randn(5, 70))
+    assert (values.shape, values.dtype, output.shape) == ((33, 70), torch.bfloat16, (5, 33))
 
 
 @dtypes

@@ -156,7 +156,7 @@ def test_quantized_matrices_are_planned_as_they_are_held(method, tmp_path):
     in_codes = sum(layer.out_features * layer.in_features for layer in layers)
     assert plain == 4 * (parameters - in_codes + adapters)
     for part in (memory.rollout, memory.update):
-        assert part["a matrix being dequantized"] == (4 if method == "nf4" else 8) * largest
+        assert part["a matrix being dequantized"] == 4 * largest
 
 
 def test_rollout_and_update_take_turns_so_the_peak_holds_the_larger_one(tmp_path):
