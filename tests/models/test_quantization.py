@@ -241,7 +241,6 @@ def test_the_sampler_shares_the_codes_and_samples_as_the_dequantized_model_with_
     copies = [p for p in engine._sampler.parameters() if p.data_ptr() not in own]
     assert not [p for p in copies if not p.is_floating_point()]
     assert (len(copies) == 0) == (dtype == "float32")
-    assert "adapts a QuantizedLinear" in engine.decode_reason
     first = engine.generate(PROMPTS, SAMPLING)
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -251,8 +250,11 @@ def test_the_sampler_shares_the_codes_and_samples_as_the_dequantized_model_with_
     found = engine.generate(PROMPTS, SAMPLING)
     assert not torch.equal(first.logprobs, found.logprobs)
     dequantize(policy.model)
-    policy.base.model.norm.register_forward_hook(lambda *_: None)  # else the lean step would decode
-    expected = engine_of(policy.model, compute).generate(PROMPTS, SAMPLING)
+    ordinary = engine_of(policy.model, compute)
+    assert engine.decode_path == ordinary.decode_path
+    # with these weights rounding to bf16 may change logits by more than the lean step's startup check allows
+    assert engine.decode_path == "lean" or dtype == "bfloat16"
+    expected = ordinary.generate(PROMPTS, SAMPLING)
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.logprobs, expected.logprobs)
 
