@@ -232,6 +232,27 @@ FAULTS = (
         "models/test_quantization.py -k sampler",
     ),
     Fault(
+        "quantized weights that fsdp2 shards",
+        "training/strategies/fsdp2.py",
+        "    return {parameter for parameter in module.parameters() if not parameter.is_floating_point()}",
+        "    return set()",
+        "distributed/test_frozen_base.py -k quantized",
+    ),
+    Fault(
+        "quantized weights that a sharded policy's sampler has again",
+        "training/policy/rank0_weights.py",
+        "        self._missing = {p: name for name, p in model.named_parameters() if p.is_floating_point()}",
+        "        self._missing = {p: name for name, p in model.named_parameters()}",
+        "models/test_quantization.py -k sharded_policy",
+    ),
+    Fault(
+        "quantized matrices planned as if they were sharded",
+        "planning/model_shape.py",
+        "unit.where(lambda parameter: not parameter.is_quantized) for unit in self.units",
+        "unit for unit in self.units",
+        "planning/test_memory.py -k quantized",
+    ),
+    Fault(
         "codes of quantized weights cast for the sampler",
         "rollout/local/engine.py",
         "if not parameter.is_floating_point() or (share and parameter.dtype == dtype)",

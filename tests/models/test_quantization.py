@@ -24,6 +24,7 @@ from hwgrpo.models.saving import save_model
 from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.shared_setup import load_policy, make_replica
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.support.models.steps import gradients, update_of
@@ -268,6 +269,21 @@ def test_a_copy_that_samples_while_the_policy_trains_shares_the_codes(path):
     assert {p.dtype for p in replica.parameters()} == {torch.uint8, torch.bfloat16}
 
 
+def test_a_copy_that_samples_beside_a_sharded_policy_shares_the_codes_of_every_rank(path, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda weight, src: None)  # as on rank 0
+    words = (path, "model.dtype=bfloat16", "model.quantize=nf4")
+    policy = policy_of(*words)
+    weights = Rank0Weights(policy.model, torch.device("cpu"), rank=0)
+    weights.replicate(policy.model)
+    replica = make_replica(settings("model.lora.rank=2", *words), policy, weights)
+    materializer = weights.materializer(policy.model)
+    for layer in policy.base.model.layers:
+        assert {parameter.dtype for parameter in materializer.materialize(layer).values()} == {torch.float32}
+    codes = {layer.weight.data_ptr() for layer in quantized_layers(policy.model).values()}
+    assert len(codes) == 14
+    assert {layer.weight.data_ptr() for layer in quantized_layers(replica).values()} == codes
+
+
 @dtypes
 @methods
 def test_the_merged_model_is_the_dequantized_base_with_the_adapter_and_the_adapter_is_saved(
@@ -310,7 +326,6 @@ def test_an_adapter_is_trained_further_on_a_quantized_base(path, method, tmp_pat
     ("words", "told"),
     [
         (("model.lora.rank=0",), "model.quantize='nf4' with model.lora.rank=0: quantized weights are not trained"),
-        (("trainer.strategy=fsdp2",), "model.quantize='nf4' with trainer.strategy='fsdp2'"),
         (("trainer.strategy=deepspeed",), "model.quantize='nf4' with trainer.strategy='deepspeed'"),
         (("rollout.engine=vllm",), "samples with the unquantized base model: set algorithm.correction.name"),
         (("model.quantize=fp4",), "model.quantize='fp4'"),
