@@ -253,6 +253,13 @@ FAULTS = (
         "planning/test_memory.py -k quantized",
     ),
     Fault(
+        "the table of 4-bit values on another device",
+        "../kernels/hwgrpo_kernels/nf4_torch.py",
+        "torch.tensor(TABLE, dtype=dtype, device=device)",
+        "torch.tensor(TABLE, dtype=dtype)",
+        "simulated_npu/test_on_device.py -k test_runs",
+    ),
+    Fault(
         "codes of quantized weights cast for the sampler",
         "rollout/local/engine.py",
         "if not parameter.is_floating_point() or (share and parameter.dtype == dtype)",
