@@ -236,7 +236,7 @@ FAULTS = (
         "training/strategies/fsdp2.py",
         "    return {parameter for parameter in module.parameters() if not parameter.is_floating_point()}",
         "    return set()",
-        "distributed/test_frozen_base.py -k quantized",
+        "models/test_quantization.py -k fsdp2",
     ),
     Fault(
         "quantized weights that a sharded policy's sampler has again",

@@ -50,6 +50,7 @@ def _equal_layers(dtype: torch.dtype) -> None:
     for output in (expected, found):
         output.float().pow(2).sum().backward()
     assert mine.grad is not None
+    assert other.grad is not None
     assert torch.equal(mine.grad, other.grad), "gradients"
     saved = _saved(layer)
     again = _linear4bit(dtype)

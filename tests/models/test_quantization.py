@@ -14,6 +14,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -26,6 +28,7 @@ from hwgrpo.rollout.local.engine import LocalEngine
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.shared_setup import load_policy, make_replica
+from hwgrpo.training.strategies.fsdp2 import Fsdp2
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.support.models.steps import gradients, update_of
 from tests.support.models.tiny import ragged_batch, settings, tiny_llama, tiny_qwen3
@@ -282,6 +285,18 @@ def test_a_copy_that_samples_beside_a_sharded_policy_shares_the_codes_of_every_r
     codes = {layer.weight.data_ptr() for layer in quantized_layers(policy.model).values()}
     assert len(codes) == 14
     assert {layer.weight.data_ptr() for layer in quantized_layers(replica).values()} == codes
+
+
+def test_fsdp2_shards_all_but_the_codes(path):
+    config = settings("model.lora.rank=2", path, "model.quantize=nf4", "trainer.strategy=fsdp2")
+    policy = policy_of(path, "model.quantize=nf4")
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        Fsdp2(torch.device("cpu"), "gloo").wrap(policy, config)
+        kinds = {(parameter.dtype, isinstance(parameter, DTensor)) for parameter in policy.parameters()}
+    finally:
+        torch.distributed.destroy_process_group()
+    assert kinds == {(torch.uint8, False), (torch.float32, True)}
 
 
 @dtypes
