@@ -386,7 +386,7 @@ def _check_quantized(config: Config, strategy: Any) -> None:
     if strategy is not None and not strategy.takes_quantized:
         raise ConfigError(
             f"{quantize} with trainer.strategy={config.trainer.strategy!r}, which would cast the codes of quantized "
-            "weights; use trainer.strategy=auto (ddp in several processes)"
+            "weights; use trainer.strategy=auto (in several processes ddp, or fsdp2 where ddp does not fit)"
         )
     if not ENGINES.load(config.rollout.engine).samples_with_policy and config.algorithm.correction.name == "none":
         raise ConfigError(

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from hwgrpo.errors import ConfigError
 
 SCALE_BYTES = torch.float32.itemsize
+CHUNK = 2**22
+"""Values of int8 codes that are converted at a time, since the products with their scales are fp32."""
 
 
 class QuantizedLinear(nn.Linear):
@@ -42,11 +44,15 @@ class QuantizedLinear(nn.Linear):
         codes = -(-math.prod(size) * CODE_BITS[self.method] // 8)
         start = codes + _padding(codes)
         scales = self.weight[start:].view(torch.float32)
-        if self.method == "int8":
-            return (self.weight[:codes].view(torch.int8).view(size) * scales[:, None]).to(dtype)
-        out = torch.empty(size, dtype=dtype, device=self.weight.device)
-        chosen = hwgrpo_kernels.resolve("dequantize_nf4", out.device.type, out.dtype, size[1])
-        return chosen.function(packed=self.weight[:codes], scales=scales, out=out)
+        if self.method == "nf4":
+            return hwgrpo_kernels.dequantize_nf4(self.weight[:codes], scales, size, dtype)
+        out = scales.new_empty(size, dtype=dtype)
+        rows = max(1, CHUNK // self.in_features)
+        for values, code, scale in zip(
+            out.split(rows), self.weight[:codes].view(torch.int8).view(size).split(rows), scales[:, None].split(rows)
+        ):
+            values.copy_(code * scale)
+        return out
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output; under autocast in its dtype, as a linear layer."""

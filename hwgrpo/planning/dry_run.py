@@ -98,7 +98,7 @@ def make_plan(
     budget = work.micro_batch_tokens
     sharding = config_sharding(config, world_size)
     memory = estimate(config, shape, work, sharding)
-    padding = sharding.padding_note(shape.units)
+    padding = sharding.padding_note(shape.sharded_units)
     assumed = "" if no_device is None else "; not on this machine, so dtype and attention are assumed"
     computes = f"{str(dtype).removeprefix('torch.')}, {attention.name} attention, {layout.name} layout"
     lines = [

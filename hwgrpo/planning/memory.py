@@ -106,12 +106,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     frozen = frozen_dtype(config, shape, work.dtype) if adapters and stored == torch.float32 else stored
     matrices = sharding.stored_elements(operands, sharding.parameters) if frozen != stored else 0
     quantized = _Quantized.of(config, shape, work.dtype)
-    others = sharding.stored_elements(shape.units, sharding.parameters) - matrices - quantized.count
+    others = sharding.stored_elements(shape.sharded_units, sharding.parameters) - matrices
     parameters = {f"parameters ({_named(stored)})": stored.itemsize * others}
     if matrices:
         parameters[f"frozen matrices ({_named(frozen)})"] = frozen.itemsize * matrices
-    if quantized.count:
-        parameters[f"frozen matrices ({config.model.quantize})"] = quantized.bytes
     stepped = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
     in_8_bits = config.optim.name == "adamw_8bit"
     # two states per element, in fp32 or as codes with a scale for each block
@@ -127,6 +125,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     update: dict[str, int] = {}
     host: dict[str, int] = {}
     (host if sharding.offloads_parameters else always).update(parameters)
+    codes = {f"frozen matrices ({config.model.quantize})": quantized.bytes} if quantized.count else {}
+    always.update(codes)  # on every device
     (host if sharding.offloads_optimizer else always).update(optimizer_states)
     if config.algorithm.kl.coef and not adapters:
         reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
@@ -200,8 +200,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
     loading = {}
     if not sharding.keeps_full_parameters:
-        unit = 4 * max(unit.count for unit in shape.units)
-        loading = {name: size for name, size in always.items() if name in parameters or name == COPY}
+        unit = 4 * max(unit.count for unit in shape.sharded_units)
+        loading = {name: size for name, size in always.items() if name in (*parameters, *codes, COPY)}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)
@@ -234,12 +234,10 @@ class _Quantized:
         found = [(unit.copies, p) for unit in shape.units for p in unit.parameters if p.is_quantized]
         if not found:
             return cls()
-        # int8 codes become fp32 on their way
-        size = dtype.itemsize + (torch.float32.itemsize if method == "int8" else 0)
         return cls(
             sum(copies * p.count for copies, p in found),
             sum(copies * quantized_bytes(method, *p.shape) for copies, p in found),
-            {"a matrix being dequantized": size * max(p.count for _, p in found)},
+            {"a matrix being dequantized": dtype.itemsize * max(p.count for _, p in found)},
         )
 
 
@@ -251,8 +249,9 @@ def _has_own_head(shape: ModelShape) -> bool:
 
 def _gathered(shape: ModelShape, sharding: Sharding) -> int:
     """Return the elements of gathered parameters on a device at a time, padding included."""
-    layers = [sharding.gathered_elements(unit) for unit in shape.units if unit.is_layer for _ in range(unit.copies)]
-    rest = sum(sharding.gathered_elements(unit) for unit in shape.units if not unit.is_layer)
+    units = shape.sharded_units
+    layers = [sharding.gathered_elements(unit) for unit in units if unit.is_layer for _ in range(unit.copies)]
+    rest = sum(sharding.gathered_elements(unit) for unit in units if not unit.is_layer)
     at_once = len(layers) if sharding.gathered_units == "all" else sharding.gathered_units
     return rest + sum(sorted(layers, reverse=True)[:at_once])
 

@@ -72,6 +72,11 @@ class ModelShape:
         return adapters if count_elements(adapters) else self.units
 
     @cached_property
+    def sharded_units(self) -> tuple[ParameterUnit, ...]:
+        """The units without quantized matrices, which no strategy shards."""
+        return tuple(unit.where(lambda parameter: not parameter.is_quantized) for unit in self.units)
+
+    @cached_property
     def parameters(self) -> int:
         """Number of the model's parameters, without adapters."""
         return count_elements([unit.only(adapters=False) for unit in self.units])

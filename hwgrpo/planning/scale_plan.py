@@ -189,9 +189,6 @@ class Planner:
             separate: rollout runs on separate devices.
         """
 
-        if self.config.model.quantize != "none":  # which no strategy with shards supports
-            room = None
-
         def fits(settings: TrainerConfig) -> bool:
             return room is None or self.memory(backend, devices, settings, separate=separate).peak <= room
 
@@ -283,7 +280,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         shared_by=ranks_per_sequence(config),
         shards_layers=config.trainer.tensor_parallel_size > 1,
         cluster=cluster,
-        padding=results[0].sharding.padding_note(planner.shape.units),
+        padding=results[0].sharding.padding_note(planner.shape.sharded_units),
         chips=results,
         rollout_bytes=0 if work.samples else planner.rollout_bytes(work, cluster.devices),
     )

@@ -156,7 +156,7 @@ def step_seconds(
     state = shape.parameters * size
     updates = t.prompts_per_step // prompts_per_update(config) * t.epochs_per_batch
     copied = samplers or size != 4 or not sharding.keeps_full_parameters
-    held = sharding.stored_elements(shape.units, sharding.parameters)
+    held = sharding.stored_elements(shape.sharded_units, sharding.parameters)
     sync = 0.0 if not copied else None if memory is None else 4 * held / memory
     if sync is not None and copied:
         # a ring gathers trained parameters in fp32, and rank 0 sends the weights to separate rollout devices
@@ -245,7 +245,7 @@ def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding
     _, number = micro_batches(config, work)
     if sharding.gathered_units is not None:
         gathers = 1 if sharding.gathered_units == "all" else 2  # for the forward and for the backward
-        weights = gathers * work.dtype.itemsize * sharding.stored_elements(shape.units, sharding.parameters)
+        weights = gathers * work.dtype.itemsize * sharding.stored_elements(shape.sharded_units, sharding.parameters)
         scattered = 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)
         # in a ring each sends a shard, padding included, to all others
         syncs = updates * (1 if sharding.syncs_once else number)

@@ -69,6 +69,7 @@ def build_models(
     weights = None
     if strategy.shards:
         policy, checked, weights = _load_on_rank_0(config, device, strategy, tokenizer, attention, layout)
+        weights.replicate(policy.model)  # before the sampler's copy, which shares them
     else:
         policy = load_policy(config, device, tokenizer)
         checked = _check_model(config, device, policy, attention, layout)

@@ -17,7 +17,7 @@
     reference.py        a reference head for the KL over the full vocabulary
     rows_torch.py       the row ops in torch; matrices.py helpers for row ops
     rows_compiled.py    row_stats and row_grad in C++ for a CPU, on request; host_compiler.py compiles and caches it
-    nf4_format.py       weights in 4 bits; nf4_torch.py and nf4_triton.py: their values
+    nf4_format.py       weights in 4 bits; nf4_torch.py and nf4_triton.py: their values, for `dequantize_nf4`
     vocab_parallel.py   a head sharded over ranks; vocab_checks.py its checks, vocab_logprob.py its linear_logprob
     rows_triton.py      the row ops in Triton; triton_kernels.py the kernels, triton_math.py their functions,
                         tiles.py their block sizes per architecture, ascend_tiles.py those for Ascend,
@@ -30,6 +30,7 @@ entry-point group `hwgrpo.kernels` (value: one or several `Implementation`s) add
 """
 
 from . import ops, ops_kl  # noqa: F401  declare the ops
+from .library import dequantize_nf4
 from .logprob import TokenLogprob, linear_logprob, token_logprob
 from .loss_calls import LossFunction, TokenStats
 from .nf4_format import BLOCK as NF4_BLOCK
@@ -56,6 +57,7 @@ __all__ = [
     "choices",
     "configure",
     "default_registry",
+    "dequantize_nf4",
     "explain",
     "linear_logprob",
     "linear_token_loss",

@@ -1,6 +1,6 @@
 """The custom ops `torch.ops.hwgrpo.*`, one node each for torch.compile, with fake kernels and gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -331,3 +331,15 @@ def _linear_logprob_grads(
 
 
 linear_logprob.register_autograd(_linear_logprob_grads, setup_context=_linear_logprob_setup)
+
+
+@torch.library.custom_op("hwgrpo::dequantize_nf4", mutates_args=())
+def dequantize_nf4(packed: Tensor, scales: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the values [*size] in a dtype, by the selected implementation of `definitions.dequantize_nf4`."""
+    choice = default_registry.resolve("dequantize_nf4", packed.device.type, dtype, size[-1])
+    return choice.function(packed, scales, packed.new_empty(size, dtype=dtype))
+
+
+@dequantize_nf4.register_fake
+def _(packed: Tensor, scales: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return packed.new_empty(size, dtype=dtype)

@@ -38,11 +38,11 @@ def adapters(model: Path, base: str) -> tuple[str, ...]:
     return (*more, f"model.lora.base_dtype={base}", "trainer.max_steps=2", "observe.progress=plain")
 
 
-def train(folder: Path, model: Path, ways: dict[str, list[str]], launch) -> str:
+def train(folder: Path, model: Path, ways: dict[str, list[str]], launch, bases=BASES) -> str:
     """Train on two ranks in every way, with each base; return what the runs printed."""
     every = []
     for way, words in ways.items():
-        for base in BASES:
+        for base in bases:
             recipe = folder / f"{way}-{base}.yaml"
             recipe.write_text(to_yaml(runs.small(folder / f"{way}-{base}", *adapters(model, base), *words)))
             every.append([str(recipe)])
@@ -81,17 +81,31 @@ def test_a_run_prints_the_dtype_of_its_frozen_matrices(trained):
     assert "stays in float32" not in printed
 
 
-def test_two_ranks_train_adapters_on_a_quantized_base_as_one_process_does(model, tmp_path):
-    words = ["model.quantize=nf4", "model.dtype=float32"]
-    printed = train(tmp_path, model, {"nf4": ["trainer.strategy=ddp", *words]}, forked)
-    assert_equal_but_for_the_base(tmp_path, "nf4")
-    assert "frozen matrices in nf4" in printed
-    runs.forked(lambda: runs.run(tmp_path / "alone", *adapters(model, "auto"), *words))
-    for alone, both in zip(
-        runs.metrics(tmp_path / "alone")[1:3], runs.metrics(tmp_path / "nf4-auto")[1:3], strict=True
-    ):
+QUANTIZED = ("model.quantize=nf4", "model.dtype=float32")
+
+
+@pytest.fixture(scope="module")
+def quantized(model, tmp_path_factory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("quantized")
+    printed = train(folder, model, {way: [*words, *QUANTIZED] for way, words in WAYS.items()}, forked, ("auto",))
+    runs.forked(lambda: runs.run(folder / "alone", *adapters(model, "auto"), *QUANTIZED))
+    return folder, printed
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_ranks_train_adapters_on_a_quantized_base_as_one_process_does(quantized, way):
+    folder, printed = quantized
+    assert printed.count("frozen matrices in nf4") == len(WAYS)
+    for alone, both in zip(runs.metrics(folder / "alone")[1:3], runs.metrics(folder / f"{way}-auto")[1:3], strict=True):
         for name in ("critic/rewards/mean", "actor/loss", "actor/grad_norm", "actor/kl_loss"):
             assert both[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-7), name
+    for name in ("final", "final-adapter"):
+        [file] = (folder / "alone" / name).glob("*.safetensors")
+        expected, found = load_file(file), load_file(folder / f"{way}-auto" / name / file.name)
+        assert found.keys() == expected.keys()
+        for key, weight in expected.items():
+            # the same bound as above, of the largest weight of a matrix
+            assert (found[key] - weight).abs().max() <= 1e-5 * weight.abs().max(), (name, key)
 
 
 @pytest.mark.slow

@@ -181,6 +181,13 @@ def test_custom_op_passes_opcheck(name):
     torch.library.opcheck(getattr(torch.ops.hwgrpo, name).default, arguments)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_custom_op_that_dequantizes_passes_opcheck(dtype):
+    inputs = sample("dequantize_nf4", requires_grad=False)
+    arguments = (inputs["packed"], inputs["scales"], inputs["out"].shape, dtype)
+    torch.library.opcheck(torch.ops.hwgrpo.dequantize_nf4.default, arguments)
+
+
 def test_compiled_into_one_graph_they_give_the_same_numbers():
     p = problem(n=20, h=8, v=33)
 

@@ -156,7 +156,26 @@ def test_quantized_matrices_are_planned_as_they_are_held(method, tmp_path):
     in_codes = sum(layer.out_features * layer.in_features for layer in layers)
     assert plain == 4 * (parameters - in_codes + adapters)
     for part in (memory.rollout, memory.update):
-        assert part["a matrix being dequantized"] == (4 if method == "nf4" else 8) * largest
+        assert part["a matrix being dequantized"] == 4 * largest
+
+
+def test_every_device_holds_all_quantized_matrices_and_shards_the_rest(tmp_path):
+    config = planned("model.lora.rank=4", "model.quantize=nf4", "trainer.strategy=fsdp2")
+    shape = model_shape(config.model, small("Qwen3-8B", tmp_path))
+    alone, shared = (estimate(config, shape, WORK, config_sharding(config, n)) for n in (1, 4))
+    [plain] = [name for name in alone.always if name.startswith("parameters")]
+    assert shared.always["frozen matrices (nf4)"] == alone.always["frozen matrices (nf4)"] > 0
+    assert shared.always[plain] == pytest.approx(alone.always[plain] / 4, rel=0.01)
+    rest = sum(unit.copies * unit.count for unit in shape.sharded_units)
+    assert alone.always[plain] == 4 * rest
+    assert shared.update["weights gathered"] <= WORK.dtype.itemsize * 1.01 * rest
+    assert "frozen matrices (nf4)" in shared.loading
+    offloaded = planned(
+        "model.lora.rank=4", "model.quantize=nf4", "trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"
+    )
+    there = estimate(offloaded, shape, WORK, config_sharding(offloaded, 4))
+    assert "frozen matrices (nf4)" in there.always
+    assert plain in there.host
 
 
 def test_rollout_and_update_take_turns_so_the_peak_holds_the_larger_one(tmp_path):

@@ -97,12 +97,12 @@ def test_a_model_that_cannot_be_planned_is_trained_without_and_the_note_says_why
     assert note == f"warning: trainer.strategy=ddp (auto), {reason}"
 
 
-def test_quantized_weights_are_never_sharded():
+def test_beside_quantized_weights_fsdp2_shards_the_rest():
     config = recipe("model.lora.rank=32", "model.quantize=nf4")
     name, [note] = resolved(config, 8, 2 * GIB)
-    assert name == "ddp"
-    assert note.startswith("warning: trainer.strategy=ddp (auto) needs about ")
-    assert "fsdp2" not in note
+    assert name == "fsdp2"
+    assert note.startswith("warning: trainer.strategy=fsdp2, trainer.fsdp2.sync_every=micro_batch (auto) needs about ")
+    assert "zero" not in note
 
 
 def test_without_a_device_of_its_own_memory_the_number_of_processes_decides():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hwgrpo.models.quantization import QuantizedLinear
+
 LORA_MODEL = "peft.tuners.lora.model.LoraModel"
 LORA_LINEAR = "peft.tuners.lora.layer.Linear"
+LINEAR = (nn.Linear, QuantizedLinear)
+"""Linear layers that `read_projection` supports; not subclasses of them."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +34,30 @@ class Projection:
     """A linear layer with the model's own tensors."""
 
     weight: torch.Tensor
-    """[outputs, inputs]."""
+    """[outputs, inputs]; the codes of a quantized layer."""
     bias: torch.Tensor | None
     """[outputs]."""
     adapters: tuple[Adapter, ...] = ()
+    dequantized: Callable[[torch.dtype], torch.Tensor] | None = None
+    """Returns a quantized layer's weight in a dtype."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return [B, outputs] of hidden states [B, inputs]."""
-        result = F.linear(hidden, self.weight, self.bias)
+        result = F.linear(hidden, self._operand(hidden.dtype), self.bias)
         for adapter in self.adapters:
             result.addmm_(F.linear(hidden, adapter.down), adapter.up.t(), alpha=adapter.scaling)
         return result
 
     def add_to(self, total: torch.Tensor, hidden: torch.Tensor, factor: float) -> None:
         """Add factor * layer(hidden) to `total` [B, outputs] in place."""
-        total.addmm_(hidden, self.weight.t(), alpha=factor)
+        total.addmm_(hidden, self._operand(hidden.dtype).t(), alpha=factor)
         if self.bias is not None:
             total.add_(self.bias, alpha=factor)
         for adapter in self.adapters:
             total.addmm_(F.linear(hidden, adapter.down), adapter.up.t(), alpha=factor * adapter.scaling)
+
+    def _operand(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.weight if self.dequantized is None else self.dequantized(dtype)
 
 
 def is_adapted(module: nn.Module) -> bool:
@@ -57,7 +67,7 @@ def is_adapted(module: nn.Module) -> bool:
 
 def unsupported_reason(module: Any) -> str | None:
     """Return why `read_projection` does not support an adapted layer, or None."""
-    if type(module.base_layer) is not nn.Linear:
+    if type(module.base_layer) not in LINEAR:
         return f"adapts a {type(module.base_layer).__name__}"
     for name in _active(module):
         if name in module.lora_variant:
@@ -70,11 +80,14 @@ def unsupported_reason(module: Any) -> str | None:
 
 def read_projection(module: Any) -> Projection:
     """Return the projection of a supported linear layer, without dropout."""
-    if not is_adapted(module):
-        return Projection(module.weight, module.bias)
-    base = module.base_layer
-    adapters = [Adapter(module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n]) for n in _active(module)]
-    return Projection(base.weight, base.bias, tuple(adapters))
+    adapted = is_adapted(module)
+    base = module.base_layer if adapted else module
+    adapters = [
+        Adapter(module.lora_A[n].weight, module.lora_B[n].weight, module.scaling[n])
+        for n in (_active(module) if adapted else ())
+    ]
+    dequantized = base.dequantized if isinstance(base, QuantizedLinear) else None
+    return Projection(base.weight, base.bias, tuple(adapters), dequantized)
 
 
 def _active(module: Any) -> list[str]:

@@ -55,7 +55,7 @@ CPUINFO = Path("/proc/cpuinfo")
 BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """bfloat16 instructions of x86 (two) and Arm."""
 
-PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.ModuleList)
+PLAIN_MODULES = (*adapted_linear.LINEAR, nn.Embedding, nn.ModuleList)
 PLAIN_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
 
 

@@ -43,22 +43,31 @@ class Rank0Weights:
         dist.broadcast(weight, src=0)
         return weight
 
+    def replicate(self, model: nn.Module) -> None:
+        """Materialize the quantized weights of a model with the same parameters: every rank holds all of them."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        for parameter, slots in parameter_slots(model).items():
+            if not parameter.is_floating_point():
+                materialized = nn.Parameter(self.broadcast(names[parameter], parameter), requires_grad=False)
+                for module, attribute in slots:
+                    module.register_parameter(attribute, materialized)
+
     def materializer(self, model: nn.Module) -> Materializer:
         """Return the materializer of a model with the same parameters."""
         return Materializer(self, model)
 
     def broadcast_all(self, model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Yield every parameter of a model with the same parameters, and its weight."""
+        """Yield every parameter of a model with the same parameters, and its weight; for a quantized one itself."""
         for name, parameter in model.named_parameters():
-            yield parameter, self.broadcast(name, parameter)
+            yield parameter, self.broadcast(name, parameter) if parameter.is_floating_point() else parameter
 
 
 class Materializer:
-    """Materializes a model unit by unit; see `Rank0Weights.materializer`."""
+    """Materializes a model unit by unit, but for its quantized weights; see `Rank0Weights.materializer`."""
 
     def __init__(self, weights: Rank0Weights, model: nn.Module) -> None:
         self._weights = weights
-        self._missing = {parameter: name for name, parameter in model.named_parameters()}
+        self._missing = {p: name for name, p in model.named_parameters() if p.is_floating_point()}
         self._slots = parameter_slots(model)
 
     def materialize(self, unit: nn.Module) -> dict[str, nn.Parameter]:

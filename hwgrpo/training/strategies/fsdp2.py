@@ -4,7 +4,7 @@ With `trainer.fsdp2.sync_every=update` weights are gathered in an update's first
 reduce-scattered in its last backward pass. With `micro_batch` a decoder layer's weights are gathered before each of its
 forward and backward passes, and its gradients reduce-scattered as soon as they are computed; everything else, such as
 LM head and embeddings, is gathered once per pass of the policy. With `trainer.tensor_parallel_size`, layers are first
-sharded over groups of ranks and never gathered over those.
+sharded over groups of ranks and never gathered over those. Quantized weights are not sharded.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class Fsdp2(Processes, Stepping):
                 materializer.materialize(layer)
             if layers is not None:
                 layers.shard(layer)
-            fully_shard(layer, **options)
+            fully_shard(layer, **options, ignored_params=_quantized(layer))
         # The forward ends with the head and the backward begins with it: it stays gathered in between.
         options["reshard_after_forward"] = False
         if materializer is not None:
             materializer.materialize(policy.model)
-        fully_shard(policy, **options)
+        fully_shard(policy, **options, ignored_params=_quantized(policy))
         register_fsdp_forward_method(policy, "hidden_states")  # the self-test of sequence parallelism calls it
         return {} if layers is None else layers.shards
 
@@ -183,7 +183,10 @@ class Fsdp2(Processes, Stepping):
 
     def gather_full_parameters(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._sharded_parameters():
-            if parameter.requires_grad or not trainable_only:
+            if not isinstance(parameter, DTensor):
+                if not trainable_only:
+                    yield name, parameter
+            elif parameter.requires_grad or not trainable_only:
                 # shards offloaded to the host are gathered by the device's group
                 mine = flat(_local(parameter)).to(self.device)
                 rows = parameter.shape[0]
@@ -192,6 +195,11 @@ class Fsdp2(Processes, Stepping):
                 gathered = mine.new_empty(size * self._mesh.size())
                 dist.all_gather_into_tensor(gathered, padded, group=self._mesh.get_group())
                 yield name, self._tensor.gather_full(name, gathered[: parameter.numel()].view(parameter.shape))
+
+
+def _quantized(module: nn.Module) -> set[nn.Parameter]:
+    """Return the quantized weights, which every rank holds unsharded: they are frozen, and small."""
+    return {parameter for parameter in module.parameters() if not parameter.is_floating_point()}
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

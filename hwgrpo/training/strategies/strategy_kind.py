@@ -142,6 +142,7 @@ FSDP2 = StrategyKind(
     maker="hwgrpo.training.strategies.fsdp2:Fsdp2",
     sharding=_fsdp2,
     shards_layers=True,
+    takes_quantized=True,
     holds_states=True,
     alternatives=_fsdp2_alternatives,
     refuse=_refuse_for_fsdp2,

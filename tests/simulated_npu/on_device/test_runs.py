@@ -1,5 +1,6 @@
 """Whole small runs on the device: resumed, in bf16, without memory, and with mistakes planted that a CPU hides."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hwgrpo_backends.npu import BACKEND as NPU
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.strategies.single import Single
+from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
 from tests.support.runs import runs
 
 FULL = ("model.dtype=float32", "trainer.save_every=2", "trainer.validate_every=2", "trainer.max_steps=4")
@@ -44,6 +46,19 @@ def test_the_devices_own_dtype_is_bf16_and_learns_nearly_what_fp32_does(tmp_path
         norms[dtype] = [line["actor/grad_norm"] for line in runs.metrics(tmp_path / dtype) if "actor/grad_norm" in line]
     assert norms["auto"] == norms["bfloat16"] != norms["float32"]
     assert norms["bfloat16"] == pytest.approx(norms["float32"], rel=0.02)
+
+
+@pytest.mark.parametrize("method", ["nf4", "int8"])
+def test_adapters_on_a_quantized_base_train_as_on_the_cpu(tmp_path: Path, method: str):
+    words = ("model.dtype=float32", "model.lora.rank=4", f"model.quantize={method}", "trainer.max_steps=2", *GENTLE)
+    for backend in (CPU, NPU):
+        assert runs.run(tmp_path / backend.name, *words, backend=backend) == "completed"
+    kernels = json.loads((tmp_path / NPU.name / "kernels.json").read_text())["choices"]
+    chosen = {each["implementation"] for each in kernels if each["op"] == "dequantize_nf4"}
+    assert chosen == ({"torch"} if method == "nf4" else set())
+    on_cpu, on_npu = (runs.metrics(tmp_path / backend.name) for backend in (CPU, NPU))
+    assert any(line.get("actor/grad_norm", 0) > 0 for line in on_cpu)
+    assert_metrics_close(on_npu, on_cpu, drift(len(on_cpu)))
 
 
 def a_cuda_call(patch: pytest.MonkeyPatch) -> None:

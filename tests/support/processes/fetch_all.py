@@ -20,7 +20,8 @@ def main() -> None:
     print(ascend_python())
     print(deepspeed_package.compiled())
     print(fetched("peers", PACKAGES))
-    print(fetched("bitsandbytes", ("bitsandbytes",)))
+    for name in ("bitsandbytes", "torchao"):
+        print(fetched(name, (name,)))
     for version in torch_npu_wheel.VERSIONS:
         print(torch_npu_wheel.folder(version))
     for package, version in rollout_uses.VERSIONS.items():
