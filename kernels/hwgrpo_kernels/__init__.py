@@ -30,6 +30,7 @@ entry-point group `hwgrpo.kernels` (value: one or several `Implementation`s) add
 """
 
 from . import ops, ops_kl  # noqa: F401  declare the ops
+from .head import weight_operand
 from .logprob import TokenLogprob, linear_logprob, token_logprob
 from .loss_calls import LossFunction, TokenStats
 from .nf4_format import BLOCK as NF4_BLOCK
@@ -62,4 +63,5 @@ __all__ = [
     "quantize_nf4",
     "resolve",
     "token_logprob",
+    "weight_operand",
 ]

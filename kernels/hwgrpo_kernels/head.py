@@ -21,6 +21,13 @@ def keeps_16_bit_operands(compute_dtype: torch.dtype, logits_dtype: torch.dtype,
     return logits_dtype != compute_dtype and multiplies_into_fp32(device_type)
 
 
+def operand_dtype(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> torch.dtype:
+    """Return the dtype in which the GEMMs read values of the compute dtype."""
+    if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type):
+        return compute_dtype
+    return logits_dtype  # the same product: 16-bit values are exact in fp32
+
+
 def logits_buffers(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> int:
     """Return the logits buffers per chunk: the chunk's own, and gradients that await their GEMM."""
     return 2 if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type) else 1
@@ -70,6 +77,18 @@ def empty_rows(rows: int, columns: int, dtype: torch.dtype, device: torch.device
     return buffer[:, :columns]
 
 
+def weight_operand(weight_VH: Tensor, compute_dtype: torch.dtype, logits_dtype: torch.dtype) -> Tensor:
+    """Return a head's weight as its GEMMs read it: the weight itself, or a copy rounded to the compute dtype.
+
+    Args:
+        weight_VH: [V,H].
+        compute_dtype: dtype of the GEMM operands.
+        logits_dtype: dtype of the logits.
+    """
+    dtype = operand_dtype(compute_dtype, logits_dtype, weight_VH.device.type)
+    return weight_VH.detach().to(compute_dtype).to(dtype)
+
+
 class Head:
     """The head's weight and bias, cast once for all chunks of a call.
 
@@ -78,16 +97,19 @@ class Head:
         bias_V: [V] or None.
         compute_dtype: dtype of the GEMM operands.
         logits_dtype: dtype of the logits; fp32 with 16-bit operands keeps the product's fp32 accumulator.
+        operand_VH: [V,H] from `weight_operand`, to share one cast between calls; None casts here.
     """
 
     def __init__(
-        self, weight_VH: Tensor, bias_V: Tensor | None, compute_dtype: torch.dtype, logits_dtype: torch.dtype
+        self,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        compute_dtype: torch.dtype,
+        logits_dtype: torch.dtype,
+        operand_VH: Tensor | None = None,
     ) -> None:
-        weight = weight_VH.detach().to(compute_dtype)
-        device_type = weight.device.type
-        self.out_dtype = logits_dtype if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type) else None
-        if logits_dtype != compute_dtype and self.out_dtype is None:
-            weight = weight.to(logits_dtype)  # the same product: 16-bit values are exact in fp32
+        weight = weight_operand(weight_VH, compute_dtype, logits_dtype) if operand_VH is None else operand_VH
+        self.out_dtype = logits_dtype if weight.dtype != logits_dtype else None
         self.weight_VH = weight
         self.bias_V = None if bias_V is None else bias_V.detach().to(logits_dtype)
         self.logits_dtype = logits_dtype
