@@ -9,8 +9,8 @@ from hwgrpo_kernels import weight_operand
 class HeadOperand:
     """Holds the cast weight from the first pass after an update to the end of the next update's last pass.
 
-    A weight that has that dtype already is returned itself and costs no memory. Whoever writes into the weight must call
-    `release`: torch's fused optimizers leave no trace of it (2.13).
+    A weight that has that dtype already is returned itself and costs no memory. Whoever writes into the weight calls
+    `release`: torch's fused optimizers do not count their writes as a new version of it (2.13).
     """
 
     def __init__(self) -> None:
