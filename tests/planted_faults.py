@@ -414,6 +414,27 @@ FAULTS = (
         "kernels/test_token_loss.py -k promise",
     ),
     Fault(
+        "wrong fp32 products used",
+        "../kernels/hwgrpo_kernels/head.py",
+        "return _difference(product, exact)",
+        "return None",
+        "kernels/test_head.py -k probe",
+    ),
+    Fault(
+        "wrong fp32 sums used",
+        "../kernels/hwgrpo_kernels/head.py",
+        "return _difference(total, exact + 1) is None",
+        "return True",
+        "kernels/test_head.py -k sum_in_fp32",
+    ),
+    Fault(
+        "ROCm excluded by name",
+        "../kernels/hwgrpo_kernels/head.py",
+        "return None if torch.version.hip is None else probe_fp32_products(torch.device(device_type), dtype)",
+        'return None if torch.version.hip is None else "ROCm"',
+        "backends/test_simulated_rocm.py -k head",
+    ),
+    Fault(
         "damaged files restored",
         "training/checkpoint/restore.py",
         'if fingerprint != manifest["files"][path.name]:',
