@@ -48,8 +48,8 @@ class ArchTiles(NamedTuple):
 
 
 _WARP_32 = {2: Tile(512, 8, 8), 4: Tile(512, 4, 8), 8: Tile(512, 2, 8)}
-# On CDNA the next block waits in registers, which costs at most one wavefront of eight (kernels_compile.md). NVIDIA's compiler puts
-# it into shared memory, with two barriers per block, where other programs hide the latency already.
+# On CDNA the next block waits in registers, which costs at most one wavefront of eight (kernels_compile.md). NVIDIA's
+# compiler puts it into shared memory, with two barriers per block, where other programs hide the latency already.
 _WARP_64 = {2: Tile(512, 8, 4, stages=2), 4: Tile(512, 4, 4, stages=2), 8: Tile(512, 2, 4)}
 # Twice the bytes per thread where memory is faster than 256 threads of two accesses can ask for.
 _WARP_32_WIDE = {2: Tile(1024, 8, 8), 4: Tile(1024, 4, 8), 8: Tile(512, 2, 8)}

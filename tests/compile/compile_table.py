@@ -33,12 +33,13 @@ With two stages (`tl.range(..., num_stages=2)`), bf16 V=151936 entropy, the loop
 | gfx942 | row_stats | 147 -> 171 | 2 -> 107 | 63 -> 64 |
 | gfx942 | row_grad | 217 -> 227 | 5 -> 137 | 56 -> 56 |
 
-CDNA's loops have them where rows begin on 16 bytes, without softcap and reference. That costs gfx942 one wavefront of eight
-in row_stats of padded rows (63 -> 66 registers) and of fp16 (64 -> 65), and none in the rest, but for programs that loop
-over rows, which no chip of AMD has. With a softcap or a reference two of eight and one of five would go in places, and with
-reads of 16 bits three of five (gfx950: 95 -> 182 registers), so those loops have one stage. On sm_90 two stages leave the registers as they are (48 and
-40), but go through 8 KiB of shared memory with two barriers per block (170 -> 172 and 154 -> 155 PTX instructions); five
-to eight programs of a processor hide the latency without, so NVIDIA's loops have one stage until a GPU says otherwise.
+CDNA's loops have them where rows begin on 16 bytes, without softcap and reference. That costs gfx942 one wavefront of
+eight in row_stats of padded rows (63 -> 66 registers) and of fp16 (64 -> 65), and none in the rest, but for programs
+that loop over rows, which no chip of AMD has. With a softcap or a reference two of eight and one of five would go in
+places, and with reads of 16 bits three of five (gfx950: 95 -> 182 registers), so those loops have one stage. On sm_90
+two stages leave the registers as they are (48 and 40), but go through 8 KiB of shared memory with two barriers per
+block (170 -> 172 and 154 -> 155 PTX instructions); five to eight programs of a processor hide the latency without, so
+NVIDIA's loops have one stage until a GPU says otherwise.
 """
 
 _OTHER_VERSION = """\
