@@ -401,14 +401,14 @@ FAULTS = (
     ),
     Fault(
         "a broken promise of final gradients accepted",
-        "../kernels/hwgrpo_kernels/token_loss.py",
+        "../kernels/hwgrpo_kernels/precomputed_gradients.py",
         "if ctx.are_final and is_known and not is_one:",
         "if False:",
         "kernels/test_token_loss.py -k promise",
     ),
     Fault(
         "a broken promise of final gradients unseen on a device",
-        "../kernels/hwgrpo_kernels/token_loss.py",
+        "../kernels/hwgrpo_kernels/precomputed_gradients.py",
         "factor = torch.where(grad_output == 1.0, 1.0, torch.nan)",
         "factor = torch.ones_like(grad_output)",
         "kernels/test_token_loss.py -k promise",

@@ -11,7 +11,7 @@
     overview.py         a readable survey of every implementation, with reasons
     op.py               `Op` and `Implementation`; entry_points.py finds those of other distributions
     argument_checks.py  errors with argument, value and remedy; guards.py regions where the streaming loss raises
-    loss_calls.py       calling a loss function on ranges of rows
+    loss_calls.py       calling a loss function on ranges of rows; precomputed_gradients.py the backward of its loss
     testing.py          check_kernel: the test for a new implementation
     streaming.py        the streaming driver; head.py its GEMMs, chunks.py its chunk sizes, logit_map.py logit scaling
     reference.py        a reference head for the KL over the full vocabulary

@@ -53,9 +53,9 @@ def probe_fp32_products(device: torch.device, dtype: torch.dtype) -> str | None:
     type of the result (PR 162600); since then each is one rocBLAS GEMM. Only values decide: a choice by time would
     differ from run to run, and with it chunks and rounding.
     """
-    left, weight, exact = _probe_operands(device, dtype)
-    product = empty_rows(*exact.shape, torch.float32, device)
     try:
+        left, weight, exact = _probe_operands(device, dtype)
+        product = empty_rows(exact.shape[0], exact.shape[1], torch.float32, device)
         torch.mm(left, weight.T, out_dtype=torch.float32, out=product)
         return _difference(product, exact)
     except torch.OutOfMemoryError:

@@ -1,13 +1,12 @@
 """`linear_token_loss`: any loss of per-token log-probability and entropy, with gradients computed in the forward."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import argument_checks
 from .chunks import chunk_rows_for, even_chunks, sequence_chunks
@@ -15,6 +14,7 @@ from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compile
 from .head import Head, HeadGradients, logits_buffers, operand_dtype
 from .logit_map import logit_map
 from .loss_calls import LossCalls, LossFunction
+from .precomputed_gradients import PrecomputedGradients
 from .reference import ReferenceHead, check_reference, prepare_reference
 from .streaming import RowStats, Stream, concatenate, row_kernels
 from .vocab_checks import exchange_shards, raise_on_all_ranks
@@ -161,7 +161,7 @@ def linear_token_loss(
         loss = call.loss if call.loss is not None else stats.logprob.new_zeros(())
         dx = None if dx is None else _scatter(vocab.all_reduce(dx), unmasked, n)
     if any(needs_grad):
-        loss = _PrecomputedGradients.apply(loss, (dx, *weight_gradients), final_gradients, *parameters)
+        loss = PrecomputedGradients.apply(loss, (dx, *weight_gradients), final_gradients, *parameters)
     return TokenLoss(loss, logprob_N, entropy_N, kl_N, call.sums)
 
 
@@ -197,51 +197,6 @@ def _run(
             stream.add_gradients(gradients, chunk, stats, start, upstream)
         chunk_stats.append(stats)
     return concatenate(chunk_stats, stream.hidden)
-
-
-class _PrecomputedGradients(torch.autograd.Function):
-    """Attaches precomputed gradients to a loss; backward multiplies them by grad_output and releases them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, loss: Tensor, gradients: tuple[Tensor | None, ...], are_final: bool, *parameters: Tensor | None
-    ) -> Tensor:
-        ctx.gradients, ctx.are_final = gradients, are_final
-        ctx.dtypes = [None if each is None else each.dtype for each in parameters]
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if ctx.gradients is None:
-            raise RuntimeError(
-                "linear_token_loss computes its gradients in the forward, and the first backward released them: "
-                "backward(retain_graph=True) cannot repeat it; call linear_token_loss again"
-            )
-        gradients, ctx.gradients = ctx.gradients, None
-        (grad_output,) = grad_outputs
-        is_known = grad_output.device.type == "cpu"  # reading it elsewhere synchronizes
-        is_one = is_known and float(grad_output) == 1.0
-        computed = [each for each in gradients if each is not None]
-        if ctx.are_final and is_known and not is_one:
-            raise RuntimeError(
-                f"linear_token_loss was called with final_gradients=True, but its loss is multiplied by "
-                f"{float(grad_output):g}: multiply in loss_fn, or call it with final_gradients=False"
-            )
-        if ctx.are_final and not is_known:
-            invalidate_unless_one(computed, grad_output)
-        elif not is_one:
-            for each in computed:
-                each.mul_(grad_output)
-        cast = (each if each is None else each.to(dtype) for each, dtype in zip(gradients, ctx.dtypes))
-        return None, None, None, *cast
-
-
-def invalidate_unless_one(gradients: Sequence[Tensor], grad_output: Tensor) -> None:
-    """Make the first row of each gradient NaN if grad_output [] is not 1, without waiting for the device."""
-    factor = torch.where(grad_output == 1.0, 1.0, torch.nan)
-    for each in gradients:
-        each[:1].mul_(factor)
 
 
 def _unmasked_rows(row_mask: Tensor | None) -> Tensor | None:

@@ -241,6 +241,15 @@ def test_a_build_that_refuses_a_product_in_fp32_is_asked_once_and_its_reason_is_
         probe.cache_clear()
 
 
+def test_a_host_without_the_device_has_a_reason_and_no_error(monkeypatch):
+    def absent(device, dtype):
+        raise RuntimeError("No HIP GPUs are available")
+
+    monkeypatch.setattr(head_module, "_probe_operands", absent)
+    reason = head_module.probe_fp32_products.__wrapped__(torch.device(ON_GPU), torch.bfloat16)
+    assert reason == "No HIP GPUs are available"
+
+
 def test_a_sum_in_fp32_that_is_wrong_is_not_used(wide_products, monkeypatch):
     addmm = torch.addmm
     adds = ADDS_INTO_FP32.__wrapped__

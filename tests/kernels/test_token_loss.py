@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from hwgrpo_kernels import TokenLoss, linear_token_loss, weight_operand
-from hwgrpo_kernels.token_loss import invalidate_unless_one
+from hwgrpo_kernels.precomputed_gradients import invalidate_unless_one
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
