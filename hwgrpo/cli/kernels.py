@@ -57,6 +57,7 @@ def _survey_host(args: argparse.Namespace) -> int:
 
     import hwgrpo_kernels
     import torch
+    from hwgrpo_kernels.head import reason_against_fp32_products
     from hwgrpo_kernels.overview import survey
 
     # The dtypes of a device on another host are not known; accelerators train in bf16.
@@ -69,7 +70,9 @@ def _survey_host(args: argparse.Namespace) -> int:
         surveys = survey(backend.device_type, dtype, vocab)
     except ValueError as error:  # a pin that names no implementation
         raise ConfigError(str(error)) from error
-    header = {"backend": backend.name, "dtype": str(dtype).removeprefix("torch."), "vocab": vocab}
+    header: dict[str, Any] = {"backend": backend.name, "dtype": str(dtype).removeprefix("torch."), "vocab": vocab}
+    if is_here and dtype.itemsize == 2:
+        header["reason_against_fp32_products"] = reason_against_fp32_products(backend.device_type, dtype)
     if args.json:
         ops = [{**asdict(each), "chosen": each.chosen} for each in surveys]
         selection = {name: settings[name] for name in ("pins", "preference", "strict", "plugins")}
@@ -130,6 +133,8 @@ def _show_host(header: dict[str, Any], surveys: tuple[OpSurvey, ...], settings: 
     console.print()
     print_part(console, table)
     _print_driver_note(console, [(op.op, op.chosen) for op in surveys])
+    if reason := header.get("reason_against_fp32_products"):
+        console.print(Text(f"fp32 products of {header['dtype']} are not available: {reason}.", style="dim"))
     console.print()
     _show_settings(console, settings)
 

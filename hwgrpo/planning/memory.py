@@ -167,10 +167,12 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     elif work.dtype != torch.float32:
         # autocast caches its casts of trainable weights until the end of a pass, of frozen ones until their layer ends
         recast = adapters and config.model.gradient_checkpointing
-        cast = (shape.parameters - quantized.count) // (shape.layers if recast else 1)
+        # the head's cast stays from pass to pass
+        head = 0 if frozen == work.dtype and _has_own_head(shape) else shape.vocab * shape.hidden
+        cast = (shape.parameters - quantized.count - head) // (shape.layers if recast else 1)
         if frozen == work.dtype:
-            cast = adapters + (0 if _has_own_head(shape) else shape.vocab * shape.hidden)
-        update["weights as cast"] = size * cast
+            cast = adapters
+        update["weights as cast"] = size * (cast + head)
     update |= quantized.work
     if config.trainer.save_async and config.trainer.save_every:
         # fp32 parameters and states; states in 8 bits are expanded before they are copied

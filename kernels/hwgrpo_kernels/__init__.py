@@ -11,7 +11,7 @@
     overview.py         a readable survey of every implementation, with reasons
     op.py               `Op` and `Implementation`; entry_points.py finds those of other distributions
     argument_checks.py  errors with argument, value and remedy; guards.py regions where the streaming loss raises
-    loss_calls.py       calling a loss function on ranges of rows
+    loss_calls.py       calling a loss function on ranges of rows; precomputed_gradients.py the backward of its loss
     testing.py          check_kernel: the test for a new implementation
     streaming.py        the streaming driver; head.py its GEMMs, chunks.py its chunk sizes, logit_map.py logit scaling
     reference.py        a reference head for the KL over the full vocabulary
@@ -30,6 +30,7 @@ entry-point group `hwgrpo.kernels` (value: one or several `Implementation`s) add
 """
 
 from . import ops, ops_kl  # noqa: F401  declare the ops
+from .head import weight_operand
 from .library import dequantize_nf4
 from .logprob import TokenLogprob, linear_logprob, token_logprob
 from .loss_calls import LossFunction, TokenStats
@@ -64,4 +65,5 @@ __all__ = [
     "quantize_nf4",
     "resolve",
     "token_logprob",
+    "weight_operand",
 ]

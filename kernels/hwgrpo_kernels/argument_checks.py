@@ -68,6 +68,16 @@ def check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, names: HeadN
         check_device(names.bias, bias, names.hidden, hidden)
 
 
+def check_operand(operand: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError unless a cast of the head's weight, made before, has its shape and device, and the dtype."""
+    check_tensor("weight_operand_VH", operand)
+    if operand.shape != weight.shape or operand.dtype != dtype or operand.device != weight.device:
+        raise ValueError(
+            f"weight_operand_VH must be {_describe(weight.detach().to('meta', dtype))} on {weight.device}, got "
+            f"{_describe(operand)} on {operand.device}: make it with weight_operand, for the same dtypes"
+        )
+
+
 def check_targets(targets: Tensor, source: Tensor, name: str, source_name: str) -> None:
     """Raise ValueError unless `targets` is [N] int32 or int64 on the device of `source`, which has N rows."""
     check_tensor(name, targets)

@@ -18,7 +18,14 @@ _PRODUCT_ENTRIES = 2**26  # of dW per product, if a GEMM cannot accumulate into 
 
 def keeps_16_bit_operands(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> bool:
     """Return whether the head's GEMMs write logits wider than their operands."""
-    return logits_dtype != compute_dtype and multiplies_into_fp32(device_type)
+    return logits_dtype != compute_dtype and multiplies_into_fp32(device_type, compute_dtype)
+
+
+def operand_dtype(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> torch.dtype:
+    """Return the dtype in which the GEMMs read values of the compute dtype."""
+    if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type):
+        return compute_dtype
+    return logits_dtype  # the same product: 16-bit values are exact in fp32
 
 
 def logits_buffers(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device_type: str) -> int:
@@ -26,24 +33,64 @@ def logits_buffers(compute_dtype: torch.dtype, logits_dtype: torch.dtype, device
     return 2 if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type) else 1
 
 
+def multiplies_into_fp32(device_type: str, dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Return whether `torch.mm(a, b, out_dtype=fp32)` of 16-bit operands returns their fp32 accumulator."""
+    return reason_against_fp32_products(device_type, dtype) is None
+
+
+def reason_against_fp32_products(device_type: str, dtype: torch.dtype) -> str | None:
+    """Return why 16-bit operands have no products in fp32, or None: CUDA has them, ROCm where a probe works."""
+    if device_type != "cuda":
+        return f"torch.mm has no out_dtype on {device_type}"
+    return None if torch.version.hip is None else probe_fp32_products(torch.device(device_type), dtype)
+
+
+@cache
+def probe_fp32_products(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Multiply small matrices into padded rows, as the head does; return what is wrong, or None.
+
+    ROCm builds of torch refused such products until late in 2025 (pytorch PR 161540), and a first version set the wrong
+    type of the result (PR 162600); since then each is one rocBLAS GEMM. Only values decide: a choice by time would
+    differ from run to run, and with it chunks and rounding.
+    """
+    try:
+        left, weight, exact = _probe_operands(device, dtype)
+        product = empty_rows(exact.shape[0], exact.shape[1], torch.float32, device)
+        torch.mm(left, weight.T, out_dtype=torch.float32, out=product)
+        return _difference(product, exact)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+
+
 @cache
 def adds_into_fp32(device: torch.device) -> bool:
     """Return whether `torch.addmm` accumulates 16-bit operands into fp32 here, as newer CUDA builds do."""
     if not multiplies_into_fp32(device.type):
         return False
-    total, operand = (torch.zeros(16, 16, dtype=dtype, device=device) for dtype in (torch.float32, torch.bfloat16))
+    left, weight, exact = _probe_operands(device, torch.bfloat16)
+    total = torch.ones(exact.shape, device=device)
     try:
-        torch.addmm(total, operand, operand, out_dtype=torch.float32, out=total)
+        torch.addmm(total, left, weight.T, out_dtype=torch.float32, out=total)
+        return _difference(total, exact + 1) is None
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # the sum must have the operands' dtype
         return False
-    return True
 
 
-def multiplies_into_fp32(device_type: str) -> bool:
-    """Return whether `torch.mm(bf16, bf16, out_dtype=fp32)` is fast: CUDA only (CPU lacks it, ROCm emulates it)."""
-    return device_type == "cuda" and torch.version.hip is None
+def _probe_operands(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return operands [16,16] and [13,16], and their product [16,13] fp32, exact in any order but in no 16 bits."""
+    left = torch.arange(1.0, 17.0)[:, None].expand(16, 16)
+    weight = torch.full((13, 16), 2.0**-12)
+    weight[:, 0] = torch.arange(1.0, 14.0)
+    return left.to(device, dtype), weight.to(device, dtype), left @ weight.T
+
+
+def _difference(found: Tensor, exact: Tensor) -> str | None:
+    error = (found.cpu() - exact).abs().max().item()
+    return None if error == 0 else f"torch.mm with out_dtype=torch.float32 is wrong by {error:.3g} where it is exact"
 
 
 def row_stride(columns: int, dtype: torch.dtype, device_type: str) -> int:
@@ -70,6 +117,18 @@ def empty_rows(rows: int, columns: int, dtype: torch.dtype, device: torch.device
     return buffer[:, :columns]
 
 
+def weight_operand(weight_VH: Tensor, compute_dtype: torch.dtype, logits_dtype: torch.dtype) -> Tensor:
+    """Return a head's weight as its GEMMs read it: the weight itself, or a copy rounded to the compute dtype.
+
+    Args:
+        weight_VH: [V,H].
+        compute_dtype: dtype of the GEMM operands.
+        logits_dtype: dtype of the logits.
+    """
+    dtype = operand_dtype(compute_dtype, logits_dtype, weight_VH.device.type)
+    return weight_VH.detach().to(compute_dtype).to(dtype)
+
+
 class Head:
     """The head's weight and bias, cast once for all chunks of a call.
 
@@ -78,16 +137,19 @@ class Head:
         bias_V: [V] or None.
         compute_dtype: dtype of the GEMM operands.
         logits_dtype: dtype of the logits; fp32 with 16-bit operands keeps the product's fp32 accumulator.
+        operand_VH: [V,H] from `weight_operand`, to share one cast between calls; None casts here.
     """
 
     def __init__(
-        self, weight_VH: Tensor, bias_V: Tensor | None, compute_dtype: torch.dtype, logits_dtype: torch.dtype
+        self,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        compute_dtype: torch.dtype,
+        logits_dtype: torch.dtype,
+        operand_VH: Tensor | None = None,
     ) -> None:
-        weight = weight_VH.detach().to(compute_dtype)
-        device_type = weight.device.type
-        self.out_dtype = logits_dtype if keeps_16_bit_operands(compute_dtype, logits_dtype, device_type) else None
-        if logits_dtype != compute_dtype and self.out_dtype is None:
-            weight = weight.to(logits_dtype)  # the same product: 16-bit values are exact in fp32
+        weight = weight_operand(weight_VH, compute_dtype, logits_dtype) if operand_VH is None else operand_VH
+        self.out_dtype = logits_dtype if weight.dtype != logits_dtype else None
         self.weight_VH = weight
         self.bias_V = None if bias_V is None else bias_V.detach().to(logits_dtype)
         self.logits_dtype = logits_dtype
@@ -212,7 +274,8 @@ class HeadGradients:
             else:
                 torch.addmm(total, dlogits_VR, operand_RH, out_dtype=self._wide, out=total)
         else:
-            options: dict[str, Any] = {"out_dtype": self._wide} if multiplies_into_fp32(total.device.type) else {}
+            kind = total.device.type, self._weight.dtype
+            options: dict[str, Any] = {"out_dtype": self._wide} if multiplies_into_fp32(*kind) else {}
             for a, b in even_chunks(total.shape[0], max(1, _PRODUCT_ENTRIES // max(1, total.shape[1]))):
                 product = torch.mm(dlogits_VR[a:b], operand_RH, **options)
                 total[a:b].copy_(product) if first else total[a:b].add_(product)

@@ -133,7 +133,7 @@ def _launch_stats(
         logits, ref_logits, targets.contiguous(), _vector(row_scale), *found[:4], *beside, rows, vocab, stride,
         ref_stride, *_split(squash), *_split(scale * _LOG2_E),
         SQUASH=squash != 0.0, ENTROPY=found[1].shape[0] == rows, ALIGN=align, REF_ALIGN=ref_align,
-        **_precision(logits).constants, **_constants(tile),
+        STAGES=_stages(tile, align, squash, ref_logits), **_precision(logits).constants, **_constants(tile),
     )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def _launch_grad(
         logits, ref_logits, targets.contiguous(), _vector(row_scale), *map(_vector, stats), *map(_vector, wanted), out,
         rows, vocab, stride, ref_stride, out_stride, *_split(squash), *_split(scale * _LOG2_E),
         SQUASH=squash != 0.0, ENTROPY=grad_entropy is not None, ALIGN=align, REF_ALIGN=ref_align, OUT_ALIGN=out_align,
-        **_precision(logits).constants, **_constants(tile),
+        STAGES=_stages(tile, align, squash, ref_logits), **_precision(logits).constants, **_constants(tile),
     )  # fmt: skip
     return out
 
@@ -235,6 +235,11 @@ def _driver() -> Any:
 def _constants(tile: Tile) -> dict[str, Any]:
     constants = {"LANES": tile.lanes, "WIDTH": tile.width, "PERSISTENT": tile.per_processor > 0}
     return constants | {"num_warps": tile.warps, "num_stages": 1} if tile.warps else constants
+
+
+def _stages(tile: Tile, align: int, squash: float, ref_logits: Tensor | None) -> int:
+    """Return the tile's stages; 1 where blocks in flight would cost registers of narrow reads or of more operands."""
+    return tile.stages if align > 1 and squash == 0.0 and ref_logits is None else 1
 
 
 def _precision(logits: Tensor) -> Precision:

@@ -17,12 +17,14 @@ class Tile(NamedTuple):
         lanes, width: a block is lanes * width logits, powers of two; width neighbours are one access of one thread.
         warps: warps per program; 0 where there are none (Ascend).
         per_processor: programs per processor, each looping over rows; 0 means a program per row.
+        stages: 2 reads the next block while this one is computed; 1 does not.
     """
 
     lanes: int
     width: int
     warps: int
     per_processor: int = 0
+    stages: int = 1
 
     @property
     def block(self) -> int:
@@ -46,7 +48,9 @@ class ArchTiles(NamedTuple):
 
 
 _WARP_32 = {2: Tile(512, 8, 8), 4: Tile(512, 4, 8), 8: Tile(512, 2, 8)}
-_WARP_64 = {2: Tile(512, 8, 4), 4: Tile(512, 4, 4), 8: Tile(512, 2, 4)}
+# On CDNA the next block waits in registers, which costs at most one wavefront of eight (kernels_compile.md). NVIDIA's
+# compiler puts it into shared memory, with two barriers per block, where other programs hide the latency already.
+_WARP_64 = {2: Tile(512, 8, 4, stages=2), 4: Tile(512, 4, 4, stages=2), 8: Tile(512, 2, 4)}
 # Twice the bytes per thread where memory is faster than 256 threads of two accesses can ask for.
 _WARP_32_WIDE = {2: Tile(1024, 8, 8), 4: Tile(1024, 4, 8), 8: Tile(512, 2, 8)}
 

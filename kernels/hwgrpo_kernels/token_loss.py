@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import argument_checks
 from .chunks import chunk_rows_for, even_chunks, sequence_chunks
 from .guards import compute_dtype_of, refuse_checkpointed_region, refuse_compiled_region, without_autocast
-from .head import Head, HeadGradients, logits_buffers
+from .head import Head, HeadGradients, logits_buffers, operand_dtype
 from .logit_map import logit_map
 from .loss_calls import LossCalls, LossFunction
+from .precomputed_gradients import PrecomputedGradients
 from .reference import ReferenceHead, check_reference, prepare_reference
 from .streaming import RowStats, Stream, concatenate, row_kernels
 from .vocab_checks import exchange_shards, raise_on_all_ranks
@@ -58,6 +58,8 @@ def linear_token_loss(
     chunk_rows: int | None = None,
     vocab_group: dist.ProcessGroup | None = None,
     reference: ReferenceHead | None = None,
+    weight_operand_VH: Tensor | None = None,
+    final_gradients: bool = False,
 ) -> TokenLoss:
     """Stream the vocabulary for any loss of per-token statistics; [N,V] logits never exist.
 
@@ -84,6 +86,11 @@ def linear_token_loss(
         reference: hidden states and head of a reference model with the same vocabulary: loss_fn also gets full_kl, the
             KL divergence over the full vocabulary under the same softcap, logit_scale and temperature, and
             ref_logprob. Costs 2 N H' V FLOPs; default chunks have half the rows, for two logits buffers.
+        weight_operand_VH: `weight_operand(weight_VH, ...)`, if one cast serves several calls; None casts here.
+        final_gradients: promise that backward's grad_output is 1, as for `loss.backward()` and a sum with other losses.
+            The gradients are then returned as computed: a device's grad_output cannot be read without waiting for it,
+            and multiplying by it reads and writes all of dW. If it is not 1, backward raises on a CPU, and makes
+            gradients NaN elsewhere.
 
     Returns:
         `TokenLoss`. Without unmasked rows the loss is a differentiable zero.
@@ -103,6 +110,9 @@ def linear_token_loss(
         reference = check_reference(reference, hidden_NH, weight_VH)
         compute_dtype = compute_dtype_of(hidden_NH)
         logits_dtype = argument_checks.check_logits_dtype(logits_dtype, compute_dtype)
+        if weight_operand_VH is not None:
+            dtype = operand_dtype(compute_dtype, logits_dtype, device_type)
+            argument_checks.check_operand(weight_operand_VH, weight_VH, dtype)
         bounds = argument_checks.check_rows(hidden_NH, loss_fn, rows, row_mask, cu_seqlens, scope)
         with_reference = reference is not None
         kernels = row_kernels(device_type, logits_dtype, weight_VH.shape[0], with_reference=with_reference)
@@ -117,7 +127,7 @@ def linear_token_loss(
                 hidden, targets, mapping = hidden[unmasked], targets[unmasked], mapping.select(unmasked)
                 rows = {name: each[unmasked] for name, each in rows.items()}
                 bounds = None if bounds is None else _unmasked_before(row_mask, bounds)
-            head = Head(weight_VH, bias, compute_dtype, logits_dtype)
+            head = Head(weight_VH, bias, compute_dtype, logits_dtype, weight_operand_VH)
             operand = head.operand(hidden, compute_dtype)
             reference_rows = (
                 None if reference is None else prepare_reference(reference, head, weight_VH, compute_dtype, unmasked)
@@ -151,7 +161,7 @@ def linear_token_loss(
         loss = call.loss if call.loss is not None else stats.logprob.new_zeros(())
         dx = None if dx is None else _scatter(vocab.all_reduce(dx), unmasked, n)
     if any(needs_grad):
-        loss = _PrecomputedGradients.apply(loss, (dx, *weight_gradients), *parameters)
+        loss = PrecomputedGradients.apply(loss, (dx, *weight_gradients), final_gradients, *parameters)
     return TokenLoss(loss, logprob_N, entropy_N, kl_N, call.sums)
 
 
@@ -187,30 +197,6 @@ def _run(
             stream.add_gradients(gradients, chunk, stats, start, upstream)
         chunk_stats.append(stats)
     return concatenate(chunk_stats, stream.hidden)
-
-
-class _PrecomputedGradients(torch.autograd.Function):
-    """Attaches precomputed gradients to a loss; backward multiplies them by grad_output and releases them."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: tuple[Tensor | None, ...], *parameters: Tensor | None) -> Tensor:
-        ctx.gradients = gradients
-        ctx.dtypes = [None if each is None else each.dtype for each in parameters]
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if ctx.gradients is None:
-            raise RuntimeError(
-                "linear_token_loss computes its gradients in the forward, and the first backward released them: "
-                "backward(retain_graph=True) cannot repeat it; call linear_token_loss again"
-            )
-        gradients, ctx.gradients = ctx.gradients, None
-        (grad_output,) = grad_outputs
-        unchanged = grad_output.device.type == "cpu" and float(grad_output) == 1.0  # reading it elsewhere synchronizes
-        scaled = (each if each is None or unchanged else each.mul_(grad_output) for each in gradients)
-        return None, None, *(each if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes))
 
 
 def _unmasked_rows(row_mask: Tensor | None) -> Tensor | None:

@@ -6,6 +6,9 @@ neighbours are one 16-byte access of one thread, so a maximum over them stays in
 running maximum and sums, and lanes meet once, at the end of the row. Inner loops compare no index and mask nothing: the
 block that holds the target and the tail of the row are left out of them and done last.
 
+With STAGES = 2 the logits of the next block are read while those of this one are computed. Of a gradient in place these
+are other logits than it writes.
+
 exp is taken to base 2 (one instruction): `scale2` is the scale times log2 e. Scalars that must keep 48 bits in fp64
 arrive as two floats, since a float argument of a kernel is fp32.
 """
@@ -79,6 +82,7 @@ def stats_of_row(
     ref_max, ref_log_sum, V, stride, ref_stride, squash, scale2,
     SQUASH: tl.constexpr, ENTROPY: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, FLOOR: tl.constexpr,
     TERMS: tl.constexpr, ALIGN: tl.constexpr, REF_ALIGN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     BLOCK: tl.constexpr = LANES * WIDTH
     column = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -102,7 +106,7 @@ def stats_of_row(
         r = tl.zeros((LANES,), ACC)
         gap = tl.zeros((LANES,), ACC)
     full = V // BLOCK
-    for i in range(full - (home < full).to(tl.int32)):
+    for i in tl.range(full - (home < full).to(tl.int32), num_stages=STAGES):
         block = i + (home <= i).to(tl.int32)
         u = squashed(tl.load(start + block * BLOCK + column).to(ACC), squash, SQUASH)
         m_before = m
@@ -168,7 +172,7 @@ def row_stats_kernel(
     ref_log_sum, rows, V, stride, ref_stride, squash_high, squash_low, scale2_high, scale2_low,
     SQUASH: tl.constexpr, ENTROPY: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, FLOOR: tl.constexpr,
     TERMS: tl.constexpr, ALIGN: tl.constexpr, REF_ALIGN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
-    PERSISTENT: tl.constexpr,
+    STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """`definitions.row_stats`, or row_stats_kl with ref_logits: a row per program, or every `num_programs`-th row."""
     squash = tl.zeros((), ACC) + squash_high + squash_low
@@ -178,13 +182,13 @@ def row_stats_kernel(
             stats_of_row(
                 row, logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others,
                 ref_logprob, ref_max, ref_log_sum, V, stride, ref_stride, squash, scale2,
-                SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, LANES, WIDTH,
+                SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, LANES, WIDTH, STAGES,
             )  # fmt: skip
     else:
         stats_of_row(
             tl.program_id(0), logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others,
             ref_logprob, ref_max, ref_log_sum, V, stride, ref_stride, squash, scale2,
-            SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, LANES, WIDTH,
+            SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, LANES, WIDTH, STAGES,
         )  # fmt: skip
 
 
@@ -223,7 +227,7 @@ def grad_of_row(
     scale2,
     SQUASH: tl.constexpr, ENTROPY: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, FLOOR: tl.constexpr,
     TERMS: tl.constexpr, ALIGN: tl.constexpr, REF_ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, LANES: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     BLOCK: tl.constexpr = LANES * WIDTH
     column = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -265,7 +269,7 @@ def grad_of_row(
         slope_k = g_k * inverse_sum * LN2
 
     full = V // BLOCK
-    for i in range(full - (home < full).to(tl.int32)):
+    for i in tl.range(full - (home < full).to(tl.int32), num_stages=STAGES):
         block = i + (home <= i).to(tl.int32)
         z = tl.load(start + block * BLOCK + column).to(ACC)
         if ref_logits is not None:
@@ -307,7 +311,7 @@ def row_grad_kernel(
     squash_high, squash_low, scale2_high, scale2_low,
     SQUASH: tl.constexpr, ENTROPY: tl.constexpr, ACC: tl.constexpr, LOWEST: tl.constexpr, FLOOR: tl.constexpr,
     TERMS: tl.constexpr, ALIGN: tl.constexpr, REF_ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, LANES: tl.constexpr,
-    WIDTH: tl.constexpr, PERSISTENT: tl.constexpr,
+    WIDTH: tl.constexpr, STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """`definitions.row_grad`, or row_grad_kl with ref_logits: a row per program, or every `num_programs`-th row.
 
@@ -322,12 +326,12 @@ def row_grad_kernel(
                 row, logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others,
                 ref_logprob, ref_max, ref_log_sum, grad_logprob, grad_entropy, grad_kl, out, V, stride, ref_stride,
                 out_stride, squash, scale, scale2,
-                SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, OUT_ALIGN, LANES, WIDTH,
+                SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, OUT_ALIGN, LANES, WIDTH, STAGES,
             )  # fmt: skip
     else:
         grad_of_row(
             tl.program_id(0), logits, ref_logits, targets, row_scale, logprob, entropy, row_max, log_sum, kl, kl_others,
             ref_logprob, ref_max, ref_log_sum, grad_logprob, grad_entropy, grad_kl, out, V, stride, ref_stride,
             out_stride, squash, scale, scale2,
-            SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, OUT_ALIGN, LANES, WIDTH,
+            SQUASH, ENTROPY, ACC, LOWEST, FLOOR, TERMS, ALIGN, REF_ALIGN, OUT_ALIGN, LANES, WIDTH, STAGES,
         )  # fmt: skip

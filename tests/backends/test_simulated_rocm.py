@@ -226,16 +226,25 @@ def test_training_computes_in_bf16_with_the_first_attention_that_is_installed(ho
     assert taken in ROCM.attention[: ROCM.attention.index("sdpa")]
 
 
-def test_the_head_makes_no_fp32_products_of_16_bit_operands(host):
-    bf16, fp32 = torch.bfloat16, torch.float32
+@pytest.mark.parametrize("reason", [None, "not supported for ROCm"])
+def test_the_head_makes_fp32_products_of_16_bit_operands_where_a_probe_of_the_device_shows_them(
+    host, monkeypatch, reason
+):
+    bf16, fp32, probed = torch.bfloat16, torch.float32, []
+    monkeypatch.setattr(head, "probe_fp32_products", lambda *asked: probed.append(asked) or reason)
     host(MI300X)
-    assert not head.multiplies_into_fp32("cuda")
-    assert not head.keeps_16_bit_operands(bf16, fp32, "cuda")
-    assert head.logits_buffers(bf16, fp32, "cuda") == 1
-    assert not head.adds_into_fp32(torch.device("cuda")), "decided without a tensor on the device"
+    assert head.multiplies_into_fp32("cuda") == (reason is None)
+    assert head.reason_against_fp32_products("cuda", bf16) == reason
+    assert set(probed) == {(torch.device("cuda"), bf16)}
+    assert head.keeps_16_bit_operands(bf16, fp32, "cuda") == (reason is None)
+    assert head.logits_buffers(bf16, fp32, "cuda") == (2 if reason is None else 1)
+    if reason is not None:
+        assert not head.adds_into_fp32(torch.device("cuda")), "decided without a tensor on the device"
     host(MI300X, hip=None)
+    probed.clear()
     assert head.multiplies_into_fp32("cuda")
     assert head.logits_buffers(bf16, fp32, "cuda") == 2
+    assert probed == [], "CUDA has them"
 
 
 @pytest.mark.parametrize("op", ["row_stats", "row_grad"])

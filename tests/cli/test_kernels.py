@@ -60,10 +60,12 @@ def test_json_holds_the_same_under_a_versioned_schema(hwgrpo):
     done = hwgrpo("kernels", "--json", "--dtype", "bfloat16", "--vocab", "32000", HWGRPO_STRICT="1")
     found = json.loads(done.stdout)
     assert set(found) == {
-        "schema", "backend", "dtype", "vocab", "pins", "preference", "strict", "plugins", "ops",
+        "schema", "backend", "dtype", "vocab", "reason_against_fp32_products",
+        "pins", "preference", "strict", "plugins", "ops",
     }  # fmt: skip
     assert (found["schema"], found["backend"]) == ("hwgrpo.kernels.survey/1", "cpu")
     assert (found["dtype"], found["vocab"], found["strict"]) == ("bfloat16", 32000, True)
+    assert found["reason_against_fp32_products"] == "torch.mm has no out_dtype on cpu"
     assert {op["op"] for op in found["ops"]} >= OPS
     for op in found["ops"]:
         assert set(op) == {"op", "summary", "verdicts", "error", "chosen"}

@@ -128,6 +128,12 @@ def test_logits_are_accessed_16_bytes_at_a_time_where_rows_are_aligned(chip, cas
         )
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_the_next_block_is_read_while_one_is_computed_where_registers_suffice(op):
+    assert binaries_of("gfx942", PLAIN)[op].share_in_flight() > 0.5
+    assert binaries_of("gfx942", Case(softcap=True))[op].share_in_flight() < 0.3, "a plain loop waits for what it reads"
+
+
 @each_case
 def test_where_a_floor_is_kept_nan_passes_it(chip, case, op):
     binary = binaries_of(chip, case)[op]

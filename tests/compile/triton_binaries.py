@@ -18,6 +18,8 @@ _BRANCH = re.compile(r"\b(?:bra|bra\.uni|s_c?branch\w*)\s+(\$L__BB\w+|\.LBB\w+)"
 _PTX_ACCESS = re.compile(r"\b(ld|st)\.(?:\w+\.)?global([.\w:]*)\s")
 _AMD_ACCESS = re.compile(r"^\s+(?:global|buffer|flat)_(load|store)_(\w+)", re.M)
 _PTX_ATOMIC = re.compile(r"\b(?:atom|red)\.")
+_AMD_INSTRUCTION = re.compile(r"^\s+([vs]_.*|ds_.*|(?:global|buffer|flat)_.*)", re.M)
+_AMD_LOAD = re.compile(r"(?:global|buffer|flat)_load")
 _AMD_ATOMIC = re.compile(r"^\s+(?:\w+_atomic_?\w*|ds_(?:add|sub|inc|dec|min|max|and|or|xor|cmpst|cmpstore)_\w+)", re.M)
 _PTX_NAN_MAX = re.compile(r"\bmax\.NaN\.f32\b|\bselp\.f64\s+%\w+, 0d7FF8000000000000,")  # fp64: NaN put in by hand
 _AMD_NAN_TEST = re.compile(r"\bv_(?:cmpx?_[ou]|maximum3?)_f(?:32|64)")
@@ -75,6 +77,14 @@ class Binary:
         """Return the bits of each access of global memory in the loops; `kind` is "load" or "store"."""
         return [bits for loop in self.loops for bits in self.accesses(kind, loop)]
 
+    def share_in_flight(self) -> float:
+        """Return the share of an AMD loop's instructions between its last load and the next wait for memory.
+
+        The wait may be in the next pass. Of several loops, the largest share.
+        """
+        assert not self.nvidia
+        return max((_share_in_flight(loop) for loop in self.loops), default=0.0)
+
     def atomics(self) -> list[str]:
         """Return the atomic operations, compare-and-swap among them."""
         return (_PTX_ATOMIC if self.nvidia else _AMD_ATOMIC).findall(self.assembly)
@@ -122,6 +132,15 @@ def _innermost_loops(assembly: str) -> Iterator[str]:
     for start, end in ends.items():
         if not any(start <= other and ends[other] <= end for other in ends if other != start):
             yield "\n".join(lines[start : end + 1])
+
+
+def _share_in_flight(loop: str) -> float:
+    lines = _AMD_INSTRUCTION.findall(loop)
+    loads = [number for number, line in enumerate(lines) if _AMD_LOAD.match(line)]
+    if not loads:
+        return 0.0
+    after = [*lines[loads[-1] + 1 :], *lines[: loads[0]]]
+    return next((number for number, line in enumerate(after) if "vmcnt" in line), 0) / len(lines)
 
 
 def _amd_bits(width: str) -> int:

@@ -13,6 +13,7 @@ from tests.kernels.token_loss_cases import gspo, problem
 ON_GPU = "cuda"  # hw: what torch calls NVIDIA's and AMD's devices
 ON_ASCEND = "npu"  # hw: rows stay dense there
 H, V = 24, 517
+ADDS_INTO_FP32 = head_module.adds_into_fp32
 
 bias_or_none = pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 
@@ -98,7 +99,7 @@ def wide_products(monkeypatch):
         assert total is out, "adds to what it is given"
         return real_addmm(total, a.to(out_dtype), b.to(out_dtype), out=out)
 
-    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: True)
+    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda *_: True)
     monkeypatch.setattr(head_module, "adds_into_fp32", lambda device: True)
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(torch, "addmm", addmm)
@@ -163,7 +164,7 @@ def test_where_a_product_cannot_be_added_as_it_is_made_it_is_made_in_slices_of_t
 def test_the_sum_over_chunks_is_as_exact_as_the_products_that_a_device_has(
     wide_products, monkeypatch, multiplies, adds
 ):
-    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: multiplies)
+    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda *_: multiplies)
     monkeypatch.setattr(head_module, "adds_into_fp32", lambda device: multiplies and adds)
     hidden, weight, _ = parts(torch.bfloat16)
     dlogits = torch.randn(40, V).bfloat16()
@@ -198,12 +199,71 @@ def test_a_head_without_hidden_units_has_an_empty_gradient():
     assert weight.grad.shape == (V, 0)
 
 
+PRODUCTS = {
+    "exact": (lambda exact: exact, None),
+    "rounded": (lambda exact: exact.bfloat16().float(), "torch.mm with out_dtype=torch.float32 is wrong by 0.0586"),
+    "never written": (lambda exact: torch.full_like(exact, torch.nan), "is wrong by nan where it is exact"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product_in_fp32_is_used_only_if_a_probe_gets_its_exact_values(wide_products, monkeypatch, name, dtype):
+    change, expected = PRODUCTS[name]
+    mm = torch.mm
+
+    def changed(a, b, out_dtype, *, out):
+        return out.copy_(change(mm(a, b, out_dtype)))
+
+    monkeypatch.setattr(torch, "mm", changed)
+    reason = head_module.probe_fp32_products.__wrapped__(torch.device("cpu"), dtype)
+    assert reason is None if expected is None else expected in str(reason)
+    assert {(a.dtype, out.stride(0)) for a, _, out in wide_products if out is not None} <= {(dtype, 16)}
+
+
+def test_a_build_that_refuses_a_product_in_fp32_is_asked_once_and_its_reason_is_kept(monkeypatch):
+    asked = []
+
+    def mm(a, b, out_dtype, *, out):
+        asked.append(a.dtype)
+        raise RuntimeError("gemm input type at::BFloat16 and output type float is not supported for ROCm\nat Blas.cpp")
+
+    monkeypatch.setattr(torch, "mm", mm)
+    probe, here = head_module.probe_fp32_products, torch.device("cpu")
+    probe.cache_clear()
+    try:
+        reasons = {probe(here, torch.bfloat16) for _ in range(3)}
+        assert reasons == {"gemm input type at::BFloat16 and output type float is not supported for ROCm"}
+        assert asked == [torch.bfloat16]
+        probe(here, torch.float16)
+        assert asked == [torch.bfloat16, torch.float16]
+    finally:
+        probe.cache_clear()
+
+
+def test_a_host_without_the_device_has_a_reason_and_no_error(monkeypatch):
+    def absent(device, dtype):
+        raise RuntimeError("No HIP GPUs are available")
+
+    monkeypatch.setattr(head_module, "_probe_operands", absent)
+    reason = head_module.probe_fp32_products.__wrapped__(torch.device(ON_GPU), torch.bfloat16)
+    assert reason == "No HIP GPUs are available"
+
+
+def test_a_sum_in_fp32_that_is_wrong_is_not_used(wide_products, monkeypatch):
+    addmm = torch.addmm
+    adds = ADDS_INTO_FP32.__wrapped__
+    assert adds(torch.device("cpu"))
+    monkeypatch.setattr(torch, "addmm", lambda total, a, b, **options: addmm(total, a, b, **options).sub_(1))
+    assert not adds(torch.device("cpu")), "what was there before is lost"
+
+
 def test_a_device_without_memory_at_the_moment_is_not_taken_for_one_that_cannot_add(monkeypatch):
     def addmm(*args, **options):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(torch, "addmm", addmm)
-    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: True)
+    monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda *_: True)
     head_module.adds_into_fp32.cache_clear()
     with pytest.raises(torch.OutOfMemoryError):
         head_module.adds_into_fp32(torch.device("cpu"))
@@ -222,7 +282,7 @@ def test_a_device_that_sums_in_the_operands_dtype_only_is_found_out_once(monkeyp
         assert not head_module.adds_into_fp32(torch.device("cpu"))  # its products are not fp32, so nothing to ask
         assert asked == []
         head_module.adds_into_fp32.cache_clear()
-        monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda device_type: True)
+        monkeypatch.setattr(head_module, "multiplies_into_fp32", lambda *_: True)
         assert [head_module.adds_into_fp32(torch.device("cpu")) for _ in range(3)] == [False] * 3
         assert asked == [(torch.float32, torch.bfloat16, torch.float32)]
     finally:

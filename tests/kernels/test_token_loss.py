@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from hwgrpo_kernels import TokenLoss, linear_token_loss
+from hwgrpo_kernels import TokenLoss, linear_token_loss, weight_operand
+from hwgrpo_kernels.precomputed_gradients import invalidate_unless_one
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -195,6 +196,44 @@ def test_grad_output_scales_the_gradients():
     (linear_token_loss(p.hidden, p.weight, p.targets, ppo, rows=p.rows).loss * 0.5).backward()
     torch.testing.assert_close(p.hidden.grad, grads[0] * 0.5)
     torch.testing.assert_close(p.weight.grad, grads[1] * 0.5)
+
+
+def test_gradients_promised_to_be_final_are_bitwise_those_of_a_backward_without_the_promise():
+    p = problem(bias=True)
+    (_, expected), (_, final) = run(p, ppo), run(p, ppo, final_gradients=True)
+    for each, other in zip(final, expected, strict=True):
+        assert torch.equal(each, other)
+
+
+def test_a_promise_of_final_gradients_is_refused_where_the_loss_is_multiplied():
+    p = problem()
+    loss = linear_token_loss(p.hidden, p.weight, p.targets, ppo, rows=p.rows, final_gradients=True).loss
+    with pytest.raises(RuntimeError, match=r"its loss is multiplied by 0\.5: multiply in loss_fn"):
+        (loss * 0.5).backward()
+    assert p.weight.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_a_device_cannot_be_asked_a_broken_promise_makes_every_gradient_nan_and_a_kept_one_changes_none(dtype):
+    gradients = [torch.randn(5, 3).to(dtype), torch.randn(7, 3), torch.randn(7), torch.randn(0, 3)]
+    before = [each.clone() for each in gradients]
+    invalidate_unless_one(gradients, torch.ones(()))
+    assert all(torch.equal(each, other) for each, other in zip(gradients, before, strict=True))
+    invalidate_unless_one(gradients, torch.tensor(1 + 2**-23))
+    assert [bool(each.isnan().any()) for each in gradients] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("logits_dtype", [None, torch.float32])
+def test_a_weight_cast_once_for_several_calls_gives_bitwise_what_a_cast_in_each_gives(logits_dtype):
+    p = problem(n=64, dtype=torch.bfloat16)
+    p.weight = p.weight.detach().float().requires_grad_()
+    expected, grads = run(p, ppo, logits_dtype=logits_dtype)
+    operand = weight_operand(p.weight, torch.bfloat16, logits_dtype or torch.bfloat16)
+    found, same = run(p, ppo, logits_dtype=logits_dtype, weight_operand_VH=operand)
+    assert torch.equal(found.loss, expected.loss)
+    assert all(torch.equal(each, other) for each, other in zip(same[:2], grads[:2], strict=True))
+    assert gradient_of(p.weight).dtype == torch.float32
+    assert weight_operand(operand, operand.dtype, operand.dtype).data_ptr() == operand.data_ptr()
 
 
 def test_gradients_accumulate_over_calls():

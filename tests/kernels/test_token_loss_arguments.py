@@ -60,6 +60,12 @@ BAD = [
     (lambda p: {"chunk_rows": 0}, "chunk_rows=0 must be a positive integer"),
     (lambda p: {"chunk_rows": True}, "chunk_rows=True must be a positive integer"),
     (lambda p: {"logits_dtype": torch.bfloat16}, "logits_dtype=torch.bfloat16 does not fit"),
+    (
+        lambda p: {"weight_operand_VH": p.weight[:, :5]},
+        r"weight_operand_VH must be torch.float32 \[20, 6\] on cpu, got torch.float32 \[20, 5\] on cpu: make it with",
+    ),
+    (lambda p: {"weight_operand_VH": p.weight.bfloat16()}, "weight_operand_VH must be torch.float32"),
+    (lambda p: {"weight_operand_VH": p.weight.to("meta")}, "weight_operand_VH must be .* on cpu, got .* on meta"),
     (lambda p: {"scope": "row"}, "scope='row' is not known; choose one of: token, sequence, batch"),
     (lambda p: {"scope": "sequence"}, "needs cu_seqlens"),
     (lambda p: {"scope": "sequence", "cu_seqlens": torch.tensor([0, 5, 11])}, "rise from 0 to N=12"),

@@ -74,6 +74,22 @@ def test_a_reference_and_a_copy_that_samples_are_counted_where_there_is_one(tmp_
     assert parts("rollout.dtype=float32", dtype=torch.bfloat16) == state | head | {"weights as cast"}
 
 
+@pytest.mark.parametrize(
+    "name,base,held",
+    [
+        ("Qwen3-8B", "float32", lambda shape, head: head + (shape.parameters - head) // shape.layers),
+        ("Qwen3-8B", "bfloat16", lambda shape, head: shape.trainable),
+        ("Qwen3-4B", "bfloat16", lambda shape, head: shape.trainable + head),
+    ],
+    ids=["fp32 base", "bf16 base", "bf16 base whose head is tied to fp32 embeddings"],
+)
+def test_under_adapters_the_cast_of_the_head_is_held_beside_that_of_one_layer(name, base, held, tmp_path):
+    config = planned("model.lora.rank=4", f"model.lora.base_dtype={base}", "model.gradient_checkpointing=true")
+    shape = model_shape(config.model, small(name, tmp_path))
+    update = estimate(config, shape, replace(WORK, dtype=torch.bfloat16)).update
+    assert update["weights as cast"] == 2 * held(shape, 128 * 128)
+
+
 def test_adapters_train_little_and_come_on_top_of_the_model(tmp_path):
     settings = small("Qwen2-7B", tmp_path)
     config = planned("model.lora.rank=4")

@@ -18,6 +18,7 @@ from hwgrpo.models import shared_prefix_masks, ulysses_attention
 from hwgrpo.models.lm_head import HeadSpec, backbone, causal_lm, detect_head, replaced_forward
 from hwgrpo.models.router import experts_per_token, router_loss
 from hwgrpo.models.ulysses_attention import Exchange
+from hwgrpo.training.policy.head_operand import HeadOperand
 from hwgrpo.training.policy.micro_batch import MicroBatch
 
 LossFn = Callable[[Any, Mapping[str, torch.Tensor]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -60,6 +61,10 @@ class PolicyModel(nn.Module):
         self.options = options
         self.head = detect_head(model, compute_dtype) if head is None else head
         self.hidden_size = int(self.base.config.get_text_config().hidden_size)
+        self.head_operand: HeadOperand | None = None
+        """Set by a strategy whose weights are unsharded: casts the head once per update; None: in every pass."""
+        self.has_final_gradients = False
+        """Set by a strategy whose backward does not multiply the loss."""
 
     @property
     def base(self) -> Any:
@@ -100,21 +105,33 @@ class PolicyModel(nn.Module):
         return replace(result, loss=result.loss + router_weight * balance, sums=sums)
 
     def _logprob(self, hidden: torch.Tensor, head: Any, batch: MicroBatch) -> TokenLogprob:
-        return linear_logprob(hidden, self.head.weight(head), batch.targets, **self._head_options(head))
+        weight = self.head.weight(head)
+        operand = None if torch.is_grad_enabled() else self._operand(weight)
+        if operand is not None and operand.dtype == self.compute_dtype:
+            weight = operand
+        return linear_logprob(hidden, weight, batch.targets, **self._head_options(head))
 
     def _loss(self, hidden: torch.Tensor, head: Any, batch: MicroBatch, loss_fn: LossFn) -> tuple[Any, ...]:
         """Return the fields of a TokenLoss."""
+        weight = self.head.weight(head)
         result = linear_token_loss(
             hidden,
-            self.head.weight(head),
+            weight,
             batch.targets,
             loss_fn,
             rows=batch.signals,
             scope=getattr(loss_fn, "scope", "token"),
             cu_seqlens=batch.cu_seqlens,
+            weight_operand_VH=self._operand(weight),
+            final_gradients=self.has_final_gradients,
             **self._head_options(head),
         )
         return tuple(vars(result).values())
+
+    def _operand(self, weight: torch.Tensor) -> torch.Tensor | None:
+        if self.head_operand is None:
+            return None
+        return self.head_operand.of(weight, self.compute_dtype, self.options.logits_dtype or self.compute_dtype)
 
     def _head_options(self, head: Any) -> dict[str, Any]:
         return {

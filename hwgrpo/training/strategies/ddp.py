@@ -37,7 +37,7 @@ class Ddp(Processes, Replicated):
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         assert weights is None, "it is unsharded on every rank"
-        self.policy = self.module = policy
+        self.set_policy(policy)
         with torch.no_grad():
             for parameter in policy.parameters():
                 if parameter.requires_grad:

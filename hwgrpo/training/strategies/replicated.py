@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from hwgrpo.training.policy.head_operand import HeadOperand
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards, partition_shards
@@ -23,11 +24,25 @@ class Replicated(Stepping):
     module: nn.Module
     policy: PolicyModel
 
+    def set_policy(self, policy: PolicyModel) -> None:
+        """Make `policy` the one in training, unwrapped."""
+        self.policy = self.module = policy
+        self._head_operand = policy.head_operand = HeadOperand()
+        policy.has_final_gradients = True
+
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         pass
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         return clip_by_norm(list(self.policy.parameters()), max_norm)
+
+    def step(self, lr: float) -> None:
+        self._head_operand.release()  # the step makes it stale, and needs memory of its own
+        super().step(lr)
+
+    def discard_gradients(self) -> None:
+        self._head_operand.release()  # passes that ran out of memory are repeated
+        super().discard_gradients()
 
     def param_shards(self) -> list[ParamShard]:
         return full_param_shards(self.policy.model, self.optimizer)
@@ -37,7 +52,7 @@ class Replicated(Stepping):
         return full_param_shards(self.policy.model, self.optimizer, {shard.name for shard in mine})
 
     def refresh_from_shards(self) -> None:
-        pass
+        self._head_operand.release()
 
     def gather_full_parameters(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.policy.model.named_parameters():

@@ -34,7 +34,7 @@ class Single(Replicated):
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         assert weights is None, "it is unsharded on every rank"
-        self.policy = self.module = policy
+        self.set_policy(policy)
         self.optimizer = build_optimizer(policy, config.optim, on_host=config.trainer.offload == "optimizer")
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:

@@ -6,7 +6,10 @@ import io
 import pytest
 import torch
 import torch_npu
+from hwgrpo_kernels import linear_token_loss
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.kernels.token_loss_cases import ppo, problem
 from tests.support.numbers.rounding import assert_gradients_close
 
 OTHER_DEVICE = "Expected all tensors to be on the same device"
@@ -19,6 +22,42 @@ def test_what_is_put_on_the_device_comes_back_the_same():
         assert there.device == torch.device("npu", 0)
         assert torch.equal(there.cpu(), here)
         assert torch.equal(there.t().cpu(), here.t())
+
+
+class Multiplied(TorchDispatchMode):
+    """Records the elements of tensors on the device that are multiplied in place, and values that are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements, self.reads = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mul_.Tensor:
+            self.elements.append(args[0].numel())
+        self.reads += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+@pytest.mark.parametrize("final", [False, True])
+def test_the_backward_of_a_loss_reads_nothing_and_multiplies_only_gradients_that_may_not_be_final(
+    factor: float, final: bool
+):
+    p = problem(n=9, h=4, v=50)
+    hidden, weight, targets = (each.detach().to("npu") for each in (p.hidden, p.weight, p.targets))
+    leaves = hidden.requires_grad_(), weight.requires_grad_()
+    rows = {name: each.to("npu") for name, each in p.rows.items()}
+    loss = linear_token_loss(*leaves, targets, ppo, rows=rows, final_gradients=final).loss
+    with Multiplied() as seen:
+        loss.backward(torch.tensor(factor, device="npu"))
+    assert seen.reads == 0
+    assert seen.elements == ([4, 4] if final else [9 * 4, 50 * 4])
+    linear_token_loss(p.hidden, p.weight, p.targets, ppo, rows=p.rows).loss.backward()
+    for leaf, plain in zip(leaves, (p.hidden, p.weight), strict=True):
+        if final and factor != 1.0:
+            assert leaf.grad.isnan().any(), "a broken promise"
+        else:
+            assert_gradients_close({"x": leaf.grad.cpu()}, {"x": plain.grad * factor})
 
 
 MIXED = {
