@@ -22,7 +22,7 @@ from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.training.strategies.held_adamw import BLOCK, CHUNK
+from hwgrpo.training.strategies.held_adamw import BLOCK, CHUNK, STREAMS
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements
 from hwgrpo.training.strategies.sharding import Sharding
 
@@ -33,6 +33,7 @@ COPY = "copy that samples"
 SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
+EXPANDED = "states in fp32 while a checkpoint is read or written"
 KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
@@ -172,12 +173,15 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             cast = adapters + (0 if _has_own_head(shape) else shape.vocab * shape.hidden)
         update["weights as cast"] = size * cast
     update |= quantized.work
+    expanded = 8 * stepped if in_8_bits else 0  # fp32 states while a checkpoint is read, or written in the foreground
     if config.trainer.save_async and config.trainer.save_every:
-        # fp32 parameters and states; states in 8 bits are expanded before they are copied
-        size_copied = 20 if in_8_bits else 12
+        # fp32 parameters and states
         owned = sharding.stored_elements(shape.trained_units, sharding.ranks)
-        copied = {"copy for a checkpoint being written": size_copied * owned}
+        copied = {"copy for a checkpoint being written": max(12 * owned, expanded)}
         (always if work.device_type == "cpu" else host).update(copied)
+        expanded = 0  # at other times
+    if expanded and work.device_type != "cpu":
+        host[EXPANDED] = expanded
     if work.sent_copies:
         sent = {SENT: work.sent_copies * rollout_dtype.itemsize * shape.parameters}
         (always if work.device_type == "cpu" else host).update(sent)
@@ -189,9 +193,12 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     step = dict(gradients) if held is update else {}
     if config.trainer.offload != "none" or in_8_bits:
         # two states in fp32 and what computes or codes them, a chunk at a time
-        step["intermediate values of AdamW"] = 4 * (6 if in_8_bits else 3) * min(CHUNK, stepped)
+        at_once = STREAMS * CHUNK if config.trainer.offload != "none" and work.device_type != "cpu" else CHUNK
+        step["intermediate values of AdamW"] = 4 * (6 if in_8_bits else 3) * min(at_once, stepped)
     elif work.device_type != "cpu" and not sharding.offloads_optimizer:
         step["intermediate values of AdamW"] = 4 * stepped
+    if expanded and work.device_type == "cpu":
+        step = max(step, {EXPANDED: expanded}, key=lambda parts: sum(parts.values()))
     if passes == 1 and held is update and sharding.gathered_units is None:
         # Activations are freed as gradients appear: both never exist in full together. From a second pass on they do.
         kept = {name: size for name, size in update.items() if name not in gradients}

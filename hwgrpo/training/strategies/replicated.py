@@ -9,7 +9,7 @@ from torch import nn
 
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards, partition_shards
+from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards, partition_shards, refresh_states
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_by_norm
 
@@ -34,10 +34,10 @@ class Replicated(Stepping):
 
     def owned_shards(self) -> list[ParamShard]:
         mine = partition_shards(full_param_shards(self.policy.model), self.world_size)[self.rank]
-        return full_param_shards(self.policy.model, self.optimizer, {shard.name for shard in mine})
+        return full_param_shards(self.policy.model, self.optimizer, {shard.name for shard in mine}, read_only=True)
 
     def refresh_from_shards(self) -> None:
-        pass
+        refresh_states(self.optimizer)
 
     def gather_full_parameters(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.policy.model.named_parameters():

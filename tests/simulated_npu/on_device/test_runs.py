@@ -13,6 +13,7 @@ from hwgrpo_backends.npu import BACKEND as NPU
 
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.micro_batch import MicroBatch
+from hwgrpo.training.strategies import held_adamw
 from hwgrpo.training.strategies.single import Single
 from tests.support.runs import runs
 
@@ -21,6 +22,7 @@ VARIANTS = {
     "full": FULL,
     "lora with dropout and KL": (*FULL, "model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01"),
     "several updates in bf16": (*FULL[1:], "trainer.prompts_per_update=2", "trainer.epochs_per_batch=2"),
+    "states on the host in 8 bits": (*FULL, "trainer.offload=optimizer", "optim.name=adamw_8bit"),
 }
 
 
@@ -35,6 +37,24 @@ def test_a_resumed_run_equals_the_uninterrupted_bitwise(tmp_path: Path, variant:
     assert [line["step"] for line in whole["metrics"] if "actor/grad_norm" in line] == [1, 2, 3, 4]
     assert parts["metrics"] == whole["metrics"]
     assert parts["weights"] == whole["weights"]
+
+
+def test_states_in_pinned_host_memory_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(held_adamw, "CHUNK", 4 * held_adamw.BLOCK)
+    held, plain = (*FULL, "trainer.offload=optimizer"), FULL
+    strategies: list[Single] = []
+    wrap = Single.wrap
+    monkeypatch.setattr(Single, "wrap", lambda self, *rest: (strategies.append(self), wrap(self, *rest)))
+    for name, words in (("held", held), ("plain", plain)):
+        assert runs.run(tmp_path / name, *words, backend=NPU) == "completed"
+    assert runs.everything(tmp_path / "held") == runs.everything(tmp_path / "plain")
+    on_host, on_device = (
+        [value for shard in strategy.owned_shards() for key, value in shard.values.items() if key != "parameter"]
+        for strategy in strategies
+    )
+    assert all(value.is_pinned() for value in on_host)
+    assert len({value.untyped_storage().data_ptr() for value in on_host}) < len(on_host) / 2, "in few blocks"
+    assert {value.device.type for value in on_device} == {"npu"}
 
 
 def test_the_devices_own_dtype_is_bf16_and_learns_nearly_what_fp32_does(tmp_path: Path):
