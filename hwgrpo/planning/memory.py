@@ -22,7 +22,8 @@ from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.training.strategies.held_adamw import BLOCK, CHUNK, STREAMS
+from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
+from hwgrpo.training.strategies.host_gradients import CHUNK
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements
 from hwgrpo.training.strategies.sharding import Sharding
 
@@ -138,8 +139,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
         shared = count_elements(operands) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
-    held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
+    held = host if sharding.offloads_gradients else always if sharding.keeps_gradients else update
     held.update(gradients)
+    if sharding.offloads_gradients and sharding.gathered_units is None:
+        largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
+        update["gradient of a parameter (fp32)"] = 4 * (largest + min(CHUNK, largest))
     tokens, passes = micro_batches(config, work)
     activations = {
         f"activations of {tokens:,} tokens, about": activation_bytes(
@@ -192,9 +196,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
     if config.trainer.offload != "none" or in_8_bits:
-        # two states in fp32 and what computes or codes them, a chunk at a time
+        # two states in fp32 and what computes or codes them, and a gradient from the host, a chunk at a time
         at_once = STREAMS * CHUNK if config.trainer.offload != "none" and work.device_type != "cpu" else CHUNK
-        step["intermediate values of AdamW"] = 4 * (6 if in_8_bits else 3) * min(at_once, stepped)
+        copies = (6 if in_8_bits else 3) + sharding.offloads_gradients
+        step["intermediate values of AdamW"] = 4 * copies * min(at_once, stepped)
     elif work.device_type != "cpu" and not sharding.offloads_optimizer:
         step["intermediate values of AdamW"] = 4 * stepped
     if expanded and work.device_type == "cpu":

@@ -27,6 +27,7 @@ from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.train_batch import token_signals
@@ -143,11 +144,14 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
 
             gradient = safe_get_full_grad(parameter)
         else:
-            gradient = parameter.grad
+            assert isinstance(strategy, Stepping)
+            gradient = strategy.gradient(parameter)
         assert gradient is not None, name
         if isinstance(strategy, Fsdp2):
-            assert isinstance(gradient, DTensor)
-            gradient = strategy._tensor.gather_full(name, gradient.full_tensor())
+            sharded = torch.empty_like(parameter.detach())
+            assert isinstance(sharded, DTensor)
+            sharded.to_local().copy_(gradient)
+            gradient = strategy._tensor.gather_full(name, sharded.full_tensor())
         found[f"grad.{name}"] = gradient.clone()
     return found
 

@@ -22,7 +22,8 @@ from hwgrpo.planning.memory import (
 )
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.planning.planned_sharding import config_sharding
-from hwgrpo.training.strategies.held_adamw import BLOCK, CHUNK, STATES, STREAMS, HeldAdamW, In8Bits
+from hwgrpo.training.strategies.held_adamw import BLOCK, STATES, STREAMS, HeldAdamW, In8Bits
+from hwgrpo.training.strategies.host_gradients import CHUNK
 from hwgrpo.training.strategies.optimizer import build_optimizer
 
 MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
@@ -145,6 +146,11 @@ def test_states_in_8_bits_or_in_host_memory_are_planned_as_they_are_held(device,
     assert there.host["optimizer states (AdamW)"] == plain.always["optimizer states (AdamW)"]
     assert "optimizer states (AdamW)" not in there.always
     assert there.step["intermediate values of AdamW"] <= 12 * STREAMS * CHUNK
+    gradients = planned("trainer.offload=gradients")
+    both = estimate(gradients, shape, work, config_sharding(gradients, 1))
+    assert both.host == there.host | {"gradients (fp32)": plain.update["gradients (fp32)"]}
+    assert not {name for name in both.always | both.update | both.step if name.startswith("gradients")}
+    assert both.update["gradient of a parameter (fp32)"] == 8 * 352 * 128
 
 
 def test_states_in_8_bits_are_in_fp32_while_a_checkpoint_is_read_or_written(tmp_path, monkeypatch):

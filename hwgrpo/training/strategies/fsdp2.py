@@ -77,7 +77,7 @@ class Fsdp2(Processes, Stepping):
         self._syncs_once = settings.sync_every == "update"
         self._tensor.shard_specs = self._shard(policy, weights)
         self.policy = self.module = policy
-        self.optimizer = build_optimizer(policy, config.optim, on_host=config.trainer.offload == "optimizer")
+        self.optimizer = build_optimizer(policy, config.optim, offload=config.trainer.offload)
 
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         self._shard(policy, weights)
@@ -147,8 +147,8 @@ class Fsdp2(Processes, Stepping):
         return clip_shards_by_norm(own, max_norm, self.sum, copies)
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
-        named = self.policy.model.named_parameters()
-        return [(name, _local(p.grad)) for name, p in named if p.grad is not None]
+        named = [(name, self.gradient(p)) for name, p in self.policy.model.named_parameters()]
+        return [(name, gradient) for name, gradient in named if gradient is not None]
 
     def param_shards(self) -> list[ParamShard]:
         return self._shards(read_only=False)

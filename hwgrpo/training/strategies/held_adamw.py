@@ -8,7 +8,6 @@ zero, which would divide a first moment by epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from itertools import cycle
@@ -17,16 +16,14 @@ from typing import Any, Protocol
 import torch
 from hwgrpo_backends.device import runtime
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from hwgrpo.training.strategies import pinned_memory
+from hwgrpo.training.strategies.host_gradients import HostGradients, chunks, local
 from hwgrpo.training.strategies.pinned_memory import Part
 
-CHUNK = 2**23
-"""Elements of a parameter that are stepped at a time; a multiple of BLOCK."""
 BLOCK = 256
-"""Elements that share a scale."""
+"""Elements that share a scale; a divisor of CHUNK."""
 SMALLEST = 4096
 """Parameters with fewer elements keep fp32 states: they take no memory to speak of."""
 STATES = {"exp_avg": True, "exp_avg_sq": False}
@@ -132,7 +129,7 @@ class In8Bits:
 
     def read(self) -> Tensor:
         values = torch.empty(len(self._codes))
-        for start, stop in _chunks(len(values)):
+        for start, stop in chunks(len(values)):
             values[start:stop] = self.load(start, stop, self._codes.device).cpu()
         return values
 
@@ -143,7 +140,7 @@ class In8Bits:
 
     def refresh(self) -> None:
         if self._expanded is not None:
-            for start, stop in _chunks(len(self._codes)):
+            for start, stop in chunks(len(self._codes)):
                 self.store(start, self._expanded[start:stop].to(self._codes.device))
             self._expanded = None
 
@@ -155,11 +152,16 @@ class HeldAdamW(torch.optim.AdamW):
         params: parameter groups.
         on_host: hold states in host memory.
         in_8_bits: hold states in 8 bits.
+        gradients_on_host: sum gradients in host memory.
         options: torch's.
     """
 
-    def __init__(self, params: Any, *, on_host: bool, in_8_bits: bool, **options: Any) -> None:
+    def __init__(
+        self, params: Any, *, on_host: bool, in_8_bits: bool, gradients_on_host: bool = False, **options: Any
+    ) -> None:
         super().__init__(params, **options)
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.host_gradients = HostGradients(parameters) if gradients_on_host else None
         self._on_host = on_host
         self._in_8_bits = in_8_bits
 
@@ -172,12 +174,12 @@ class HeldAdamW(torch.optim.AdamW):
         """Hold states of zero for all parameters."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         kinds = [In8Bits if self.in_8_bits(parameter) else Exact for parameter in parameters]
-        device = _local(parameters[0]).device
+        device = local(parameters[0]).device
         parts = [
             part
             for parameter, kind in zip(parameters, kinds, strict=True)
             for _ in STATES
-            for part in kind.parts(_local(parameter).numel())
+            for part in kind.parts(local(parameter).numel())
         ]
         if self._on_host and device.type != "cpu":
             memory = iter(pinned_memory.empty(parts))
@@ -195,16 +197,16 @@ class HeldAdamW(torch.optim.AdamW):
 
     def in_8_bits(self, parameter: Tensor) -> bool:
         """Return whether a parameter's states are held in 8 bits."""
-        return self._in_8_bits and _local(parameter).numel() >= SMALLEST
+        return self._in_8_bits and local(parameter).numel() >= SMALLEST
 
     def read(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the number of steps, and the states of this rank's elements in their shape; see `Held.read`."""
-        state, shape = self._state_of(parameter), _local(parameter).shape
+        state, shape = self._state_of(parameter), local(parameter).shape
         return {"step": state["step"]} | {key: state[key].read().view(shape) for key in STATES}
 
     def expanded(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the same, to be written; see `Held.expanded`."""
-        state, shape = self._state_of(parameter), _local(parameter).shape
+        state, shape = self._state_of(parameter), local(parameter).shape
         return {"step": state["step"]} | {key: state[key].expanded().view(shape) for key in STATES}
 
     def refresh(self) -> None:
@@ -213,12 +215,23 @@ class HeldAdamW(torch.optim.AdamW):
             for key in STATES:
                 state[key].refresh()
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Discard the gradients."""
+        super().zero_grad(set_to_none)
+        if self.host_gradients is not None:
+            self.host_gradients.discard()
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update the parameters that have gradients."""
         assert closure is None, "gradients are computed before"
-        stepped = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        device = _local(self.param_groups[0]["params"][0]).device
+        stepped = [
+            (parameter, gradient, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if (gradient := gradient_of(self, parameter)) is not None
+        ]
+        device = local(self.param_groups[0]["params"][0]).device
         copies = self._on_host and device.type != "cpu"
         module = runtime(device)
         if copies:
@@ -226,23 +239,23 @@ class HeldAdamW(torch.optim.AdamW):
                 dynamic_table(signed, device)  # before the streams, which do not wait for each other
             module.synchronize(device)  # gradients are complete
         turns = cycle([module.Stream(device=device) if copies else None for _ in range(STREAMS)])
-        for parameter, group in stepped:
-            for start, stop in _chunks(_local(parameter).numel()):
+        for parameter, gradient, group in stepped:
+            for start, stop in chunks(local(parameter).numel()):
                 stream = next(turns)
                 with module.stream(stream) if stream else nullcontext():
-                    self._step(parameter, group, start, stop)
+                    self._step(parameter, gradient, group, start, stop)
             self._state_of(parameter)["step"] += 1
         if copies:
             module.synchronize(device)  # the host may read its states, and other streams the parameters
 
-    def _step(self, parameter: Tensor, group: dict[str, Any], start: int, stop: int) -> None:
+    def _step(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], start: int, stop: int) -> None:
         """Update elements [start, stop) of a parameter."""
         state = self._state_of(parameter)
-        values, gradient = (_local(each).view(-1)[start:stop] for each in (parameter, parameter.grad))
+        values, gradient = (each.view(-1)[start:stop] for each in (local(parameter), gradient))
         first, second = (state[key].load(start, stop, values.device) for key in STATES)
         adamw(
             [values],
-            [gradient],
+            [gradient.to(values.device, non_blocking=True)],
             [first],
             [second],
             [],
@@ -261,6 +274,13 @@ class HeldAdamW(torch.optim.AdamW):
             state[key].store(start, each)
 
 
+def gradient_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor | None:
+    """Return the gradient of this rank's elements of a parameter, on its device or the host; None: it has none."""
+    if isinstance(optimizer, HeldAdamW) and optimizer.host_gradients is not None:
+        return optimizer.host_gradients.get(parameter)
+    return None if parameter.grad is None else local(parameter.grad)
+
+
 @cache
 def dynamic_table(signed: bool, device: torch.device | str = "cpu") -> Tensor:
     """Return the 256 values of a code, in order: in each of 7 decades twice as many as in the one below."""
@@ -271,13 +291,3 @@ def dynamic_table(signed: bool, device: torch.device | str = "cpu") -> Tensor:
         values += means.tolist()
         values += (-means).tolist() if signed else []
     return torch.tensor(sorted(values), device=device)
-
-
-def _chunks(count: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, count, CHUNK):
-        yield start, min(start + CHUNK, count)
-
-
-def _local(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

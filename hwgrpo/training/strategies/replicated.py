@@ -27,7 +27,8 @@ class Replicated(Stepping):
         pass
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        return clip_by_norm(list(self.policy.parameters()), max_norm)
+        gradients = [self.gradient(parameter) for parameter in self.policy.parameters()]
+        return clip_by_norm([gradient for gradient in gradients if gradient is not None], max_norm)
 
     def param_shards(self) -> list[ParamShard]:
         return full_param_shards(self.policy.model, self.optimizer)

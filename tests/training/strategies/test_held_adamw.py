@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.training.strategies import held_adamw
-from hwgrpo.training.strategies.held_adamw import BLOCK, STATES, Exact, HeldAdamW, In8Bits, dynamic_table
+from hwgrpo.training.strategies import host_gradients
+from hwgrpo.training.strategies.held_adamw import BLOCK, STATES, Exact, HeldAdamW, In8Bits, dynamic_table, gradient_of
 from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.param_shard import copy_to_host, full_param_shards
+from hwgrpo.training.strategies.strategy import clip_by_norm
 from tests.support.models.tiny import settings
 from tests.support.processes.wheels import fetched
 from tests.training.strategies.adamw_error import error_of_updates, maker_of
@@ -22,13 +23,13 @@ from tests.training.strategies.adamw_error import error_of_updates, maker_of
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[3]
 SHAPES = ((131, 77), (50,), (3, 100, 30), (5000,))
-OFFLOADED, CODED = "trainer.offload=optimizer", "optim.name=adamw_8bit"
+OFFLOADED, ON_HOST, CODED = "trainer.offload=optimizer", "trainer.offload=gradients", "optim.name=adamw_8bit"
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Let parameters have several chunks, the last one short."""
-    monkeypatch.setattr(held_adamw, "CHUNK", 8 * BLOCK)
+    monkeypatch.setattr(host_gradients, "CHUNK", 8 * BLOCK)
 
 
 def coded(count: int, *, signed: bool) -> In8Bits:
@@ -43,7 +44,7 @@ def parameters() -> nn.ParameterList:
 
 def optimizer_of(module: nn.Module, *words: str) -> torch.optim.AdamW:
     config = settings("optim.lr=1e-3", "optim.weight_decay=0.1", *words)
-    return build_optimizer(module, config.optim, on_host=config.trainer.offload == "optimizer")
+    return build_optimizer(module, config.optim, offload=config.trainer.offload)
 
 
 def trained(*words: str, steps: int = 20) -> tuple[nn.ParameterList, torch.optim.AdamW]:
@@ -71,6 +72,33 @@ def test_states_in_host_memory_change_nothing(copies, monkeypatch):
         states = own.expanded(parameter)
         for key in ("step", "exp_avg", "exp_avg_sq"):
             assert torch.equal(states[key], optimizer.state[expected][key]), key
+
+
+@pytest.mark.parametrize("more", [(), (CODED,)])
+def test_gradients_in_host_memory_are_summed_as_on_the_device_and_leave_nothing_there(more):
+    results = []
+    for words in ((), (ON_HOST,)):
+        module = parameters()
+        optimizer = optimizer_of(module, *words, *more)
+        draw = torch.Generator().manual_seed(4)
+        for update in range(3):
+            for passed in range(4):
+                used = [p for p in module if passed or p is not module[3]]
+                torch.stack([(p.square() * torch.randn(p.shape, generator=draw)).sum() for p in used]).sum().backward()
+                assert words == () or all(p.grad is None for p in module)
+                if update == passed == 1:  # as out of memory does
+                    optimizer.zero_grad()
+            gradients = [gradient_of(optimizer, p) for p in module]
+            assert None not in gradients
+            norm = clip_by_norm([g for g in gradients if g is not None], 0.5)
+            results.append((norm, *(g.clone() for g in gradients if g is not None)))
+            optimizer.step()
+            optimizer.zero_grad()
+            assert gradient_of(optimizer, module[0]) is None
+        results.append(tuple(p.detach() for p in module))
+    for expected, found in zip(results[:4], results[4:], strict=True):
+        for one, other in zip(expected, found, strict=True):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("words", [(CODED,), (CODED, OFFLOADED)])
@@ -223,6 +251,7 @@ def test_what_is_written_into_expanded_states_counts_from_the_next_step_on():
         ((CODED, "trainer.strategy=deepspeed"), "optim.name='adamw_8bit' with trainer.strategy='deepspeed'"),
         ((OFFLOADED, "trainer.strategy=fsdp2", "trainer.fsdp2.offload=true"), "use one of them"),
         (("optim.name=adamw_torch",), "that is adamw here"),
+        ((ON_HOST, "trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"), "use auto or micro_batch"),
         (("trainer.offload=true",), "that is optimizer here"),
         (("optim.name=adamw_bnb_8bit",), "that is adamw_8bit here"),
     ],
