@@ -117,17 +117,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     stepped = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
     in_8_bits = config.optim.name == "adamw_8bit"
     # two states per element, in fp32 or as codes with a scale for each block
-    optimizer_states = (
-        {"optimizer states (AdamW, 8 bits)": 2 * stepped + 8 * stepped // BLOCK}
-        if in_8_bits
-        else {"optimizer states (AdamW)": 8 * stepped}
-    )
+    optimizer_states = {"optimizer states (AdamW)": 8 * stepped}
+    if in_8_bits:
+        optimizer_states = {"optimizer states (AdamW, 8 bits)": 2 * stepped + 8 * stepped // BLOCK}
     if sharding.masters is not None:
         optimizer_states["masters (fp32)"] = 4 * sharding.stored_elements(shape.trained_units, sharding.masters)
     gradients = {"gradients (fp32)": 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)}
-    always: dict[str, int] = {}
-    update: dict[str, int] = {}
-    host: dict[str, int] = {}
+    always, update, host = dict[str, int](), dict[str, int](), dict[str, int]()
     (host if sharding.offloads_parameters else always).update(parameters)
     (host if sharding.offloads_optimizer else always).update(optimizer_states)
     if config.algorithm.kl.coef and not adapters:
@@ -178,17 +174,15 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         update["weights as cast"] = size * cast
     update |= quantized.work
     expanded = 8 * stepped if in_8_bits else 0  # fp32 states while a checkpoint is read, or written in the foreground
+    in_host_memory = always if work.device_type == "cpu" else host
     if config.trainer.save_async and config.trainer.save_every:
-        # fp32 parameters and states
-        owned = sharding.stored_elements(shape.trained_units, sharding.ranks)
-        copied = {"copy for a checkpoint being written": max(12 * owned, expanded)}
-        (always if work.device_type == "cpu" else host).update(copied)
+        owned = 12 * sharding.stored_elements(shape.trained_units, sharding.ranks)  # fp32 parameters and states
+        in_host_memory["copy for a checkpoint being written"] = max(owned, expanded)
         expanded = 0  # at other times
-    if expanded and work.device_type != "cpu":
+    if expanded and in_host_memory is host:
         host[EXPANDED] = expanded
     if work.sent_copies:
-        sent = {SENT: work.sent_copies * rollout_dtype.itemsize * shape.parameters}
-        (always if work.device_type == "cpu" else host).update(sent)
+        in_host_memory[SENT] = work.sent_copies * rollout_dtype.itemsize * shape.parameters
     if work.device_type == "cpu":
         always["libraries, about"] = LIBRARIES
         if held is update:
@@ -212,9 +206,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
     loading = {}
     if not sharding.keeps_full_parameters:
-        unit = 4 * max(unit.count for unit in shape.units)
         loading = {name: size for name, size in always.items() if name in parameters or name == COPY}
-        loading |= {"a layer or the rest (fp32), being sharded": unit}
+        loading |= {"a layer or the rest (fp32), being sharded": 4 * max(unit.count for unit in shape.units)}
     rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
     return Memory(always, rollout, update, step, host, loading)
 
