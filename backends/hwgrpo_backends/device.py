@@ -60,6 +60,11 @@ class _HostModule:
         return platform.processor() or platform.machine()
 
 
+def runtime(device: torch.device) -> Any:
+    """Return the runtime calls of a torch device's family, which torch names alike for all of them."""
+    return _HostModule() if device.type == "cpu" else torch.get_device_module(device)
+
+
 class Device:
     """The device of this process.
 
@@ -78,7 +83,7 @@ class Device:
         """Types for an `except`; `is_oom` also recognizes plain RuntimeErrors."""
         if backend.plugin:
             importlib.import_module(backend.plugin)
-        self._module: Any = _HostModule() if backend.is_host else torch.get_device_module(backend.device_type)
+        self._module: Any = runtime(torch.device(backend.device_type))
         if backend.is_host:
             self.torch_device = torch.device(backend.device_type)
             return

@@ -451,8 +451,9 @@ class TrainerConfig:
     """Tensor parallelism over this many consecutive ranks, by transformers' plan for the model: each computes with its
     share of every decoder layer's heads and intermediate units, and has its share of the tokens between layers. With
     strategy fsdp2 only, which shards each part further over the groups; must divide the ranks and key-value heads."""
-    offload: str = choice("none", ("none", "optimizer"))
-    """optimizer: hold its states in host memory, where a CPU has them anyway, and a part on the device in an update."""
+    offload: str = choice("none", ("none", "optimizer", "gradients"))
+    """optimizer: hold its states in host memory, where a CPU has them anyway, and a part on the device in an update.
+    gradients: these too; each backward pass adds to them. With fsdp2, sync_every is then `micro_batch`."""
     fsdp2: Fsdp2Config = setting(Fsdp2Config, used_by=[one_of("trainer.strategy", "fsdp2")])
     deepspeed: DeepspeedConfig = setting(DeepspeedConfig, used_by=[one_of("trainer.strategy", "deepspeed")])
     resume: str = setting("auto", path=True)

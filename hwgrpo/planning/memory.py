@@ -22,7 +22,8 @@ from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
-from hwgrpo.training.strategies.held_adamw import BLOCK, CHUNK
+from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
+from hwgrpo.training.strategies.host_gradients import CHUNK
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements
 from hwgrpo.training.strategies.sharding import Sharding
 
@@ -33,6 +34,7 @@ COPY = "copy that samples"
 SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
+EXPANDED = "states in fp32 while a checkpoint is read or written"
 KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
@@ -113,17 +115,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     stepped = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
     in_8_bits = config.optim.name == "adamw_8bit"
     # two states per element, in fp32 or as codes with a scale for each block
-    optimizer_states = (
-        {"optimizer states (AdamW, 8 bits)": 2 * stepped + 8 * stepped // BLOCK}
-        if in_8_bits
-        else {"optimizer states (AdamW)": 8 * stepped}
-    )
+    optimizer_states = {"optimizer states (AdamW)": 8 * stepped}
+    if in_8_bits:
+        optimizer_states = {"optimizer states (AdamW, 8 bits)": 2 * stepped + 8 * stepped // BLOCK}
     if sharding.masters is not None:
         optimizer_states["masters (fp32)"] = 4 * sharding.stored_elements(shape.trained_units, sharding.masters)
     gradients = {"gradients (fp32)": 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)}
-    always: dict[str, int] = {}
-    update: dict[str, int] = {}
-    host: dict[str, int] = {}
+    always, update, host = dict[str, int](), dict[str, int](), dict[str, int]()
     (host if sharding.offloads_parameters else always).update(parameters)
     codes = {f"frozen matrices ({config.model.quantize})": quantized.bytes} if quantized.count else {}
     always.update(codes)  # on every device
@@ -137,8 +135,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
         shared = count_elements(operands) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
-    held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
+    held = host if sharding.offloads_gradients else always if sharding.keeps_gradients else update
     held.update(gradients)
+    if sharding.offloads_gradients and sharding.gathered_units is None:
+        largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
+        update["gradient of a parameter (fp32)"] = 4 * (largest + min(CHUNK, largest))
     tokens, passes = micro_batches(config, work)
     activations = {
         f"activations of {tokens:,} tokens, about": activation_bytes(
@@ -174,15 +175,16 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             cast = adapters
         update["weights as cast"] = size * (cast + head)
     update |= quantized.work
+    expanded = 8 * stepped if in_8_bits else 0  # fp32 states while a checkpoint is read, or written in the foreground
+    in_host_memory = always if work.device_type == "cpu" else host
     if config.trainer.save_async and config.trainer.save_every:
-        # fp32 parameters and states; states in 8 bits are expanded before they are copied
-        size_copied = 20 if in_8_bits else 12
-        owned = sharding.stored_elements(shape.trained_units, sharding.ranks)
-        copied = {"copy for a checkpoint being written": size_copied * owned}
-        (always if work.device_type == "cpu" else host).update(copied)
+        owned = 12 * sharding.stored_elements(shape.trained_units, sharding.ranks)  # fp32 parameters and states
+        in_host_memory["copy for a checkpoint being written"] = max(owned, expanded)
+        expanded = 0  # at other times
+    if expanded and in_host_memory is host:
+        host[EXPANDED] = expanded
     if work.sent_copies:
-        sent = {SENT: work.sent_copies * rollout_dtype.itemsize * shape.parameters}
-        (always if work.device_type == "cpu" else host).update(sent)
+        in_host_memory[SENT] = work.sent_copies * rollout_dtype.itemsize * shape.parameters
     if work.device_type == "cpu":
         always["libraries, about"] = LIBRARIES
         if held is update:
@@ -190,10 +192,14 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
     if config.trainer.offload != "none" or in_8_bits:
-        # two states in fp32 and what computes or codes them, a chunk at a time
-        step["intermediate values of AdamW"] = 4 * (6 if in_8_bits else 3) * min(CHUNK, stepped)
+        # two states in fp32 and what computes or codes them, and a gradient from the host, a chunk at a time
+        at_once = STREAMS * CHUNK if config.trainer.offload != "none" and work.device_type != "cpu" else CHUNK
+        copies = (6 if in_8_bits else 3) + sharding.offloads_gradients
+        step["intermediate values of AdamW"] = 4 * copies * min(at_once, stepped)
     elif work.device_type != "cpu" and not sharding.offloads_optimizer:
         step["intermediate values of AdamW"] = 4 * stepped
+    if expanded and work.device_type == "cpu":
+        step = max(step, {EXPANDED: expanded}, key=lambda parts: sum(parts.values()))
     if passes == 1 and held is update and sharding.gathered_units is None:
         # Activations are freed as gradients appear: both never exist in full together. From a second pass on they do.
         kept = {name: size for name, size in update.items() if name not in gradients}

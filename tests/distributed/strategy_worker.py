@@ -146,11 +146,14 @@ def gradients(strategy: Strategy) -> dict[str, torch.Tensor]:
 
             gradient = safe_get_full_grad(parameter)
         else:
-            gradient = parameter.grad
+            assert isinstance(strategy, Stepping)
+            gradient = strategy.gradient(parameter)
         assert gradient is not None, name
         if isinstance(strategy, Fsdp2):
-            assert isinstance(gradient, DTensor)
-            gradient = strategy._tensor.gather_full(name, gradient.full_tensor())
+            sharded = torch.empty_like(parameter.detach())
+            assert isinstance(sharded, DTensor)
+            sharded.to_local().copy_(gradient)
+            gradient = strategy._tensor.gather_full(name, sharded.full_tensor())
         found[f"grad.{name}"] = gradient.clone()
     return found
 

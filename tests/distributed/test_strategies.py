@@ -25,8 +25,8 @@ WAYS = {
     "fsdp2, weights kept": ["fsdp2", "trainer.strategy=fsdp2", "trainer.fsdp2.reshard_after_forward=false"],
     "fsdp2, layers cut": ["fsdp2", "trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
     "fsdp2, layers cut, each update": ["fsdp2", *EACH_UPDATE, "trainer.tensor_parallel_size=2"],
-    "ddp, states on the host": ["ddp", "trainer.strategy=ddp", "trainer.offload=optimizer"],
-    "fsdp2, states on the host": ["fsdp2", "trainer.strategy=fsdp2", "trainer.offload=optimizer"],
+    "ddp, gradients on the host": ["ddp", "trainer.strategy=ddp", "trainer.offload=gradients"],
+    "fsdp2, gradients on the host": ["fsdp2", "trainer.strategy=fsdp2", "trainer.offload=gradients"],
     "ddp, bf16": ["ddp", "model.dtype=bfloat16"],
     "fsdp2, bf16": ["fsdp2", "model.dtype=bfloat16"],
     "fsdp2, each update, bf16": ["fsdp2", *EACH_UPDATE, "model.dtype=bfloat16"],
@@ -52,11 +52,11 @@ FAST = [
     ("fsdp2", 4),
     ("fsdp2, each update", 2),
     ("fsdp2, weights kept", 2),
-    ("ddp, states on the host", 2),
-    ("fsdp2, states on the host", 2),
+    ("ddp, gradients on the host", 2),
+    ("fsdp2, gradients on the host", 2),
 ]
-WAYS["fsdp2, layers cut, states on the host"] = [*WAYS["fsdp2, layers cut"], "trainer.offload=optimizer"]
-FAST += [("fsdp2, layers cut, states on the host", 2)]
+WAYS["fsdp2, layers cut, gradients on the host"] = [*WAYS["fsdp2, layers cut"], "trainer.offload=gradients"]
+FAST += [("fsdp2, layers cut, gradients on the host", 2)]
 FAST += [("fsdp2, layers cut", 2), ("fsdp2, layers cut", 4), ("fsdp2, layers cut, each update", 2)]
 ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
 ZERO_RUNS += [("zero-3, small weights kept", 2)]

@@ -10,10 +10,20 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
 from hwgrpo.models.quantization import QuantizedLinear, quantize
-from hwgrpo.planning.memory import KEPT_FREE, LIBRARIES, Work, activation_bytes, cache_bytes, estimate, micro_batches
+from hwgrpo.planning.memory import (
+    EXPANDED,
+    KEPT_FREE,
+    LIBRARIES,
+    Work,
+    activation_bytes,
+    cache_bytes,
+    estimate,
+    micro_batches,
+)
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.planning.planned_sharding import config_sharding
-from hwgrpo.training.strategies.held_adamw import CHUNK, STATES, HeldAdamW, In8Bits
+from hwgrpo.training.strategies.held_adamw import BLOCK, STATES, STREAMS, HeldAdamW, In8Bits
+from hwgrpo.training.strategies.host_gradients import CHUNK
 from hwgrpo.training.strategies.optimizer import build_optimizer
 
 MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
@@ -151,7 +161,24 @@ def test_states_in_8_bits_or_in_host_memory_are_planned_as_they_are_held(device,
     there = estimate(offloaded, shape, work, config_sharding(offloaded, 1))
     assert there.host["optimizer states (AdamW)"] == plain.always["optimizer states (AdamW)"]
     assert "optimizer states (AdamW)" not in there.always
-    assert there.step["intermediate values of AdamW"] <= 12 * CHUNK
+    assert there.step["intermediate values of AdamW"] <= 12 * STREAMS * CHUNK
+    gradients = planned("trainer.offload=gradients")
+    both = estimate(gradients, shape, work, config_sharding(gradients, 1))
+    assert both.host == there.host | {"gradients (fp32)": plain.update["gradients (fp32)"]}
+    assert not {name for name in both.always | both.update | both.step if name.startswith("gradients")}
+    assert both.update["gradient of a parameter (fp32)"] == 8 * 352 * 128
+
+
+def test_states_in_8_bits_are_in_fp32_while_a_checkpoint_is_read_or_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("hwgrpo.planning.memory.CHUNK", BLOCK)
+    shape = model_shape(planned().model, small("Mistral-7B", tmp_path))
+    in_8_bits, states = planned("optim.name=adamw_8bit"), 8 * shape.trainable
+    there = replace(WORK, device_type="cuda")  # hw: any accelerator
+    assert estimate(in_8_bits, shape, there).host == {EXPANDED: states}
+    assert estimate(in_8_bits, shape, WORK).step == {EXPANDED: states}
+    assert estimate(planned(), shape, there).host == {}
+    copied = planned("optim.name=adamw_8bit", "trainer.save_every=1")
+    assert estimate(copied, shape, there).host == {"copy for a checkpoint being written": 12 * shape.trainable}
 
 
 @pytest.mark.parametrize("method", ["nf4", "int8"])

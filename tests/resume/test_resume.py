@@ -29,7 +29,16 @@ SEVERAL = (
     "optim.warmup_steps=3",
 )
 IN_8_BITS = ("optim.name=adamw_8bit", "trainer.prompts_per_update=2")
-VARIANTS = {"full": (), "lora with dropout and KL": LORA, "several updates and KL": SEVERAL, "8 bits": IN_8_BITS}
+ON_HOST = "trainer.offload=gradients"
+VARIANTS = {
+    "full": (),
+    "lora with dropout and KL": LORA,
+    "several updates and KL": SEVERAL,
+    "8 bits": IN_8_BITS,
+    "bf16 base, all on the host": ("model.lora.rank=4", "model.dtype=bfloat16", ON_HOST),
+    "int8 base": ("model.lora.rank=4", "model.quantize=int8"),
+    "nf4 base, 8 bits on the host": ("model.lora.rank=4", "model.quantize=nf4", *IN_8_BITS, ON_HOST),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,6 +25,7 @@ from hwgrpo.errors import RunError
 from hwgrpo.training.checkpoint import checkpoint_files, rng_state, shard_files
 from hwgrpo.training.checkpoint.manifest import SCHEMA
 from hwgrpo.training.checkpoint.writer import CheckpointWriter
+from hwgrpo.training.strategies.param_shard import copy_to_host
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.waits import STUCK_AFTER, wait_for_thread
 
@@ -92,11 +93,11 @@ class Saver:
         self._prepare(step)
         shards = self._strategy.owned_shards()
         rank = self._strategy.rank
-        own = {checkpoint_files.rng_file(rank): rng_state.capture(self._device)} | shard_files.files_of(shards, rank)
         background = self._asynchronous and not last
         if background:
-            own = {name: {key: _copy_to_host(t) for key, t in tensors.items()} for name, tensors in own.items()}
+            shards = copy_to_host(shards)
             self._device.synchronize()
+        own = {checkpoint_files.rng_file(rank): rng_state.capture(self._device)} | shard_files.files_of(shards, rank)
         own |= self._extra_files()
         manifest = {
             "schema": SCHEMA,
@@ -106,6 +107,7 @@ class Saver:
             "state": json.loads(json.dumps(self._state())),  # a copy: the run's own may change
         }
         table = shard_files.table_of(shards, rank)
+        del shards  # the writer drops what it has written
         self._save = CheckpointWriter(self._root, manifest, own, table, rank, keep=self._keep, timeout=self._timeout)
         if background:
             self._save.begin()
@@ -192,11 +194,3 @@ class Saver:
             f"the checkpoint of step {step} could not be written to {self._root}: {problem}; make room or restore "
             f"access there, then start again: the run resumes from {left[-1][1].name if left else 'the start'}"
         )
-
-
-def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in host memory; a copy from the device is complete after the next synchronization."""
-    if tensor.device.type == "cpu":
-        return tensor.clone()
-    # Pinned memory: the device copies asynchronously, and several times as fast.
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -11,7 +11,9 @@ deepspeed.py               ZeRO stages 1 to 3
 deepspeed_host.py          DeepSpeed's requirements on the host
 deepspeed_shards.py        a rank's shards in ZeRO's optimizers
 param_shard.py             a rank's shard of a parameter and its optimizer states, for all strategies
-held_adamw.py           AdamW with states in host memory or in 8 bits
+held_adamw.py              AdamW with states in host memory or in 8 bits
+host_gradients.py          gradients that are summed in host memory
+pinned_memory.py           pinned host memory in few blocks
 optimizer.py               AdamW and the learning rate
 stepping.py                an update with torch's own optimizer
 process_group.py           joining the processes of a run

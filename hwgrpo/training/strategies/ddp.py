@@ -42,7 +42,7 @@ class Ddp(Processes, Replicated):
             for parameter in policy.parameters():
                 if parameter.requires_grad:
                     dist.broadcast(parameter, src=0)  # each rank draws the initial values of new adapters
-        self.optimizer = build_optimizer(policy, config.optim, on_host=config.trainer.offload == "optimizer")
+        self.optimizer = build_optimizer(policy, config.optim, offload=config.trainer.offload)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -51,15 +51,16 @@ class Ddp(Processes, Replicated):
     def reduce_gradients(self) -> None:
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
         # A parameter that one rank used needs a gradient on all; one that no rank used keeps none.
-        used = self.sum([p.grad is not None for p in parameters])
+        used = self.sum([self.gradient(p) is not None for p in parameters])
         gradients = []
         for parameter, count in zip(parameters, used, strict=True):
-            if count and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if parameter.grad is not None:
-                gradients.append(parameter.grad)
+            if count and self.gradient(parameter) is None:
+                self.set_zero_gradient(parameter)
+            gradient = self.gradient(parameter)
+            if gradient is not None:
+                gradients.append(gradient)
         for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).to(self.device)
             dist.all_reduce(flat)
             flat /= self.world_size
             for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):

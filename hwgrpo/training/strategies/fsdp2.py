@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,14 @@ from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
 from hwgrpo.training.policy.sequence_group import SINGLE_RANK
 from hwgrpo.training.strategies.optimizer import build_optimizer
-from hwgrpo.training.strategies.param_shard import ADAMW_STATES, ParamShard, adamw_state, flat
+from hwgrpo.training.strategies.param_shard import (
+    ADAMW_STATES,
+    ParamShard,
+    adamw_state,
+    flat,
+    has_8_bit_states,
+    refresh_states,
+)
 from hwgrpo.training.strategies.process_group import Processes
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_shards_by_norm
@@ -70,7 +78,7 @@ class Fsdp2(Processes, Stepping):
         self._tensor.shard_specs = self._shard(policy, weights)
         self.policy = self.module = policy
         policy.has_final_gradients = True
-        self.optimizer = build_optimizer(policy, config.optim, on_host=config.trainer.offload == "optimizer")
+        self.optimizer = build_optimizer(policy, config.optim, offload=config.trainer.offload)
 
     def wrap_reference(self, policy: PolicyModel, weights: Rank0Weights | None = None) -> None:
         self._shard(policy, weights)
@@ -140,25 +148,28 @@ class Fsdp2(Processes, Stepping):
         return clip_shards_by_norm(own, max_norm, self.sum, copies)
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
-        named = self.policy.model.named_parameters()
-        return [(name, _local(p.grad)) for name, p in named if p.grad is not None]
+        named = [(name, self.gradient(p)) for name, p in self.policy.model.named_parameters()]
+        return [(name, gradient) for name, gradient in named if gradient is not None]
 
     def param_shards(self) -> list[ParamShard]:
+        return self._shards(read_only=False)
+
+    def _shards(self, *, read_only: bool) -> list[ParamShard]:
         shards = []
         self._tensor.drop_copies()
         for name, parameter in self._sharded_parameters():
             if not parameter.requires_grad:
                 continue
-            state = adamw_state(self.optimizer, parameter)
+            state = adamw_state(self.optimizer, parameter, read_only=read_only)
             values = {"parameter": parameter, **{key: state[key] for key in ADAMW_STATES}}
             locals_ = {key: _local(value) if isinstance(value, DTensor) else value for key, value in values.items()}
-            shards.append(
-                self._tensor.param_shard(name, tuple(parameter.shape), self._start(parameter), locals_, state["step"])
-            )
+            shape, start = tuple(parameter.shape), self._start(parameter)
+            shard = self._tensor.param_shard(name, shape, start, locals_, state["step"])
+            shards.append(replace(shard, in_8_bits=has_8_bit_states(self.optimizer, parameter)))
         return shards
 
     def owned_shards(self) -> list[ParamShard]:
-        owned = [shard for shard in self.param_shards() if self._tensor.owns(shard.name)]
+        owned = [shard for shard in self._shards(read_only=True) if self._tensor.owns(shard.name)]
         self._tensor.drop_copies()
         return owned
 
@@ -181,6 +192,7 @@ class Fsdp2(Processes, Stepping):
 
     def refresh_from_shards(self) -> None:
         self._tensor.write_back_copies()
+        refresh_states(self.optimizer)
 
     def gather_full_parameters(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._sharded_parameters():

@@ -13,7 +13,7 @@ from hwgrpo.training.strategies.held_adamw import HeldAdamW
 
 
 def build_optimizer(
-    module: nn.Module, optim: Any, *, separate_masters: bool = False, on_host: bool = False
+    module: nn.Module, optim: Any, *, separate_masters: bool = False, offload: str = "none"
 ) -> torch.optim.AdamW:
     """Return AdamW for the parameters that need gradients; norms and biases get no weight decay.
 
@@ -21,7 +21,7 @@ def build_optimizer(
         module: the policy; its trainable parameters must be fp32, since a step of lr 1e-6 is below bf16's resolution.
         optim: the `optim` section of the configuration.
         separate_masters: fp32 masters exist outside the parameters, which may then have the compute dtype.
-        on_host: hold its states in host memory.
+        offload: `trainer.offload`.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     assert trainable, "no parameter is trainable"
@@ -32,7 +32,9 @@ def build_optimizer(
         {"params": [p for p in trainable if len(full_shape(p)) < 2], "weight_decay": 0.0},
     ]
     on_cpu, in_8_bits = trainable[0].device.type == "cpu", optim.name == "adamw_8bit"
-    held: dict[str, Any] = {"on_host": on_host, "in_8_bits": in_8_bits} if on_host or in_8_bits else {}
+    held: dict[str, Any] = {}
+    if in_8_bits or offload != "none":
+        held = {"on_host": offload != "none", "in_8_bits": in_8_bits, "gradients_on_host": offload == "gradients"}
     return (HeldAdamW if held else torch.optim.AdamW)(
         [group for group in groups if group["params"]],
         lr=optim.lr,

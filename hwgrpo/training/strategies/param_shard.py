@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from hwgrpo.training.strategies import pinned_memory
 from hwgrpo.training.strategies.held_adamw import STATES, HeldAdamW
 
 ADAMW_STATES = tuple(STATES)
@@ -32,6 +33,8 @@ class ParamShard:
     """`parameter`, and with an optimizer `exp_avg` and `exp_avg_sq`: [count] each."""
     step: torch.Tensor | None = None
     """Updates of the parameter so far, AdamW's own counter: one number."""
+    in_8_bits: bool = False
+    """Its states are held in 8 bits; those in `values` are copies, or become what is held by `refresh_from_shards`."""
 
     @property
     def count(self) -> int:
@@ -46,7 +49,11 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def full_param_shards(
-    module: nn.Module, optimizer: torch.optim.Optimizer | None = None, names: Collection[str] | None = None
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    names: Collection[str] | None = None,
+    *,
+    read_only: bool = False,
 ) -> list[ParamShard]:
     """Return one shard per trainable parameter of an unsharded module.
 
@@ -54,20 +61,50 @@ def full_param_shards(
         module: has the full parameters.
         optimizer: AdamW over them, whose states become part of the shards.
         names: return these only; None: all.
+        read_only: the caller does not write into them.
     """
     shards = []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and (names is None or name in names):
-            state = adamw_state(optimizer, parameter) if optimizer else {}
+            state = adamw_state(optimizer, parameter, read_only=read_only) if optimizer else {}
             values = {"parameter": flat(parameter)} | {key: flat(state[key]) for key in ADAMW_STATES if key in state}
-            shards.append(ParamShard(name, tuple(parameter.shape), 0, values, state.get("step")))
+            coded = has_8_bit_states(optimizer, parameter)
+            shards.append(ParamShard(name, tuple(parameter.shape), 0, values, state.get("step"), coded))
     return shards
 
 
-def adamw_state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+def copy_to_host(shards: Sequence[ParamShard]) -> list[ParamShard]:
+    """Return read-only shards with copies in host memory, complete after the device's next synchronization."""
+    live = [
+        (index, key)
+        for index, shard in enumerate(shards)
+        for key in shard.values
+        if key == "parameter" or not shard.in_8_bits
+    ]
+    copied: list[dict[str, torch.Tensor]] = [{} for _ in shards]
+    copies = pinned_memory.copies([shards[index].values[key] for index, key in live])
+    for (index, key), copy in zip(live, copies, strict=True):
+        copied[index][key] = copy
+    return [replace(shard, values=shard.values | own) for shard, own in zip(shards, copied, strict=True)]
+
+
+def has_8_bit_states(optimizer: torch.optim.Optimizer | None, parameter: torch.Tensor) -> bool:
+    """Return whether a parameter's optimizer states are held in 8 bits."""
+    return isinstance(optimizer, HeldAdamW) and optimizer.in_8_bits(parameter)
+
+
+def refresh_states(optimizer: torch.optim.Optimizer) -> None:
+    """Hold the states that were written into shards, where an optimizer has them in another form."""
+    if isinstance(optimizer, HeldAdamW):
+        optimizer.refresh()
+
+
+def adamw_state(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, *, read_only: bool = False
+) -> dict[str, torch.Tensor]:
     """Return AdamW's state of a parameter, initialized as before the first update if it has none yet."""
     if isinstance(optimizer, HeldAdamW):
-        return optimizer.expanded(parameter)
+        return optimizer.read(parameter) if read_only else optimizer.expanded(parameter)
     state = optimizer.state[parameter]
     if not state:
         # AdamW's implementations expect the counter on the device when fused, on the CPU otherwise

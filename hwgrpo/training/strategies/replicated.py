@@ -10,7 +10,7 @@ from torch import nn
 from hwgrpo.training.policy.head_operand import HeadOperand
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.rank0_weights import Rank0Weights
-from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards, partition_shards
+from hwgrpo.training.strategies.param_shard import ParamShard, full_param_shards, partition_shards, refresh_states
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import clip_by_norm
 
@@ -34,7 +34,8 @@ class Replicated(Stepping):
         pass
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        return clip_by_norm(list(self.policy.parameters()), max_norm)
+        gradients = [self.gradient(parameter) for parameter in self.policy.parameters()]
+        return clip_by_norm([gradient for gradient in gradients if gradient is not None], max_norm)
 
     def step(self, lr: float) -> None:
         self._head_operand.release()  # the step makes it stale, and needs memory of its own
@@ -49,10 +50,11 @@ class Replicated(Stepping):
 
     def owned_shards(self) -> list[ParamShard]:
         mine = partition_shards(full_param_shards(self.policy.model), self.world_size)[self.rank]
-        return full_param_shards(self.policy.model, self.optimizer, {shard.name for shard in mine})
+        return full_param_shards(self.policy.model, self.optimizer, {shard.name for shard in mine}, read_only=True)
 
     def refresh_from_shards(self) -> None:
         self._head_operand.release()
+        refresh_states(self.optimizer)
 
     def gather_full_parameters(self, trainable_only: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.policy.model.named_parameters():

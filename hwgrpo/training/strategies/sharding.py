@@ -32,8 +32,10 @@ class Sharding:
     """Gradients keep their memory during rollout."""
     offloads_optimizer: bool = False
     """Optimizer states and masters are in the host's memory."""
+    offloads_gradients: bool = False
+    """Gradients are summed in the host's memory."""
     offloads_parameters: bool = False
-    """Sharded parameters and gradients are in the host's memory."""
+    """Sharded parameters are in the host's memory."""
     by_rows: bool = False
     """Full rows of a parameter's first dimension are sharded, padded to the same number; otherwise elements."""
     tensor: int = 1

@@ -35,7 +35,7 @@ class Single(Replicated):
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         assert weights is None, "it is unsharded on every rank"
         self.set_policy(policy)
-        self.optimizer = build_optimizer(policy, config.optim, on_host=config.trainer.offload == "optimizer")
+        self.optimizer = build_optimizer(policy, config.optim, offload=config.trainer.offload)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()

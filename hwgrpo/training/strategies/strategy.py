@@ -125,12 +125,11 @@ class Strategy(Protocol):
         ...
 
 
-def clip_by_norm(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
-    """Clip the gradients of `parameters` to a total norm of `max_norm` (0: do not clip); return the norm before."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
+def clip_by_norm(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """Clip gradients to a total norm of `max_norm` (0: do not clip); return the norm before."""
     norm = torch.nn.utils.get_total_norm(gradients)
-    if max_norm > 0:
-        torch.nn.utils.clip_grads_with_norm_(list(parameters), max_norm, norm)
+    if max_norm > 0 and gradients:
+        torch._foreach_mul_(list(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 

@@ -63,7 +63,9 @@ class StrategyKind:
 
 
 def _replicated(trainer: TrainerConfig, devices: int) -> Sharding:
-    return Sharding(offloads_optimizer=trainer.offload == "optimizer", ranks=devices)
+    return Sharding(
+        offloads_optimizer=trainer.offload != "none", offloads_gradients=trainer.offload == "gradients", ranks=devices
+    )
 
 
 def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
@@ -76,7 +78,8 @@ def _fsdp2(trainer: TrainerConfig, devices: int) -> Sharding:
         # the current layer and the prefetched one
         gathered_units=2 if fsdp2.reshard_after_forward and not once else "all",
         syncs_once=once,
-        offloads_optimizer=fsdp2.offload or trainer.offload == "optimizer",
+        offloads_optimizer=fsdp2.offload or trainer.offload != "none",
+        offloads_gradients=fsdp2.offload or trainer.offload == "gradients",
         offloads_parameters=fsdp2.offload,
         by_rows=True,
         tensor=trainer.tensor_parallel_size,
@@ -88,7 +91,8 @@ def _fsdp2_alternatives(trainer: TrainerConfig) -> Sequence[Mapping[str, Any]]:
     if trainer.fsdp2.sync_every != "auto":
         return ({},)
     each_pass = {"fsdp2.sync_every": "micro_batch"}
-    return (each_pass,) if trainer.fsdp2.offload else ({"fsdp2.sync_every": "update"}, each_pass)
+    on_host = trainer.fsdp2.offload or trainer.offload == "gradients"
+    return (each_pass,) if on_host else ({"fsdp2.sync_every": "update"}, each_pass)
 
 
 def _refuse_for_fsdp2(config: Config) -> None:
@@ -98,10 +102,11 @@ def _refuse_for_fsdp2(config: Config) -> None:
             f"trainer.offload={config.trainer.offload!r} with trainer.fsdp2.offload=true, which holds parameters, "
             "gradients and optimizer states in host memory: use one of them"
         )
-    if fsdp2.offload and fsdp2.sync_every == "update":
+    if fsdp2.sync_every == "update" and (fsdp2.offload or config.trainer.offload == "gradients"):
+        key = "fsdp2.offload=true" if fsdp2.offload else "offload='gradients'"
         raise ConfigError(
-            "trainer.fsdp2.offload=true with trainer.fsdp2.sync_every='update', which keeps all weights and gradients "
-            "on the device: use auto or micro_batch"
+            f"trainer.{key} with trainer.fsdp2.sync_every='update', which keeps all weights and gradients on the "
+            "device: use auto or micro_batch"
         )
 
 
@@ -116,6 +121,7 @@ def _deepspeed(trainer: TrainerConfig, devices: int) -> Sharding:
         gathered_units=2 if deepspeed.stage >= 3 else None,
         keeps_gradients=True,
         offloads_optimizer=deepspeed.offload_optimizer or deepspeed.offload_parameters,
+        offloads_gradients=deepspeed.offload_parameters,
         offloads_parameters=deepspeed.offload_parameters,
         ranks=devices,
     )

@@ -10,10 +10,14 @@ import pytest
 import torch
 import torch_npu
 from hwgrpo_backends.cpu import BACKEND as CPU
+from hwgrpo_backends.device import Device
 from hwgrpo_backends.npu import BACKEND as NPU
 
 from hwgrpo.errors import RunError
 from hwgrpo.training.policy.micro_batch import MicroBatch
+from hwgrpo.training.strategies import held_adamw, host_gradients
+from hwgrpo.training.strategies.held_adamw import gradient_of
+from hwgrpo.training.strategies.optimizer import build_optimizer
 from hwgrpo.training.strategies.single import Single
 from tests.support.numbers.rounding import GENTLE, assert_metrics_close, drift
 from tests.support.runs import runs
@@ -23,6 +27,7 @@ VARIANTS = {
     "full": FULL,
     "lora with dropout and KL": (*FULL, "model.lora.rank=4", "model.lora.dropout=0.1", "algorithm.kl.coef=0.01"),
     "several updates in bf16": (*FULL[1:], "trainer.prompts_per_update=2", "trainer.epochs_per_batch=2"),
+    "states on the host in 8 bits": (*FULL, "trainer.offload=optimizer", "optim.name=adamw_8bit"),
 }
 
 
@@ -37,6 +42,42 @@ def test_a_resumed_run_equals_the_uninterrupted_bitwise(tmp_path: Path, variant:
     assert [line["step"] for line in whole["metrics"] if "actor/grad_norm" in line] == [1, 2, 3, 4]
     assert parts["metrics"] == whole["metrics"]
     assert parts["weights"] == whole["weights"]
+
+
+def test_states_and_gradients_in_pinned_host_memory_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host_gradients, "CHUNK", 4 * held_adamw.BLOCK)
+    plain = (*FULL, "trainer.tokens_per_micro_batch=64")
+    held = (*plain, "trainer.offload=gradients")
+    strategies: list[Single] = []
+    wrap = Single.wrap
+    monkeypatch.setattr(Single, "wrap", lambda self, *rest: (strategies.append(self), wrap(self, *rest)))
+    for name, words in (("held", held), ("plain", plain)):
+        assert runs.run(tmp_path / name, *words, backend=NPU) == "completed"
+    assert runs.everything(tmp_path / "held") == runs.everything(tmp_path / "plain")
+    on_host, on_device = (
+        [value for shard in strategy.owned_shards() for key, value in shard.values.items() if key != "parameter"]
+        for strategy in strategies
+    )
+    assert all(value.is_pinned() for value in on_host)
+    assert len({value.untyped_storage().data_ptr() for value in on_host}) < len(on_host) / 2, "in few blocks"
+    assert {value.device.type for value in on_device} == {"npu"}
+
+
+def test_gradients_that_are_summed_on_the_host_are_on_the_device_one_at_a_time():
+    device, count, size = Device(NPU), 8, 2**16
+
+    def peak(offload: str) -> int:
+        module = torch.nn.ParameterList(torch.ones(4, size // 4) for _ in range(count)).to(device.torch_device)
+        optimizer = build_optimizer(module, runs.small(Path("unused")).optim, offload=offload)
+        device.reset_peak()
+        before = device.memory().allocated or 0
+        for _ in range(2):
+            torch.stack([parameter.sum() for parameter in module]).sum().backward()
+        assert gradient_of(optimizer, module[0]) is not None
+        return (device.memory().peak or 0) - before
+
+    assert peak("none") >= 4 * count * size
+    assert peak("gradients") <= 4 * 3 * size  # a gradient as it is computed, in one piece, and the sum so far
 
 
 def test_the_devices_own_dtype_is_bf16_and_learns_nearly_what_fp32_does(tmp_path: Path):
