@@ -134,6 +134,20 @@ FAULTS = (
         "training/policy/test_layouts.py",
     ),
     Fault(
+        "few keys attended to without the mask",
+        "models/shared_prefix_masks.py",
+        "scores = torch.add(mask, scores,",
+        "scores = torch.add(0 * mask, scores,",
+        "models/test_shared_prefix_masks.py",
+    ),
+    Fault(
+        "columns of padding in the sampler's softmax",
+        "rollout/local/shared_prefix_attention.py",
+        "scores[..., width + length :] = -torch.inf",
+        "scores[..., width + length :] = 0.0",
+        "rollout/local/test_lean_step.py",
+    ),
+    Fault(
         "a reference with its adapters on",
         "training/policy/reference_model.py",
         "with self.policy.model.disable_adapter():",
@@ -486,8 +500,8 @@ FAULTS = (
     Fault(
         "ddp planned with its gradients always there",
         "training/strategies/strategy_kind.py",
-        "return Sharding(offloads_optimizer=",
-        "return Sharding(keeps_gradients=devices > 1, offloads_optimizer=",
+        'offloads_optimizer=trainer.offload != "none", offloads_gradients',
+        'keeps_gradients=devices > 1, offloads_optimizer=trainer.offload != "none", offloads_gradients',
         "planning/test_sharding.py",
     ),
     Fault(

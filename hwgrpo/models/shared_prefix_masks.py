@@ -23,6 +23,10 @@ from transformers.utils import logging
 
 NAME = "sdpa_branched"
 """Over `sdpa`; over another attention its name follows."""
+LEAST_COLUMNS = 16
+"""Fewest columns of a softmax: torch's on a CPU is several times slower if a row is shorter than a vector register."""
+MOST_NARROW_KEYS = 32
+"""Most keys that responses attend to by matrix products on a CPU (fp32), which is faster there than sdpa's kernel."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +167,42 @@ def branched_attention(
     options["is_causal"] = False
     own = _own(query, branches).unflatten(2, (-1, group)).flatten(3, 4).flatten(0, 1)
     keys, values = (_after_prompt(tensor[:, :, prompt], _own(tensor, branches)) for tensor in (key, value))
-    of_responses, _ = attend(_UNGROUPED if group > 1 else module, own, keys, values, response_mask, **options)
+    if attend is sdpa_attention_forward and _is_narrow(keys, options):
+        of_responses = _narrow_attention(own, keys, values, response_mask, options.get("scaling"))
+    else:
+        of_responses, _ = attend(_UNGROUPED if group > 1 else module, own, keys, values, response_mask, **options)
     of_responses = of_responses.unflatten(1, (group, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     outputs = torch.cat([of_prompts.flatten(0, 1), of_responses.flatten(0, 1)])
     return outputs.index_select(0, branches.place).unflatten(0, (len(query), -1)), None
+
+
+def _is_narrow(keys: torch.Tensor, options: dict[str, Any]) -> bool:
+    """Return whether matrix products are faster than sdpa's kernel."""
+    few = keys.shape[2] <= MOST_NARROW_KEYS and not options.get("dropout")
+    return few and keys.device.type == "cpu" and keys.dtype == torch.float32
+
+
+def _narrow_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    """Attend by matrix products and a softmax.
+
+    Args:
+        query: [B, heads, Q, D].
+        key: [B, heads, K, D].
+        value: [B, heads, K, D'].
+        mask: [B, 1, Q, K], added to the scores.
+        scaling: factor of the scores; None: D to the power of -1/2.
+
+    Returns:
+        [B, Q, heads, D'].
+    """
+    heads, columns = query.shape[:2], key.shape[2]
+    scores = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)).unflatten(0, heads)
+    scores = torch.add(mask, scores, alpha=query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = torch.nn.functional.pad(scores, (0, max(0, LEAST_COLUMNS - columns)), value=-torch.inf)
+    weights = scores.softmax(dim=-1)[..., :columns]
+    return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).unflatten(0, heads).transpose(1, 2)
 
 
 _UNGROUPED: Any = SimpleNamespace(num_key_value_groups=1)

@@ -48,15 +48,17 @@ class FunctionValues:
             )
         if len(results) != size:
             raise RewardError(f"reward {self.function.name} returned {len(results)} values for {size} responses")
+        values = [math.nan] * size
         for sample, result in enumerate(results):
             if isinstance(result, BaseException):
                 self._fail(sample, *self._policy(result), result)
                 continue
             value = self._number(sample, result)
             if math.isfinite(value):
-                self.values[sample] = value
+                values[sample] = value
             else:
                 self._fail(sample, "nans", self.setting.on_nan, result)
+        self.values = torch.tensor(values, dtype=torch.float64)
 
     def _policy(self, error: BaseException) -> tuple[str, str]:
         """Return the kind under which a failure is counted, and its policy."""

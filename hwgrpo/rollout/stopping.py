@@ -35,6 +35,8 @@ class StopDetector:
     ) -> None:
         self._tokenizer = tokenizer
         self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
+        self._ends = frozenset(end_ids)
+        self._decoded: dict[tuple[int, ...], str] = {}
         self._stop = tuple(stop)
         self._special = frozenset(tokenizer.all_special_ids)
         # Every token that has text has at least one byte, so a stop string that the newest token completes began at
@@ -71,8 +73,11 @@ class StopDetector:
             tokens: the response.
             finished: whether a stop token or string ended it.
         """
-        by_token = finished and int(tokens[-1]) in self._end_ids
-        text = self._decode(tokens[:-1] if by_token else tokens)
+        by_token = finished and int(tokens[-1]) in self._ends
+        key = tuple(tokens[:-1] if by_token else tokens)
+        if key not in self._decoded:  # many responses to short prompts are equal
+            self._decoded[key] = self._decode(key)
+        text = self._decoded[key]
         if finished and not by_token:
             cuts = [position for position in (text.find(stop) for stop in self._stop) if position >= 0]
             text = text[: min(cuts)] if cuts else text

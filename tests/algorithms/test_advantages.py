@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hwgrpo.algorithms.advantages import group_advantages, zero_signal_groups
+from hwgrpo.algorithms.advantages import group_advantages, group_statistics
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError
@@ -151,7 +151,7 @@ def test_equal_rewards_give_exactly_zero(estimator, std, reward, n):
 
 def test_rewards_that_differ_in_the_last_bit_still_have_a_signal():
     rewards = torch.tensor([0.3, math.nextafter(0.3, 1)], dtype=torch.float64)
-    assert zero_signal_groups(rewards, torch.zeros(2).long(), torch.ones(2).bool()) == (0, 1)
+    assert group_statistics(rewards, torch.zeros(2).long(), torch.ones(2).bool())[:2] == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ def test_passk_refuses_a_raw_group_of_one():
         one_group([1.0], "grpo_passk", singleton="raw")
 
 
-def test_zero_signal_groups_counts_groups_of_equal_valid_rewards():
+def test_group_statistics_count_groups_of_equal_valid_rewards():
     rewards = torch.tensor([0.3, 0.3, 1.0, 0.0, 0.5, 0.5, 9.0], dtype=torch.float64)
     groups = torch.tensor([0, 0, 1, 1, 2, 3, 3])
     valid = torch.tensor([True, True, True, True, False, True, False])
-    assert zero_signal_groups(rewards, groups, valid) == (2, 3)
+    assert group_statistics(rewards, groups, valid)[:2] == (2, 3)
 
 
 @pytest.mark.parametrize("estimator", ["opo", "reinforce_plus_plus_baseline"])

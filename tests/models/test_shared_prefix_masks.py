@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 import torch
 from hwgrpo_kernels.npu_modules.attention import IMPLEMENTATION, fusion_attention, replace_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from transformers import AutoModelForCausalLM, BloomConfig, BloomForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from hwgrpo.models.shared_prefix_masks import NAME, branched_attention, enable
+from hwgrpo.models.shared_prefix_masks import (
+    LEAST_COLUMNS,
+    MOST_NARROW_KEYS,
+    NAME,
+    _is_narrow,
+    _narrow_attention,
+    additive,
+    branched_attention,
+    enable,
+)
 from hwgrpo.training.policy.layouts import BRANCHED, GROUPED_MASKED
 from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch
 from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
@@ -29,6 +39,7 @@ ROWS = {
 
 ATTENDS = {
     "sdpa": (sdpa_attention_forward, torch.float64, VALUE_SIZE, bound(dtype=torch.float64)),
+    "few keys": (sdpa_attention_forward, torch.float32, VALUE_SIZE, STEP),
     "a fused one": (fusion_attention, torch.float32, SIZE, STEP),
 }
 """What attends, in which dtype, with values of which size, and how close it is to sdpa."""
@@ -82,6 +93,36 @@ def _tokens(batch, rows, shape) -> torch.Tensor:
         prompt = int(batch.prompt_offsets.diff()[batch.prompt_index[row[0]]])
         here[b, : prompt + int((batch.lengths[row] - 1).clamp_min(0).sum())] = True
     return here.flatten()
+
+
+@pytest.mark.parametrize("keys", [3, LEAST_COLUMNS, LEAST_COLUMNS + 5])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_attention_to_few_keys_is_that_of_sdpa(keys, scaling):
+    generator = torch.Generator().manual_seed(keys)
+    query, key, value = inputs = [
+        torch.randn(2, HEADS, count, size, generator=generator, requires_grad=True)
+        for count, size in ((4, SIZE), (keys, SIZE), (keys, VALUE_SIZE))
+    ]
+    mask = additive(torch.rand(2, 1, 4, keys, generator=generator) > 0.5, torch.float32)
+    mask[..., 0] = 0  # every query sees a key
+    ours = _narrow_attention(query, key, value, mask, scaling)
+    theirs = sdpa(query, key, value, attn_mask=mask, scale=scaling).transpose(1, 2)
+    assert_values_close(ours, theirs)
+    weight = torch.randn(ours.shape, generator=generator)
+    for found, expected in zip(
+        torch.autograd.grad((ours * weight).sum(), inputs),
+        torch.autograd.grad((theirs * weight).sum(), inputs),
+        strict=True,
+    ):
+        assert_values_close(found, expected)
+
+
+def test_few_keys_with_dropout_or_in_16_bits_are_left_to_sdpa():
+    keys = torch.zeros(2, HEADS, MOST_NARROW_KEYS, SIZE)
+    assert _is_narrow(keys, {"dropout": 0.0})
+    assert not _is_narrow(keys, {"dropout": 0.1})
+    assert not _is_narrow(keys.bfloat16(), {})
+    assert not _is_narrow(torch.zeros(2, HEADS, MOST_NARROW_KEYS + 1, SIZE), {})
 
 
 def test_a_layer_that_keeps_its_window_to_itself_is_refused():

@@ -62,9 +62,7 @@ class LeftPadded:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         width = int(lengths.max())
         # Any id is valid as padding: it is masked.
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
         place = torch.arange(width) - (width - lengths)[:, None]
         self.width = width
         self.lengths = lengths.to(device)
@@ -92,7 +90,7 @@ class ModelRows:
     def __init__(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device) -> None:
         self._model = model
         self._device = device
-        padded = LeftPadded(prompts, device)
+        self.padded = padded = LeftPadded(prompts, device)
         self._ids, self._position, self._mask = padded.ids, padded.positions, padded.mask
         self.cache = DynamicCache(config=model.config)
         # With logits_to_keep the LM head computes the last position only. peft's forward passes keywords on, so the

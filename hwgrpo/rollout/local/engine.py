@@ -228,9 +228,9 @@ class LocalEngine:
             sync_every=1 if self._device.type == "cpu" else SYNC_EVERY,
             apply_new_weights=self._apply_new_weights,
         )
-        responses = np.split(decoded.tokens, np.cumsum(decoded.lengths)[:-1])
-        texts = [watch.text(tokens.tolist(), bool(end)) for tokens, end in zip(responses, decoded.finished)]
-        return decoded, texts
+        tokens, ends = decoded.tokens.tolist(), np.cumsum(decoded.lengths).tolist()
+        bounds = zip([0, *ends], ends, decoded.finished.tolist())  # one shorter: the responses
+        return decoded, [watch.text(tokens[start:end], finished) for start, end, finished in bounds]
 
     def _rows(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Rows:
         if self.decode_reason:

@@ -16,7 +16,7 @@ from torch import nn
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
 from hwgrpo.rollout.local.architectures import Block, Norm, architecture_of, read_block, read_norm
-from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, LeftPadded, ModelRows
+from hwgrpo.rollout.local.decode_rows import COMPACT_BELOW, ModelRows
 from hwgrpo.rollout.local.shared_prefix_attention import SharedPromptCache
 
 
@@ -64,7 +64,7 @@ class LeanRows:
     def prefill(self) -> torch.Tensor:
         rows = ModelRows(self._model, self._prompts, self._device)
         logits = rows.prefill()
-        padded = LeftPadded(self._prompts, self._device)
+        padded = rows.padded
         layers: list[Any] = rows.cache.layers
         self._cache = SharedPromptCache(
             [layer.keys for layer in layers],

@@ -13,6 +13,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hwgrpo.models.shared_prefix_masks import LEAST_COLUMNS
+
 FIRST_CAPACITY = 64
 """Initial capacity of the buffers, in response tokens."""
 
@@ -152,7 +154,9 @@ class SharedPromptCache:
         query = query.reshape(rows, heads, group, size).transpose(0, 1).contiguous()
 
         # Scores are fp32 whatever the dtype: a softmax in half precision would not be the trainer's.
-        scores = torch.empty(heads, rows, group, width + length, dtype=torch.float32, device=query.device)
+        columns = max(width + length, LEAST_COLUMNS)
+        scores = torch.empty(heads, rows, group, columns, dtype=torch.float32, device=query.device)
+        scores[..., width + length :] = -torch.inf
         of_prompt = self._to_grid(query).flatten(1, 2).view(-1, self._per_prompt * group, size)
         of_prompt = self._from_grid(torch.bmm(of_prompt, prompt_key.flatten(0, 1).transpose(1, 2)), rows, group)
         if self._bias is None:
@@ -162,15 +166,15 @@ class SharedPromptCache:
         of_own = torch.bmm(query.view(heads * rows, group, size), own_key.transpose(1, 2))
         of_own = of_own.view(heads, rows, group, length)
         if self._fixed:
-            torch.add(self._bias_of_response, of_own, alpha=scaling, out=scores[..., width:])
+            torch.add(self._bias_of_response, of_own, alpha=scaling, out=scores[..., width : width + length])
         else:
-            torch.mul(of_own, scaling, out=scores[..., width:])
+            torch.mul(of_own, scaling, out=scores[..., width : width + length])
 
         weights = scores.softmax(dim=-1).to(query.dtype)
         of_prompt = self._to_grid(weights[..., :width]).flatten(1, 2).view(-1, self._per_prompt * group, width)
         output = self._from_grid(torch.bmm(of_prompt, prompt_value.flatten(0, 1)), rows, group)
         output = output.reshape(heads * rows, group, size)
-        output.baddbmm_(weights.view(heads * rows, group, -1)[..., width:], own_value)
+        output.baddbmm_(weights.view(heads * rows, group, columns)[..., width : width + length], own_value)
         return output.view(heads, rows, group * size).transpose(0, 1).reshape(rows, -1)
 
     def _to_grid(self, of_rows: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hwgrpo.algorithms.advantages import zero_signal_groups
+from hwgrpo.algorithms.advantages import group_statistics
 from hwgrpo.algorithms.correction import mismatch_metrics, mismatch_sums
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
@@ -44,11 +44,11 @@ def sample_metrics(
         gather: the strategy's `gather_objects`: every rank's value in rank order.
     """
     valid = rewards.valid
-    zero, groups = zero_signal_groups(rewards.total, completions.prompt_index, valid)
+    zero, groups, group_std = group_statistics(rewards.total, completions.prompt_index, valid)
     ranks = gather(
         {
             "total": rewards.total[valid],
-            "group_std": _group_std(rewards.total[valid], completions.prompt_index[valid]),
+            "group_std": group_std,
             "advantages": advantages[valid],
             "lengths": completions.lengths,
             "finished": completions.finished,
@@ -154,13 +154,6 @@ def utilisation(flops: float, seconds: float, peak: float | None, world_size: in
     if peak is None or not flops:
         return {}
     return {"perf/mfu/actor": flops / max(seconds, 1e-9) / (peak * world_size)}
-
-
-def _group_std(total: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """Return [groups with two or more samples]: unbiased standard deviations."""
-    return torch.tensor(
-        [float(total[group == g].std()) for g in group.unique() if int((group == g).sum()) > 1], dtype=torch.float64
-    )
 
 
 def _spread(name: str, values: torch.Tensor) -> dict[str, float]:
