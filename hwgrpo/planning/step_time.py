@@ -165,11 +165,13 @@ def step_seconds(
     stepped = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
     # parameter, gradient and two optimizer states are read, all but the gradient written; fp32
     optimizer = _quotient(updates * 28.0 * stepped, memory)
-    if optimizer is not None and t.offload == "optimizer" and work.device_type != "cpu":
-        # two states go to the device and back
-        optimizer += updates * 2 * (2 if config.optim.name == "adamw_8bit" else 8) * stepped / rates.host_link
+    _, number = micro_batches(config, work)  # of an update
+    if optimizer is not None and t.offload != "none" and work.device_type != "cpu":
+        # two states go to the device and back; fp32 sums of gradients too in each pass, and to the device for the step
+        crossing = 2 * (2 if config.optim.name == "adamw_8bit" else 8)
+        crossing += 8 * number + 4 if t.offload == "gradients" else 0
+        optimizer += updates * crossing * stepped / rates.host_link
     # each pass over a micro-batch dequantizes every matrix, and checkpointing passes the layers again
-    _, number = micro_batches(config, work)
     moved = number * _dequantized_bytes(config, shape, work.dtype.itemsize)
     dequantized = _quotient(moved, memory) if moved else 0.0
     training = updates * (3 if config.model.gradient_checkpointing else 2)

@@ -127,6 +127,13 @@ def test_optimizer_states_in_host_memory_cross_its_link_twice_per_update(name, b
     assert there - here == pytest.approx(2 * 3 * 2 * bytes_ * MODEL_SHAPE.trainable / 2.0)
 
 
+def test_gradients_in_host_memory_cross_its_link_in_each_pass():
+    states, both = (
+        seconds(MODEL_SHAPE, f"trainer.offload={way}", host_link=2.0)["optimizer"] for way in ("optimizer", "gradients")
+    )
+    assert both - states == pytest.approx((8 * 8 * MICRO_BATCHES + 4) * MODEL_SHAPE.trainable / 2.0)
+
+
 @pytest.mark.parametrize(("checkpointing", "passes"), [("false", 2), ("true", 3)])
 def test_each_pass_of_each_micro_batch_dequantizes_the_matrices(checkpointing, passes):
     """Four bits are read and two bytes written for each weight; a response is a micro-batch."""
