@@ -47,28 +47,6 @@ def group_advantages(
     return estimator(rewards_S, group_S, valid_S, config, lengths_S)
 
 
-def group_statistics(
-    rewards_S: torch.Tensor, group_S: torch.Tensor, valid_S: torch.Tensor
-) -> tuple[int, int, torch.Tensor]:
-    """Count the groups without a gradient, whose valid rewards are all equal (groups of one included).
-
-    Args:
-        rewards_S, group_S, valid_S: as for `group_advantages`.
-
-    Returns:
-        (groups without a gradient, groups with at least one valid sequence, standard deviations): the ratio of the
-        counts' sums over ranks is TRL's `frac_reward_zero_std`. The deviations are unbiased, fp64, of the groups with
-        two or more valid sequences.
-    """
-    groups = Groups(rewards_S, group_S, valid_S)
-    filled_G = groups.size_G > 0
-    return (
-        int((filled_G & ~groups.signal_G).sum()),
-        int(filled_G.sum()),
-        groups.std_G(1)[groups.size_G > 1],
-    )
-
-
 def grpo(
     rewards_S: torch.Tensor,
     group_S: torch.Tensor,

@@ -108,3 +108,27 @@ class Groups:
         """Return the advantages as fp32, exactly 0 where a group has no signal or a sequence is not valid."""
         has_signal_S = self.valid_S & (self.signal_G | self.raw_G)[self.index_S]
         return torch.where(has_signal_S, advantages_S, 0.0).float()
+
+
+def group_statistics(
+    rewards_S: torch.Tensor, group_S: torch.Tensor, valid_S: torch.Tensor
+) -> tuple[int, int, torch.Tensor]:
+    """Count the groups without a gradient, whose valid rewards are all equal (groups of one included).
+
+    Args:
+        rewards_S: [S] rewards; meaningless where not valid.
+        group_S: [S] int64: index of each sequence's prompt.
+        valid_S: [S] bool.
+
+    Returns:
+        (groups without a gradient, groups with at least one valid sequence, standard deviations): the ratio of the
+        counts' sums over ranks is TRL's `frac_reward_zero_std`. The deviations are unbiased, fp64, of the groups with
+        two or more valid sequences.
+    """
+    groups = Groups(rewards_S, group_S, valid_S)
+    filled_G = groups.size_G > 0
+    return (
+        int((filled_G & ~groups.signal_G).sum()),
+        int(filled_G.sum()),
+        groups.std_G(1)[groups.size_G > 1],
+    )

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from hwgrpo.algorithms.advantages import group_advantages, group_statistics
+from hwgrpo.algorithms.advantages import group_advantages
+from hwgrpo.algorithms.groups import group_statistics
 from hwgrpo.catalog import ADVANTAGES
 from hwgrpo.config.schema import AdvantageConfig
 from hwgrpo.errors import ConfigError, DataError

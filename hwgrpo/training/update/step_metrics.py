@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hwgrpo.algorithms.advantages import group_statistics
 from hwgrpo.algorithms.correction import mismatch_metrics, mismatch_sums
+from hwgrpo.algorithms.groups import group_statistics
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.values import Completions, PromptBatch, Rewards, TrainBatch
 
