@@ -169,10 +169,17 @@ FAULTS = (
         "models/test_frozen_dtype.py",
     ),
     Fault(
-        "embeddings in bf16",
+        "rows of embeddings in bf16",
         "models/frozen_dtype.py",
-        "isinstance(owner, nn.Linear | Conv1D)",
-        "isinstance(owner, nn.Linear | Conv1D | nn.Embedding)",
+        "return rows.float() if",
+        "return rows if",
+        "models/test_frozen_dtype.py",
+    ),
+    Fault(
+        "embeddings that scale in their own dtype in bf16",
+        "models/frozen_dtype.py",
+        "type(owner) is nn.Embedding",
+        "isinstance(owner, nn.Embedding)",
         "models/test_frozen_dtype.py",
     ),
     Fault(

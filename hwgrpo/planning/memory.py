@@ -102,9 +102,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     rollout_dtype = rollout_dtype_of(config, work.dtype)
     size = work.dtype.itemsize
     stored = work.dtype if sharding.in_compute_dtype else torch.float32
-    operands = _base_operands(shape)
+    castable = _castable(shape)
     frozen = frozen_dtype(config, shape, work.dtype) if adapters and stored == torch.float32 else stored
-    matrices = sharding.stored_elements(operands, sharding.parameters) if frozen != stored else 0
+    matrices = sharding.stored_elements(castable, sharding.parameters) if frozen != stored else 0
     quantized = _Quantized.of(config, shape, work.dtype)
     others = sharding.stored_elements(shape.units, sharding.parameters) - matrices - quantized.count
     parameters = {f"parameters ({_named(stored)})": stored.itemsize * others}
@@ -132,10 +132,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
         if sharding.keeps_full_parameters:
             saved = 4 - frozen_dtype(config, shape, work.dtype).itemsize
-            reference["reference model"] -= saved * count_elements(operands)
+            reference["reference model"] -= saved * count_elements(castable)
         (host if sharding.offloads_parameters else always).update(reference)
     if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
-        shared = count_elements(operands) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
+        shared = count_elements(castable) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
     held = host if sharding.offloads_parameters else always if sharding.keeps_gradients else update
     held.update(gradients)
@@ -169,7 +169,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         recast = adapters and config.model.gradient_checkpointing
         cast = (shape.parameters - quantized.count) // (shape.layers if recast else 1)
         if frozen == work.dtype:
-            cast = adapters + (0 if _has_own_head(shape) else shape.vocab * shape.hidden)
+            cast = adapters + _head_cast(shape)
         update["weights as cast"] = size * cast
     update |= quantized.work
     if config.trainer.save_async and config.trainer.save_every:
@@ -214,9 +214,9 @@ def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) 
     return compute_dtype if casts else torch.float32
 
 
-def _base_operands(shape: ModelShape) -> list[ParameterUnit]:
-    """Return the units with only those of the model's own parameters that matrix products read."""
-    return [unit.where(lambda p: p.is_operand and not p.is_adapter) for unit in shape.units]
+def _castable(shape: ModelShape) -> list[ParameterUnit]:
+    """Return the units with only those of the model's own parameters that may have the compute dtype."""
+    return [unit.where(lambda p: p.is_castable and not p.is_adapter) for unit in shape.units]
 
 
 @dataclass(frozen=True)
@@ -243,10 +243,11 @@ class _Quantized:
         )
 
 
-def _has_own_head(shape: ModelShape) -> bool:
-    """Return whether the LM head is a parameter of its own, not tied to the embeddings."""
+def _head_cast(shape: ModelShape) -> int:
+    """Return the elements of the LM head if it is cast for each pass: tied to embeddings that are held in fp32."""
     head = (shape.vocab, shape.hidden)
-    return any(p.is_operand and p.shape == head for unit in shape.units if not unit.is_layer for p in unit.parameters)
+    others = [p for unit in shape.units if not unit.is_layer for p in unit.parameters]
+    return 0 if any(p.is_castable and p.shape == head for p in others) else shape.vocab * shape.hidden
 
 
 def _gathered(shape: ModelShape, sharding: Sharding) -> int:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from hwgrpo.config.recipe_files import recipe_folders
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models import builtin
-from hwgrpo.models.frozen_dtype import product_operands
+from hwgrpo.models.frozen_dtype import castable_parameters
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
@@ -156,7 +156,7 @@ def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...
     cut_dims = shard_dims(model)
     layers = quantizable_layers(model).values() if config.quantize != "none" else ()
     quantized = {layer.weight for layer in layers}
-    operands = set(product_operands(model)) - quantized
+    castable = set(castable_parameters(model)) - quantized
     adapted = uses_lora(lora)
     if adapted:
         # peft warns of patterns that it made for experts
@@ -174,7 +174,7 @@ def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...
                 shape=tuple(parameter.shape),
                 is_adapter=adapted and parameter.requires_grad,
                 tensor_dim=None if layer is None else cut_dims.get(name),
-                is_operand=parameter in operands,
+                is_castable=parameter in castable,
                 is_quantized=parameter in quantized,
             )
         )
