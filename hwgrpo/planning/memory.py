@@ -33,6 +33,8 @@ COPY = "copy that samples"
 SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
+PRODUCTS_IN_16_BITS = 110 * 2**20
+"""Bytes more if a host computes in 16 bits, as measured: oneDNN compiles and keeps a product for each shape."""
 KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
@@ -165,11 +167,12 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
                 unit.copies * sharding.computed_elements(unit) for unit in shape.trained_units
             )
     elif work.dtype != torch.float32:
-        # autocast caches its casts of trainable weights until the end of a pass, of frozen ones until their layer ends
-        recast = adapters and config.model.gradient_checkpointing
-        cast = (shape.parameters - quantized.count) // (shape.layers if recast else 1)
+        # autocast caches its casts until the end of a pass, under checkpointing those of frozen weights of a layer
+        cast = shape.parameters - quantized.count
         if frozen == work.dtype:
             cast = adapters + _head_cast(shape)
+        elif adapters and config.model.gradient_checkpointing:
+            cast = adapters + max(_largest_layer(shape), shape.vocab * shape.hidden)
         update["weights as cast"] = size * cast
     update |= quantized.work
     if config.trainer.save_async and config.trainer.save_every:
@@ -182,7 +185,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         sent = {SENT: work.sent_copies * rollout_dtype.itemsize * shape.parameters}
         (always if work.device_type == "cpu" else host).update(sent)
     if work.device_type == "cpu":
-        always["libraries, about"] = LIBRARIES
+        in_16_bits = work.dtype != torch.float32 or (work.samples and rollout_dtype != torch.float32)
+        always["libraries, about"] = LIBRARIES + in_16_bits * PRODUCTS_IN_16_BITS
         if held is update:
             small = 4 * sharding.stored_elements(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
@@ -241,6 +245,12 @@ class _Quantized:
             sum(copies * quantized_bytes(method, *p.shape) for copies, p in found),
             {"a matrix being dequantized": size * max(p.count for _, p in found)},
         )
+
+
+def _largest_layer(shape: ModelShape) -> int:
+    """Return the elements of the largest layer, without adapters and quantized matrices."""
+    layers = [unit.where(lambda p: not (p.is_adapter or p.is_quantized)) for unit in shape.units if unit.is_layer]
+    return max(unit.count for unit in layers)
 
 
 def _head_cast(shape: ModelShape) -> int:
