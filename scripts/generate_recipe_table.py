@@ -37,7 +37,8 @@ check the settings and plans of the others. The columns of chips say whether a s
 def page() -> str:
     """Return the page."""
     names = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml") if path.stem != "tiny_sort")
-    header = ("recipe", "trains", "prompt + response tokens", "sampled at once", "devices", "GiB per device", *CHIPS.values())
+    columns = ("recipe", "trains", "prompt + response tokens", "sampled at once", "devices", "GiB per device")
+    header = (*columns, *CHIPS.values())
     lines = [header, ("---",) * len(header), *(_row(name) for name in names)]
     return INTRODUCTION + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -183,6 +183,20 @@ FAULTS = (
         "models/test_frozen_dtype.py",
     ),
     Fault(
+        "an LM head that is copied for each prompt",
+        "rollout/local/decode_rows.py",
+        "return self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device))",
+        "return self._forward()",
+        "rollout/local/test_engine.py -k head_sees",
+    ),
+    Fault(
+        "a plan with a second copy of frozen matrices",
+        "planning/memory.py",
+        "shared = count_elements(castable) if",
+        "shared = 0 if",
+        "planning/test_memory.py -k frozen_base",
+    ),
+    Fault(
         "adapters merged into a rounded base",
         "models/saving.py",
         '"cpu", torch.float32 if parameter.is_floating_point() else None, copy=True',

@@ -170,9 +170,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         # autocast caches its casts until the end of a pass, under checkpointing those of frozen weights of a layer
         cast = shape.parameters - quantized.count
         if frozen == work.dtype:
-            cast = adapters + _head_cast(shape)
+            cast = adapters + (0 if shape.has_castable_head else shape.vocab * shape.hidden)
         elif adapters and config.model.gradient_checkpointing:
-            cast = adapters + max(_largest_layer(shape), shape.vocab * shape.hidden)
+            cast = adapters + max(shape.largest_layer, shape.vocab * shape.hidden)
         update["weights as cast"] = size * cast
     update |= quantized.work
     if config.trainer.save_async and config.trainer.save_every:
@@ -245,19 +245,6 @@ class _Quantized:
             sum(copies * quantized_bytes(method, *p.shape) for copies, p in found),
             {"a matrix being dequantized": size * max(p.count for _, p in found)},
         )
-
-
-def _largest_layer(shape: ModelShape) -> int:
-    """Return the elements of the largest layer, without adapters and quantized matrices."""
-    layers = [unit.where(lambda p: not (p.is_adapter or p.is_quantized)) for unit in shape.units if unit.is_layer]
-    return max(unit.count for unit in layers)
-
-
-def _head_cast(shape: ModelShape) -> int:
-    """Return the elements of the LM head if it is cast for each pass: tied to embeddings that are held in fp32."""
-    head = (shape.vocab, shape.hidden)
-    others = [p for unit in shape.units if not unit.is_layer for p in unit.parameters]
-    return 0 if any(p.is_castable and p.shape == head for p in others) else shape.vocab * shape.hidden
 
 
 def _gathered(shape: ModelShape, sharding: Sharding) -> int:

@@ -81,6 +81,18 @@ class ModelShape:
         """Number of trained parameters; with LoRA those of the adapters."""
         return count_elements(self.trained_units)
 
+    @cached_property
+    def largest_layer(self) -> int:
+        """Number of parameters of the largest layer, without adapters and quantized matrices."""
+        layers = [unit.where(lambda p: not (p.is_adapter or p.is_quantized)) for unit in self.units if unit.is_layer]
+        return max(unit.count for unit in layers)
+
+    @cached_property
+    def has_castable_head(self) -> bool:
+        """Whether the LM head may have the compute dtype: it is not tied to embeddings that may not."""
+        others = [p for unit in self.units if not unit.is_layer for p in unit.parameters]
+        return any(p.is_castable and p.shape == (self.vocab, self.hidden) for p in others)
+
 
 def planned_settings(config: ModelConfig) -> tuple[PreTrainedConfig, Path | None]:
     """Return the configuration of `model.path`, asking the hub only for models whose shape does not ship.
