@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ways = {way: WAYS[way] for way in ("one step off",)}
     rounds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="hwgrpo-overlap-") as folder:
-        memory.make(args.size, folder)
+        memory.make(args.size, folder, "float32")
         for number in range(args.repeat):
             for way, settings in ways.items():
                 output = Path(folder, f"{way} {number}".replace(" ", "-"))

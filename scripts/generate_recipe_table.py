@@ -38,7 +38,8 @@ NAME` prints the memory by component, a step's time, and what would fit instead.
 def page() -> str:
     """Return the page."""
     names = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml") if path.stem != "tiny_sort")
-    header = ("recipe", "trains", "prompt + response tokens", "devices", "GiB per device", *CHIPS.values())
+    columns = ("recipe", "trains", "prompt + response tokens", "sampled at once", "devices", "GiB per device")
+    header = (*columns, *CHIPS.values())
     lines = [header, ("---",) * len(header), *(_row(name) for name in names)]
     return INTRODUCTION + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -53,10 +54,11 @@ def _row(name: str) -> tuple[str, ...]:
     first = plan.chips[0]
     fits = ("yes" if chip.fits else "no" for chip in plan.chips)
     lengths = f"{config.data.max_prompt_tokens:,} + {config.rollout.max_response_tokens:,}"
+    at_once = "by the server" if cluster.separate else f"{config.rollout.max_sequences}"
     if cluster.separate:
         devices += f", and {config.rollout.tensor_parallel_size} for a server"
     memory = f"{first.memory.peak / 2**30:.0f}"
-    return (f"`{name}`", _trained(plan, config.model.quantize), lengths, devices, memory, *fits)
+    return (f"`{name}`", _trained(plan, config.model.quantize), lengths, at_once, devices, memory, *fits)
 
 
 def _trained(plan: ScalePlan, quantize: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING
 
-from hwgrpo_backends.backend import Backend, Verdict
+from hwgrpo_backends.backend import Backend, EnvVar, Verdict
 from hwgrpo_backends.probing import torch_problem
 
 if TYPE_CHECKING:
@@ -44,6 +44,13 @@ OUT_OF_MEMORY = {
     r"DefaultCPUAllocator: (can't|not enough memory)": "torch's allocator of host memory raises a plain RuntimeError",
 }
 
+ENV_TRAIN = {
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": EnvVar(
+        value="64",
+        why="in bfloat16 each decode step multiplies new shapes, and oneDNN keeps half a MiB of code for each of 1,024",
+    ),
+}
+
 BACKEND = Backend(
     name="cpu",
     device_type="cpu",
@@ -55,5 +62,6 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
+    env_train=ENV_TRAIN,
     out_of_memory=OUT_OF_MEMORY,
 )

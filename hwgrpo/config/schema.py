@@ -75,8 +75,8 @@ class LoraConfig:
     adapter: str | None = setting(None, path=True)
     """Folder of an existing adapter to train further, at its rank; a frozen copy of it is the reference."""
     base_dtype: str = choice("auto", ("auto", "float32", "bfloat16"), used_by=[_ADAPTERS])
-    """Dtype of the frozen base model's matrices. auto: the compute dtype if their values are exact in it, as those of a
-    model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
+    """Dtype of the frozen base model's matrices and embeddings. auto: the compute dtype if their values are exact in
+    it, as those of a model published in bfloat16 are, else float32. bfloat16 rounds other values, too."""
 
 
 @dataclass

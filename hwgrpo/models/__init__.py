@@ -9,7 +9,7 @@ shared_prefix_masks.py         attention over rows with one prompt and several r
 ulysses_attention.py           sequence parallelism: all-to-all between sequence and attention heads
 tensor_parallel.py             decoder layers sharded over ranks, by transformers' plan
 lora.py                        LoRA adapters: new ones, or existing ones to train further
-frozen_dtype.py                frozen matrices held in the compute dtype
+frozen_dtype.py                frozen matrices and embeddings held in the compute dtype
 quantization.py                frozen linear layers in 4 or 8 bits
 stored_dtype.py                the dtype of a model's files
 router.py                      load-balancing loss of mixture-of-experts models

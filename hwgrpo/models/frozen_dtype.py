@@ -1,7 +1,8 @@
-"""The dtype of frozen parameters: those that only matrix products read are held in the compute dtype.
+"""The dtype of frozen parameters: matrices of products and embeddings are held in the compute dtype.
 
-Autocast casts these operands for every product anyway. If a parameter's values are exact in the compute dtype, as those
-of a published bf16 model are, results do not change, and the cast copies are saved.
+Autocast casts the operands of every product anyway, and rows of embeddings are cast to fp32 when they are looked up. If
+a parameter's values are exact in the compute dtype, as those of a published bf16 model are, results do not change, and
+the cast copies are saved.
 """
 
 from __future__ import annotations
@@ -11,17 +12,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hwgrpo.models.meta_device import parameter_slots
 
 
-def product_operands(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that only matrix products read: those of linear layers, and stacked experts.
+class UpcastEmbedding(nn.Embedding):
+    """An embedding whose rows are fp32 under autocast, as residual streams need, whatever dtype it is held in."""
 
-    Embeddings (with a tied LM head) and norms stay out, since their dtype is that of the residual stream, and quantized
-    weights, which no cast may touch.
+    def forward(self, input: Tensor) -> Tensor:
+        rows = super().forward(input)
+        return rows.float() if torch.is_autocast_enabled(rows.device.type) else rows
+
+
+def castable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that may have the compute dtype: of linear layers, stacked experts and plain embeddings.
+
+    Norms stay out, and embeddings of other classes (Gemma's scale their rows in the weight's dtype) with a tied LM
+    head, since their dtype is that of the residual stream; and quantized weights, which no cast may touch.
 
     Args:
         model: without adapters, whose own parameters are masters.
@@ -29,38 +38,41 @@ def product_operands(model: nn.Module) -> list[nn.Parameter]:
     return [
         parameter
         for parameter, owners in parameter_slots(model).items()
-        if parameter.is_floating_point() and all(_only_multiplies(owner, parameter) for owner, _ in owners)
+        if parameter.is_floating_point() and all(_is_castable(owner, parameter) for owner, _ in owners)
     ]
 
 
-def _only_multiplies(owner: Any, parameter: nn.Parameter) -> bool:
-    if isinstance(owner, nn.Linear | Conv1D):
+def _is_castable(owner: Any, parameter: nn.Parameter) -> bool:
+    if isinstance(owner, nn.Linear | Conv1D) or type(owner) is nn.Embedding:
         return True
     return parameter.dim() == 3 and hasattr(owner, "num_experts")
 
 
-def split_operands(model: nn.Module) -> list[nn.Parameter]:
-    """Return `product_operands`, and cast all other parameters to fp32, but for quantized ones."""
-    operands = product_operands(model)
-    for parameter in set(model.parameters()) - set(operands):
+def prepare_base(model: nn.Module) -> list[nn.Parameter]:
+    """Return `castable_parameters`, let embeddings upcast, and cast all others to fp32, but for quantized ones."""
+    castable = castable_parameters(model)
+    for module in model.modules():
+        if type(module) is nn.Embedding:
+            module.__class__ = UpcastEmbedding
+    for parameter in set(model.parameters()) - set(castable):
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()
-    return operands
+    return castable
 
 
-def hold_base_in(base_dtype: str, operands: Sequence[nn.Parameter], compute_dtype: torch.dtype) -> None:
+def hold_base_in(base_dtype: str, parameters: Sequence[nn.Parameter], compute_dtype: torch.dtype) -> None:
     """Cast the matrices of a frozen base model as `model.lora.base_dtype` says, to fp32 or the compute dtype.
 
     Args:
         base_dtype: auto, float32 or bfloat16.
-        operands: the base model's; `product_operands` before it got adapters.
+        parameters: the base model's; of `prepare_base` before it got adapters.
         compute_dtype: dtype of the products; if it is fp32, values rounded to bf16 are held in fp32.
     """
     if base_dtype == "bfloat16":
-        cast_frozen(operands, torch.bfloat16, round_values=True)
-        cast_frozen(operands, compute_dtype, round_values=False)
+        cast_frozen(parameters, torch.bfloat16, round_values=True)
+        cast_frozen(parameters, compute_dtype, round_values=False)
     elif base_dtype == "auto":
-        cast_frozen(operands, compute_dtype, round_values=False)
+        cast_frozen(parameters, compute_dtype, round_values=False)
 
 
 def release_files(model: nn.Module) -> None:
@@ -72,9 +84,9 @@ def release_files(model: nn.Module) -> None:
 
 
 @contextmanager
-def as_fp32(operands: Iterable[nn.Parameter]) -> Iterator[None]:
+def as_fp32(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let parameters look like fp32 ones within the block, without memory: peft makes adapters in their dtype."""
-    held = [(parameter, parameter.data) for parameter in operands]
+    held = [(parameter, parameter.data) for parameter in parameters]
     for parameter, data in held:
         parameter.data = torch.zeros((), dtype=torch.float32, device=data.device).expand(data.shape)
     try:

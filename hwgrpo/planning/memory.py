@@ -35,6 +35,8 @@ SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
 EXPANDED = "states in fp32 while a checkpoint is read or written"
+PRODUCTS_IN_16_BITS = 110 * 2**20
+"""Bytes more if a host computes in 16 bits, as measured: oneDNN compiles and keeps a product for each shape."""
 KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
@@ -104,9 +106,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     rollout_dtype = rollout_dtype_of(config, work.dtype)
     size = work.dtype.itemsize
     stored = work.dtype if sharding.in_compute_dtype else torch.float32
-    operands = _base_operands(shape)
+    castable = _castable(shape)
     frozen = frozen_dtype(config, shape, work.dtype) if adapters and stored == torch.float32 else stored
-    matrices = sharding.stored_elements(operands, sharding.parameters) if frozen != stored else 0
+    matrices = sharding.stored_elements(castable, sharding.parameters) if frozen != stored else 0
     quantized = _Quantized.of(config, shape, work.dtype)
     others = sharding.stored_elements(shape.sharded_units, sharding.parameters) - matrices
     parameters = {f"parameters ({_named(stored)})": stored.itemsize * others}
@@ -130,10 +132,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         reference = {"reference model": 4 * sharding.stored_elements(shape.units, sharding.parameters)}
         if sharding.keeps_full_parameters:
             saved = 4 - frozen_dtype(config, shape, work.dtype).itemsize
-            reference["reference model"] -= saved * count_elements(operands)
+            reference["reference model"] -= saved * count_elements(castable)
         (host if sharding.offloads_parameters else always).update(reference)
     if work.samples and not (sharding.keeps_full_parameters and rollout_dtype == frozen == stored):
-        shared = count_elements(operands) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
+        shared = count_elements(castable) if sharding.keeps_full_parameters and rollout_dtype == frozen else 0
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
     held = host if sharding.offloads_gradients else always if sharding.keeps_gradients else update
     held.update(gradients)
@@ -166,13 +168,14 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
                 unit.copies * sharding.computed_elements(unit) for unit in shape.trained_units
             )
     elif work.dtype != torch.float32:
-        # autocast caches its casts of trainable weights until the end of a pass, of frozen ones until their layer ends
-        recast = adapters and config.model.gradient_checkpointing
-        # the head's cast stays from pass to pass
-        head = 0 if frozen == work.dtype and _has_own_head(shape) else shape.vocab * shape.hidden
-        cast = (shape.parameters - quantized.count - head) // (shape.layers if recast else 1)
+        # the head's cast stays from pass to pass; autocast caches others until the end of a pass, under checkpointing
+        # those of frozen weights until the end of a layer
+        head = 0 if frozen == work.dtype and shape.has_castable_head else shape.vocab * shape.hidden
+        cast = shape.parameters - quantized.count - head
         if frozen == work.dtype:
             cast = adapters
+        elif adapters and config.model.gradient_checkpointing:
+            cast = adapters + shape.largest_layer
         update["weights as cast"] = size * (cast + head)
     update |= quantized.work
     expanded = 8 * stepped if in_8_bits else 0  # fp32 states while a checkpoint is read, or written in the foreground
@@ -186,7 +189,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.sent_copies:
         in_host_memory[SENT] = work.sent_copies * rollout_dtype.itemsize * shape.parameters
     if work.device_type == "cpu":
-        always["libraries, about"] = LIBRARIES
+        in_16_bits = work.dtype != torch.float32 or (work.samples and rollout_dtype != torch.float32)
+        always["libraries, about"] = LIBRARIES + in_16_bits * PRODUCTS_IN_16_BITS
         if held is update:
             small = 4 * sharding.stored_elements(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
@@ -222,9 +226,9 @@ def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) 
     return compute_dtype if casts else torch.float32
 
 
-def _base_operands(shape: ModelShape) -> list[ParameterUnit]:
-    """Return the units with only those of the model's own parameters that matrix products read."""
-    return [unit.where(lambda p: p.is_operand and not p.is_adapter) for unit in shape.units]
+def _castable(shape: ModelShape) -> list[ParameterUnit]:
+    """Return the units with only those of the model's own parameters that may have the compute dtype."""
+    return [unit.where(lambda p: p.is_castable and not p.is_adapter) for unit in shape.units]
 
 
 @dataclass(frozen=True)
@@ -247,12 +251,6 @@ class _Quantized:
             sum(copies * quantized_bytes(method, *p.shape) for copies, p in found),
             {"a matrix being dequantized": dtype.itemsize * max(p.count for _, p in found)},
         )
-
-
-def _has_own_head(shape: ModelShape) -> bool:
-    """Return whether the LM head is a parameter of its own, not tied to the embeddings."""
-    head = (shape.vocab, shape.hidden)
-    return any(p.is_operand and p.shape == head for unit in shape.units if not unit.is_layer for p in unit.parameters)
 
 
 def _gathered(shape: ModelShape, sharding: Sharding) -> int:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from hwgrpo.config.recipe_files import recipe_folders
 from hwgrpo.config.schema import ModelConfig
 from hwgrpo.models import builtin
-from hwgrpo.models.frozen_dtype import product_operands
+from hwgrpo.models.frozen_dtype import castable_parameters
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
@@ -85,6 +85,18 @@ class ModelShape:
     def trainable(self) -> int:
         """Number of trained parameters; with LoRA those of the adapters."""
         return count_elements(self.trained_units)
+
+    @cached_property
+    def largest_layer(self) -> int:
+        """Number of parameters of the largest layer, without adapters and quantized matrices."""
+        layers = [unit.where(lambda p: not (p.is_adapter or p.is_quantized)) for unit in self.units if unit.is_layer]
+        return max(unit.count for unit in layers)
+
+    @cached_property
+    def has_castable_head(self) -> bool:
+        """Whether the LM head may have the compute dtype: it is not tied to embeddings that may not."""
+        others = [p for unit in self.units if not unit.is_layer for p in unit.parameters]
+        return any(p.is_castable and p.shape == (self.vocab, self.hidden) for p in others)
 
 
 def planned_settings(config: ModelConfig) -> tuple[PreTrainedConfig, Path | None]:
@@ -161,7 +173,7 @@ def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...
     cut_dims = shard_dims(model)
     layers = quantizable_layers(model).values() if config.quantize != "none" else ()
     quantized = {layer.weight for layer in layers}
-    operands = set(product_operands(model)) - quantized
+    castable = set(castable_parameters(model)) - quantized
     adapted = uses_lora(lora)
     if adapted:
         # peft warns of patterns that it made for experts
@@ -179,7 +191,7 @@ def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...
                 shape=tuple(parameter.shape),
                 is_adapter=adapted and parameter.requires_grad,
                 tensor_dim=None if layer is None else cut_dims.get(name),
-                is_operand=parameter in operands,
+                is_castable=parameter in castable,
                 is_quantized=parameter in quantized,
             )
         )

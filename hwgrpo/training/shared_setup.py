@@ -17,7 +17,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, release_files, split_operands
+from hwgrpo.models.frozen_dtype import as_fp32, hold_base_in, prepare_base, release_files
 from hwgrpo.models.lm_head import HeadSpec, causal_lm
 from hwgrpo.models.loading import check_vocabulary, load_model
 from hwgrpo.models.lora import apply_lora, uses_lora, without_weights
@@ -136,11 +136,11 @@ def load_trainable(
         _without_embedding_hook(model)
     if adapted:
         quantize(model, config.model.quantize)
-        operands = split_operands(model)
-        with as_fp32(operands), without_weights() if on_meta_device else nullcontext():
+        castable = prepare_base(model)
+        with as_fp32(castable), without_weights() if on_meta_device else nullcontext():
             model = apply_lora(model, config.model.lora)
         _without_embedding_hook(model)
-        hold_base_in(config.model.lora.base_dtype, operands, compute_dtype)
+        hold_base_in(config.model.lora.base_dtype, castable, compute_dtype)
         release_files(model)
     return model
 

@@ -91,8 +91,8 @@ def test_shares_of_peak_rates_scale_their_stages_and_no_other():
 
 
 def test_a_decode_step_reads_every_weight_and_the_cache_once():
-    """Of the recipe's 8B on one device: 16 waves of 64 sequences, 2,048 steps each, half-full on average."""
-    words = (RECIPE, "model.lora.rank=0", "--chip", "mine=1000000,1000,80", "--mbu", "1")
+    """Of 8B on one device: 16 waves of 64 sequences, 2,048 steps each, half-full on average."""
+    words = (RECIPE, "model.lora.rank=0", "rollout.max_sequences=64", "--chip", "mine=1000000,1000,80", "--mbu", "1")
     [one] = planned(*words)["chips"]
     per_token = 2 * 2 * 36 * 8 * 128
     cache = per_token * (8 * 1024 + 64 * 1024)

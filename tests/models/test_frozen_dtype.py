@@ -10,7 +10,7 @@ from hwgrpo_backends.device import Device
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from hwgrpo.models.frozen_dtype import cast_frozen, product_operands
+from hwgrpo.models.frozen_dtype import cast_frozen, castable_parameters
 from hwgrpo.models.lm_head import detect_head
 from hwgrpo.models.loading import load_model
 from hwgrpo.models.saving import save_model
@@ -61,9 +61,9 @@ def dtypes(policy: PolicyModel) -> dict[str, torch.dtype]:
     return {name: parameter.dtype for name, parameter in policy.model.named_parameters()}
 
 
-def test_matrices_are_held_in_bf16_and_embeddings_norms_and_adapters_in_fp32(path):
+def test_matrices_and_embeddings_are_held_in_bf16_and_norms_and_adapters_in_fp32(path):
     for name, dtype in dtypes(policy_of(path, *LORA)).items():
-        is_matrix = ("_proj" in name or "lm_head" in name) and "lora" not in name
+        is_matrix = any(part in name for part in ("_proj", "lm_head", "embed")) and "lora" not in name
         assert dtype == (torch.bfloat16 if is_matrix else torch.float32), name
 
 
@@ -80,6 +80,23 @@ def test_loss_and_gradients_equal_those_of_a_base_in_fp32_bit_for_bit(path):
     for name, gradient in expected.items():
         assert gradient.abs().max() > 0, name
         assert torch.equal(own[name], gradient), name
+
+
+def test_embeddings_that_scale_their_rows_stay_in_fp32_and_gradients_are_equal(tmp_path):
+    shape = {"vocab_size": len(TOKENIZER), "hidden_size": 40, "intermediate_size": 32, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    scaled = Gemma3TextConfig(**shape, head_dim=8, num_attention_heads=2, num_key_value_heads=1)
+    path = published(Gemma3ForCausalLM(scaled), tmp_path)
+    policies = [policy_of(path, *LORA, *words) for words in ([FP32], [])]
+    held = dtypes(policies[1])
+    assert {dtype for name, dtype in held.items() if "embed" in name} == {torch.float32}
+    assert {dtype for name, dtype in held.items() if "base_layer" in name} == {torch.bfloat16}
+    batch = ragged_batch(old=True)
+    (loss, expected, _), (own_loss, own, _) = (
+        gradients(update_of(policy, settings(path, *LORA)), batch) for policy in policies
+    )
+    assert loss == own_loss
+    assert all(torch.equal(own[name], gradient) for name, gradient in expected.items())
 
 
 def test_the_reference_scores_as_with_a_base_in_fp32(path):
@@ -142,14 +159,14 @@ def test_a_model_is_loaded_in_bf16_only_if_that_rounds_nothing(tmp_path):
 
 def test_all_matrices_are_cast_or_none_and_no_trainable_one():
     model = tiny_llama().requires_grad_(False)
-    operands = product_operands(model)
-    assert len(operands) == 2 * 7 + 1
-    assert not cast_frozen(operands, torch.bfloat16, round_values=False)
+    castable = castable_parameters(model)
+    assert len(castable) == 2 * 7 + 2
+    assert not cast_frozen(castable, torch.bfloat16, round_values=False)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     model.lm_head.weight.requires_grad_(True)
-    assert cast_frozen(operands, torch.bfloat16, round_values=True)
+    assert cast_frozen(castable, torch.bfloat16, round_values=True)
     assert model.lm_head.weight.dtype == torch.float32, "a trainable one"
-    assert sum(p.dtype == torch.bfloat16 for p in model.parameters()) == 14
+    assert sum(p.dtype == torch.bfloat16 for p in model.parameters()) == 15
 
 
 def test_the_merged_model_is_that_of_a_base_in_fp32_bit_for_bit(path, tmp_path):
@@ -175,6 +192,7 @@ def test_the_local_engine_shares_the_matrices_and_its_responses_are_those_of_a_c
     for words in ([FP32], []):
         policy = policy_of(path, *LORA, *words)
         engine = engine_of(policy)
+        assert engine.decode_path == "lean"
         first = engine.generate(prompts, sampling)
         with torch.no_grad():
             for parameter in policy.model.parameters():
@@ -196,7 +214,7 @@ def test_the_head_of_a_base_in_bf16_is_detected_as_that_of_one_in_fp32(tmp_path)
         model = tiny_llama().requires_grad_(False)
         model.config.final_logit_softcapping = softcap  # which Llama does not use
         expected = detect_head(model)
-        cast_frozen(product_operands(model), torch.bfloat16, round_values=True)
+        cast_frozen(castable_parameters(model), torch.bfloat16, round_values=True)
         assert detect_head(model, torch.bfloat16) == expected
         assert expected.softcap is None
 

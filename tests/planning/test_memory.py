@@ -111,6 +111,28 @@ def test_adapters_train_little_and_come_on_top_of_the_model(tmp_path):
     assert always["optimizer states (AdamW)"] == 8 * adapters
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_frozen_base_in_bf16_is_planned_once_with_its_embeddings(tied, tmp_path):
+    settings = small("Qwen3-8B", tmp_path)
+    settings.tie_word_embeddings = tied
+    words = ("model.lora.rank=4", "model.gradient_checkpointing=true")
+    shape = model_shape(planned(*words).model, settings)
+    assert shape.published == torch.bfloat16
+    work = replace(WORK, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(settings)
+    norms = sum(p.numel() for p in model.parameters() if p.dim() == 1)
+    memory = estimate(planned(*words), shape, work)
+    assert memory.always["frozen matrices (bf16)"] == 2 * (model.num_parameters() - norms)
+    assert memory.always["parameters (fp32)"] == 4 * (norms + shape.trainable)
+    assert memory.always["copy that samples"] == 2 * (norms + shape.trainable)
+    assert memory.update["weights as cast"] == 2 * shape.trainable
+    wide = estimate(planned(*words, "model.lora.base_dtype=float32"), shape, work)
+    assert wide.always["parameters (fp32)"] == 4 * (model.num_parameters() + shape.trainable)
+    layer = sum(p.numel() for p in model.model.layers[0].parameters())
+    assert layer > shape.vocab * shape.hidden
+    assert wide.update["weights as cast"] == 2 * (shape.trainable + layer)
+
+
 @pytest.mark.parametrize("name", ["Qwen3-8B", "DeepSeek-LLM-7B", "GLM-4-9B"])
 def test_the_key_value_cache_is_as_large_as_that_of_transformers(name, tmp_path):
     settings = small(name, tmp_path)

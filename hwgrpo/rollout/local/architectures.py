@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from hwgrpo.models.frozen_dtype import UpcastEmbedding
 from hwgrpo.models.lm_head import causal_lm
 from hwgrpo.rollout.local import adapted_linear
 from hwgrpo.rollout.local.adapted_linear import Projection, read_projection
@@ -55,7 +56,7 @@ CPUINFO = Path("/proc/cpuinfo")
 BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """bfloat16 instructions of x86 (two) and Arm."""
 
-PLAIN_MODULES = (*adapted_linear.LINEAR, nn.Embedding, nn.ModuleList)
+PLAIN_MODULES = (*adapted_linear.LINEAR, nn.Embedding, UpcastEmbedding, nn.ModuleList)
 PLAIN_PACKAGES = ("transformers.activations", "torch.nn.modules.activation")
 
 

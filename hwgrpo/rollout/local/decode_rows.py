@@ -95,11 +95,12 @@ class ModelRows:
         self.cache = DynamicCache(config=model.config)
         # With logits_to_keep the LM head computes the last position only. peft's forward passes keywords on, so the
         # wrapped model's signature counts.
-        keeps_last = "logits_to_keep" in inspect.signature(causal_lm(model).forward).parameters
-        self._keep_last: dict[str, Any] = {"logits_to_keep": 1} if keeps_last else {}
+        self._keeps_last = "logits_to_keep" in inspect.signature(causal_lm(model).forward).parameters
 
     def prefill(self) -> torch.Tensor:
-        return self._forward()
+        # The last hidden states are contiguous if an index selects them, not a slice. Otherwise a CPU would copy the LM
+        # head's weight for each prompt (bmm in bfloat16).
+        return self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device))
 
     def spread(self, prompt_of: np.ndarray) -> None:
         if not np.array_equal(prompt_of, np.arange(len(self._ids))):
@@ -120,14 +121,15 @@ class ModelRows:
         if self._mask is not None:
             self._mask = self._mask[index]
 
-    def _forward(self) -> torch.Tensor:
+    def _forward(self, kept: torch.Tensor | int = 1) -> torch.Tensor:
+        options: dict[str, Any] = {"logits_to_keep": kept} if self._keeps_last else {}
         output = self._model(
             input_ids=self._ids,
             attention_mask=self._mask,
             position_ids=self._position,
             past_key_values=self.cache,
             use_cache=True,
-            **self._keep_last,
+            **options,
         )
         return output.logits[:, -1]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hwgrpo.config import Config
-from hwgrpo.models.frozen_dtype import cast_frozen, product_operands
+from hwgrpo.models.frozen_dtype import cast_frozen, prepare_base
 from hwgrpo.models.lora import REFERENCE_ADAPTER, uses_lora
 from hwgrpo.models.meta_device import copy_to_meta
 from hwgrpo.training.policy.policy_model import PolicyModel
@@ -61,6 +61,6 @@ def build_reference(policy: PolicyModel, config: Config, *, on_meta_device: bool
     if not uses_lora(config.model.lora):
         frozen = (copy_to_meta(policy) if on_meta_device else copy.deepcopy(policy)).eval().requires_grad_(False)
         if not on_meta_device:
-            cast_frozen(product_operands(frozen.base), frozen.compute_dtype, round_values=False)
+            cast_frozen(prepare_base(frozen.base), frozen.compute_dtype, round_values=False)
         return Reference(frozen, "copy")
     return Reference(policy, "frozen_adapter" if config.model.lora.adapter else "adapters_off")

@@ -17,8 +17,8 @@ class ParameterShape:
     is_adapter: bool = False
     tensor_dim: int | None = None
     """Dimension that tensor parallelism shards; None: it is replicated."""
-    is_operand: bool = False
-    """Only matrix products read it; see `models.frozen_dtype`."""
+    is_castable: bool = False
+    """It may have the compute dtype if it is frozen; see `models.frozen_dtype`."""
     is_quantized: bool = False
     """`model.quantize` applies to it."""
 

@@ -201,13 +201,15 @@ def test_each_distinct_prompt_goes_through_the_model_once_for_all_its_samples(te
     assert len(fed) == int(completions.lengths.max())
 
 
-def test_the_head_sees_only_the_last_position_of_a_prompt():
+def test_the_head_sees_only_the_last_position_of_a_prompt_in_contiguous_states_whose_product_copies_no_weight():
     model = model_of()
     engine = engine_of(model)
     seen = []
-    model.lm_head.register_forward_pre_hook(lambda _m, given: seen.append(given[0].shape[1]))
+    model.lm_head.register_forward_pre_hook(
+        lambda _m, given: seen.append((given[0].shape[1], given[0].is_contiguous()))
+    )
     engine.generate(prompts_of(*WORDS), Sampling(2, 3))
-    assert set(seen) == {1}
+    assert set(seen) == {(1, True)}
 
 
 def test_only_unequal_prompts_get_a_mask():
