@@ -283,7 +283,7 @@ def adapter_table(results: list[dict[str, Any]]) -> str:
     """Return results with adapters as a Markdown table; each size's first row is the base in fp32."""
     mib = 2**20
     lines = [
-        "| parameters | base model | allocator | measured peak MiB | share of the fp32 base's "
+        "| parameters | base model | allocator | measured peak MiB | of the fp32 base's "
         "| planned MiB | error of the plan |",
         "|---|---|---|---|---|---|---|",
     ]

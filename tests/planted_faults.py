@@ -197,6 +197,13 @@ FAULTS = (
         "models/test_frozen_dtype.py",
     ),
     Fault(
+        "a quantized base's file mapped for its embeddings",
+        "models/frozen_dtype.py",
+        "(quantized and parameter.is_floating_point())",
+        "False",
+        "models/test_frozen_dtype.py -k mapped",
+    ),
+    Fault(
         "an LM head that is copied for each prompt",
         "rollout/local/decode_rows.py",
         "return self._forward(torch.tensor([self._ids.shape[1] - 1], device=self._device))",

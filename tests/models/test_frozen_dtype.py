@@ -240,9 +240,12 @@ def test_stacked_experts_are_held_in_bf16_and_routers_in_fp32(tmp_path):
         assert (own[name] - gradient).norm() <= 2**-4 * gradient.norm(), name
 
 
-@pytest.mark.parametrize("words", [(BF16,), ("model.quantize=nf4",)])
-def test_no_file_stays_mapped_for_what_was_not_cast(tmp_path, words):
-    path = published(tiny_qwen3(vocab=len(TOKENIZER)), tmp_path, torch.float32)
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [((BF16,), torch.float32), (("model.quantize=nf4",), torch.float32), (("model.quantize=nf4",), torch.bfloat16)],
+)
+def test_no_file_stays_mapped_for_what_was_not_cast(tmp_path, words, dtype):
+    path = published(tiny_qwen3(vocab=len(TOKENIZER)), tmp_path, dtype)
     policy = policy_of(path, *LORA, *words)
     gc.collect()
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
