@@ -612,8 +612,8 @@ FAULTS = (
     Fault(
         "the cast of the head planned for one layer's share of it",
         "planning/memory.py",
-        "cast = (shape.parameters - quantized.count - head) // (shape.layers if recast else 1)",
-        "cast = (shape.parameters - quantized.count) // (shape.layers if recast else 1) - head",
+        "size * (cast + head)",
+        "size * cast",
         "planning/test_memory.py -k under_adapters",
     ),
     Fault(

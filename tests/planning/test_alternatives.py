@@ -90,5 +90,5 @@ def test_what_the_configuration_has_or_what_could_save_nothing_is_not_proposed()
     host = " ".join(each.text for each in tried(recipe(*LORA), 1, on_host=True))
     assert "trainer.offload" not in host
     assert "tokens_per_micro_batch" not in host
-    longer = recipe(*LORA, "rollout.max_response_tokens=31744")
+    longer = recipe(*LORA, "rollout.max_response_tokens=31744", "trainer.tokens_per_micro_batch=null")
     assert "tokens_per_micro_batch" not in " ".join(each.text for each in tried(longer, 1)), "one sequence has more"

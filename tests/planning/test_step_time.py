@@ -38,7 +38,7 @@ PARTS = {
 def quantized(unit: ParameterUnit) -> ParameterUnit:
     """Return a unit whose products with frozen matrices read codes."""
     return replace(
-        unit, parameters=tuple(replace(p, is_quantized=unit.is_layer and p.is_operand) for p in unit.parameters)
+        unit, parameters=tuple(replace(p, is_quantized=unit.is_layer and p.is_castable) for p in unit.parameters)
     )
 
 
