@@ -201,7 +201,9 @@ def test_a_router_loss_which_differs_by_layout_does_not_make_one_look_wrong(tmp_
     with built(tmp_path / "run", f"model.path={folder}", "model.router_loss_coef=10") as run:
         bench = measured(run)
     assert bench.wrong == []
-    assert all(layout.flops is None for layout in bench.layouts), "each expert's weights meet some of the tokens"
+    timed = [layout for layout in bench.layouts if layout.state == "timed"]
+    assert timed
+    assert all(layout.flops for layout in timed), "experts count by the share of tokens that meet them"
 
 
 def test_dropout_does_not_make_a_layout_look_wrong(tmp_path: Path):
