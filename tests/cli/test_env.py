@@ -78,7 +78,9 @@ def test_every_variable_is_shown_with_its_reason_on_a_host_without_that_device(f
                 assert f"{variable}='{said.value}'" in done.stdout.splitlines()
                 assert said.why in done.stdout
                 assert said.until in done.stdout
-            assert variables or done.stdout == f"{name} needs no variables for {purpose}\n"
+            # a command that ran in the tests' process may have set the variables of another profile
+            lines = [line for line in done.stdout.splitlines() if not line.endswith("it was set by another profile")]
+            assert variables or lines in ([], [f"{name} needs no variables for {purpose}"])
 
 
 def test_the_users_own_value_is_shown_as_kept_and_not_exported(fresh):

@@ -36,6 +36,7 @@ def test_an_operator_that_is_bound_to_a_name_is_found_where_it_is_called_too():
     [
         "torch.npu.synchronize(d)",
         "torch.get_device_module(kind).synchronize(d)",
+        "runtime(device).synchronize(d)",
         "npu = torch.get_device_module(kind)\nnpu.synchronize(d)",
         "self.npu: Any = Host() if host else torch.get_device_module(kind)\nself.npu.synchronize(d)",
     ],

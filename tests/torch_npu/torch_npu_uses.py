@@ -1,8 +1,9 @@
 """What our sources ask of torch-npu, read from their syntax: its operators, and names of the device module.
 
 Two roots lead there: `torch.ops.npu` (and `torch_npu` itself) to operators, `torch.get_device_module(...)` (and
-`torch.npu`) to the device module. Names that a root or an operator is bound to are followed within a file, so that a
-use is found however it is spelled; a name that cannot be read from the syntax is an error and not a use less.
+`torch.npu`, and `hwgrpo_backends.device.runtime(...)`) to the device module. Names that a root or an operator is bound
+to are followed within a file, so that a use is found however it is spelled; a name that cannot be read from the syntax
+is an error and not a use less.
 """
 
 import ast
@@ -44,7 +45,7 @@ def uses_in(folders: Iterable[Path] = SOURCES) -> list[Use]:
 
 def uses_of(source: str, file: str) -> list[Use]:
     """Return every use in one file."""
-    if not any(root in source for root in (*OPS, *MODULES, "get_device_module")):
+    if not any(root in source for root in (*OPS, *MODULES, "get_device_module", "runtime(")):
         return []
     return list(_File(ast.parse(source), file).uses())
 
@@ -65,7 +66,7 @@ class _File:
             for target, value in _bindings(node):
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     self.constants[target] = value.value
-                elif any(_is_call_of(branch, "torch.get_device_module") for branch in _branches(value)):
+                elif any(_gives_module(branch) for branch in _branches(value)):
                     self.modules.add(target)
                 elif isinstance(value, ast.Dict) and all(isinstance(key, ast.Constant) for key in value.keys):
                     keys = {key.value for key in value.keys if isinstance(key, ast.Constant)}
@@ -100,7 +101,7 @@ class _File:
         return self.attribute(node, lambda base: ast.unparse(base) in self.ops)
 
     def is_module(self, node: ast.expr) -> bool:
-        return ast.unparse(node) in self.modules or _is_call_of(node, "torch.get_device_module")
+        return ast.unparse(node) in self.modules or _gives_module(node)
 
     def attribute(self, node: ast.expr, is_root) -> str | None:
         """Return NAME of `root.NAME`, getattr(root, NAME) and hasattr(root, NAME), or None for anything else."""
@@ -149,5 +150,5 @@ def _branches(value: ast.expr) -> tuple[ast.expr, ...]:
     return (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
 
 
-def _is_call_of(node: ast.expr, function: str) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == function
+def _gives_module(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.get_device_module", "runtime")
