@@ -176,18 +176,22 @@ def test_memory_beside_published_figures_is_the_commands_and_no_more_than_they()
 
 def test_seconds_beside_published_steps_are_the_commands_and_within_half_as_much_again():
     title = "Beside published steps"
-    together, apart = chips(title)
-    for chip, row in zip((together, apart), rows(title), strict=True):
+    alternating, overlapping = chips(title)
+    for chip, row in zip((alternating, overlapping), rows(title), strict=True):
         seconds = chip["seconds"]
         stages = (("prefill", "decode"), ("scoring", "update", "optimizer"), ("exchange", "sync"))
         rollout, train, move = (sum(seconds[name] for name in names) for names in stages)
-        step = chip["step"] if chip is together else max(rollout, train + move)
+        step = chip["step"] if chip is alternating else max(rollout, train + move)
         published = float(row[1].removesuffix(" s"))
-        told = [f"{step:.0f} s", f"{step / published:.2f}", *(f"{part:.0f} s" for part in (rollout, train, move))]
-        assert row[2:] == told
+        planned_cells = [
+            f"{step:.0f} s",
+            f"{step / published:.2f}",
+            *(f"{part:.0f} s" for part in (rollout, train, move)),
+        ]
+        assert row[2:] == planned_cells
         assert 1 / 1.5 < step / published < 1.5
-    assert (together["fits"], apart["fits"]) == (False, True)
-    assert f"needs {together['peak'] / GIB:.1f} GiB on 80 GiB devices" in " ".join(section(title).split())
+    assert (alternating["fits"], overlapping["fits"]) == (False, True)
+    assert f"needs {alternating['peak'] / GIB:.1f} GiB on 80 GiB devices" in " ".join(section(title).split())
 
 
 def test_the_page_names_what_this_project_does_not_do():
