@@ -103,10 +103,11 @@ def _remedies(config: Config, device: Device, stage: str | None) -> list[str]:
             remedies.append("the gradients, by trainer.offload=gradients")
         if not config.model.gradient_checkpointing:
             remedies.append("the stored activations, by model.gradient_checkpointing=true")
-    if not lora and config.trainer.offload == "none" and config.trainer.strategy != "deepspeed":
-        remedies.append(
-            "the optimizer states, by optim.name=adamw_8bit, on an accelerator also by trainer.offload=optimizer"
-        )
+    if not lora and config.trainer.strategy != "deepspeed":
+        if config.optim.name == "adamw":
+            remedies.append("the optimizer states, by optim.name=adamw_8bit")
+        if config.trainer.offload == "none":
+            remedies.append("the optimizer states on an accelerator, by trainer.offload=optimizer")
     if config.trainer.strategy in ("auto", "ddp"):
         remedies.append("each device's share, by trainer.strategy=fsdp2 on several devices")
     if not lora:

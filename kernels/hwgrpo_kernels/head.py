@@ -49,9 +49,9 @@ def reason_against_fp32_products(device_type: str, dtype: torch.dtype) -> str | 
 def probe_fp32_products(device: torch.device, dtype: torch.dtype) -> str | None:
     """Multiply small matrices into padded rows, as the head does; return what is wrong, or None.
 
-    ROCm builds of torch refused such products until late in 2025 (pytorch PR 161540), and a first version set the wrong
-    type of the result (PR 162600); since then each is one rocBLAS GEMM. Only values decide: a choice by time would
-    differ from run to run, and with it chunks and rounding.
+    ROCm builds of torch refused such products until September 2025 (pytorch PR 161540), and a first version set the
+    wrong type of the result (PR 162600). Only values decide: a choice by time would differ from run to run, and with it
+    chunks and rounding. The values are those of one small shape: no other has been computed on an AMD GPU.
     """
     try:
         left, weight, exact = _probe_operands(device, dtype)

@@ -64,9 +64,9 @@ def test_devices_of_a_server_on_this_host_are_not_taken_without_being_asked(caps
     own = f'rollout.server.env={{{variable}: "4,5,6,7"}}'
     for words in ((server,), (server, own)):
         assert main(["launch", "tiny_sort", *words]) == 2
-        printed = capsys.readouterr().err
-        assert "starts a server on this host, and all 8 devices would train" in printed
-        assert f"e.g. --visible 0,1,2,3 '{own}'; with --devices 8 they are shared" in printed
+        error = capsys.readouterr().err
+        assert "starts a server on this host, and all 8 devices would train" in error
+        assert f"e.g. --visible 0,1,2,3 '{own}'; with --devices 8 they are shared" in error
     for words in (
         ("--visible", "0,1,2,3", own, "backend.name=cuda"),
         ("--devices", "4"),

@@ -64,6 +64,16 @@ def test_the_remedies_are_those_of_the_settings(words, remedy):
     assert [each for each in told if "sync_every" in each or "quantize" in each] == ([remedy] if remedy else [])
 
 
+def test_states_that_are_small_or_on_the_host_already_are_no_remedy():
+    for setting, other in (
+        ("optim.name=adamw_8bit", "trainer.offload=optimizer"),
+        ("trainer.offload=optimizer", "adamw_8bit"),
+    ):
+        remedies = " ".join(_remedies(settings(setting), Device(BACKEND), "update_actor"))
+        assert setting not in remedies
+        assert other in remedies
+
+
 def test_the_checkpoint_before_stays_and_the_run_goes_on_from_it(tmp_path, monkeypatch):
     run(tmp_path / "whole", *SHORT)
     with monkeypatch.context() as patch:
