@@ -155,6 +155,7 @@ class Planner:
         self.settings, _ = planned_settings(config.model)
         self.shape = model_shape(config.model, self.settings)
         self.frozen = forward_work(config.model, self.settings)
+        self._by_quantize: dict[str, Planner] = {config.model.quantize: self}
 
     def check(self, backend: Backend) -> None:
         """Check that the model supports the configured sequence or tensor parallelism."""
@@ -235,9 +236,10 @@ class Planner:
 
     def _with(self, config: Config) -> Planner:
         """Return a planner of the same model with other settings."""
-        if config.model.quantize != self.config.model.quantize:
-            return Planner(config)
-        planner = copy(self)
+        quantize = config.model.quantize
+        if quantize not in self._by_quantize:
+            self._by_quantize[quantize] = Planner(config)
+        planner = copy(self._by_quantize[quantize])
         planner.config = config
         return planner
 
