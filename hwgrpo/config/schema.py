@@ -108,7 +108,8 @@ class ModelConfig:
     """Factor of the load-balancing loss of mixture-of-experts models, which keeps experts in use; 0 is off. Every token
     contributes to it, so no sequence is skipped. Micro-batches are averaged by their response tokens."""
     quantize: str = choice("none", ("none", "nf4", "int8"))
-    """Hold the frozen base model's linear layers but the LM head in 4 bits (nf4, as QLoRA) or 8; needs adapters."""
+    """Hold the frozen base model's linear layers but the LM head, and its stacked experts, in 4 bits (nf4, as QLoRA) or
+    8; needs adapters."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 

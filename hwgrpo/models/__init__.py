@@ -10,7 +10,9 @@ ulysses_attention.py           sequence parallelism: all-to-all between sequence
 tensor_parallel.py             decoder layers sharded over ranks, by transformers' plan
 lora.py                        LoRA adapters: new ones, or existing ones to train further
 frozen_dtype.py                frozen matrices and embeddings held in the compute dtype
-quantization.py                frozen linear layers in 4 or 8 bits
+quantization.py                frozen linear layers and stacked experts in 4 or 8 bits
+experts.py                     products of stacked experts, in the compute dtype or of quantized weights
+adapted_experts.py             adapters of stacked experts as low-rank products
 stored_dtype.py                the dtype of a model's files
 router.py                      load-balancing loss of mixture-of-experts models
 layers.py                      decoder layers; running a model on a device one layer at a time

@@ -7,7 +7,7 @@ the cast copies are saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,11 +89,15 @@ def release_files(model: nn.Module) -> None:
 
 
 @contextmanager
-def as_fp32(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let parameters look like fp32 ones within the block, without memory: peft makes adapters in their dtype."""
-    held = [(parameter, parameter.data) for parameter in parameters]
-    for parameter, data in held:
-        parameter.data = torch.zeros((), dtype=torch.float32, device=data.device).expand(data.shape)
+def as_fp32(shapes: Mapping[nn.Parameter, Sequence[int]]) -> Iterator[None]:
+    """Let parameters look like fp32 ones within the block, without memory: peft makes adapters in their dtype.
+
+    Args:
+        shapes: the parameters with their shapes, which codes of quantized weights do not have.
+    """
+    held = [(parameter, parameter.data) for parameter in shapes]
+    for parameter, shape in shapes.items():
+        parameter.data = torch.zeros((), dtype=torch.float32, device=parameter.device).expand(*shape)
     try:
         yield
     finally:

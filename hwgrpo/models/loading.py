@@ -20,6 +20,7 @@ from transformers import (
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
+from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.meta_device import META
 from hwgrpo.models.stored_dtype import cached_folder, is_loaded_unrounded
 from hwgrpo.paths import did_you_mean, find_model
@@ -125,6 +126,7 @@ def load_model(
             f"model.path={config.path!r} lacks {len(missing)} weights of {type(model).__name__}, e.g. {missing[0]}: "
             "they would be random. Use a causal language model with its LM head, and a complete copy"
         )
+    set_experts_forward(model)
     return model
 
 

@@ -73,8 +73,12 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     from peft import LoraConfig as PeftLoraConfig
     from peft import PeftModel, get_peft_model
 
+    from hwgrpo.models.adapted_experts import multiply_adapters
+
     if config.adapter is not None:
-        return _load_adapter(model, config)
+        wrapped = _load_adapter(model, config)
+        multiply_adapters(wrapped)
+        return wrapped
     assert config.rank > 0
     targets = list(config.target_modules)
     if targets != ALL_LINEAR:
@@ -92,6 +96,7 @@ def apply_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     )
     wrapped = get_peft_model(model, settings, adapter_name=TRAINED_ADAPTER)
     assert isinstance(wrapped, PeftModel)
+    multiply_adapters(wrapped)
     return wrapped
 
 

@@ -20,7 +20,7 @@ from hwgrpo.models.frozen_dtype import castable_parameters
 from hwgrpo.models.layers import decoder_layers
 from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.lora import apply_lora, rank_of, uses_lora, without_weights
-from hwgrpo.models.quantization import quantizable_layers
+from hwgrpo.models.quantization import quantizable_weights
 from hwgrpo.models.tensor_parallel import shard_dims
 from hwgrpo.paths import find_model
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit, count_elements
@@ -171,8 +171,7 @@ def parameter_units(model: Any, config: ModelConfig) -> tuple[ParameterUnit, ...
     """
     lora = config.lora
     cut_dims = shard_dims(model)
-    layers = quantizable_layers(model).values() if config.quantize != "none" else ()
-    quantized = {layer.weight for layer in layers}
+    quantized = set(quantizable_weights(model).values()) if config.quantize != "none" else set[Any]()
     castable = set(castable_parameters(model)) - quantized
     adapted = uses_lora(lora)
     if adapted:

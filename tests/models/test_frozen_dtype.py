@@ -231,13 +231,6 @@ def test_stacked_experts_are_held_in_bf16_and_routers_in_fp32(tmp_path):
     base = {name.replace("base_layer.", ""): dtype for name, dtype in held.items() if "lora" not in name}
     assert {dtype for name, dtype in base.items() if "experts" in name} == {torch.bfloat16}
     assert {dtype for name, dtype in base.items() if "mlp.gate.weight" in name} == {torch.float32}
-    batch = ragged_batch(old=True)
-    loss, own, _ = gradients(update_of(policy, settings(path, *LORA)), batch)
-    fp32_loss, expected, _ = gradients(update_of(policy_of(path, *LORA, FP32), settings(path, *LORA)), batch)
-    # transformers multiplies experts in the dtype of their weights: in bf16 each product rounds by 2**-9
-    assert loss == pytest.approx(fp32_loss, rel=2**-5)
-    for name, gradient in expected.items():
-        assert (own[name] - gradient).norm() <= 2**-4 * gradient.norm(), name
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import quantization
@@ -355,15 +355,6 @@ def test_what_does_not_go_with_quantized_weights_is_refused_with_the_remedy(word
 def test_an_engine_with_the_unquantized_base_is_taken_with_a_correction():
     words = ("rollout.engine=vllm", "algorithm.correction.name=token_truncate")
     assert settings("model.lora.rank=2", "model.quantize=nf4", *words).model.quantize == "nf4"
-
-
-def test_models_without_layers_to_quantize_are_refused_by_name():
-    sizes = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}
-    experts = Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(**sizes, moe_intermediate_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-    )
-    with pytest.raises(ConfigError, match=r"Qwen3MoeForCausalLM is not supported: its experts \(.*\) are stacked"):
-        quantize(experts, "nf4")
 
 
 @pytest.mark.parametrize("model", [tiny_llama, tiny_qwen3])

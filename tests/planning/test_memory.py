@@ -1,6 +1,7 @@
 """The memory of a plan against what tensors really take: state, keys and values, activations."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.models.quantization import QuantizedLinear, quantize
+from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.planning.memory import (
     EXPANDED,
     KEPT_FREE,
@@ -203,10 +204,12 @@ def test_states_in_8_bits_are_in_fp32_while_a_checkpoint_is_read_or_written(tmp_
     assert estimate(copied, shape, there).host == {"copy for a checkpoint being written": 12 * shape.trainable}
 
 
+@pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3-30B-A3B"])
 @pytest.mark.parametrize("method", ["nf4", "int8"])
-def test_quantized_matrices_are_planned_as_they_are_held(method, tmp_path):
+def test_quantized_matrices_are_planned_as_they_are_held(name, method, tmp_path):
     config = planned("model.lora.rank=4", f"model.quantize={method}")
-    settings = small("Qwen3-8B", tmp_path)
+    settings = small(name, tmp_path)
+    settings.moe_intermediate_size, settings.num_experts = 32, 16  # of the mixture
     memory = estimate(config, model_shape(config.model, settings), WORK)
     model = AutoModelForCausalLM.from_config(settings)
     parameters = model.num_parameters()
@@ -217,8 +220,7 @@ def test_quantized_matrices_are_planned_as_they_are_held(method, tmp_path):
     assert memory.always[f"frozen matrices ({method})"] == held
     [plain] = [size for name, size in memory.always.items() if name.startswith("parameters")]
     adapters = model_shape(config.model, settings).trainable
-    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
-    in_codes = sum(layer.out_features * layer.in_features for layer in layers)
+    in_codes = sum(math.prod(codes.size) for codes in quantized_weights(model).values())
     assert plain == 4 * (parameters - in_codes + adapters)
     for part in (memory.rollout, memory.update):
         assert part["a matrix being dequantized"] == 4 * largest

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.cli.main import main
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training import loop
 from hwgrpo.training.checkpoint import checkpoint_files, restore
 from hwgrpo.training.resume import _compare_settings, already_finished
@@ -121,22 +124,43 @@ POINTS: dict[str, Callable[[], None]] = {
 }
 
 
+def run_to_the_end(folder: Path, *words: str) -> dict:
+    """Return the results of a run that nothing interrupts, whose six steps all train."""
+    assert runs.forked(lambda: runs.run(folder, *words)) == 0
+    found = runs.everything(folder)
+    norms = [line["actor/grad_norm"] for line in found["metrics"] if "actor/grad_norm" in line]
+    assert len(norms) == 6
+    assert min(norms) > 0, "nothing was learned, so nothing is tested"
+    return found
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
     done: dict[str, dict] = {}
 
     def results(variant: str) -> dict:
         if variant not in done:
-            folder = tmp_path_factory.mktemp("whole") / "run"
             words = (*VARIANTS[variant], "trainer.save_every=2", "trainer.validate_every=2")
-            assert runs.forked(lambda: runs.run(folder, *words)) == 0
-            done[variant] = runs.everything(folder)
-            norms = [line["actor/grad_norm"] for line in done[variant]["metrics"] if "actor/grad_norm" in line]
-            assert len(norms) == 6
-            assert min(norms) > 0, "nothing was learned, so nothing is tested"
+            done[variant] = run_to_the_end(tmp_path_factory.mktemp("whole") / "run", *words)
         return done[variant]
 
     return results
+
+
+def assert_resumes(folder: Path, expected: dict, point: str, *words: str) -> None:
+    """Kill a run at a point, resume it, and compare its results with those of an uninterrupted one."""
+
+    def doomed() -> None:
+        POINTS[point]()
+        runs.run(folder, *words)
+
+    assert runs.forked(doomed) == -signal.SIGKILL
+    assert runs.forked(lambda: runs.run(folder, *words)) == 0
+    found = runs.everything(folder)
+    assert found["metrics"] == expected["metrics"]
+    assert found["completions"] == expected["completions"]
+    assert found["weights"] == expected["weights"]
+    assert not list((folder / "checkpoints").glob(".*"))
 
 
 @pytest.mark.parametrize(
@@ -146,19 +170,21 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory):
 )
 def test_killed_and_resumed_equals_uninterrupted_bitwise(tmp_path: Path, uninterrupted, variant: str, point: str):
     words = (*VARIANTS[variant], "trainer.save_every=2", "trainer.validate_every=2")
+    assert_resumes(tmp_path / "run", uninterrupted(variant), point, *words)
 
-    def doomed() -> None:
-        POINTS[point]()
-        runs.run(tmp_path / "run", *words)
 
-    expected = uninterrupted(variant)
-    assert runs.forked(doomed) == -signal.SIGKILL
-    assert runs.forked(lambda: runs.run(tmp_path / "run", *words)) == 0
-    found = runs.everything(tmp_path / "run")
-    assert found["metrics"] == expected["metrics"]
-    assert found["completions"] == expected["completions"]
-    assert found["weights"] == expected["weights"]
-    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+def test_a_run_on_quantized_experts_resumes_bitwise(tmp_path: Path):
+    tokenizer = character_tokenizer("")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shape, **experts, vocab_size=len(tokenizer)))
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "mixture")
+    words = (f"model.path={tmp_path}/mixture", "model.lora.rank=4", "model.quantize=nf4", "trainer.save_every=2")
+    words += ("rollout.n=12",)  # one of its many random responses is better than the others
+    expected = run_to_the_end(tmp_path / "whole", *words)
+    assert_resumes(tmp_path / "run", expected, "in an update after it", *words)
 
 
 def test_a_run_resumes_with_states_in_8_bits_and_with_them_in_fp32_again(tmp_path: Path):

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
-from hwgrpo.models.quantization import QuantizedLinear
+from hwgrpo.models.quantization import quantized_weights
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.policy_model import PolicyModel
 
@@ -73,9 +73,7 @@ def model_work(base: Any, module: nn.Module, vocab: int | None = None) -> Traini
     text = base.config.get_text_config()
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)} | {id(head.weight)}
     # their parameter is the codes and scales, as bytes
-    quantized = {
-        id(m.weight): (m.out_features, m.in_features) for m in module.modules() if isinstance(m, QuantizedLinear)
-    }
+    quantized = {id(parameter): codes.size for parameter, codes in quantized_weights(module).items()}
     per_token = 0.0
     for name, parameter in module.named_parameters():
         shape = quantized.get(id(parameter), full_shape(parameter))
