@@ -20,6 +20,7 @@ RECIPES = {
     "qwen3_8b_math": "Qwen3-8B on MATH",
     "qwen3_8b_math_qlora": "adapters of Qwen3-8B in 4 bits on MATH",
     "qwen3_30b_a3b_math_lora": "LoRA adapters of Qwen3-30B-A3B on MATH",
+    "qwen3_30b_a3b_math_qlora": "adapters of Qwen3-30B-A3B in 4 bits on MATH",
     "qwen3_32b_math": "Qwen3-32B on MATH",
     "qwen3_32b_math_full": "all parameters of Qwen3-32B on MATH",
     "qwen2_7b_math": "Qwen2-7B on MATH",
