@@ -178,8 +178,8 @@ FAULTS = (
     Fault(
         "adapters drawn in bf16",
         "models/frozen_dtype.py",
-        ".expand(data.shape)",
-        ".to(data.dtype).expand(data.shape)",
+        ".expand(*shape)",
+        ".to(parameter.dtype).expand(*shape)",
         "models/test_frozen_dtype.py",
     ),
     Fault(

@@ -6,15 +6,14 @@ for masters, in bf16 for a base model held in it. Here experts are multiplied as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _grouped_mm
 
-if TYPE_CHECKING:
-    from hwgrpo.models.quantization import Codes
+from hwgrpo.models.quantization import Codes
 
 IMPLEMENTATION = "hwgrpo"
 """Name of `experts_forward` among transformers' experts implementations."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hwgrpo.errors import ConfigError
-from hwgrpo.models.experts import set_experts_forward
 
 SCALE_BYTES = torch.float32.itemsize
 CHUNK = 2**22
@@ -183,12 +182,11 @@ def quantize(model: Any, method: str) -> None:
     """Replace linear layers by quantized ones, and stacked experts by their codes, one after another.
 
     Args:
-        model: as for `quantizable_weights`.
+        model: as for `quantizable_weights`; of `load_model`, by which experts run by `experts_forward`.
         method: nf4, int8, or none to leave it as it is.
     """
     if method == "none":
         return
-    set_experts_forward(model)
     for name, own in list(quantizable_weights(model)):  # without the weights, so that each is freed
         module = model.get_submodule(name)
         if isinstance(module, nn.Linear):
