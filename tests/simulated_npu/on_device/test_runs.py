@@ -12,8 +12,10 @@ import torch_npu
 from hwgrpo_backends.cpu import BACKEND as CPU
 from hwgrpo_backends.device import Device
 from hwgrpo_backends.npu import BACKEND as NPU
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.errors import RunError
+from hwgrpo.models.tiny import character_tokenizer
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.strategies import held_adamw, host_gradients
 from hwgrpo.training.strategies.held_adamw import gradient_of
@@ -97,6 +99,22 @@ def test_adapters_on_a_quantized_base_train_as_on_the_cpu(tmp_path: Path, method
     kernels = json.loads((tmp_path / NPU.name / "kernels.json").read_text())["choices"]
     chosen = {each["implementation"] for each in kernels if each["op"] == "dequantize_nf4"}
     assert chosen == ({"torch"} if method == "nf4" else set())
+    on_cpu, on_npu = (runs.metrics(tmp_path / backend.name) for backend in (CPU, NPU))
+    assert any(line.get("actor/grad_norm", 0) > 0 for line in on_cpu)
+    assert_metrics_close(on_npu, on_cpu, drift(len(on_cpu)))
+
+
+def test_a_quantized_mixture_trains_as_on_the_cpu(tmp_path: Path):
+    path, words = tmp_path / "mixture", ("model.dtype=float32", "model.lora.rank=4", "model.quantize=nf4", *GENTLE)
+    tokenizer, sizes = character_tokenizer(""), {"hidden_size": 32, "num_hidden_layers": 1, "moe_intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **heads, num_experts=4, num_experts_per_tok=2))
+    for part in (model, tokenizer):
+        part.save_pretrained(path)
+    for backend in (CPU, NPU):
+        own = (f"model.path={path}", "trainer.max_steps=2", "rollout.n=12")
+        assert runs.run(tmp_path / backend.name, *words, *own, backend=backend) == "completed"
     on_cpu, on_npu = (runs.metrics(tmp_path / backend.name) for backend in (CPU, NPU))
     assert any(line.get("actor/grad_norm", 0) > 0 for line in on_cpu)
     assert_metrics_close(on_npu, on_cpu, drift(len(on_cpu)))
