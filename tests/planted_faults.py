@@ -593,14 +593,14 @@ FAULTS = (
         "training/strategies/deepspeed.py",
         'self._reduces_once = settings.stage == 1 or (settings.stage == 2 and settings.sync_every == "update")',
         "self._reduces_once = settings.stage < 3",
-        "distributed/test_strategies.py -m slow -k zero-2",
+        "distributed/test_strategies.py -m slow -k zero-2-2",
     ),
     Fault(
         "gradients of ZeRO-2 never reduced",
         "training/strategies/deepspeed.py",
         "coalesced, self._coalesced = self._coalesced, None",
         "return",
-        "distributed/test_strategies.py -m slow -k zero-2",
+        "distributed/test_strategies.py -m slow -k zero-2-2",
     ),
     Fault(
         "gradients of ZeRO-2 until the end of an update not planned",

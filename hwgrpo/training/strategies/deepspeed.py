@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Deepspeed(Processes):
     module: nn.Module
     policy: PolicyModel
     optimizer: torch.optim.AdamW
-    _coalesced: AbstractContextManager[None] | None = None
+    _coalesced: ExitStack | None = None
     """DeepSpeed's block of the passes whose gradients it reduces together at the end; None: outside of an update."""
 
     @classmethod
@@ -142,14 +142,14 @@ class Deepspeed(Processes):
         if not self._reduces_once:
             self._engine.set_gradient_accumulation_boundary(last)
         elif self._coalesced is None:
-            self._coalesced = self._engine.coalesce_grad_reduction()
-            self._coalesced.__enter__()
+            self._coalesced = ExitStack()
+            self._coalesced.enter_context(self._engine.coalesce_grad_reduction())
         return nullcontext()
 
     def reduce_gradients(self) -> None:
         if self._coalesced is not None:
             coalesced, self._coalesced = self._coalesced, None
-            coalesced.__exit__(None, None, None)
+            coalesced.close()
 
     def backward(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss)
