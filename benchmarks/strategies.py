@@ -48,17 +48,19 @@ SHAPE: dict[str, Any] = {
 SMOKE_SHAPE = SHAPE | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 64}
 PROMPT_TOKENS, SAMPLES = 32, 4
 EACH_PASS = ["trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=micro_batch"]
+ZERO_2 = ["trainer.strategy=deepspeed", "trainer.deepspeed.stage=2"]
 WAYS = {
     "ddp": ["trainer.strategy=ddp"],
     "fsdp2": ["trainer.strategy=fsdp2"],
     "passes": EACH_PASS,
     "gathered": [*EACH_PASS, "trainer.fsdp2.reshard_after_forward=false"],
     **{f"zero-{n}": ["trainer.strategy=deepspeed", f"trainer.deepspeed.stage={n}"] for n in (1, 2, 3)},
+    "zero-2-passes": [*ZERO_2, "trainer.deepspeed.sync_every=micro_batch"],
     "sequences": ["trainer.strategy=fsdp2", "trainer.sequence_parallel_size=2"],
     "layers": ["trainer.strategy=fsdp2", "trainer.tensor_parallel_size=2"],
 }
-"""Name on the command line -> settings. `passes` and `gathered` synchronize each micro-batch; `gathered` keeps gathered
-weights from the forward to the backward pass."""
+"""Name on the command line -> settings. `passes`, `gathered` and `zero-2-passes` synchronize each micro-batch;
+`gathered` keeps gathered weights from the forward to the backward pass."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, choice_error
 
-BUCKET = 50_000_000
-"""Elements that are reduced or gathered together at most; DeepSpeed's own 500 million would be 2 GB of fp32."""
+BUCKET = 8_000_000
+"""Elements that are reduced or gathered together at most, about as many as by ddp; DeepSpeed's own 500 million would be
+2 GB of fp32."""
 
 FREE = (
     "comms_logger",
@@ -116,7 +117,11 @@ def with_precision(merged: Mapping[str, Any], *, half: bool, elements: int) -> d
         elements: of all trainable parameters.
     """
     bucket = min(BUCKET, elements + elements % 2)  # some of DeepSpeed's collectives need an even number
-    zero = {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket} | merged["zero_optimization"]
+    zero = {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if merged["zero_optimization"]["stage"] < 3:
+        # These stages all-reduce in either case; with reduce_scatter, a copy of each bucket (DeepSpeed 0.19).
+        zero["reduce_scatter"] = False
+    zero |= merged["zero_optimization"]
     if not half:
         return dict(merged) | {"zero_optimization": zero}
     return dict(merged) | {

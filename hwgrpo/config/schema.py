@@ -411,6 +411,11 @@ class DeepspeedConfig:
     stage: int = limited(2, at_least=1, at_most=3)
     """ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too, which are gathered module by module when a
     pass needs them."""
+    sync_every: str = choice(
+        "auto", lambda: ("auto", "update", "micro_batch"), used_by=[one_of("trainer.deepspeed.stage", 2)]
+    )
+    """When stage 2 reduces gradients. `update`: once per update, as stage 1; a device then holds all fp32 gradients.
+    `micro_batch`: in each pass, as stage 3. auto: `update` if its plan fits."""
     offload_optimizer: bool = False
     """Keep fp32 master weights and optimizer states in host memory and update there."""
     offload_parameters: bool = setting(False, used_by=[one_of("trainer.deepspeed.stage", 3)])

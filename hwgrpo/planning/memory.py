@@ -163,10 +163,6 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             size * sharding.computed_elements(unit) + 4 * sharding.gathered_elements(unit)
             for unit in shape.trained_units
         )
-        if sharding.syncs_once:
-            update["unsharded gradients (fp32)"] = 4 * sum(
-                unit.copies * sharding.computed_elements(unit) for unit in shape.trained_units
-            )
     elif work.dtype != torch.float32:
         # the head's cast stays from pass to pass; autocast caches others until the end of a pass, under checkpointing
         # those of frozen weights until the end of a layer
@@ -177,6 +173,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         elif adapters and config.model.gradient_checkpointing:
             cast = adapters + shape.largest_layer
         update["weights as cast"] = size * (cast + head)
+    if sharding.syncs_once:
+        update["unsharded gradients (fp32)"] = 4 * sum(
+            unit.copies * sharding.computed_elements(unit) for unit in shape.trained_units
+        )
     update |= quantized.work
     expanded = 8 * stepped if in_8_bits else 0  # fp32 states while a checkpoint is read, or written in the foreground
     in_host_memory = always if work.device_type == "cpu" else host

@@ -254,8 +254,8 @@ def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding
         return float(syncs * (sharding.gather_ranks - 1) * (weights + scattered))
     gradients = 4.0 * shape.trainable * (devices - 1) / devices
     # All-reduce is a reduce-scatter and an all-gather. ZeRO-1 and -2 also all-reduce (DeepSpeed 0.19), after every
-    # micro-batch if gradients are sharded, and then gather the new weights.
-    reductions = number if sharding.gradients > 1 else 1
+    # micro-batch if gradients are sharded by then, and then gather the new weights.
+    reductions = number if sharding.gradients > 1 and not sharding.syncs_once else 1
     gathered = gradients if sharding.optimizer_states > 1 else 0.0
     return updates * (2 * reductions * gradients + gathered)
 

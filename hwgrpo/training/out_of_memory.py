@@ -99,6 +99,8 @@ def _remedies(config: Config, device: Device, stage: str | None) -> list[str]:
         remedies.append(f"trainer.tokens_per_micro_batch (now {tokens}), which changes only the speed")
         if config.trainer.strategy == "fsdp2" and config.trainer.fsdp2.sync_every == "update":
             remedies.append("the full weights and gradients, by trainer.fsdp2.sync_every=micro_batch")
+        if config.trainer.strategy == "deepspeed" and config.trainer.deepspeed.sync_every == "update":
+            remedies.append("the full gradients, by trainer.deepspeed.sync_every=micro_batch")
         if config.trainer.offload == "optimizer":
             remedies.append("the gradients, by trainer.offload=gradients")
         if not config.model.gradient_checkpointing:

@@ -125,6 +125,13 @@ def test_a_file_that_agrees_or_leaves_it_open_adds_what_is_free(tmp_path):
     assert whole["data_types"] == {"grad_accum_dtype": "fp32"}
     assert whole["zero_optimization"]["reduce_bucket_size"] == 1000
     assert whole["zero_optimization"]["allgather_bucket_size"] == 102
+    assert "reduce_scatter" not in whole["zero_optimization"]
+
+
+def test_where_gradients_are_all_reduced_no_bucket_is_copied_unless_a_file_says_so(tmp_path):
+    for words, copied in (((), False), ((written(tmp_path, {"zero_optimization": {"reduce_scatter": True}}),), True)):
+        merged = deepspeed_config(load_config(None, [*ON, *words]))
+        assert with_precision(merged, half=False, elements=100)["zero_optimization"]["reduce_scatter"] is copied
 
 
 def test_what_is_kept_on_the_host_follows_the_settings():

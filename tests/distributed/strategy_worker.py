@@ -21,12 +21,14 @@ from torch.distributed.tensor import DTensor
 
 from hwgrpo.catalog import STRATEGIES
 from hwgrpo.cli.process_exit import ended_as_rank
+from hwgrpo.planning.planned_sharding import config_sharding
 from hwgrpo.training.policy.layouts import PADDED
 from hwgrpo.training.policy.micro_batch import build_micro_batch
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.policy.sequence_shard import shard_micro_batch
 from hwgrpo.training.strategies.deepspeed import Deepspeed
 from hwgrpo.training.strategies.fsdp2 import Fsdp2
+from hwgrpo.training.strategies.sharding import Sharding
 from hwgrpo.training.strategies.stepping import Stepping
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -101,12 +103,15 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     update.accumulate_gradients(batch, range(len(batch) // 2))
     strategy.discard_gradients()
     signals = token_signals(full, range(len(full)), torch.ones(len(full)), rollout=False)
-    with strategy.accumulate(last=False):  # as an update that was broken off leaves it
-        group = strategy.sequence_group
-        micro = shard_micro_batch(
-            build_micro_batch(full, [[0]], signals, PADDED, multiple=group.size), group, full_sequences=False
-        )
-        strategy.backward(strategy.module(micro, update.loss_fn, 0.0).loss)
+    if strategy.rank == 0 or strategy.has_collectives_in_passes:  # else a rank repeats its passes alone
+        with strategy.accumulate(last=False):  # as an update that was broken off leaves it
+            group = strategy.sequence_group
+            micro = shard_micro_batch(
+                build_micro_batch(full, [[0]], signals, PADDED, multiple=group.size), group, full_sequences=False
+            )
+            strategy.backward(strategy.module(micro, update.loss_fn, 0.0).loss)
+        if isinstance(strategy, Deepspeed) and not strategy.shards and strategy.world_size > 1:
+            assert_held_as_planned(strategy, config_sharding(config, strategy.world_size))
     strategy.discard_gradients()
     update.accumulate_gradients(batch, range(len(batch)))
     result |= {f"again.{name}": gradient for name, gradient in gradients(strategy).items()}
@@ -116,6 +121,12 @@ def run_update(strategy: Strategy, case: str, more: Sequence[str] = ()) -> dict[
     strategy.refresh_from_shards()
     result["scored halved"] = update.score(full)
     return result
+
+
+def assert_held_as_planned(strategy: Strategy, sharding: Sharding) -> None:
+    """Check that after a pass the rank has unreduced gradients if and only if they are planned."""
+    held = [p.grad is not None for p in strategy.policy.parameters()]
+    assert held == [sharding.gradients == 1 or sharding.syncs_once] * len(held), sharding
 
 
 def joined_shards(strategy: Strategy) -> dict[str, torch.Tensor]:

@@ -33,6 +33,7 @@ WAYS = {
 }
 ZERO = ["trainer.strategy=deepspeed", f"trainer.deepspeed.config={ROOT}/tests/support/runs/deepspeed.json"]
 WAYS |= {f"zero-{stage}": ["deepspeed", *ZERO, f"trainer.deepspeed.stage={stage}"] for stage in (1, 2, 3)}
+WAYS["zero-2, each update"] = [*WAYS["zero-2"], "trainer.deepspeed.sync_every=update"]
 WAYS |= {f"{way}, bf16": [*WAYS[way], "model.dtype=bfloat16"] for way in ("zero-1", "zero-2", "zero-3")}
 WAYS["zero-3, small weights kept"] = [word for word in WAYS["zero-3"] if ".config=" not in word]
 Results = dict[str, dict[str, torch.Tensor]]
@@ -59,7 +60,7 @@ WAYS["fsdp2, layers cut, gradients on the host"] = [*WAYS["fsdp2, layers cut"], 
 FAST += [("fsdp2, layers cut, gradients on the host", 2)]
 FAST += [("fsdp2, layers cut", 2), ("fsdp2, layers cut", 4), ("fsdp2, layers cut, each update", 2)]
 ZERO_RUNS = [(f"zero-{stage}", ranks) for stage in (1, 2, 3) for ranks in (1, 2, 4)]
-ZERO_RUNS += [("zero-3, small weights kept", 2)]
+ZERO_RUNS += [("zero-3, small weights kept", 2), ("zero-2, each update", 2), ("zero-2, each update", 4)]
 BF16 = {"zero-1, bf16": "ddp, bf16", "zero-2, bf16": "ddp, bf16", "zero-3, bf16": "fsdp2, bf16"}
 """Strategies with the same weights: replicated in fp32, or sharded and gathered in bf16."""
 STARTS = [FAST, ZERO_RUNS + [(way, 2) for way in BF16], [(way, 2) for way in dict.fromkeys(BF16.values())]]

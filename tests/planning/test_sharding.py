@@ -124,6 +124,9 @@ def test_what_is_synchronized_once_per_update_is_unsharded_until_then():
         "unsharded gradients (fp32)": 4 * SHAPE.parameters,
     }
     assert (update.always, update.rollout, update.step) == (each.always, each.rollout, each.step)
+    zero2 = config_sharding(planned("trainer.strategy=deepspeed", "trainer.deepspeed.sync_every=update"), 8)
+    each, update = held("zero2", 8), estimate(planned(), SHAPE, WORK, zero2)
+    assert update == replace(each, update=each.update | {"unsharded gradients (fp32)": 4 * SHAPE.parameters})
 
 
 def test_rows_that_are_fewer_than_devices_are_stored_on_every_device_and_gathered_with_padding():

@@ -6,11 +6,13 @@ import pytest
 import torch
 from hwgrpo_backends.peaks import NVIDIA
 
+from hwgrpo.config.schema import DeepspeedConfig, TrainerConfig
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import ModelShape, model_shape
-from hwgrpo.planning.planned_sharding import planned_sharding, strategy_variants
+from hwgrpo.planning.planned_sharding import planned_sharding, sharding_of, strategy_variants
 from hwgrpo.planning.step_time import Rates, forward_work, step_seconds
 from hwgrpo.training.strategies.parameter_shapes import ParameterShape, ParameterUnit
+from hwgrpo.training.strategies.sharding import Sharding
 from tests.support.models.tiny import settings, tiny_qwen3
 
 MICRO_BATCHES = 6
@@ -42,7 +44,7 @@ def quantized(unit: ParameterUnit) -> ParameterUnit:
     )
 
 
-def sent(strategy: str, devices: int, *more: str, shape: ModelShape | None = None) -> float:
+def sent(strategy: str | Sharding, devices: int, *more: str, shape: ModelShape | None = None) -> float:
     """Return the bytes that a device sends in a step."""
     config = settings(*WORDS, *more)
     found = step_seconds(
@@ -50,7 +52,7 @@ def sent(strategy: str, devices: int, *more: str, shape: ModelShape | None = Non
         shape or model_shape(config.model, MODEL.config),
         None,
         WORK,
-        planned_sharding(strategy, devices),
+        planned_sharding(strategy, devices) if isinstance(strategy, str) else strategy,
         NVIDIA[0],
         Rates(link=1.0),
         devices=devices,
@@ -69,6 +71,11 @@ def test_devices_send_each_part_as_often_as_a_ring_does(strategy: str):
     parameters = sum(p.numel() for p in MODEL.parameters())
     devices = 1 if strategy == "single" else 8
     assert sent(strategy, devices) == pytest.approx(PARTS[strategy] * parameters * (devices - 1) / devices)
+
+
+def test_gradients_that_are_reduced_once_per_update_are_sent_as_those_of_replicas():
+    trainer = TrainerConfig(strategy="deepspeed", deepspeed=DeepspeedConfig(sync_every="update"))
+    assert sent(sharding_of(trainer, 8), 8) == sent("zero1", 8)
 
 
 @pytest.mark.parametrize("strategy", PARTS)

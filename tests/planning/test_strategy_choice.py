@@ -77,6 +77,19 @@ def test_fsdp2_synchronizes_once_per_update_where_that_fits():
         recipe("trainer.strategy=fsdp2", "trainer.fsdp2.offload=true", EACH_UPDATE)
 
 
+def test_zero_2_reduces_gradients_once_per_update_where_that_fits():
+    key = "trainer.deepspeed.sync_every="
+    once, each = needed("deepspeed", 8, key + "update"), needed("deepspeed", 8, key + "micro_batch")
+    assert each < once
+    for memory, chosen in ((1.01 * once, "update"), (0.99 * once, "micro_batch"), (None, "update")):
+        config = recipe("trainer.strategy=deepspeed")
+        resolved(config, 8, memory)
+        assert config.trainer.deepspeed.sync_every == chosen
+    others = recipe("trainer.strategy=deepspeed", "trainer.deepspeed.stage=1")
+    assert resolved(others, 8, GIB) == ("deepspeed", [])
+    assert others.trainer.deepspeed.sync_every == "auto"
+
+
 def test_where_no_plan_fits_the_run_starts_and_is_told_what_would():
     name, [note] = resolved(recipe(), 8, 0.99 * needed("fsdp2", 8, EACH_PASS))
     assert name == "fsdp2"

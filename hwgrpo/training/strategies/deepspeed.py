@@ -2,7 +2,8 @@
 
 Stages 1 and 2 keep the full policy in fp32 on every rank and compute under autocast, as ddp does. Stage 3 gathers
 weights in the compute dtype, one module at a time, and keeps sharded fp32 masters, as fsdp2 does: autocast would gather
-fp32 weights and keep a cast copy of them all. Gradients are always summed in fp32.
+fp32 weights and keep a cast copy of them all. Gradients are always summed in fp32. They are reduced once per update
+under stage 1, and under stage 2 with `trainer.deepspeed.sync_every=update`; else after each backward pass.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ class Deepspeed(Processes):
     module: nn.Module
     policy: PolicyModel
     optimizer: torch.optim.AdamW
+    _coalesced: ExitStack | None = None
+    """DeepSpeed's block of the passes whose gradients it reduces together at the end; None: outside of an update."""
 
     @classmethod
     def check(cls, config: Config, device: torch.device) -> None:
@@ -60,12 +63,15 @@ class Deepspeed(Processes):
         super().check(config, device)
 
     def prepare(self, config: Config) -> None:
-        self.shards = config.trainer.deepspeed.stage == 3
+        settings = config.trainer.deepspeed
+        self.shards = settings.stage == 3
+        self._reduces_once = settings.stage == 1 or (settings.stage == 2 and settings.sync_every == "update")
         # The device is set already; DeepSpeed, which other packages import as well, would detect one by itself.
         os.environ.setdefault("DS_ACCELERATOR", self.device.type)
         os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))
         self._merged = deepspeed_config(config)
         super().prepare(config)
+        self.has_collectives_in_passes = not self._reduces_once or self.sequence_group.size > 1
 
     def wrap(self, policy: PolicyModel, config: Config, weights: Rank0Weights | None = None) -> None:
         half = self.shards and policy.compute_dtype != torch.float32
@@ -133,8 +139,17 @@ class Deepspeed(Processes):
         return parameter.detach().view(-1)[self.rank * size : (self.rank + 1) * size].clone()
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        self._engine.set_gradient_accumulation_boundary(last)
+        if not self._reduces_once:
+            self._engine.set_gradient_accumulation_boundary(last)
+        elif self._coalesced is None:
+            self._coalesced = ExitStack()
+            self._coalesced.enter_context(self._engine.coalesce_grad_reduction())
         return nullcontext()
+
+    def reduce_gradients(self) -> None:
+        if self._coalesced is not None:
+            coalesced, self._coalesced = self._coalesced, None
+            coalesced.close()
 
     def backward(self, loss: torch.Tensor) -> None:
         self._engine.backward(loss)
@@ -177,6 +192,9 @@ class Deepspeed(Processes):
                     yield name, weight
 
     def close(self) -> None:
+        if self._coalesced is not None:  # an update was broken off, and other ranks may not reduce theirs
+            self.discard_gradients()
+            self.reduce_gradients()
         for engine in (*self.__dict__.pop("_references", ()), self.__dict__.pop("_engine", None)):
             if engine is not None:
                 engine.destroy()

@@ -27,7 +27,7 @@ class Sharding:
     gathered_units: int | Literal["all"] | None = None
     """Decoder layers gathered at the same time, beside everything outside layers; None: nothing is gathered."""
     syncs_once: bool = False
-    """Weights are gathered, and gradients reduced, once per update instead of once per micro-batch."""
+    """Weights, where sharded, are gathered and gradients reduced once per update instead of once per micro-batch."""
     keeps_gradients: bool = False
     """Gradients keep their memory during rollout."""
     offloads_optimizer: bool = False

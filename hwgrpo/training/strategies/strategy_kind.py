@@ -119,12 +119,19 @@ def _deepspeed(trainer: TrainerConfig, devices: int) -> Sharding:
         masters=devices,
         in_compute_dtype=deepspeed.stage >= 3,
         gathered_units=2 if deepspeed.stage >= 3 else None,
+        syncs_once=deepspeed.stage == 2 and deepspeed.sync_every == "update",
         keeps_gradients=True,
         offloads_optimizer=deepspeed.offload_optimizer or deepspeed.offload_parameters,
         offloads_gradients=deepspeed.offload_parameters,
         offloads_parameters=deepspeed.offload_parameters,
         ranks=devices,
     )
+
+
+def _deepspeed_alternatives(trainer: TrainerConfig) -> Sequence[Mapping[str, Any]]:
+    if trainer.deepspeed.stage != 2 or trainer.deepspeed.sync_every != "auto":
+        return ({},)
+    return tuple({"deepspeed.sync_every": each} for each in ("update", "micro_batch"))
 
 
 OFFLOADED = {on: {"deepspeed.offload_optimizer": on, "deepspeed.offload_parameters": on} for on in (False, True)}
@@ -157,6 +164,7 @@ FSDP2 = StrategyKind(
 DEEPSPEED = StrategyKind(
     maker="hwgrpo.training.strategies.deepspeed:Deepspeed",
     sharding=_deepspeed,
+    alternatives=_deepspeed_alternatives,
     refuse=deepspeed_config,
     variants={
         **{f"zero{stage}": {"deepspeed.stage": stage, **OFFLOADED[False]} for stage in (1, 2, 3)},

@@ -55,6 +55,10 @@ def test_the_command_says_what_was_done_how_full_it_is_and_what_to_lower(tmp_pat
             ("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"),
             "the full weights and gradients, by trainer.fsdp2.sync_every=micro_batch",
         ),
+        (
+            ("trainer.strategy=deepspeed", "trainer.deepspeed.sync_every=update"),
+            "the full gradients, by trainer.deepspeed.sync_every=micro_batch",
+        ),
         (("model.lora.rank=4",), "the base model's weights, by model.quantize=nf4"),
         (("model.lora.rank=4", "model.quantize=nf4"), None),
     ],
