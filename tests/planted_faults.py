@@ -520,6 +520,27 @@ FAULTS = (
         "rollout/local",
     ),
     Fault(
+        "only a token that is every end token ends a response",
+        "rollout/stopping.py",
+        "== self._end_ids).any(axis=1)",
+        "== self._end_ids).all(axis=1)",
+        "rollout/test_stopping.py",
+    ),
+    Fault(
+        "a token drawn from logits that are not finite",
+        "rollout/local/token_sampling.py",
+        "logprob_S > -torch.inf",
+        "logprob_S != -torch.inf",
+        "rollout/local/test_token_sampling.py",
+    ),
+    Fault(
+        "a reward that is no plain number believed to be one",
+        "rewards/failure_policy.py",
+        "if type(result) is float",
+        "if isinstance(result, object)",
+        "rewards/test_combine.py",
+    ),
+    Fault(
         "stop strings in the text",
         "rollout/stopping.py",
         "text = text[: min(cuts)] if cuts else text",

@@ -53,7 +53,7 @@ class FunctionValues:
             if isinstance(result, BaseException):
                 self._fail(sample, *self._policy(result), result)
                 continue
-            value = self._number(sample, result)
+            value = result if type(result) is float else self._number(sample, result)
             if math.isfinite(value):
                 values[sample] = value
             else:

@@ -54,7 +54,7 @@ class StopDetector:
         Returns:
             [B] bool.
         """
-        ended = np.isin(tokens, self._end_ids)
+        ended = (tokens[:, None] == self._end_ids).any(axis=1)
         if self._stop:
             for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist())):
                 if not ended[i] and token not in self._special:

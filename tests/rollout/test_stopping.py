@@ -30,6 +30,13 @@ def test_end_tokens_come_from_tokenizer_generation_config_and_settings():
     assert end_token_ids(TOKENIZER, None, ()) == (EOS,)
 
 
+def test_each_row_ends_at_any_of_the_end_tokens_and_without_them_at_none():
+    tokens = np.array([5, EOS, 7, 9, EOS, 3])
+    for end_ids in ([], [EOS], [9, EOS, 3]):
+        ended = StopDetector(TOKENIZER, end_ids, [], len(tokens)).ended(np.arange(len(tokens)), tokens)
+        assert ended.tolist() == [token in end_ids for token in tokens.tolist()]
+
+
 def test_a_stop_string_ends_a_response_with_the_token_that_completes_it_and_is_cut_from_the_text():
     watch = StopDetector(TOKENIZER, [EOS], ["END", "STOP"], 1)
     tokens = ids("x ENSTO ENDSTOP")

@@ -140,4 +140,5 @@ def draw(
         probability_SV = filter_logits(logits_SV, top_k=top_k, top_p=top_p, min_p=min_p).softmax(dim=-1)
         token_S = inverse_cdf(probability_SV, uniform_S)
     logprob_S = probability_SV.gather(-1, token_S.clamp_min(0)[:, None])[:, 0].log()
-    return torch.where(logprob_S.isfinite(), token_S, -1), logprob_S
+    # False for NaN, too; no log-prob is +inf
+    return torch.where(logprob_S > -torch.inf, token_S, -1), logprob_S
