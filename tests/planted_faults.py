@@ -127,6 +127,27 @@ FAULTS = (
         "training/policy/test_layouts.py",
     ),
     Fault(
+        "unneeded packages imported on a CPU",
+        "cli/backend_selection.py",
+        "        skip_unneeded(selection.backend)",
+        "        pass",
+        "cli/test_env.py -k imports_nothing_unused",
+    ),
+    Fault(
+        "plans imported by every run",
+        "planning/strategy_choice.py",
+        "from hwgrpo.rollout.engine_kind import engine_kind",
+        "import hwgrpo.planning.scale_plan\nfrom hwgrpo.rollout.engine_kind import engine_kind",
+        "cli/test_env.py -k imports_nothing_unused",
+    ),
+    Fault(
+        "a micro-batch that no prompt fills with its responses on a CPU",
+        "training/policy/auto_settings.py",
+        "CPU_MICRO_BATCH, min(group, CPU_LONGEST_ROW))",
+        "CPU_MICRO_BATCH)",
+        "training/policy/test_layouts.py",
+    ),
+    Fault(
         "a row not filled to the budget",
         "training/policy/layouts.py",
         "filled + responses[s] > budget",

@@ -16,7 +16,6 @@ from hwgrpo.config.load import stored_tree
 from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, strategy_kind
-from hwgrpo.planning.scale_plan import USABLE, Planner
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.training.checkpoint import checkpoint_files
@@ -46,7 +45,7 @@ def resolve_strategy(config: Config, backend: Backend, world_size: int, device: 
         trainer = fastest
     else:
         try:
-            trainer, note = _by_plan(config, trainer, backend, world_size, int(USABLE * total))
+            trainer, note = _by_plan(config, trainer, backend, world_size, total)
         except Exception as error:  # a model of unknown sizes may still train
             note = (
                 f"warning: {_named(trainer, fastest)} (auto), whose memory cannot be estimated: "
@@ -99,10 +98,13 @@ def _saved_settings(config: Config) -> Mapping[str, Any]:
 
 
 def _by_plan(
-    config: Config, trainer: TrainerConfig, backend: Backend, devices: int, room: int
+    config: Config, trainer: TrainerConfig, backend: Backend, devices: int, total: int
 ) -> tuple[TrainerConfig, str]:
-    """Return the settings whose plan fits into `room` bytes of a device, and a note."""
+    """Return the settings whose plan fits into a device of `total` bytes, and a note."""
+    from hwgrpo.planning.scale_plan import USABLE, Planner
+
     planner = Planner(config)
+    room = int(USABLE * total)
     separate = not engine_kind(config).samples_with_policy
 
     def peak(settings: TrainerConfig) -> int:

@@ -26,8 +26,13 @@ BACKEND = dataclasses.replace(
     env_rollout={"ACME_QUEUE": EnvVar(value="1", why="acme's engine takes no more than one")},
 )
 """
+UNUSED = {
+    *("triton", "hwgrpo.planning.scale_plan", "hwgrpo.planning.memory", "hwgrpo.planning.dry_run"),
+    *("peft", "datasets", "pyarrow", "pandas", "tensorboard", "math_verify", "deepspeed"),
+}
+"""Modules that a small run on a CPU does not import."""
 NOTE_TORCH = '''
-import json, os, sys
+import atexit, json, os, sys
 
 class Note:
     """Write down the environment as it is when torch is first looked for."""
@@ -37,8 +42,14 @@ class Note:
             with open(os.environ["NOTE"], "w") as file:
                 json.dump(dict(os.environ), file)
 
+def note_modules():
+    """Write down the modules that were imported."""
+    with open(os.environ["NOTE"] + ".modules", "w") as file:
+        json.dump([name for name, module in sys.modules.items() if module is not None], file)
+
 if "NOTE" in os.environ:
     sys.meta_path.insert(0, Note())
+    atexit.register(note_modules)
 '''
 
 
@@ -144,7 +155,7 @@ def test_a_backend_misspelt_is_a_usage_error_with_the_nearest_name(fresh):
     assert "Did you mean 'rocm'?" in done.stderr
 
 
-def test_train_sets_the_variables_before_torch_is_imported_and_the_runs_folder_tells_whose_they_are(
+def test_train_sets_the_variables_before_torch_imports_nothing_unused_and_the_runs_folder_tells_whose_they_are(
     fresh, acme, tmp_path
 ):
     note = tmp_path / "note.json"
@@ -174,6 +185,9 @@ def test_train_sets_the_variables_before_torch_is_imported_and_the_runs_folder_t
         "ACME_TEXT": {"value": "it's $HOME; `id`\n#\"'", "set by": "hwgrpo"},
     }
     assert seen["ACME_TEXT"] == recorded["ACME_TEXT"]["value"]
+    modules = set(json.loads((tmp_path / "note.json.modules").read_text()))
+    assert "torch._dynamo" in modules  # which imports triton where it is installed
+    assert UNUSED & modules == set()
 
 
 @pytest.mark.slow
