@@ -210,6 +210,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         kept = {name: size for name, size in update.items() if name not in gradients}
         layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
         rest = {name: size for name, size in kept.items() if name not in activations}
+        if "weights as cast" in rest and config.model.gradient_checkpointing and not adapters:
+            # the backward pass casts the weights of a layer when it recomputes the layer
+            rest["weights as cast"] = work.dtype.itemsize * (shape.largest_layer + shape.vocab * shape.hidden)
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
     loading = {}
     if not sharding.keeps_full_parameters:
