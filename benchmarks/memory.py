@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,10 +192,8 @@ def compared(config: Any, ranks: int, runs: dict[str, Any]) -> dict[str, Any]:
     from hwgrpo.planning.scale_plan import planned_memory
 
     memory, shape = planned_memory(config, registry.get("cpu"), ranks)
-    planned = {
-        AS_IT_IS: memory.peak,
-        FREED: memory.peak - memory.update.get(KEPT_FREE, 0),
-    }
+    update = {name: size for name, size in memory.update.items() if name != KEPT_FREE}
+    planned = {AS_IT_IS: memory.peak, FREED: replace(memory, update=update).peak}
     peaks = {allocator: step_peak(run) for allocator, run in runs.items()}
     return {
         "parameters": shape.parameters,

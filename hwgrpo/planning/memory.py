@@ -140,8 +140,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
     held = host if sharding.offloads_gradients else always if sharding.keeps_gradients else update
     held.update(gradients)
+    largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
     if sharding.offloads_gradients and sharding.gathered_units is None:
-        largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
         update["gradient of a parameter (fp32)"] = 4 * (largest + (host is not always) * min(CHUNK, largest))
     tokens, passes = micro_batches(config, work)
     activations = {
@@ -198,7 +198,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     copies_states = config.trainer.offload != "none" and host is not always
     if copies_states or in_8_bits:
         # two states in fp32 and what computes or codes them, and a gradient from the host, a chunk at a time
-        at_once = STREAMS * CHUNK if copies_states else CHUNK
+        at_once = (STREAMS if copies_states else 1) * min(CHUNK, largest)
         copies = (6 if in_8_bits else 3) + (copies_states and sharding.offloads_gradients)
         step["intermediate values of AdamW"] = 4 * copies * min(at_once, stepped)
     elif work.device_type != "cpu" and not sharding.offloads_optimizer:
