@@ -10,8 +10,9 @@ returns freed blocks at once, which separates the memory of tensors from memory 
     python benchmarks/memory.py --rows lora
 
 `--rows lora` trains adapters in bfloat16 on a base model that was published in bfloat16: on a base held in fp32 and
-copied to sample with, and on one held in bf16 once. The exit code is 1 if a peak and its plan differ by more than 10 %;
-with adapters only those of blocks that are freed at once count, since no plan knows malloc's free blocks there.
+copied to sample with, and on one held in bf16 once. `--rows variants` has the other kinds of runs that recipes plan. A
+peak is that of a step; that of loading is in the results, too. The exit code is 1 if a peak and its plan differ by more
+than 10 %; in bfloat16 only those of blocks freed at once count, since no plan knows malloc's free blocks there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +42,53 @@ SIZES: dict[str, dict[str, int | bool]] = {
     "285m": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16,
              "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 65536, "tie_word_embeddings": False},
 }  # fmt: skip
-LORA = ("model.dtype=bfloat16", "model.lora.rank=16", "model.gradient_checkpointing=true")
-ROWS: dict[str, dict[str, tuple[str, ...]]] = {
-    "full": {"all parameters": ()},
-    "lora": {"fp32, and a bf16 copy": (*LORA, "model.lora.base_dtype=float32"), "bf16, once": LORA},
-}
-"""Name of a table -> its rows and their settings."""
+EXPERTS, ACTIVATED = 8, 2
+"""A mixture's experts: the feed-forward part of the same size is split among them."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of run."""
+
+    name: str
+    overrides: tuple[str, ...] = ()
+    experts: bool = False
+    """The model is a mixture of experts."""
+    ranks: int = 1
+    """Processes, whose largest peak counts."""
+
+
+MIXED = ("model.dtype=bfloat16", "model.gradient_checkpointing=true")
+LORA = (*MIXED, "model.lora.rank=16")
+FSDP2 = (*MIXED, "trainer.strategy=fsdp2")
+ROWS: dict[str, tuple[Row, ...]] = {
+    "full": (Row("all parameters"),),
+    "lora": (
+        Row("LoRA, base in fp32 and a bf16 copy", (*LORA, "model.lora.base_dtype=float32")),
+        Row("LoRA, base in bf16 once", LORA),
+    ),
+    "variants": (
+        Row("all parameters, bf16 compute", MIXED),
+        Row("the same, 8-bit states", (*MIXED, "optim.name=adamw_8bit")),
+        # the host's memory is a CPU's own: this checks the parts of a plan, and saves nothing
+        Row("the same, offload=optimizer", (*MIXED, "trainer.offload=optimizer")),
+        Row("the same, offload=gradients", (*MIXED, "trainer.offload=gradients")),
+        Row("fsdp2 on 2 ranks, synced per update", (*FSDP2, "trainer.fsdp2.sync_every=update"), ranks=2),
+        Row("fsdp2 on 2 ranks, per micro-batch", (*FSDP2, "trainer.fsdp2.sync_every=micro_batch"), ranks=2),
+        Row("LoRA, base in nf4", (*LORA, "model.quantize=nf4")),
+        Row("LoRA, base in int8", (*LORA, "model.quantize=int8")),
+        Row("LoRA on attention, 8 experts in bf16", (*LORA, "model.lora.target_modules=[q_proj,k_proj,v_proj,o_proj]"),
+            experts=True),
+    ),
+}  # fmt: skip
+"""Name of a table -> its rows."""
 SMOKE = "smoke"
 SMOKE_SHAPE: dict[str, int | bool] = {
     **SIZES["36m"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 128,
 }  # fmt: skip
 PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS, STEPS = 4, 4, 32, 64, 2
 WITHIN = 0.10
+LOADING = "loading"
 STAGES = ("gen", "update_actor")
 AS_IT_IS, FREED = "malloc as it is", "freed at once"
 ALLOCATORS: dict[str, dict[str, str]] = {
@@ -65,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure the selected sizes; return 1 if a plan is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SIZES), action="append", help="default: all")
-    parser.add_argument("--rows", choices=tuple(ROWS), default="full", help="all parameters (default), or adapters")
+    parser.add_argument("--rows", choices=tuple(ROWS), default="full", help="the table (default: full)")
+    parser.add_argument("--row", action="append", help="only rows with this text in their name")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the runs, as for `hwgrpo train`")
@@ -74,12 +112,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.child:
         print(json.dumps(measured(Path(args.child), args.overrides)))
         return 0
+    rows = [row for row in ROWS[args.rows] if not args.row or any(text in row.name for text in args.row)]
     results = [
-        measure(size, row, [*overrides, *args.overrides])
-        for size in ([SMOKE] if args.smoke else args.size or SIZES)
-        for row, overrides in ROWS[args.rows].items()
+        measure(size, row, args.overrides) for size in ([SMOKE] if args.smoke else args.size or SIZES) for row in rows
     ]
-    print(table(results) if args.rows == "full" else adapter_table(results))
+    print(table(results))
     if args.output:
         Path(args.output).write_text(json.dumps({**machine(), "results": results}, indent=1) + "\n")
     judged = list(ALLOCATORS) if args.rows == "full" else [FREED]
@@ -87,38 +124,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(wrong and not args.smoke)
 
 
-def measure(size: str, row: str, overrides: list[str]) -> dict[str, Any]:
+def measure(size: str, row: Row, more: Sequence[str]) -> dict[str, Any]:
     """Make a model, train it in child processes, and compare their memory with the plan."""
     from hwgrpo_backends import registry
     from hwgrpo_backends.environment import profile
 
     with tempfile.TemporaryDirectory(prefix="hwgrpo-memory-") as folder:
-        make(size, folder, "bfloat16" if "model.dtype=bfloat16" in overrides else "float32")
+        overrides = [*row.overrides, *more]
+        make(size, folder, "bfloat16" if "model.dtype=bfloat16" in overrides else "float32", experts=row.experts)
+        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={row.ranks}"]
         runs, applied = {}, {s.name: s.value for s in profile(registry.get("cpu"), "train")}
         for allocator, variables in list(ALLOCATORS.items())[: 1 if size == SMOKE else None]:
             done = subprocess.run(
-                [sys.executable, str(Path(__file__).resolve()), "--child", f"{folder}", *overrides],
+                [
+                    *(sys.executable, *(ranks if row.ranks > 1 else ()), str(Path(__file__).resolve())),
+                    *("--child", folder, *overrides, f"trainer.output_dir={folder}/run-{len(runs)}"),
+                ],
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
                 cwd=folder,
                 env=os.environ | applied | {"OMP_NUM_THREADS": "1"} | variables,
             )
-            runs[allocator] = json.loads(done.stdout.splitlines()[-1])
-        return {"size": size, "row": row, "overrides": overrides, **compared(settings(Path(folder), overrides), runs)}
+            found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"after_imports')]
+            assert len(found) == row.ranks
+            runs[allocator] = max(found, key=step_peak)
+        result = {"size": size, "row": row.name, "overrides": overrides, "experts": row.experts, "ranks": row.ranks}
+        return result | compared(settings(Path(folder), overrides), row.ranks, runs)
 
 
-def make(size: str, folder: str, dtype: str) -> None:
+def make(size: str, folder: str, dtype: str, *, experts: bool = False) -> None:
     """Write a model with random weights in files of a dtype, prompts and a reward function into a folder."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from hwgrpo.models.tiny import character_tokenizer
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
     shape: dict[str, Any] = SMOKE_SHAPE if size == SMOKE else SIZES[size]
-    model = Qwen3ForCausalLM(Qwen3Config(**shape, max_position_embeddings=4096))
+    if experts:
+        width = shape["intermediate_size"] // EXPERTS
+        shape = shape | {"num_experts": EXPERTS, "num_experts_per_tok": ACTIVATED, "moe_intermediate_size": width}
+    kind = "qwen3_moe" if experts else "qwen3"
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape, max_position_embeddings=4096))
     model.to(getattr(torch, dtype)).save_pretrained(f"{folder}/model")
     character_tokenizer("").save_pretrained(f"{folder}/model")
     # Most tokens decode to no text: rewards by text would be equal, with zero advantages, so they are random.
@@ -130,24 +179,27 @@ def make(size: str, folder: str, dtype: str) -> None:
     Path(folder, "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def compared(config: Any, runs: dict[str, Any]) -> dict[str, Any]:
+def step_peak(run: dict[str, Any]) -> int:
+    """Return the peak of a run's steps in bytes."""
+    return max(size for stage, size in run["measured"].items() if stage != LOADING)
+
+
+def compared(config: Any, ranks: int, runs: dict[str, Any]) -> dict[str, Any]:
     """Return measured runs with the plan and its relative error."""
     from hwgrpo_backends import registry
 
     from hwgrpo.planning.memory import KEPT_FREE
     from hwgrpo.planning.scale_plan import planned_memory
 
-    memory, shape = planned_memory(config, registry.get("cpu"))
-    planned = {
-        AS_IT_IS: memory.peak,
-        FREED: memory.peak - memory.update.get(KEPT_FREE, 0),
-    }
-    peaks = {allocator: max(run["measured"].values()) for allocator, run in runs.items()}
+    memory, shape = planned_memory(config, registry.get("cpu"), ranks)
+    update = {name: size for name, size in memory.update.items() if name != KEPT_FREE}
+    planned = {AS_IT_IS: memory.peak, FREED: replace(memory, update=update).peak}
+    peaks = {allocator: step_peak(run) for allocator, run in runs.items()}
     return {
         "parameters": shape.parameters,
         "state_bytes": 16 * shape.parameters,
         "runs": runs,
-        "planned": {"always": memory.always, "rollout": memory.rollout, "update": memory.update},
+        "planned": {"always": memory.always, "rollout": memory.rollout, "update": memory.update, "step": memory.step},
         "planned_peak": {allocator: planned[allocator] for allocator in peaks},
         "peak": peaks,
         "off": {allocator: planned[allocator] / peak - 1 for allocator, peak in peaks.items()},
@@ -169,7 +221,6 @@ def settings(folder: Path, overrides: list[str]) -> Any:
             f"rollout.max_response_tokens={RESPONSE_TOKENS}",
             f"trainer.prompts_per_step={PROMPTS}",
             f"trainer.max_steps={STEPS}",
-            f"trainer.output_dir={folder}/run-{os.getpid()}",
             "trainer.threads=1",
             "trainer.save_final_model=false",
             "model.dtype=float32",
@@ -196,9 +247,10 @@ def measured(folder: Path, overrides: list[str]) -> dict[str, Any]:
     config = settings(folder, overrides)
     import_lazy_libraries()
     after_imports = resident("VmRSS")
-    run = build_run(config, registry.get("cpu"), 0, 1)
-    peaks: dict[str, int] = {"loading": resident("VmHWM") - after_imports}
-    held: dict[str, int] = {"loading": resident("VmRSS") - after_imports}
+    rank, ranks = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")))
+    run = build_run(config, registry.get("cpu"), rank, ranks)
+    peaks: dict[str, int] = {LOADING: resident("VmHWM") - after_imports}
+    held: dict[str, int] = {LOADING: resident("VmRSS") - after_imports}
     watch, step = run.watch, [0]
 
     @contextmanager
@@ -266,31 +318,13 @@ def table(results: list[dict[str, Any]]) -> str:
     """Return the results as a Markdown table."""
     mib = 2**20
     lines = [
-        "| parameters | state MiB | allocator | measured peak MiB | planned MiB | error of the plan |",
-        "|---|---|---|---|---|---|",
-    ]
-    for r in results:
-        for allocator, peak in r["peak"].items():
-            planned = r["planned_peak"][allocator]
-            lines.append(
-                f"| {r['parameters'] / 1e6:.1f}M | {r['state_bytes'] / mib:,.0f} | {allocator} | {peak / mib:,.0f} "
-                f"| {planned / mib:,.0f} | {r['off'][allocator]:+.1%} |"
-            )
-    return "\n".join(lines)
-
-
-def adapter_table(results: list[dict[str, Any]]) -> str:
-    """Return results with adapters as a Markdown table; each size's first row is the base in fp32."""
-    mib = 2**20
-    lines = [
-        "| parameters | base model | allocator | measured peak MiB | of the fp32 base's "
-        "| planned MiB | error of the plan |",
+        "| parameters | run | allocator | measured peak MiB | of the first run's | planned MiB | error of the plan |",
         "|---|---|---|---|---|---|---|",
     ]
-    whole: dict[tuple[str, str], int] = {}
+    first: dict[tuple[str, str], int] = {}
     for r in results:
         for allocator, peak in r["peak"].items():
-            share = peak / whole.setdefault((r["size"], allocator), peak)
+            share = peak / first.setdefault((r["size"], allocator), peak)
             lines.append(
                 f"| {r['parameters'] / 1e6:.1f}M | {r['row']} | {allocator} | {peak / mib:,.0f} | {share:.2f} "
                 f"| {r['planned_peak'][allocator] / mib:,.0f} | {r['off'][allocator]:+.1%} |"

@@ -106,7 +106,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     rollout_dtype = rollout_dtype_of(config, work.dtype)
     size = work.dtype.itemsize
     stored = work.dtype if sharding.in_compute_dtype else torch.float32
-    castable = _castable(shape)
+    castable = [unit.where(lambda p: p.is_castable and not p.is_adapter) for unit in shape.units]
     frozen = frozen_dtype(config, shape, work.dtype) if adapters and stored == torch.float32 else stored
     matrices = sharding.stored_elements(castable, sharding.parameters) if frozen != stored else 0
     quantized = _Quantized.of(config, shape, work.dtype)
@@ -123,7 +123,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if sharding.masters is not None:
         optimizer_states["masters (fp32)"] = 4 * sharding.stored_elements(shape.trained_units, sharding.masters)
     gradients = {"gradients (fp32)": 4 * sharding.stored_elements(shape.trained_units, sharding.gradients)}
-    always, update, host = dict[str, int](), dict[str, int](), dict[str, int]()
+    always, update = dict[str, int](), dict[str, int]()
+    host = always if work.device_type == "cpu" else dict[str, int]()  # a CPU's memory is the host's
     (host if sharding.offloads_parameters else always).update(parameters)
     codes = {f"frozen matrices ({config.model.quantize})": quantized.bytes} if quantized.count else {}
     always.update(codes)  # on every device
@@ -139,9 +140,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         always[COPY] = rollout_dtype.itemsize * (shape.parameters + adapters - shared - quantized.count)
     held = host if sharding.offloads_gradients else always if sharding.keeps_gradients else update
     held.update(gradients)
+    largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
     if sharding.offloads_gradients and sharding.gathered_units is None:
-        largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
-        update["gradient of a parameter (fp32)"] = 4 * (largest + min(CHUNK, largest))
+        update["gradient of a parameter (fp32)"] = 4 * (largest + (host is not always) * min(CHUNK, largest))
     tokens, passes = micro_batches(config, work)
     activations = {
         f"activations of {tokens:,} tokens, about": activation_bytes(
@@ -179,15 +180,14 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         )
     update |= quantized.work
     expanded = 8 * stepped if in_8_bits else 0  # fp32 states while a checkpoint is read, or written in the foreground
-    in_host_memory = always if work.device_type == "cpu" else host
     if config.trainer.save_async and config.trainer.save_every:
         owned = 12 * sharding.stored_elements(shape.trained_units, sharding.ranks)  # fp32 parameters and states
-        in_host_memory["copy for a checkpoint being written"] = max(owned, expanded)
+        host["copy for a checkpoint being written"] = max(owned, expanded)
         expanded = 0  # at other times
-    if expanded and in_host_memory is host:
+    if expanded and host is not always:
         host[EXPANDED] = expanded
     if work.sent_copies:
-        in_host_memory[SENT] = work.sent_copies * rollout_dtype.itemsize * shape.parameters
+        host[SENT] = work.sent_copies * rollout_dtype.itemsize * shape.parameters
     if work.device_type == "cpu":
         in_16_bits = work.dtype != torch.float32 or (work.samples and rollout_dtype != torch.float32)
         always["libraries, about"] = LIBRARIES + in_16_bits * PRODUCTS_IN_16_BITS
@@ -195,10 +195,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             small = 4 * sharding.stored_elements(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
     step = dict(gradients) if held is update else {}
-    if config.trainer.offload != "none" or in_8_bits:
+    copies_states = config.trainer.offload != "none" and host is not always
+    if copies_states or in_8_bits:
         # two states in fp32 and what computes or codes them, and a gradient from the host, a chunk at a time
-        at_once = STREAMS * CHUNK if config.trainer.offload != "none" and work.device_type != "cpu" else CHUNK
-        copies = (6 if in_8_bits else 3) + sharding.offloads_gradients
+        at_once = (STREAMS if copies_states else 1) * min(CHUNK, largest)
+        copies = (6 if in_8_bits else 3) + (copies_states and sharding.offloads_gradients)
         step["intermediate values of AdamW"] = 4 * copies * min(at_once, stepped)
     elif work.device_type != "cpu" and not sharding.offloads_optimizer:
         step["intermediate values of AdamW"] = 4 * stepped
@@ -209,6 +210,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         kept = {name: size for name, size in update.items() if name not in gradients}
         layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
         rest = {name: size for name, size in kept.items() if name not in activations}
+        if "weights as cast" in rest and config.model.gradient_checkpointing and not adapters:
+            # the backward pass casts the weights of a layer when it recomputes the layer
+            rest["weights as cast"] = work.dtype.itemsize * (shape.largest_layer + shape.vocab * shape.hidden)
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
     loading = {}
     if not sharding.keeps_full_parameters:
@@ -216,7 +220,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         loading = {name: size for name, size in always.items() if name in (*parameters, *codes, COPY)}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
-    return Memory(always, rollout, update, step, host, loading)
+    return Memory(always, rollout, update, step, {} if host is always else host, loading)
 
 
 def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) -> torch.dtype:
@@ -224,11 +228,6 @@ def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) 
     wanted = config.model.lora.base_dtype
     casts = wanted == "bfloat16" or (wanted == "auto" and shape.published == compute_dtype)
     return compute_dtype if casts else torch.float32
-
-
-def _castable(shape: ModelShape) -> list[ParameterUnit]:
-    """Return the units with only those of the model's own parameters that may have the compute dtype."""
-    return [unit.where(lambda p: p.is_castable and not p.is_adapter) for unit in shape.units]
 
 
 @dataclass(frozen=True)

@@ -40,3 +40,12 @@ def test_the_published_figures_are_within_a_tenth_and_one_model_is_of_a_gigabyte
     for result in document["results"]:
         for allocator, peak in result["peak"].items():
             assert result["planned_peak"][allocator] == pytest.approx(peak, rel=0.1), (result["size"], allocator)
+
+
+def test_the_published_steps_in_bf16_that_free_memory_at_once_are_within_a_tenth_but_for_experts():
+    document = json.loads((REPO / "benchmarks" / "results" / "memory_variants_cpu.json").read_text())
+    dense = [result for result in document["results"] if not result["experts"]]
+    assert dense
+    for result in dense:
+        peak = result["peak"]["freed at once"]
+        assert result["planned_peak"]["freed at once"] == pytest.approx(peak, rel=0.1), (result["size"], result["row"])
