@@ -257,6 +257,8 @@ def _side(args: argparse.Namespace) -> int:
         stdout.write(json.dumps(value) + "\n")
         stdout.flush()
 
+    # torch imports it wherever it is installed, for 70 MiB; the CPU build of torch does not install it
+    sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
     import torch
     import transformers
 

@@ -127,13 +127,6 @@ FAULTS = (
         "training/policy/test_layouts.py",
     ),
     Fault(
-        "unneeded packages imported on a CPU",
-        "cli/backend_selection.py",
-        "        skip_unneeded(selection.backend)",
-        "        pass",
-        "cli/test_env.py -k imports_nothing_unused",
-    ),
-    Fault(
         "plans imported by every run",
         "planning/strategy_choice.py",
         "from hwgrpo.rollout.engine_kind import engine_kind",
