@@ -83,6 +83,7 @@ def test_what_a_full_memory_lowers_is_on_the_page():
         settings("algorithm.kl.coef=0.1"),
         settings("model.lora.rank=4", "rollout.engine=vllm"),
         settings("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"),
+        settings("trainer.strategy=deepspeed", "trainer.deepspeed.sync_every=update"),
         settings("trainer.offload=optimizer"),
     )
     lowered = {

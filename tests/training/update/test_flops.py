@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hwgrpo.jsonlines import read_lines
+from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.quantization import quantize
 from hwgrpo.training import loop
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
@@ -31,12 +32,14 @@ def adapted(model, targets="all-linear"):
 
 def experts():
     torch.manual_seed(0)
-    return Qwen3MoeForCausalLM(
+    model = Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
             vocab_size=37, hidden_size=32, moe_intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2, max_position_embeddings=128,
         )
     )  # fmt: skip
+    set_experts_forward(model)
+    return model
 
 
 def scores_beyond_causal(update, batch):
