@@ -4,6 +4,7 @@ policy_model.py      backbone, LM head and loss in one forward
 head_operand.py      the LM head's weight, cast once per update
 reference_model.py   the frozen model of the KL term
 layouts.py           which sequences share a row: padded, packed, grouped
+row_members.py       the sequences of rows, and the tokens with which several responses begin
 micro_batch.py       the split into micro-batches, and the input of one forward pass
 layout_check.py      the startup check that a model supports a layout
 auto_settings.py     settings left at `auto`

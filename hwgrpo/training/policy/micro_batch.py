@@ -1,20 +1,21 @@
 """Micro-batches: the split of an update into them, and the input of one forward pass from the rows of a layout.
 
-Only hidden states that predict response tokens reach the LM head. A response's last token is not an input.
+Only hidden states that predict response tokens reach the LM head. A response's last token is not an input. Where a
+prompt is shared under a dense mask, so are the tokens with which its responses begin: their hidden states are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
 
 from hwgrpo.models.shared_prefix_masks import Branches
 from hwgrpo.models.ulysses_attention import all_to_all
-from hwgrpo.training.policy.layouts import Layout, Rows, input_lengths
+from hwgrpo.training.policy.layouts import Layout, Rows
+from hwgrpo.training.policy.row_members import feeders, row_branches, row_mask, row_members, spread
 from hwgrpo.values import TrainBatch
 
 
@@ -34,20 +35,18 @@ def split_micro_batches(
         Rows per micro-batch. A row longer than the budget is alone in its micro-batch.
     """
     filled = batch.lengths.gt(0).tolist()
-    lengths = input_lengths(batch).tolist()
-    prompts = batch.prompt_offsets.diff()[batch.prompt_index].tolist()
-
-    def length(row: list[int]) -> int:
-        repeated = prompts[row[0]] * (len(row) - 1) if layout.shares_prompt else 0
-        return sum(lengths[s] for s in row) - repeated
-
     rows = layout.rows(batch, [s for s in sequences if filled[s]], budget, hidden_size)
+    members = row_members(batch, rows, layout)
+    full, shared = members.widths(members.input_S), members.widths(members.input_S - members.shared_S)
+    dense = [layout.is_dense(width) for width in shared]
+    widths = [less if is_dense else width for width, less, is_dense in zip(full, shared, dense)]
     parts: list[Rows] = []
-    longest = 0
-    for width, row in sorted(((length(row), row) for row in rows), key=lambda item: (-item[0], item[1])):
-        if not parts or (len(parts[-1]) + 1) * longest > budget:
+    longest, previous = 0, False
+    for width, is_dense, row in sorted(zip(widths, dense, rows), key=lambda item: (-item[0], item[2])):
+        # rows under one mask are dense or not together
+        if not parts or is_dense != previous or (len(parts[-1]) + 1) * longest > budget:
             parts.append([])
-            longest = width
+            longest, previous = width, is_dense
         parts[-1].append(row)
     return parts
 
@@ -151,93 +150,64 @@ def build_micro_batch(
         layout: layout of the rows; if it shares prompts, the sequences of a row must have the same prompt.
         multiple: divisor of the width L, padding included.
     """
-    sequence_S = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
-    row_S = torch.repeat_interleave(torch.tensor([len(row) for row in rows], dtype=torch.int64))
+    sequence_S, row_S, first_S, own_prompt_S, input_S, shared_S = members = row_members(batch, rows, layout)
     prompt_S = batch.prompt_index[sequence_S]
     prompt_length_S = batch.prompt_offsets.diff()[prompt_S]
     length_S = batch.lengths[sequence_S]
-    input_S = (length_S - 1).clamp_min(0)
 
-    first_S = torch.ones(len(sequence_S), dtype=torch.bool)
-    first_S[1:] = row_S.diff() > 0
-    own_prompt_S = torch.where(first_S | (not layout.shares_prompt), prompt_length_S, 0)
-    end_S = (own_prompt_S + input_S).cumsum(0)
-    begin_S = end_S - own_prompt_S - input_S
+    width = max(members.widths(input_S - shared_S), default=1)
+    dense = layout.is_dense(width)
+    if not dense:
+        shared_S = torch.zeros_like(shared_S)
+        width = max(members.widths(input_S), default=1)
+    fed_S = input_S - shared_S
+    end_S = (own_prompt_S + fed_S).cumsum(0)
+    begin_S = end_S - own_prompt_S - fed_S
     column_S = begin_S - begin_S[first_S][row_S]  # column of the sequence's first own token
-    width = int((column_S + own_prompt_S + input_S).max()) if rows else 1
     width = -(-width // multiple) * multiple
     prompt_end_S = prompt_length_S if layout.shares_prompt else column_S + prompt_length_S
-    response_S = column_S + own_prompt_S
+    # column of the first response token, were it the sequence's own
+    response_S = column_S + own_prompt_S - shared_S
 
     input_ids = torch.zeros(max(len(rows), 1), width, dtype=torch.int64)
     positions = torch.zeros_like(input_ids)
-    # Number of the token's sequence; 0 for a shared prompt, -1 for padding.
+    # Numbers of the first and last sequence that have the token: consecutive ones. 0 to S for a shared prompt, -1 for
+    # padding.
     owner = torch.full_like(input_ids, -1)
+    last = torch.full_like(input_ids, -1)
     number_S = torch.arange(1, len(sequence_S) + 1)
-    place, within, of = _spread(row_S * width + column_S, own_prompt_S)
+    place, within, of = spread(row_S * width + column_S, own_prompt_S)
     input_ids.view(-1)[place] = batch.prompt_tokens[batch.prompt_offsets[prompt_S][of] + within]
     positions.view(-1)[place] = within
     owner.view(-1)[place] = 0 if layout.shares_prompt else number_S[of]
-    place, within, of = _spread(row_S * width + response_S, input_S)
+    last.view(-1)[place] = len(sequence_S) if layout.shares_prompt else number_S[of]
+    place, within, of = spread(row_S * width + response_S + shared_S, fed_S)
+    within += shared_S[of]
     input_ids.view(-1)[place] = batch.tokens[batch.offsets[sequence_S][of] + within]
     positions.view(-1)[place] = prompt_length_S[of] + within
     owner.view(-1)[place] = number_S[of]
+    token_index, within, of = spread(batch.offsets[sequence_S], length_S)
+    before = (within - 1).clamp_min(0)
+    feeder = feeders(shared_S, of, before) if shared_S.any() else of
+    place = row_S[of] * width + response_S[feeder] + before
+    last.view(-1).scatter_reduce_(0, place[within > 0], number_S[of[within > 0]], "amax")
 
     masked = len(sequence_S) > len(rows)
     if not masked:
         # Positions that fall back to 0 at padding would make transformers build a mask for packed sequences.
         positions = torch.arange(width).expand(input_ids.shape)
-    dense = layout.attention == "masked" or width <= layout.dense_up_to
-    token_index, within, of = _spread(batch.offsets[sequence_S], length_S)
-    predicted_from = torch.where(within == 0, prompt_end_S[of], response_S[of] + within)
     return MicroBatch(
         input_ids=input_ids,
         position_ids=positions,
         is_token=owner >= 0,
-        attention_mask=_mask(positions, owner) if masked and dense else None,
-        branches=_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
+        attention_mask=row_mask(positions, owner, last) if masked and dense else None,
+        branches=row_branches(row_S, first_S, prompt_length_S, response_S, input_S, width)
         if masked and not dense
         else None,
-        hidden_rows=row_S[of] * width + predicted_from - 1,
+        hidden_rows=torch.where(within > 0, place, row_S[of] * width + prompt_end_S[of] - 1),
         targets=batch.tokens[token_index],
         cu_seqlens=torch.cat([length_S.new_zeros(1), length_S.cumsum(0)]),
         token_index=token_index,
         signals={name: tensor[sequence_S][of] for name, tensor in signals.per_sequence.items()}
         | {name: tensor[token_index] for name, tensor in signals.per_token.items()},
     )
-
-
-def _mask(positions: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
-    """Return [B, 1, L, L] bool: a token sees its own sequence and a shared prompt, up to its own position."""
-    visible = (owner[:, None, :] == owner[:, :, None]) | (owner[:, None, :] == 0)
-    return (visible & (positions[:, None, :] <= positions[:, :, None]))[:, None]
-
-
-def _branches(
-    row_S: torch.Tensor,
-    first_S: torch.Tensor,
-    prompt_length_S: torch.Tensor,
-    response_S: torch.Tensor,
-    input_S: torch.Tensor,
-    width: int,
-) -> Branches:
-    """Return the branches of rows of `width` tokens with a shared prompt; `response_S`: first column of a response."""
-    numbers = torch.arange(len(row_S))
-    branch_S = numbers - numbers[first_S][row_S]
-    B, K, P, R = int(row_S[-1]) + 1, int(branch_S.max()) + 1, int(prompt_length_S.max()), int(input_S.max())
-    place, within, of = _spread(row_S * width + response_S, input_S)
-    responses = torch.zeros(B, K, R, dtype=torch.int64)
-    responses[row_S[of], branch_S[of], within] = place
-    # The prompt's tokens are in a row's first P columns; the others there are a response's, or padding.
-    source = torch.arange(width).clamp_max(P - 1) + P * torch.arange(B)[:, None]
-    source.view(-1)[place] = B * P + ((row_S * K + branch_S)[of] * R + within)
-    return Branches(
-        prompt_width=P, responses=responses, prompt_lengths=prompt_length_S[first_S], place=source.flatten()
-    )
-
-
-def _spread(start_S: torch.Tensor, length_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return each element of the ranges of `length_S` from `start_S` on, its index in its range, and its range."""
-    of = torch.repeat_interleave(length_S)
-    within = torch.arange(len(of)) - (length_S.cumsum(0) - length_S)[of]
-    return start_S[of] + within, within, of

@@ -69,9 +69,19 @@ def settings(*overrides: str) -> Config:
 
 
 def ragged_batch(
-    *, prompts: int = 4, n: int = 3, seed: int = 0, empty: bool = False, old: bool = False, ref: bool = False
+    *,
+    prompts: int = 4,
+    n: int = 3,
+    seed: int = 0,
+    empty: bool = False,
+    old: bool = False,
+    ref: bool = False,
+    alike: bool = False,
 ) -> TrainBatch:
-    """Return a batch of prompts and responses of unequal lengths with random tokens and advantages."""
+    """Return a batch of prompts and responses of unequal lengths with random tokens and advantages.
+
+    Responses are of two different tokens if they are to begin `alike`.
+    """
     g = torch.Generator().manual_seed(seed)
     prompt_lengths = torch.randint(2, 7, (prompts,), generator=g)
     lengths = torch.randint(1, 8, (prompts * n,), generator=g)
@@ -87,7 +97,7 @@ def ragged_batch(
         prompt_tokens=torch.randint(VOCAB, (int(prompt_lengths.sum()),), generator=g),
         prompt_offsets=offsets(prompt_lengths),
         prompt_index=torch.arange(prompts).repeat_interleave(n),
-        tokens=torch.randint(VOCAB, (total,), generator=g),
+        tokens=torch.randint(2 if alike else VOCAB, (total,), generator=g),
         offsets=offsets(lengths),
         advantages=torch.randn(prompts * n, generator=g),
         rollout_logprobs=rollout,

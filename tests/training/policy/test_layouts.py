@@ -20,6 +20,7 @@ from hwgrpo.training.policy.layouts import (
 )
 from hwgrpo.training.policy.micro_batch import TokenSignals, build_micro_batch, split_micro_batches
 from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
+from hwgrpo.values import TrainBatch
 from tests.support.models.tiny import VOCAB, ragged_batch, settings, tiny_llama, tiny_qwen3
 
 NOTHING = TokenSignals({}, {})
@@ -76,6 +77,55 @@ def test_the_grouped_mask_lets_a_response_see_the_prompt_and_itself():
         column += length
 
 
+def batch_of(*responses: list[int], prompt: tuple[int, ...] = (7, 8)) -> TrainBatch:
+    """Return a group of one prompt."""
+    lengths = torch.tensor([len(response) for response in responses])
+    return TrainBatch(
+        prompt_tokens=torch.tensor(prompt),
+        prompt_offsets=torch.tensor([0, len(prompt)]),
+        prompt_index=torch.zeros(len(responses), dtype=torch.int64),
+        tokens=torch.tensor([token for response in responses for token in response]),
+        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+        advantages=torch.ones(len(responses)),
+        rollout_logprobs=torch.zeros(int(lengths.sum())),
+    )
+
+
+@pytest.mark.parametrize("layout", [GROUPED, GROUPED_MASKED], ids=lambda layout: layout.name)
+def test_tokens_with_which_responses_begin_are_fed_once_under_a_mask(layout):
+    # last tokens, 9, are no input
+    batch = batch_of([1, 2, 3, 9], [4, 9], [1, 2, 9], [1, 2, 3, 9], [1, 5, 6, 9])
+    rows = layout.rows(batch, range(5), 1000, 4096)
+    assert rows == [[0, 3, 2, 4, 1]]
+    micro = build_micro_batch(batch, rows, NOTHING, layout)
+    assert micro.input_ids.tolist() == [[7, 8, 1, 2, 3, 5, 6, 4]]
+    assert micro.position_ids.tolist() == [[0, 1, 2, 3, 4, 3, 4, 2]]
+    assert micro.hidden_rows.tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 1, 2, 5, 6, 1, 7]
+    assert micro.attention_mask is not None
+    seen = [[column for column, sees in enumerate(row) if sees] for row in micro.attention_mask[0, 0].tolist()]
+    assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 5], [0, 1, 2, 5, 6], [0, 1, 7]]
+
+
+def test_without_a_mask_over_the_row_every_response_feeds_its_own_tokens():
+    batch = batch_of([1, 2, 3, 9], [1, 2, 9])
+    rows = BRANCHED.rows(batch, range(2), 1000, 4096)
+    assert build_micro_batch(batch, rows, NOTHING, BRANCHED).input_ids.tolist() == [[7, 8, 1, 2, 3, 1, 2]]
+
+
+def test_rows_that_a_mask_separates_are_not_mixed_with_others():
+    alike, unlike = [1] * 90, [[token] * 100 for token in (2, 3)]
+    batch = replace(
+        batch_of(alike, alike, alike, *unlike, prompt=(7, 8, 7, 8)),
+        prompt_offsets=torch.tensor([0, 2, 4]),
+        prompt_index=torch.tensor([0, 0, 0, 1, 1]),
+    )
+    parts = split_micro_batches(batch, range(5), 500, GROUPED, 4096)
+    assert parts == [[[3, 4]], [[0, 1, 2]]]
+    micros = [build_micro_batch(batch, part, NOTHING, GROUPED) for part in parts]
+    assert [micro.attention_mask is None for micro in micros] == [True, False]
+    assert [micro.input_ids.shape[1] for micro in micros] == [200, 91]
+
+
 def test_a_group_feeds_its_prompt_once_and_no_last_token():
     batch = ragged_batch(prompts=4, n=3)
     rows = GROUPED.rows(batch, range(len(batch)), 1000, 4096)
@@ -110,8 +160,8 @@ def test_micro_batches_keep_within_the_budget_and_hold_each_sequence_once(layout
 def test_a_row_of_a_group_is_filled_to_the_budget_and_not_beyond():
     batch = ragged_batch(prompts=1, n=4)
     tokens = int(batch.prompt_offsets.diff()[0] + (batch.lengths - 1).sum())
-    assert BRANCHED.rows(batch, range(4), tokens, 4096) == [[0, 1, 2, 3]]
-    assert BRANCHED.rows(batch, range(4), tokens - 1, 4096) == [[0, 1, 2], [3]]
+    assert [len(row) for row in BRANCHED.rows(batch, range(4), tokens, 4096)] == [4]
+    assert [len(row) for row in BRANCHED.rows(batch, range(4), tokens - 1, 4096)] == [3, 1]
 
 
 @LAYOUTS

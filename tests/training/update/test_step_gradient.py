@@ -41,10 +41,11 @@ def test_a_whole_step_has_the_gradient_of_fp64_autograd_on_full_logits(case: str
 @pytest.mark.parametrize("layout", [PADDED, PACKED, GROUPED, GROUPED_MASKED, BRANCHED], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("budget", [32, 64, 10_000])
 @pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("alike", [False, True], ids=["", "alike"])
 def test_the_gradient_does_not_depend_on_layout_budget_or_recomputation(
-    layout: Layout, budget: int, checkpointing: bool
+    layout: Layout, budget: int, checkpointing: bool, alike: bool
 ):
-    batch = ragged_batch(old=True, ref=True, empty=True)
+    batch = ragged_batch(n=6 if alike else 3, old=True, ref=True, empty=True, alike=alike)
     words = ["algorithm.kl.coef=0.05", "algorithm.entropy_coef=0.01"]
     loss, expected, sums = gradients(updater(tiny_qwen3(), *words), batch)
     model = tiny_qwen3()
