@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         "a token that only some responses begin with shared by all",
-        "training/policy/layouts.py",
+        "training/policy/row_members.py",
         'within[differs], "amin")',
         'within[differs] + 1, "amin")',
         "training/update/test_step_gradient.py",
