@@ -89,7 +89,7 @@ SMOKE_SHAPE: dict[str, int | bool] = {
 PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS, STEPS = 4, 4, 32, 64, 2
 WITHIN = 0.10
 LOADING = "loading"
-STAGES = ("gen", "update_actor")
+STAGES = ("gen", "update_actor", "save")
 AS_IT_IS, FREED = "malloc as it is", "freed at once"
 ALLOCATORS: dict[str, dict[str, str]] = {
     AS_IT_IS: {},

@@ -737,6 +737,27 @@ FAULTS = (
         "planning/test_memory.py -k under_adapters",
     ),
     Fault(
+        "casts of all layers planned beside all gradients",
+        "planning/memory.py",
+        'rest["weights as cast"] = work.dtype.itemsize * (shape.largest_layer + shape.vocab * shape.hidden)',
+        "pass",
+        "planning/test_memory.py -k casts_the_weights",
+    ),
+    Fault(
+        "intermediate values of AdamW larger than any parameter",
+        "planning/memory.py",
+        "(STREAMS if copies_states else 1) * min(CHUNK, largest)",
+        "(STREAMS if copies_states else 1) * CHUNK",
+        "planning/test_memory.py -k states_in_8_bits_or",
+    ),
+    Fault(
+        "compiled products planned on a host that compiles none",
+        "planning/memory.py",
+        "(in_16_bits and compiles_products())",
+        "in_16_bits",
+        "planning/test_memory.py -k compiled_products",
+    ),
+    Fault(
         "a broken promise of final gradients accepted",
         "../kernels/hwgrpo_kernels/precomputed_gradients.py",
         "if ctx.are_final and is_known and not is_one:",

@@ -36,7 +36,7 @@ LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
 EXPANDED = "states in fp32 while a checkpoint is read or written"
 PRODUCTS_IN_16_BITS = 110 * 2**20
-"""Bytes more if a host computes in 16 bits, as measured: oneDNN compiles and keeps a product for each shape."""
+"""Bytes more where oneDNN multiplies in 16 bits, as measured: it compiles and keeps a product for each shape."""
 KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
@@ -190,7 +190,7 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         host[SENT] = work.sent_copies * rollout_dtype.itemsize * shape.parameters
     if work.device_type == "cpu":
         in_16_bits = work.dtype != torch.float32 or (work.samples and rollout_dtype != torch.float32)
-        always["libraries, about"] = LIBRARIES + in_16_bits * PRODUCTS_IN_16_BITS
+        always["libraries, about"] = LIBRARIES + (in_16_bits and compiles_products()) * PRODUCTS_IN_16_BITS
         if held is update:
             small = 4 * sharding.stored_elements(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
@@ -221,6 +221,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
     return Memory(always, rollout, update, step, {} if host is always else host, loading)
+
+
+def compiles_products() -> bool:
+    """Return whether oneDNN multiplies in 16 bits on this host: on x86 with AVX-512; torch's own code compiles none."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) -> torch.dtype:
