@@ -8,6 +8,7 @@ returns freed blocks at once, which separates the memory of tensors from memory 
 
     python benchmarks/memory.py --size 36m --size 120m --output results.json
     python benchmarks/memory.py --rows lora
+    python benchmarks/memory.py --rows variants --freed-at-once rollout.n=2
 
 `--rows lora` trains adapters in bfloat16 on a base model that was published in bfloat16: on a base held in fp32 and
 copied to sample with, and on one held in bf16 once. `--rows variants` has the other kinds of runs that recipes plan. A
@@ -104,18 +105,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", choices=tuple(SIZES), action="append", help="default: all")
     parser.add_argument("--rows", choices=tuple(ROWS), default="full", help="the table (default: full)")
     parser.add_argument("--row", action="append", help="only rows with this text in their name")
+    parser.add_argument("--freed-at-once", action="store_true", help="only with that malloc: half the time")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the runs, as for `hwgrpo train`")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, default malloc; ignores the limit")
     args = parser.parse_args(argv)
     if args.child:
-        print(json.dumps(measured(Path(args.child), args.overrides)))
+        # in one piece: ranks write into the same pipe
+        print(json.dumps(measured(Path(args.child), args.overrides)) + "\n", end="", flush=True)
         return 0
     rows = [row for row in ROWS[args.rows] if not args.row or any(text in row.name for text in args.row)]
-    results = [
-        measure(size, row, args.overrides) for size in ([SMOKE] if args.smoke else args.size or SIZES) for row in rows
-    ]
+    names = [AS_IT_IS] if args.smoke else [FREED] if args.freed_at_once else list(ALLOCATORS)
+    sizes = [SMOKE] if args.smoke else args.size or SIZES
+    results = [measure(size, row, names, args.overrides) for size in sizes for row in rows]
     print(table(results))
     if args.output:
         Path(args.output).write_text(json.dumps({**machine(), "results": results}, indent=1) + "\n")
@@ -124,8 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(wrong and not args.smoke)
 
 
-def measure(size: str, row: Row, more: Sequence[str]) -> dict[str, Any]:
-    """Make a model, train it in child processes, and compare their memory with the plan."""
+def measure(size: str, row: Row, allocators: Sequence[str], more: Sequence[str]) -> dict[str, Any]:
+    """Make a model, train it in a child process for each allocator, and compare their memory with the plan."""
     from hwgrpo_backends import registry
     from hwgrpo_backends.environment import profile
 
@@ -134,7 +137,7 @@ def measure(size: str, row: Row, more: Sequence[str]) -> dict[str, Any]:
         make(size, folder, "bfloat16" if "model.dtype=bfloat16" in overrides else "float32", experts=row.experts)
         ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={row.ranks}"]
         runs, applied = {}, {s.name: s.value for s in profile(registry.get("cpu"), "train")}
-        for allocator, variables in list(ALLOCATORS.items())[: 1 if size == SMOKE else None]:
+        for allocator in allocators:
             done = subprocess.run(
                 [
                     *(sys.executable, *(ranks if row.ranks > 1 else ()), str(Path(__file__).resolve())),
@@ -144,7 +147,7 @@ def measure(size: str, row: Row, more: Sequence[str]) -> dict[str, Any]:
                 text=True,
                 check=True,
                 cwd=folder,
-                env=os.environ | applied | {"OMP_NUM_THREADS": "1"} | variables,
+                env=os.environ | applied | {"OMP_NUM_THREADS": "1"} | ALLOCATORS[allocator],
             )
             found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"after_imports')]
             assert len(found) == row.ranks

@@ -13,6 +13,7 @@ from hwgrpo.config import Config, load_config
 from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.planning.memory import (
     EXPANDED,
+    FOR_ADAPTERS,
     KEPT_FREE,
     LIBRARIES,
     PRODUCTS_IN_16_BITS,
@@ -124,6 +125,9 @@ def test_compiled_products_are_planned_where_the_host_multiplies_16_bits_by_oned
     in_16_bits = estimate(planned(), shape, replace(WORK, dtype=torch.bfloat16))
     assert in_16_bits.always["libraries, about"] == LIBRARIES + more
     assert estimate(planned(), shape, WORK).always["libraries, about"] == LIBRARIES
+    adapted = planned("model.lora.rank=4")
+    with_adapters = estimate(adapted, model_shape(adapted.model, small("Qwen3-8B", tmp_path)), WORK)
+    assert with_adapters.always["libraries, about"] == LIBRARIES + FOR_ADAPTERS
 
 
 def test_adapters_train_little_and_come_on_top_of_the_model(tmp_path):
