@@ -3,7 +3,7 @@
 Each size is a randomly initialized Qwen3 that trains for two steps in a separate process, by the code of
 `hwgrpo train`. The process subtracts its resident memory after the imports; the kernel's high-water mark (VmHWM) is
 reset before each stage, so that every stage has its own peak. Responses reach the length limit, as the plan assumes:
-one token in thousands ends a response earlier. Each size runs twice, with glibc's default malloc and with one that
+one token in thousands ends a response earlier. Each row runs twice, with glibc's default malloc and with one that
 returns freed blocks at once, which separates the memory of tensors from memory that malloc caches.
 
     python benchmarks/memory.py --size 36m --size 120m --output results.json
@@ -12,8 +12,9 @@ returns freed blocks at once, which separates the memory of tensors from memory 
 
 `--rows lora` trains adapters in bfloat16 on a base model that was published in bfloat16: on a base held in fp32 and
 copied to sample with, and on one held in bf16 once. `--rows variants` has the other kinds of runs that recipes plan. A
-peak is that of a step; that of loading is in the results, too. The exit code is 1 if a peak and its plan differ by more
-than 10 %; in bfloat16 only those of blocks freed at once count, since no plan knows malloc's free blocks there.
+peak is that of a step, or of the checkpoint after the last one; that of loading is in the results, too. The exit code
+is 1 if a peak and its plan differ by more than 10 %; in bfloat16 only those of blocks freed at once count, since no
+plan knows malloc's free blocks there.
 """
 
 from __future__ import annotations
