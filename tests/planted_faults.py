@@ -213,7 +213,7 @@ FAULTS = (
     Fault(
         "a quantized base's file mapped for its embeddings",
         "models/frozen_dtype.py",
-        "(quantized and parameter.is_floating_point())",
+        "(replaced and parameter.is_floating_point())",
         "False",
         "models/test_frozen_dtype.py -k mapped",
     ),
