@@ -3,16 +3,18 @@
 Each size is a randomly initialized Qwen3 that trains for two steps in a separate process, by the code of
 `hwgrpo train`. The process subtracts its resident memory after the imports; the kernel's high-water mark (VmHWM) is
 reset before each stage, so that every stage has its own peak. Responses reach the length limit, as the plan assumes:
-one token in thousands ends a response earlier. Each size runs twice, with glibc's default malloc and with one that
+one token in thousands ends a response earlier. Each row runs twice, with glibc's default malloc and with one that
 returns freed blocks at once, which separates the memory of tensors from memory that malloc caches.
 
     python benchmarks/memory.py --size 36m --size 120m --output results.json
     python benchmarks/memory.py --rows lora
+    python benchmarks/memory.py --rows variants --freed-at-once rollout.n=2
 
 `--rows lora` trains adapters in bfloat16 on a base model that was published in bfloat16: on a base held in fp32 and
 copied to sample with, and on one held in bf16 once. `--rows variants` has the other kinds of runs that recipes plan. A
-peak is that of a step; that of loading is in the results, too. The exit code is 1 if a peak and its plan differ by more
-than 10 %; in bfloat16 only those of blocks freed at once count, since no plan knows malloc's free blocks there.
+peak is that of a step, or of the checkpoint after the last one; that of loading is in the results, too. The exit code
+is 1 if a peak and its plan differ by more than 10 %; in bfloat16 only those of blocks freed at once count, since no
+plan knows malloc's free blocks there.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ SMOKE_SHAPE: dict[str, int | bool] = {
 PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS, STEPS = 4, 4, 32, 64, 2
 WITHIN = 0.10
 LOADING = "loading"
-STAGES = ("gen", "update_actor")
+STAGES = ("gen", "update_actor", "save")
 AS_IT_IS, FREED = "malloc as it is", "freed at once"
 ALLOCATORS: dict[str, dict[str, str]] = {
     AS_IT_IS: {},
@@ -104,18 +106,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", choices=tuple(SIZES), action="append", help="default: all")
     parser.add_argument("--rows", choices=tuple(ROWS), default="full", help="the table (default: full)")
     parser.add_argument("--row", action="append", help="only rows with this text in their name")
+    parser.add_argument("--freed-at-once", action="store_true", help="only with that malloc: half the time")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the runs, as for `hwgrpo train`")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, default malloc; ignores the limit")
     args = parser.parse_args(argv)
     if args.child:
-        print(json.dumps(measured(Path(args.child), args.overrides)))
+        # in one piece: ranks write into the same pipe
+        print(json.dumps(measured(Path(args.child), args.overrides)) + "\n", end="", flush=True)
         return 0
     rows = [row for row in ROWS[args.rows] if not args.row or any(text in row.name for text in args.row)]
-    results = [
-        measure(size, row, args.overrides) for size in ([SMOKE] if args.smoke else args.size or SIZES) for row in rows
-    ]
+    names = [AS_IT_IS] if args.smoke else [FREED] if args.freed_at_once else list(ALLOCATORS)
+    sizes = [SMOKE] if args.smoke else args.size or SIZES
+    results = [measure(size, row, names, args.overrides) for size in sizes for row in rows]
     print(table(results))
     if args.output:
         Path(args.output).write_text(json.dumps({**machine(), "results": results}, indent=1) + "\n")
@@ -124,8 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(wrong and not args.smoke)
 
 
-def measure(size: str, row: Row, more: Sequence[str]) -> dict[str, Any]:
-    """Make a model, train it in child processes, and compare their memory with the plan."""
+def measure(size: str, row: Row, allocators: Sequence[str], more: Sequence[str]) -> dict[str, Any]:
+    """Make a model, train it in a child process for each allocator, and compare their memory with the plan."""
     from hwgrpo_backends import registry
     from hwgrpo_backends.environment import profile
 
@@ -134,7 +138,7 @@ def measure(size: str, row: Row, more: Sequence[str]) -> dict[str, Any]:
         make(size, folder, "bfloat16" if "model.dtype=bfloat16" in overrides else "float32", experts=row.experts)
         ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={row.ranks}"]
         runs, applied = {}, {s.name: s.value for s in profile(registry.get("cpu"), "train")}
-        for allocator, variables in list(ALLOCATORS.items())[: 1 if size == SMOKE else None]:
+        for allocator in allocators:
             done = subprocess.run(
                 [
                     *(sys.executable, *(ranks if row.ranks > 1 else ()), str(Path(__file__).resolve())),
@@ -144,7 +148,7 @@ def measure(size: str, row: Row, more: Sequence[str]) -> dict[str, Any]:
                 text=True,
                 check=True,
                 cwd=folder,
-                env=os.environ | applied | {"OMP_NUM_THREADS": "1"} | variables,
+                env=os.environ | applied | {"OMP_NUM_THREADS": "1"} | ALLOCATORS[allocator],
             )
             found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"after_imports')]
             assert len(found) == row.ranks

@@ -76,15 +76,16 @@ def hold_base_in(base_dtype: str, parameters: Sequence[nn.Parameter], compute_dt
 
 
 def release_files(model: nn.Module) -> None:
-    """Copy frozen parameters if others were cast or quantized: one mapped from a file keeps all of it in memory."""
+    """Copy frozen parameters if others are not those of the file: one mapped from a file keeps all of it in memory."""
     frozen = [parameter for parameter in model.parameters() if not (parameter.requires_grad or parameter.is_meta)]
     dtypes = {parameter.dtype for parameter in frozen}
     if dtypes == {torch.float32}:
         return
-    quantized = torch.uint8 in dtypes
+    # quantized, or stacked from the matrices of the experts
+    replaced = torch.uint8 in dtypes or any(parameter.dim() == 3 for parameter in frozen)
     for parameter in frozen:
-        # without quantized ones, those that are not fp32 were cast, or all that the file has
-        if parameter.dtype == torch.float32 or (quantized and parameter.is_floating_point()):
+        # otherwise those that are not fp32 were cast, or all that the file has
+        if parameter.dtype == torch.float32 or (replaced and parameter.is_floating_point()):
             parameter.data = parameter.data.clone()
 
 

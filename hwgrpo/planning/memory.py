@@ -35,8 +35,10 @@ SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
 EXPANDED = "states in fp32 while a checkpoint is read or written"
-PRODUCTS_IN_16_BITS = 110 * 2**20
-"""Bytes more if a host computes in 16 bits, as measured: oneDNN compiles and keeps a product for each shape."""
+FOR_ADAPTERS = 20 * 2**20
+"""Bytes more on a host with LoRA, as measured: peft, and blocks too small to be freed."""
+PRODUCTS_IN_16_BITS = 90 * 2**20
+"""Bytes more where oneDNN multiplies in 16 bits, as measured: it compiles and keeps a product for each shape."""
 KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
@@ -174,7 +176,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         elif adapters and config.model.gradient_checkpointing:
             cast = adapters + shape.largest_layer
         update["weights as cast"] = size * (cast + head)
-    if sharding.syncs_once:
+    if sharding.syncs_once and (passes > 1 or sharding.gathered_units is None):
+        # the only pass of an update reduces those of a layer as soon as they are complete
         update["unsharded gradients (fp32)"] = 4 * sum(
             unit.copies * sharding.computed_elements(unit) for unit in shape.trained_units
         )
@@ -190,7 +193,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         host[SENT] = work.sent_copies * rollout_dtype.itemsize * shape.parameters
     if work.device_type == "cpu":
         in_16_bits = work.dtype != torch.float32 or (work.samples and rollout_dtype != torch.float32)
-        always["libraries, about"] = LIBRARIES + in_16_bits * PRODUCTS_IN_16_BITS
+        always["libraries, about"] = LIBRARIES + bool(adapters) * FOR_ADAPTERS
+        always["libraries, about"] += (in_16_bits and compiles_products()) * PRODUCTS_IN_16_BITS
         if held is update:
             small = 4 * sharding.stored_elements(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
@@ -205,14 +209,17 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         step["intermediate values of AdamW"] = 4 * stepped
     if expanded and work.device_type == "cpu":
         step = max(step, {EXPANDED: expanded}, key=lambda parts: sum(parts.values()))
-    if passes == 1 and held is update and sharding.gathered_units is None:
-        # Activations are freed as gradients appear: both never exist in full together. From a second pass on they do.
+    if passes == 1 and held is update and sharding.gathered_units in (None, "all"):
+        # Activations and gathered weights are freed as gradients appear: they never exist in full together. From a
+        # second pass on they do.
         kept = {name: size for name, size in update.items() if name not in gradients}
         layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
         rest = {name: size for name, size in kept.items() if name not in activations}
         if "weights as cast" in rest and config.model.gradient_checkpointing and not adapters:
             # the backward pass casts the weights of a layer when it recomputes the layer
-            rest["weights as cast"] = work.dtype.itemsize * (shape.largest_layer + shape.vocab * shape.hidden)
+            rest["weights as cast"] = size * (shape.largest_layer + shape.vocab * shape.hidden)
+        if "weights gathered" in rest:
+            rest["weights gathered"] = size * _gathered(shape, replace(sharding, gathered_units=2))
         update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
     loading = {}
     if not sharding.keeps_full_parameters:
@@ -221,6 +228,11 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
     return Memory(always, rollout, update, step, {} if host is always else host, loading)
+
+
+def compiles_products() -> bool:
+    """Return whether oneDNN multiplies in 16 bits on this host: on x86 with AVX-512; torch's own code compiles none."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def frozen_dtype(config: Config, shape: ModelShape, compute_dtype: torch.dtype) -> torch.dtype:

@@ -219,18 +219,28 @@ def test_the_head_of_a_base_in_bf16_is_detected_as_that_of_one_in_fp32(tmp_path)
         assert expected.softcap is None
 
 
-def test_stacked_experts_are_held_in_bf16_and_routers_in_fp32(tmp_path):
+def mixture_of(folder: Path, *overrides: str) -> PolicyModel:
+    """Load a policy of stacked experts, of a file with a matrix for each expert."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=len(TOKENIZER), hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
     )  # fmt: skip
-    path = published(Qwen3MoeForCausalLM(config), tmp_path)
-    policy = policy_of(path, *LORA)
-    held = dtypes(policy)
+    return policy_of(published(Qwen3MoeForCausalLM(config), folder), *LORA, *overrides)
+
+
+def test_stacked_experts_are_held_in_bf16_and_routers_in_fp32(tmp_path):
+    held = dtypes(mixture_of(tmp_path))
     base = {name.replace("base_layer.", ""): dtype for name, dtype in held.items() if "lora" not in name}
     assert {dtype for name, dtype in base.items() if "experts" in name} == {torch.bfloat16}
     assert {dtype for name, dtype in base.items() if "mlp.gate.weight" in name} == {torch.float32}
+
+
+def test_no_file_stays_mapped_for_what_is_beside_stacked_experts(tmp_path):
+    policy = mixture_of(tmp_path, "model.lora.target_modules=[q_proj,v_proj]")
+    gc.collect()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert policy.model is not None
 
 
 @pytest.mark.parametrize(

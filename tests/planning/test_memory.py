@@ -13,8 +13,10 @@ from hwgrpo.config import Config, load_config
 from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.planning.memory import (
     EXPANDED,
+    FOR_ADAPTERS,
     KEPT_FREE,
     LIBRARIES,
+    PRODUCTS_IN_16_BITS,
     Work,
     activation_bytes,
     cache_bytes,
@@ -24,7 +26,6 @@ from hwgrpo.planning.memory import (
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.planning.planned_sharding import config_sharding
 from hwgrpo.training.strategies.held_adamw import BLOCK, STATES, STREAMS, HeldAdamW, In8Bits
-from hwgrpo.training.strategies.host_gradients import CHUNK
 from hwgrpo.training.strategies.optimizer import build_optimizer
 
 MODELS = Path(__file__).resolve().parents[2] / "configs" / "models"
@@ -99,6 +100,34 @@ def test_under_adapters_the_cast_of_the_head_is_held_beside_that_of_one_layer(na
     shape = model_shape(config.model, small(name, tmp_path))
     update = estimate(config, shape, replace(WORK, dtype=torch.bfloat16)).update
     assert update["weights as cast"] == 2 * held(shape)
+
+
+def test_the_backward_pass_of_full_training_casts_the_weights_of_one_layer_at_a_time(tmp_path):
+    shape = model_shape(planned().model, small("Qwen3-8B", tmp_path, layers=4))
+    work = replace(WORK, dtype=torch.bfloat16, prompts=1)
+
+    def cast(*overrides: str) -> int:
+        config = planned("rollout.n=2", "rollout.max_response_tokens=4", *overrides)
+        update = estimate(config, shape, work).update
+        assert "gradients (fp32)" in update, "there are as many tokens as let gradients make the peak"
+        return update["weights as cast"]
+
+    assert cast("model.gradient_checkpointing=true") == 2 * (shape.largest_layer + 128 * 128)
+    assert cast("model.gradient_checkpointing=false") == 2 * shape.parameters
+
+
+@pytest.mark.parametrize(("compiled", "more"), [(True, PRODUCTS_IN_16_BITS), (False, 0)])
+def test_compiled_products_are_planned_where_the_host_multiplies_16_bits_by_onednn(
+    compiled, more, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("hwgrpo.planning.memory.compiles_products", lambda: compiled)
+    shape = model_shape(planned().model, small("Qwen3-8B", tmp_path))
+    in_16_bits = estimate(planned(), shape, replace(WORK, dtype=torch.bfloat16))
+    assert in_16_bits.always["libraries, about"] == LIBRARIES + more
+    assert estimate(planned(), shape, WORK).always["libraries, about"] == LIBRARIES
+    adapted = planned("model.lora.rank=4")
+    with_adapters = estimate(adapted, model_shape(adapted.model, small("Qwen3-8B", tmp_path)), WORK)
+    assert with_adapters.always["libraries, about"] == LIBRARIES + FOR_ADAPTERS
 
 
 def test_adapters_train_little_and_come_on_top_of_the_model(tmp_path):
@@ -183,7 +212,9 @@ def test_states_in_8_bits_or_in_host_memory_are_planned_as_they_are_held(tmp_pat
     there = estimate(offloaded, shape, work, config_sharding(offloaded, 1))
     assert there.host["optimizer states (AdamW)"] == plain.always["optimizer states (AdamW)"]
     assert "optimizer states (AdamW)" not in there.always
-    assert there.step["intermediate values of AdamW"] <= 12 * STREAMS * CHUNK
+    largest = 352 * 128  # each parameter is stepped by itself, and smaller than a chunk
+    assert there.step["intermediate values of AdamW"] == 12 * STREAMS * largest
+    assert coded.step["intermediate values of AdamW"] == 24 * largest
     gradients = planned("trainer.offload=gradients")
     both = estimate(gradients, shape, work, config_sharding(gradients, 1))
     assert both.host == there.host | {"gradients (fp32)": plain.update["gradients (fp32)"]}

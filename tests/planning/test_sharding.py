@@ -129,6 +129,20 @@ def test_what_is_synchronized_once_per_update_is_unsharded_until_then():
     assert update == replace(each, update=each.update | {"unsharded gradients (fp32)": 4 * SHAPE.parameters})
 
 
+def test_the_only_pass_of_an_update_reduces_the_gradients_of_a_layer_at_once_and_frees_its_weights():
+    settings = planned("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update", "rollout.n=2")
+    once, work = config_sharding(settings, 2), replace(WORK, prompts=1, micro_batch_tokens=10_000)
+    update = estimate(settings, SHAPE, work, once).update
+    assert "unsharded gradients (fp32)" not in update
+    assert update["weights gathered"] == 2 * SHAPE.parameters, "when the backward pass begins"
+    assert "gradients (fp32)" not in update
+    # one that stores few activations has most at its end: gradients, and the weights of two layers
+    few = planned("trainer.strategy=fsdp2", "rollout.n=2", "rollout.max_response_tokens=2")
+    update = estimate(few, SHAPE, replace(work, prompt_tokens=1), once).update
+    assert update["gradients (fp32)"] == 4 * SHAPE.parameters // 2
+    assert update["weights gathered"] == 2 * (REST + 2 * LAYER)
+
+
 def test_rows_that_are_fewer_than_devices_are_stored_on_every_device_and_gathered_with_padding():
     experts = ParameterUnit((ParameterShape("experts", (4, 16, 16)), ParameterShape("router", (4, 16))), copies=3)
     shape = replace(SHAPE, units=(experts,))
