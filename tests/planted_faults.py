@@ -169,6 +169,20 @@ FAULTS = (
         "training/policy/test_layouts.py",
     ),
     Fault(
+        "responses with the same newest token decoded as one",
+        "rollout/local/distinct_rows.py",
+        "self._row_of * self._vocab + token_B.numpy()",
+        "0 * self._row_of + token_B.numpy()",
+        "rollout/local/test_distinct_rows.py",
+    ),
+    Fault(
+        "responses that part keep the cache of another",
+        "rollout/local/distinct_rows.py",
+        "self._rows.select(parents)",
+        "self._rows.select(np.arange(len(parents)) % self._count)",
+        "rollout/local/test_distinct_rows.py",
+    ),
+    Fault(
         "few keys attended to without the mask",
         "models/shared_prefix_masks.py",
         "scores = torch.add(mask, scores,",

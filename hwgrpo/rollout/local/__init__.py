@@ -3,6 +3,7 @@
 engine.py                    generate, with the training weights or a copy in the compute dtype
 decoding.py                  the loop: one prefill per prompt, a token per step, finished rows dropped
 decode_rows.py               protocol of a batch of rows, and decoding with the model's forward
+distinct_rows.py             responses that are equal so far, decoded once
 token_sampling.py            logit filters and sampling of a token
 lean_step.py                 a decode step with as few operations as the architecture allows
 architectures.py             architectures that support it

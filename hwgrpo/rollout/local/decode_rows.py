@@ -46,7 +46,7 @@ class Rows(Protocol):
         ...
 
     def select(self, kept: np.ndarray) -> None:
-        """Keep the responses `kept`, ascending int64, and drop the others."""
+        """Keep the responses `kept`, int64, of which some may be there several times, and drop the others."""
         ...
 
 

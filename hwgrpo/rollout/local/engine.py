@@ -19,6 +19,7 @@ from hwgrpo.rollout.local.architectures import describe_fallback, slow_dtype, un
 from hwgrpo.rollout.local.decode_graph import RecordedRows
 from hwgrpo.rollout.local.decode_rows import ModelRows, Rows, check_cache
 from hwgrpo.rollout.local.decoding import Decoded, decode
+from hwgrpo.rollout.local.distinct_rows import DistinctRows
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
 from hwgrpo.rollout.pause_gate import Gate
@@ -233,12 +234,13 @@ class LocalEngine:
         return decoded, [watch.text(tokens[start:end], finished) for start, end, finished in bounds]
 
     def _rows(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Rows:
-        if self.decode_reason:
-            return ModelRows(model, prompts, self._device)
         steps = sampling.max_response_tokens
-        if self._recorder is None:
-            return LeanRows(model, prompts, self._device, steps)
-        return RecordedRows(LeanRows(model, prompts, self._device, steps, fixed=True), self._recorder, steps)
+        if self._recorder is not None and not self.decode_reason:
+            return RecordedRows(LeanRows(model, prompts, self._device, steps, fixed=True), self._recorder, steps)
+        rows: Rows = ModelRows(model, prompts, self._device)
+        if not self.decode_reason:
+            rows = LeanRows(model, prompts, self._device, steps)
+        return DistinctRows(rows) if self._device.type == "cpu" else rows
 
 
 @contextmanager
