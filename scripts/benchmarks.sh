@@ -27,7 +27,7 @@ memory_lora memory_cpu.md python benchmarks/memory.py --rows lora --output bench
 memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --size 36m --size 120m --output benchmarks/results/memory_variants_cpu.json
 overlap overlap_cpu.md python benchmarks/overlap.py --repeat 2 --steps 5 --output benchmarks/results/overlap_cpu.json
 startup - python benchmarks/startup.py --runs 20
-strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 3 --output benchmarks/results/strategies_cpu.json"
+strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json"
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo" || exit 1
