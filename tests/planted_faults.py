@@ -141,13 +141,6 @@ FAULTS = (
         "training/policy/test_layouts.py",
     ),
     Fault(
-        "rows with a mask and without in one micro-batch",
-        "training/policy/micro_batch.py",
-        "or is_dense != previous or",
-        "or",
-        "training/policy/test_layouts.py",
-    ),
-    Fault(
         "plans imported by every run",
         "planning/strategy_choice.py",
         "from hwgrpo.rollout.engine_kind import engine_kind",

@@ -102,7 +102,7 @@ class ModelConfig:
     """Layout of a micro-batch: `grouped` (a prompt once, followed by its responses), `padded` (one response per row,
     sorted by length) or `packed` (sequences concatenated); auto: grouped where the model's attention allows it.
     `grouped_masked` is grouped with a dense mask; grouped uses that too where attention cannot be replaced. Under such
-    a mask, which grouped has in rows of up to 160 tokens, tokens with which responses begin alike are computed once."""
+    a mask, which grouped has in rows of up to 160 tokens, those with which responses begin alike are computed once."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     router_loss_coef: float = limited(0.0, at_least=0)

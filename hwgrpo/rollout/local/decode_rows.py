@@ -46,7 +46,7 @@ class Rows(Protocol):
         ...
 
     def select(self, kept: np.ndarray) -> None:
-        """Keep the responses `kept`, int64, of which some may be there several times, and drop the others."""
+        """Keep the responses `kept`, int64, in any order and some of them several times, and drop the others."""
         ...
 
 

@@ -27,7 +27,7 @@ class DistinctRows:
 
     @property
     def compact_below(self) -> float:
-        return self._rows.compact_below
+        return self._rows.compact_below if self._all_distinct else 1.0
 
     def prefill(self) -> torch.Tensor:
         logits = self._rows.prefill()

@@ -86,7 +86,7 @@ class LocalEngine:
         self._copy = None if self._shares_weights else copy_frozen(model, compute_dtype, share=True)
         self.metrics: Mapping[str, float] = {}
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens) and perf/rollout_live_rows (share
-        of the decoded rows whose token was kept)."""
+        of the drawn tokens that were kept)."""
         sampler = self._sampler
         with torch.no_grad(), _evaluating(sampler):
             self._supports_padding = check_cache(sampler, device, longest)
@@ -237,9 +237,8 @@ class LocalEngine:
         steps = sampling.max_response_tokens
         if self._recorder is not None and not self.decode_reason:
             return RecordedRows(LeanRows(model, prompts, self._device, steps, fixed=True), self._recorder, steps)
-        rows: Rows = ModelRows(model, prompts, self._device)
-        if not self.decode_reason:
-            rows = LeanRows(model, prompts, self._device, steps)
+        lean = not self.decode_reason
+        rows = LeanRows(model, prompts, self._device, steps) if lean else ModelRows(model, prompts, self._device)
         return DistinctRows(rows) if self._device.type == "cpu" else rows
 
 

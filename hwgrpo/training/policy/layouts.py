@@ -29,7 +29,7 @@ class Layout:
     """Rows of at most this many tokens use a dense mask in any case."""
 
     def is_dense(self, width: int) -> bool:
-        """Return whether sequences that share a row of `width` tokens are separated by a mask over it."""
+        """Return whether a mask over a row of `width` tokens, shared ones counted once, separates its sequences."""
         return self.attention == "masked" or width <= self.dense_up_to
 
 

@@ -14,7 +14,7 @@ import torch
 
 from hwgrpo.models.shared_prefix_masks import Branches
 from hwgrpo.models.ulysses_attention import all_to_all
-from hwgrpo.training.policy.layouts import Layout, Rows
+from hwgrpo.training.policy.layouts import Layout, Rows, input_lengths
 from hwgrpo.training.policy.row_members import feeders, row_branches, row_mask, row_members, spread
 from hwgrpo.values import TrainBatch
 
@@ -35,18 +35,21 @@ def split_micro_batches(
         Rows per micro-batch. A row longer than the budget is alone in its micro-batch.
     """
     filled = batch.lengths.gt(0).tolist()
+    lengths = input_lengths(batch).tolist()
+    prompts = batch.prompt_offsets.diff()[batch.prompt_index].tolist()
+
+    def length(row: list[int]) -> int:
+        # tokens with which responses begin alike count for each: the LM head has all of them
+        repeated = prompts[row[0]] * (len(row) - 1) if layout.shares_prompt else 0
+        return sum(lengths[s] for s in row) - repeated
+
     rows = layout.rows(batch, [s for s in sequences if filled[s]], budget, hidden_size)
-    members = row_members(batch, rows, layout)
-    full, shared = members.widths(members.input_S), members.widths(members.input_S - members.shared_S)
-    dense = [layout.is_dense(width) for width in shared]
-    widths = [less if is_dense else width for width, less, is_dense in zip(full, shared, dense)]
     parts: list[Rows] = []
-    longest, previous = 0, False
-    for width, is_dense, row in sorted(zip(widths, dense, rows), key=lambda item: (-item[0], item[2])):
-        # rows under one mask are dense or not together
-        if not parts or is_dense != previous or (len(parts[-1]) + 1) * longest > budget:
+    longest = 0
+    for width, row in sorted(((length(row), row) for row in rows), key=lambda item: (-item[0], item[1])):
+        if not parts or (len(parts[-1]) + 1) * longest > budget:
             parts.append([])
-            longest, previous = width, is_dense
+            longest = width
         parts[-1].append(row)
     return parts
 
@@ -171,8 +174,8 @@ def build_micro_batch(
 
     input_ids = torch.zeros(max(len(rows), 1), width, dtype=torch.int64)
     positions = torch.zeros_like(input_ids)
-    # Numbers of the first and last sequence that have the token: consecutive ones. 0 to S for a shared prompt, -1 for
-    # padding.
+    # Numbers of the first and last sequence that have the token, as all between them do: 0 to S for a shared prompt, -1
+    # for padding.
     owner = torch.full_like(input_ids, -1)
     last = torch.full_like(input_ids, -1)
     number_S = torch.arange(1, len(sequence_S) + 1)

@@ -35,15 +35,16 @@ class Members(NamedTuple):
 
 
 def row_members(batch: TrainBatch, rows: Rows, layout: Layout) -> Members:
-    """Return the sequences of rows of a layout."""
+    """Return the sequences of rows of a layout, in any order within a row; sorted ones share most tokens."""
     sequence_S = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
     row_S = torch.repeat_interleave(torch.tensor([len(row) for row in rows], dtype=torch.int64))
     first_S = torch.ones(len(sequence_S), dtype=torch.bool)
     first_S[1:] = row_S.diff() > 0
     prompt_S = batch.prompt_offsets.diff()[batch.prompt_index[sequence_S]]
     input_S = (batch.lengths[sequence_S] - 1).clamp_min(0)
-    if not layout.shares_prompt:
-        return Members(sequence_S, row_S, first_S, prompt_S, input_S, torch.zeros_like(input_S))
+    if not (layout.shares_prompt and layout.is_dense(1)):
+        own_S = torch.where(first_S | (not layout.shares_prompt), prompt_S, 0)
+        return Members(sequence_S, row_S, first_S, own_S, input_S, torch.zeros_like(input_S))
     shared_S = _shared_tokens(batch, sequence_S, row_S)
     return Members(sequence_S, row_S, first_S, torch.where(first_S, prompt_S, 0), input_S, shared_S)
 
@@ -76,8 +77,8 @@ def feeders(shared_S: torch.Tensor, of: torch.Tensor, at: torch.Tensor) -> torch
     """Return [N] int64: the sequence that feeds the input token `at` [N] of the response of sequence `of` [N]."""
     longest = int(shared_S.max())
     owns = shared_S[:, None] <= torch.arange(longest + 1)
-    feeders = torch.where(owns, torch.arange(len(shared_S))[:, None], 0).cummax(0).values
-    return feeders[of, at.clamp_max(longest)]
+    feeder = torch.where(owns, torch.arange(len(shared_S))[:, None], 0).cummax(0).values
+    return feeder[of, at.clamp_max(longest)]
 
 
 def row_mask(positions: torch.Tensor, owner: torch.Tensor, last: torch.Tensor) -> torch.Tensor:

@@ -179,7 +179,7 @@ def test_dropping_finished_rows_changes_nothing(monkeypatch):
         results[share] = engine.generate(batch, sampling)
         hook.remove()
         sizes[share] = seen[1:]
-    assert sizes[0.0][-1] == max(sizes[0.0]) == 32
+    assert sizes[0.0][-1] == max(sizes[0.0]) > 8, "rows stay once all are distinct"
     assert sizes[1.0][-1] < 8, "rows really were dropped"
     texts = list(zip(results[1.0].prompt_index.tolist(), responses(results[1.0]), strict=True))
     assert sizes[1.0] == [

@@ -112,18 +112,11 @@ def test_without_a_mask_over_the_row_every_response_feeds_its_own_tokens():
     assert build_micro_batch(batch, rows, NOTHING, BRANCHED).input_ids.tolist() == [[7, 8, 1, 2, 3, 1, 2]]
 
 
-def test_rows_that_a_mask_separates_are_not_mixed_with_others():
-    alike, unlike = [1] * 90, [[token] * 100 for token in (2, 3)]
-    batch = replace(
-        batch_of(alike, alike, alike, *unlike, prompt=(7, 8, 7, 8)),
-        prompt_offsets=torch.tensor([0, 2, 4]),
-        prompt_index=torch.tensor([0, 0, 0, 1, 1]),
-    )
-    parts = split_micro_batches(batch, range(5), 500, GROUPED, 4096)
-    assert parts == [[[3, 4]], [[0, 1, 2]]]
-    micros = [build_micro_batch(batch, part, NOTHING, GROUPED) for part in parts]
-    assert [micro.attention_mask is None for micro in micros] == [True, False]
-    assert [micro.input_ids.shape[1] for micro in micros] == [200, 91]
+def test_the_budget_counts_shared_tokens_for_each_response():
+    batch = batch_of(*[[1] * 10] * 6)
+    parts = split_micro_batches(batch, range(6), 2 + 3 * 9, GROUPED, 4096)
+    assert [[len(row) for row in part] for part in parts] == [[3], [3]]
+    assert all(len(build_micro_batch(batch, part, NOTHING, GROUPED).targets) == 30 for part in parts)
 
 
 def test_a_group_feeds_its_prompt_once_and_no_last_token():
