@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hwgrpo.config.schema import Config
+from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import vllm_plugin
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -25,10 +26,12 @@ from hwgrpo.rollout.vllm.vllm_settings import engine_arguments
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     LEASE,
     LIFELINE_VARIABLE,
+    PROTOCOL,
     TOKEN_VARIABLE,
     VERSION_HEADER,
     WEIGHTS_ROUTE,
 )
+from hwgrpo.text import hide_secrets
 
 PLUGIN = Path(vllm_plugin.__file__).parent
 DEFAULTS = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -85,7 +88,8 @@ class VllmServer:
         return DEFAULTS | inherited_environment(ENVIRONMENT | dict(settings), own)
 
     def model_of(self, client: Client, timeout: float) -> str:
-        client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
+        status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
+        self._check_protocol(status, client)
         models, _ = client.request("GET", "/v1/models", timeout=timeout)
         try:
             return str(models["data"][0]["id"])
@@ -118,6 +122,20 @@ class VllmServer:
     def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
         reply, headers = client.request("POST", "/v1/completions", completion_body(server_request), timeout=timeout)
         return parse_samples(reply), headers.get(VERSION_HEADER)
+
+    def _check_protocol(self, status: Any, client: Client) -> None:
+        """Check that a server has this trainer's version of the plugin.
+
+        Raises:
+            ConfigError: it has another one.
+        """
+        version = status.get("protocol", 1) if isinstance(status, dict) else None
+        if version != PROTOCOL:
+            raise ConfigError(
+                f"rollout.server.url={hide_secrets(client.url)!r}: the server's plugin hwgrpo_vllm has version "
+                f"{version} of the protocol and this trainer {PROTOCOL}; before 2 weights have no checksums. End the "
+                f"server. {self.start_command_hint}"
+            )
 
     def sleep(self, client: Client, timeout: float) -> None:
         """Do nothing: sleep is part of vLLM's development mode."""

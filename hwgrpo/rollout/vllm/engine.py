@@ -23,7 +23,7 @@ from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample, check_batch, find_problem, make_completions, make_requests
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import ADAPTER_PREFIX, engine_arguments, shared_memory_folder, write_adapter
-from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import load_weights
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import check_files, load_weights
 from hwgrpo.scratch import ScratchFolder
 from hwgrpo.values import Completions, PromptBatch, Sampling
 
@@ -161,6 +161,7 @@ class VllmEngine:
             old, number = self._adapter, self._adapter.lora_int_id + 1 if self._adapter else 1
             folder = self._scratch.path / str(number)
             write_adapter(adapter, folder)
+            check_files(str(folder))
             request = importlib.import_module("vllm.lora.request").LoRARequest
             self._adapter = request(f"policy-{number}", number, str(folder))
             if old is not None:

@@ -24,6 +24,7 @@ from .http_protocol import (
     LIFELINE_VARIABLE,
     NO_WEIGHTS,
     OWNER_HEADER,
+    PROTOCOL,
     TOKEN_VARIABLE,
     VERSION_HEADER,
     WEIGHTS_ROUTE,
@@ -168,7 +169,8 @@ class Guard:
         """
         state = scope["app"].state
         if scope["method"] != "POST":
-            await _respond(send, 200, {"version": self._version, "group": self._group, **_group_support(state)})
+            status = {"protocol": PROTOCOL, "version": self._version, "group": self._group}
+            await _respond(send, 200, {**status, **_group_support(state)})
             return
         try:
             body = await _read_body(receive)
@@ -270,6 +272,7 @@ class Guard:
             self._changed.notify_all()
 
     async def _load_adapter(self, state: Any, folder: str) -> None:
+        await state.engine_client.collective_rpc("hwgrpo_check_files", args=(folder,))
         old, self._adapter = self._adapter, self._adapter + 1
         request = importlib.import_module("vllm.lora.request").LoRARequest(ADAPTER, self._adapter, folder)
         if old:
