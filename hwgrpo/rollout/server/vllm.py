@@ -6,7 +6,7 @@ every response with the version that sampled it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,22 @@ class VllmServer:
         reply, headers = client.request("POST", "/v1/completions", completion_body(server_request), timeout=timeout)
         return parse_samples(reply), headers.get(VERSION_HEADER)
 
+    can_score = True
+
+    def score(
+        self, client: Client, model: str, version: int, tokens: Sequence[int], timeout: float
+    ) -> tuple[list[float], str | None]:
+        body = {
+            "model": model,
+            "prompt": list(tokens),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,
+            "cache_salt": f"weights {version}",
+        }
+        reply, headers = client.request("POST", "/v1/completions", body, timeout=timeout)
+        return parse_scores(reply, tokens), headers.get(VERSION_HEADER)
+
     def _check_protocol(self, status: Any, client: Client) -> None:
         """Check that a server has this trainer's version of the plugin.
 
@@ -183,6 +199,20 @@ def parse_samples(reply: Any) -> list[Sample]:
         ]
     except (KeyError, TypeError) as error:
         raise InvalidResponse(f"the response lacks a field, or a field has another type: {error!r}") from error
+
+
+def parse_scores(reply: Any, tokens: Sequence[int]) -> list[float]:
+    """Parse the log-probs of a prompt's tokens after the first, of a /v1/completions response.
+
+    Raises:
+        InvalidResponse: a field is missing or has another type, or a token has no log-prob.
+    """
+    try:
+        (choice,) = reply["choices"]
+        entries = zip(tokens[1:], choice["prompt_logprobs"][1:], strict=True)
+        return [float(entry[str(token)]["logprob"]) for token, entry in entries]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidResponse(f"the response lacks the prompt's log-probs: {error!r}") from error
 
 
 def _stopped(reason: Any) -> bool:

@@ -291,6 +291,12 @@ def good(asked: dict[str, Any]) -> dict[str, Any]:
     return {"choices": choices[::-1]}
 
 
+def scored(tokens: list[int], logprobs: list[float]) -> dict[str, Any]:
+    """Return a reply to /v1/completions with the log-probs of a prompt's tokens after the first."""
+    entries = [{str(token): {"logprob": value}} for token, value in zip(tokens[1:], logprobs, strict=True)]
+    return {"choices": [{"index": 0, "prompt_logprobs": [None, *entries]}]}
+
+
 def _send(request: BaseHTTPRequestHandler, status: int, text: bytes, version: str | None = None) -> None:
     request.send_response(status)
     request.send_header("Content-Length", str(len(text)))
