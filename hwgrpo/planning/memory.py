@@ -22,6 +22,7 @@ from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
+from hwgrpo.rollout.vllm.vllm_settings import HOST_CACHE_GB
 from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
 from hwgrpo.training.strategies.host_gradients import CHUNK
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements
@@ -31,6 +32,7 @@ UNSHARDED = Sharding()
 SMALL = 32 * 2**20
 """Smallest tensor in bytes whose block malloc returns to the system when it is freed."""
 COPY = "copy that samples"
+ENGINE = "weights of the engine"
 SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
@@ -62,8 +64,17 @@ class Work:
     """Its attention splits rows: each response attends to a copy of its prompt's keys and values."""
     samples: bool = True
     """The local engine samples on this device."""
+    beside: bool = False
+    """An engine with its own weights samples on this device."""
+    sleeps: bool = False
+    """It frees its memory while the policy is trained."""
     sent_copies: int = 0
     """Copies of the weights for a rollout server in rank 0's host memory."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether responses are sampled on other devices."""
+        return not (self.samples or self.beside)
 
 
 @dataclass(frozen=True)
@@ -227,6 +238,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         loading = {name: size for name, size in always.items() if name in (*parameters, *codes, COPY)}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
+    if work.beside:
+        (rollout if work.sleeps else always).update(_beside(config, shape, work, rollout_dtype))
+    if work.beside and work.sleeps and adapters:
+        host["weights of the engine, asleep"] = rollout[ENGINE]
     return Memory(always, rollout, update, step, {} if host is always else host, loading)
 
 
@@ -307,6 +322,25 @@ def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) 
         "a layer's work on the prompts": tokens * dtype.itemsize * (3 * shape.intermediate + 2 * shape.hidden),
     }
     return max(decode, prefill, key=lambda parts: sum(parts.values()))
+
+
+def _beside(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
+    """Return the memory of an engine with its own weights; a smaller cache would make sequences wait."""
+    r = config.rollout
+    sequences = min(work.prompts * r.n, r.max_sequences)
+    cache = cache_bytes(
+        shape,
+        prompts=-(-sequences // r.n),
+        sequences=sequences,
+        prompt_tokens=work.prompt_tokens,
+        response_tokens=r.max_response_tokens,
+        itemsize=dtype.itemsize,
+        compressed=True,
+    )
+    if r.kv_cache_gb is not None or work.device_type == "cpu":
+        cache = int((r.kv_cache_gb or HOST_CACHE_GB) * 2**30)
+    weights = dtype.itemsize * shape.parameters // r.tensor_parallel_size
+    return {ENGINE: weights, "cache of the engine": cache}
 
 
 def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:
