@@ -156,17 +156,20 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
     if sharding.offloads_gradients and sharding.gathered_units is None:
         update["gradient of a parameter (fp32)"] = 4 * (largest + (host is not always) * min(CHUNK, largest))
-    tokens, passes = micro_batches(config, work)
-    activations = {
-        f"activations of {tokens:,} tokens, about": activation_bytes(
+    tokens, passes, second = micro_batches(config, work)
+
+    def activations_of(count: int) -> dict[str, int]:
+        size = activation_bytes(
             replace(shape, kv_heads=math.lcm(shape.kv_heads, config.trainer.sequence_parallel_size)),
-            tokens,
+            count,
             work.dtype,
             config.model.gradient_checkpointing,
             copied_keys=_keys_per_token(config, work) if work.branched else None,
             gathered_by=sharding.tensor,
         )
-    }
+        return {f"activations of {count:,} tokens, about": size}
+
+    activations = activations_of(tokens)
     update |= activations | {"a chunk of logits": _logits_bytes(config, shape, work, tokens)}
     if not adapters:
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
@@ -220,9 +223,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         step["intermediate values of AdamW"] = 4 * stepped
     if expanded and work.device_type == "cpu":
         step = max(step, {EXPANDED: expanded}, key=lambda parts: sum(parts.values()))
-    if passes == 1 and held is update and sharding.gathered_units in (None, "all"):
-        # Activations and gathered weights are freed as gradients appear: they never exist in full together. From a
-        # second pass on they do.
+    if second < tokens and held is update and sharding.gathered_units in (None, "all"):
+        # In the first pass activations and gathered weights are freed as gradients appear: they never exist in full
+        # together. From the second on they do.
         kept = {name: size for name, size in update.items() if name not in gradients}
         layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
         rest = {name: size for name, size in kept.items() if name not in activations}
@@ -231,7 +234,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             rest["weights as cast"] = size * (shape.largest_layer + shape.vocab * shape.hidden)
         if "weights gathered" in rest:
             rest["weights gathered"] = size * _gathered(shape, replace(sharding, gathered_units=2))
-        update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
+        first = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
+        later = {name: size for name, size in update.items() if name not in activations} | activations_of(second)
+        update = max(first, later if second else {}, key=lambda parts: sum(parts.values()))
     loading = {}
     if not sharding.keeps_full_parameters:
         unit = 4 * max(unit.count for unit in shape.sharded_units)
@@ -348,8 +353,10 @@ def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:
     return compute_dtype if config.rollout.dtype == "auto" else getattr(torch, config.rollout.dtype)
 
 
-def micro_batches(config: Config, work: Work) -> tuple[int, int]:
-    """Return a device's tokens in the largest micro-batch, and micro-batches per update, at maximum response length.
+def micro_batches(config: Config, work: Work) -> tuple[int, int, int]:
+    """Return a device's tokens in the largest micro-batch, micro-batches per update, and tokens in the second of them.
+
+    Responses have the maximum length. An update in one pass has no second micro-batch: 0.
 
     Devices that share sequences compute the micro-batches of all of them, each some of the tokens.
     """
@@ -365,7 +372,8 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int]:
     else:
         row, rows = prompt + response, prompts * n
     at_once = min(rows, max(1, budget // row))
-    return -(-row * at_once // shared_by), -(-rows // at_once)
+    left = min(at_once, rows - at_once)
+    return -(-row * at_once // shared_by), -(-rows // at_once), -(-row * left // shared_by)
 
 
 def cache_bytes(
