@@ -86,8 +86,10 @@ class ServerEngine:
         """Lines about how this engine runs here."""
         process = self._server.process
         origin = f"started here, its log is {process.log}" if process else "already running"
-        asleep = sleeps(self._parts.config, on_host=self._parts.device.torch_device.type == "cpu")
+        on_host = self._parts.device.torch_device.type == "cpu"
+        asleep = sleeps(self._parts.config, on_host=on_host)
         memory = f"it {'frees' if asleep else 'keeps'} its memory during updates"
+        memory = "on a CPU its sleep frees nothing" if asleep and on_host else memory
         place = f"rollout by the {self._api.name} server at {self._client.url} ({origin}); {memory}"
         place += f"; {self._api.caveat}" if self._api.caveat else ""
         way = (f"weights go to the rollout server through {self._transfer.description}",) if self._transfer else ()
