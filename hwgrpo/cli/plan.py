@@ -39,8 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rollout",
-        choices=("local", "separate"),
-        help="separate: rollout on separate devices, each with a shard of every weight (default: the recipe's engine)",
+        choices=("local", "colocated", "separate"),
+        help="colocated: vLLM on the training devices, where it sleeps during updates; separate: rollout on separate "
+        "devices, each with a shard of every weight (default: the recipe's engine)",
     )
     parser.add_argument(
         "--rollout-devices",
@@ -82,15 +83,17 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.config import load_config
 
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
+    if args.rollout in ("local", "colocated"):
+        config.rollout.engine = {"local": "local", "colocated": "vllm"}[args.rollout]
     chips = chosen_chips(args.chip, config)
 
     from hwgrpo.planning.scale_plan import USABLE, Cluster, plan_at_scale
     from hwgrpo.planning.step_time import Rates
-    from hwgrpo.rollout.engine_kind import engine_kind
+    from hwgrpo.rollout.engine_kind import engine_kind, shares_device
 
     rates = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     rates |= {name: 1e9 * getattr(args, name) for name in ("link", "host_link") if getattr(args, name) is not None}
-    separate = args.rollout == "separate" or (args.rollout is None and not engine_kind(config).samples_with_policy)
+    separate = args.rollout == "separate" or not (engine_kind(config).samples_with_policy or shares_device(config))
     if args.rollout_devices and not separate:
         raise ConfigError(
             f"--rollout-devices {args.rollout_devices} needs rollout on separate devices; add --rollout separate"

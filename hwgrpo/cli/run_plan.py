@@ -19,10 +19,11 @@ def print_plan(config: Config, *, allow_finished: bool) -> int:
     from hwgrpo_backends.device import Device
 
     from hwgrpo.planning.dry_run import make_plan
+    from hwgrpo.planning.engine_share import resolve_engine_share
     from hwgrpo.planning.strategy_choice import resolve_strategy
 
-    device = Device(host.backend) if host.reason is None else None
-    notes = resolve_strategy(config, host.backend, host.world_size, device)
+    planned = config, host.backend, host.world_size, Device(host.backend) if host.reason is None else None
+    notes = resolve_strategy(*planned)
     plan = make_plan(
         config,
         host.backend,
@@ -30,6 +31,7 @@ def print_plan(config: Config, *, allow_finished: bool) -> int:
         no_device=host.reason,
         allow_finished=allow_finished,
         strategy_notes=notes,
+        rollout_notes=resolve_engine_share(*planned),
     )
     if host.rank == 0:
         print(plan.text)

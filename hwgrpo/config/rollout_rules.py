@@ -22,6 +22,11 @@ def check_rollout(config: Config) -> None:
             f"rollout.source={r.source!r} with rollout.max_staleness={r.max_staleness}: responses are prefetched "
             "with a max_staleness of 1 or more, and never with 0; leave rollout.source out"
         )
+    if r.sleep_mode == "always" and r.max_staleness:
+        raise ConfigError(
+            f"rollout.sleep_mode='always' with rollout.max_staleness={r.max_staleness}: the engine generates while the "
+            "policy is trained; leave one of them out"
+        )
     longest = config.data.max_prompt_tokens + r.max_response_tokens
     if r.max_model_len is not None and r.max_model_len < longest:
         raise ConfigError(

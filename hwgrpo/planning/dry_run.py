@@ -28,7 +28,7 @@ from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import config_sharding, replicated_strategy
 from hwgrpo.planning.reward_probe import try_rewards
-from hwgrpo.rollout.engine_kind import engine_kind
+from hwgrpo.rollout.engine_kind import engine_kind, shares_device, sleeps
 from hwgrpo.rollout.local.architectures import describe_fallback, predict_fallback
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
 from hwgrpo.terminal_width import format_bytes
@@ -57,6 +57,7 @@ def make_plan(
     no_device: str | None = None,
     allow_finished: bool = False,
     strategy_notes: Sequence[str] = (),
+    rollout_notes: Sequence[str] = (),
 ) -> Plan:
     """Check what can be checked without loading the model, and describe the run.
 
@@ -70,6 +71,7 @@ def make_plan(
         no_device: why this machine lacks the backend's device; the device's properties are then assumed.
         allow_finished: a finished run of other settings is not an error.
         strategy_notes: why `trainer.strategy=auto` is this strategy.
+        rollout_notes: why the engine has this share of the memory.
 
     Raises:
         ConfigError, DataError: with the wrong value.
@@ -110,7 +112,7 @@ def make_plan(
         *_item("data", _data_lines(config, training, validation)),
         *_item("rewards", tried),
         *_item("schedule", _schedule(config, training, budget)),
-        *_item("memory", [*_memory_lines(memory), *([padding] if padding else [])]),
+        *_item("memory", [*_memory_lines(memory), *([padding] if padding else []), *rollout_notes]),
         *_item("computes", (computes, *_fall_backs(config, settings, start.layout_note))),
         *_item("output", _output_lines(config, training, checkpoint, notes, allow_finished)),
     ]
@@ -163,6 +165,8 @@ def planned_work(
         shares_prompt=layout.shares_prompt,
         branched=layout.attention == "branched",
         samples=engine_kind(config).samples_with_policy,
+        beside=shares_device(config),
+        sleeps=sleeps(config, on_host=backend.is_host),
         sent_copies=count_host_copies(config, config.rollout.engine),
     )
 

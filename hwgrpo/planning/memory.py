@@ -22,6 +22,7 @@ from hwgrpo.config.derived import prompts_per_update, ranks_per_sequence
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.models.quantization import quantized_bytes
 from hwgrpo.planning.model_shape import ModelShape
+from hwgrpo.rollout.vllm.vllm_settings import HOST_CACHE_GB
 from hwgrpo.training.strategies.held_adamw import BLOCK, STREAMS
 from hwgrpo.training.strategies.host_gradients import CHUNK
 from hwgrpo.training.strategies.parameter_shapes import ParameterUnit, count_elements
@@ -31,6 +32,7 @@ UNSHARDED = Sharding()
 SMALL = 32 * 2**20
 """Smallest tensor in bytes whose block malloc returns to the system when it is freed."""
 COPY = "copy that samples"
+ENGINE = "weights of the engine"
 SENT = "weights last sent to the server, on rank 0"
 LIBRARIES = 40 * 2**20
 """Bytes that libraries load on a host once work begins, as measured (benchmarks/results/memory_cpu.md)."""
@@ -62,8 +64,17 @@ class Work:
     """Its attention splits rows: each response attends to a copy of its prompt's keys and values."""
     samples: bool = True
     """The local engine samples on this device."""
+    beside: bool = False
+    """An engine with its own weights samples on this device."""
+    sleeps: bool = False
+    """It frees its memory while the policy is trained."""
     sent_copies: int = 0
     """Copies of the weights for a rollout server in rank 0's host memory."""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether responses are sampled on other devices."""
+        return not (self.samples or self.beside)
 
 
 @dataclass(frozen=True)
@@ -145,17 +156,20 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     largest = max(p.count for unit in shape.trained_units for p in unit.parameters)
     if sharding.offloads_gradients and sharding.gathered_units is None:
         update["gradient of a parameter (fp32)"] = 4 * (largest + (host is not always) * min(CHUNK, largest))
-    tokens, passes = micro_batches(config, work)
-    activations = {
-        f"activations of {tokens:,} tokens, about": activation_bytes(
+    tokens, passes, second = micro_batches(config, work)
+
+    def activations_of(count: int) -> dict[str, int]:
+        size = activation_bytes(
             replace(shape, kv_heads=math.lcm(shape.kv_heads, config.trainer.sequence_parallel_size)),
-            tokens,
+            count,
             work.dtype,
             config.model.gradient_checkpointing,
             copied_keys=_keys_per_token(config, work) if work.branched else None,
             gathered_by=sharding.tensor,
         )
-    }
+        return {f"activations of {count:,} tokens, about": size}
+
+    activations = activations_of(tokens)
     update |= activations | {"a chunk of logits": _logits_bytes(config, shape, work, tokens)}
     if not adapters:
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
@@ -209,9 +223,9 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         step["intermediate values of AdamW"] = 4 * stepped
     if expanded and work.device_type == "cpu":
         step = max(step, {EXPANDED: expanded}, key=lambda parts: sum(parts.values()))
-    if passes == 1 and held is update and sharding.gathered_units in (None, "all"):
-        # Activations and gathered weights are freed as gradients appear: they never exist in full together. From a
-        # second pass on they do.
+    if second < tokens and held is update and sharding.gathered_units in (None, "all"):
+        # In the first pass activations and gathered weights are freed as gradients appear: they never exist in full
+        # together. From the second on they do.
         kept = {name: size for name, size in update.items() if name not in gradients}
         layer = {"activations of a layer, about": next(iter(activations.values())) // shape.layers}
         rest = {name: size for name, size in kept.items() if name not in activations}
@@ -220,13 +234,19 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
             rest["weights as cast"] = size * (shape.largest_layer + shape.vocab * shape.hidden)
         if "weights gathered" in rest:
             rest["weights gathered"] = size * _gathered(shape, replace(sharding, gathered_units=2))
-        update = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
+        first = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
+        later = {name: size for name, size in update.items() if name not in activations} | activations_of(second)
+        update = max(first, later if second else {}, key=lambda parts: sum(parts.values()))
     loading = {}
     if not sharding.keeps_full_parameters:
         unit = 4 * max(unit.count for unit in shape.sharded_units)
         loading = {name: size for name, size in always.items() if name in (*parameters, *codes, COPY)}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
+    if work.beside:
+        (rollout if work.sleeps else always).update(_beside(config, shape, work, rollout_dtype))
+    if work.beside and work.sleeps and adapters:
+        host["weights of the engine, asleep"] = rollout[ENGINE]
     return Memory(always, rollout, update, step, {} if host is always else host, loading)
 
 
@@ -309,13 +329,34 @@ def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) 
     return max(decode, prefill, key=lambda parts: sum(parts.values()))
 
 
+def _beside(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
+    """Return the memory of an engine with its own weights; a smaller cache would make sequences wait."""
+    r = config.rollout
+    sequences = min(work.prompts * r.n, r.max_sequences)
+    cache = cache_bytes(
+        shape,
+        prompts=-(-sequences // r.n),
+        sequences=sequences,
+        prompt_tokens=work.prompt_tokens,
+        response_tokens=r.max_response_tokens,
+        itemsize=dtype.itemsize,
+        compressed=True,
+    )
+    if r.kv_cache_gb is not None or work.device_type == "cpu":
+        cache = int((r.kv_cache_gb or HOST_CACHE_GB) * 2**30)
+    weights = dtype.itemsize * shape.parameters // r.tensor_parallel_size
+    return {ENGINE: weights, "cache of the engine": cache}
+
+
 def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the sampler's weights."""
     return compute_dtype if config.rollout.dtype == "auto" else getattr(torch, config.rollout.dtype)
 
 
-def micro_batches(config: Config, work: Work) -> tuple[int, int]:
-    """Return a device's tokens in the largest micro-batch, and micro-batches per update, at maximum response length.
+def micro_batches(config: Config, work: Work) -> tuple[int, int, int]:
+    """Return a device's tokens in the largest micro-batch, micro-batches per update, and tokens in the second of them.
+
+    Responses have the maximum length. An update in one pass has no second micro-batch: 0.
 
     Devices that share sequences compute the micro-batches of all of them, each some of the tokens.
     """
@@ -331,7 +372,8 @@ def micro_batches(config: Config, work: Work) -> tuple[int, int]:
     else:
         row, rows = prompt + response, prompts * n
     at_once = min(rows, max(1, budget // row))
-    return -(-row * at_once // shared_by), -(-rows // at_once)
+    left = min(at_once, rows - at_once)
+    return -(-row * at_once // shared_by), -(-rows // at_once), -(-row * left // shared_by)
 
 
 def cache_bytes(

@@ -113,7 +113,7 @@ class ScalePlan:
             "nodes": c.nodes,
             "strategy": self.strategy,
             "padding": self.padding,
-            "rollout": "separate" if c.separate else "local",
+            "rollout": "separate" if c.separate else "colocated" if self.work.beside else "local",
             "rollout_bytes": self.rollout_bytes,
             "dtype": str(self.work.dtype).removeprefix("torch."),
             "layout": self.layout,
@@ -172,10 +172,10 @@ class Planner:
         dtype, _ = assumed_selections(self.config, backend, self.settings)
         longest = self.config.data.max_prompt_tokens
         work = planned_work(self.config, backend, devices, dtype, self.layout(backend), prompt_tokens=longest)
-        if not (separate and work.samples):
+        if not separate or work.is_elsewhere:
             return work
         # rollout by a server with default settings
-        return replace(work, samples=False, sent_copies=count_host_copies(self.config, "vllm_server"))
+        return replace(work, samples=False, beside=False, sent_copies=count_host_copies(self.config, "vllm_server"))
 
     def resolve(
         self, trainer: TrainerConfig, backend: Backend, devices: int, room: float | None, *, separate: bool
@@ -284,7 +284,7 @@ def plan_at_scale(config: Config, cluster: Cluster, chips: Sequence[tuple[Chip, 
         cluster=cluster,
         padding=results[0].sharding.padding_note(planner.shape.sharded_units),
         chips=results,
-        rollout_bytes=0 if work.samples else planner.rollout_bytes(work, cluster.devices),
+        rollout_bytes=planner.rollout_bytes(work, cluster.devices) if work.is_elsewhere else 0,
     )
 
 
@@ -296,7 +296,7 @@ def _plan_chip(planner: Planner, cluster: Cluster, chip: Chip, backend: Backend)
     sharding = sharding_of(trainer, cluster.devices)
     memory = estimate(config, planner.shape, work, sharding)
     samplers = 0
-    if not work.samples:
+    if work.is_elsewhere:
         needed = planner.rollout_bytes(work, cluster.devices)
         samplers = cluster.samplers or (1 if room is None else math.ceil(needed / room))
     instead = ""

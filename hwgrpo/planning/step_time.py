@@ -165,7 +165,7 @@ def step_seconds(
     stepped = sharding.stored_elements(shape.trained_units, sharding.optimizer_states)
     # parameter, gradient and two optimizer states are read, all but the gradient written; fp32
     optimizer = _quotient(updates * 28.0 * stepped, memory)
-    _, number = micro_batches(config, work)  # of an update
+    _, number, _ = micro_batches(config, work)  # of an update
     if optimizer is not None and t.offload != "none" and work.device_type != "cpu":
         # two states go to the device and back; fp32 sums of gradients too in each pass, and to the device for the step
         crossing = 2 * (2 if config.optim.name == "adamw_8bit" else 8)
@@ -244,7 +244,7 @@ def _decode(
 
 def _exchanged(config: Config, shape: ModelShape, work: Work, sharding: Sharding, updates: int, devices: int) -> float:
     """Return the bytes of state that a device sends in a step."""
-    _, number = micro_batches(config, work)
+    _, number, _ = micro_batches(config, work)
     if sharding.gathered_units is not None:
         gathers = 1 if sharding.gathered_units == "all" else 2  # for the forward and for the backward
         weights = gathers * work.dtype.itemsize * sharding.stored_elements(shape.sharded_units, sharding.parameters)

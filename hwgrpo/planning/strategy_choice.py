@@ -16,7 +16,7 @@ from hwgrpo.config.load import stored_tree
 from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, strategy_kind
-from hwgrpo.rollout.engine_kind import engine_kind
+from hwgrpo.rollout.engine_kind import engine_kind, shares_device
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint import manifest as checkpoint_manifest
@@ -105,7 +105,7 @@ def _by_plan(
 
     planner = Planner(config)
     room = int(USABLE * total)
-    separate = not engine_kind(config).samples_with_policy
+    separate = not (engine_kind(config).samples_with_policy or shares_device(config))
 
     def peak(settings: TrainerConfig) -> int:
         return planner.memory(backend, devices, settings, separate=separate).peak

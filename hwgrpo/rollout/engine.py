@@ -26,15 +26,11 @@ class Engine(Protocol):
         ...
 
     def update_weights(self, version: int) -> None:
-        """Apply the policy's current weights, whose version is `version`."""
+        """Apply the policy's current weights, whose version is `version`. An engine that sleeps wakes up."""
         ...
 
     def sleep(self) -> None:
-        """Free the memory that only generation needs, until `wake`."""
-        ...
-
-    def wake(self) -> None:
-        """Prepare for `generate` after `sleep`."""
+        """Free the memory that only generation needs, until `update_weights`. No rank generates any more."""
         ...
 
     def health(self) -> bool:

@@ -60,6 +60,8 @@ def train_step(run: Run, step: int) -> None:
     with watch("step"):
         with watch("gen"):
             generated = raise_on_all_ranks(run.strategy, lambda: run.responses.next(step))
+            if run.engine_sleeps:
+                raise_on_all_ranks(run.strategy, run.engine.sleep)
         prompts, completions = generated.prompts, generated.completions
         with watch("reward"):
             rewards = raise_on_all_ranks(run.strategy, lambda: run.rewards.score(prompts, completions, step))

@@ -37,6 +37,8 @@ class Run:
     responses: ResponseSource
     """Draws from `prompts` and calls `engine`; it owns both while it prefetches."""
     engine: Engine
+    engine_sleeps: bool
+    """The engine frees its memory while the policy is trained."""
     sampling: Sampling
     rewards: RewardPipeline
     update: PolicyUpdate

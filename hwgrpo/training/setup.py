@@ -25,6 +25,7 @@ from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.engine_kind import sleeps
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ShardedWeights
 from hwgrpo.training.checkpoint.restore import Checkpoint, set_aside_later
@@ -168,6 +169,7 @@ def _build(
         prompts=source,
         responses=responses,
         engine=engine,
+        engine_sleeps=sleeps(config, on_host=device.backend.is_host),
         sampling=sampling_of(config),
         rewards=data.rewards,
         update=update,

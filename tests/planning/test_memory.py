@@ -343,6 +343,25 @@ def test_with_gradient_checkpointing_each_further_layer_keeps_its_input(tmp_path
 def test_devices_that_share_sequences_fill_their_budgets_together():
     for size, prompts in ((1, 8), (2, 4)):
         config = planned("rollout.max_response_tokens=13", "rollout.n=4", f"trainer.sequence_parallel_size={size}")
-        tokens, number = micro_batches(config, replace(WORK, prompts=prompts))
+        tokens, number, _ = micro_batches(config, replace(WORK, prompts=prompts))
         assert tokens == 64, "rows of 32 tokens"
         assert number == 32 // (2 * size)
+
+
+def test_from_the_second_pass_on_gradients_are_there_beside_activations(tmp_path):
+    shape = model_shape(planned().model, small("Qwen3-8B", tmp_path))
+    config = planned("rollout.max_response_tokens=13", "rollout.n=4")
+
+    def parts(budget: int) -> tuple[tuple[int, int, int], set[str]]:
+        work = replace(WORK, micro_batch_tokens=budget)
+        names = {name for name in estimate(config, shape, work).update if name.startswith(("grad", "act"))}
+        return micro_batches(config, work), {name.removesuffix(" tokens, about") for name in names} - {
+            "gradient of the LM head (fp32)"
+        }
+
+    gradients = "gradients (fp32)"
+    assert parts(32 * 32) == ((1024, 1, 0), {"activations of 1,024"})
+    assert parts(32 * 31) == ((992, 2, 32), {"activations of 992"}), "the first pass has more activations"
+    assert parts(32 * 17) == ((544, 2, 480), {"activations of 480", gradients})
+    assert parts(32 * 16) == ((512, 2, 512), {"activations of 512", gradients})
+    assert parts(32 * 10) == ((320, 4, 320), {"activations of 320", gradients})

@@ -91,7 +91,7 @@ def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathere
     assert cut.update["weights gathered"] == 2 * (REST + 2 * LAYER // 2)
     assert cut.update["unsharded gradients of a unit"] == (2 + 4) * REST, "which is not cut"
     kept, kept_whole = (next(n for name, n in m.update.items() if name.startswith("activ")) for m in (cut, whole))
-    tokens, _ = micro_batches(config, WORK)
+    tokens, _, _ = micro_batches(config, WORK)
     # gathered inputs come in the compute dtype and are not cast again for each linear layer
     assert kept - kept_whole == tokens * SHAPE.layers * 2 * SHAPE.hidden * (2 * 2 - 5)
 

@@ -36,6 +36,10 @@ PLUGIN = (
     Use("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner.get_model"),
     Use("vllm/v1/engine/async_llm.py", "AsyncLLM.collective_rpc", ("method", "args")),
     Use("vllm/v1/engine/async_llm.py", "AsyncLLM.reset_prefix_cache"),
+    Use("vllm/v1/engine/async_llm.py", "AsyncLLM.sleep", ("level",)),
+    Use("vllm/v1/engine/async_llm.py", "AsyncLLM.wake_up", ("tags",)),
+    Use("vllm/config/model.py", "ModelConfig.enable_sleep_mode"),
+    Use("vllm/platforms/interface.py", "Platform.is_sleep_mode_available"),
     Use("vllm/v1/engine/async_llm.py", "AsyncLLM.vllm_config"),
     Use("vllm/config/parallel.py", "ParallelConfig.world_size"),
     Use("vllm/config/parallel.py", "ParallelConfig.data_parallel_size"),
@@ -64,7 +68,7 @@ PLUGIN = (
         "model tokenizer revision trust_remote_code dtype load_format generation_config seed "
         "max_model_len max_num_seqs gpu_memory_utilization enforce_eager enable_prefix_caching "
         "logprobs_mode disable_log_stats kv_cache_memory_bytes enable_lora max_lora_rank max_loras "
-        "enable_chunked_prefill max_num_batched_tokens tensor_parallel_size worker_extension_cls "
+        "enable_sleep_mode enable_chunked_prefill max_num_batched_tokens tensor_parallel_size worker_extension_cls "
         "served_model_name",
     ),
 )
@@ -75,7 +79,12 @@ IN_PROCESS = (
     Use("vllm/entrypoints/llm.py", "LLM.collective_rpc", ("method", "args")),
     Use("vllm/entrypoints/llm.py", "LLM.reset_prefix_cache"),
     Use("vllm/entrypoints/llm.py", "LLM.sleep", ("level",)),
-    Use("vllm/entrypoints/llm.py", "LLM.wake_up"),
+    Use("vllm/entrypoints/llm.py", "LLM.wake_up", ("tags",)),
+    Use("vllm/v1/executor/abstract.py", "Executor.sleep", ("level",)),
+    Use("vllm/v1/executor/abstract.py", "Executor.wake_up", ("tags",)),
+    Use("vllm/v1/executor/abstract.py", '"Executor is already sleeping."'),
+    Use("vllm/v1/executor/abstract.py", '"Tag %s is not in sleeping tags %s"'),
+    Use("vllm/device_allocator/cumem.py", '"create_and_map(handle)"'),
     Use("vllm/v1/engine/llm_engine.py", "LLMEngine.set_weight_version", ("weight_version",)),
     Use("vllm/v1/engine/llm_engine.py", "LLMEngine.remove_lora", ("lora_id",)),
     Use("vllm/outputs.py", "CompletionOutput.weight_versions"),
@@ -94,6 +103,9 @@ IN_PROCESS = (
 ASCEND = (
     Use("vllm_ascend/worker/worker.py", "NPUWorker._check_nz_disabled"),
     Use("vllm_ascend/worker/worker.py", "NPUWorker.model_runner"),
+    Use("vllm_ascend/worker/worker.py", "NPUWorker.sleep", ("level",)),
+    Use("vllm_ascend/worker/worker.py", "NPUWorker.wake_up", ("tags",)),
+    Use("vllm_ascend/platform.py", "NPUPlatform.is_sleep_mode_available"),
     Use("vllm_ascend/worker/worker.py", "NPUWorker.device"),
     Use("vllm_ascend/worker/worker.py", "NPUWorker = WorkerBase"),
     Use("vllm_ascend/platform.py", "NPUPlatform.device_type"),

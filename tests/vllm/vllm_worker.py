@@ -68,6 +68,7 @@ def parts_of(kind: str, output: str, *overrides: str) -> EngineParts:
         *((f"rollout.server.env={json.dumps(ONE_PROCESS)}",) if kind == "vllm_server" else ()),
         EXECUTOR,
         "rollout.kv_cache_gb=0.5",
+        "rollout.sleep_mode=always",
         *overrides,
     ]
     config = load_config(None, words)
@@ -283,7 +284,7 @@ def main(kind: str, result: str) -> None:
         }
         engine.sleep()
         found["asleep"] = engine.health()
-        engine.wake()
+        engine.update_weights(UPDATES + 4)
         found["awake"] = apart(engine.generate(batch, GREEDY), local_engine(parts).generate(batch, GREEDY))
         engine.close()
         found["closed"] = engine.health()

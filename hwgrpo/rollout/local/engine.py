@@ -136,7 +136,7 @@ class LocalEngine:
             RunError: the model's logits are not finite.
         """
         if not self._usable:
-            raise RuntimeError("the local engine is asleep or closed: call wake() before generate()")
+            raise RuntimeError("the local engine is asleep or closed: call update_weights() before generate()")
         assert len(batch) > 0
         check_batch(batch, sampling, self._model.config)
         start = time.perf_counter()
@@ -175,6 +175,9 @@ class LocalEngine:
             copy_weights(self._weights(), self._model)
         if self._copy is not None:
             _refresh(self._model, self._copy)
+        elif not self._shares_weights:
+            self._copy = copy_frozen(self._model, self._dtype, share=True)
+        self._usable = True
 
     def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]] | None:
         """Return log-probs by the engine's own weights, as `scoring.score`; None where it has the policy's."""
@@ -186,12 +189,6 @@ class LocalEngine:
         """Free the copy of the weights, where there is one."""
         self._usable = False
         self._copy = None
-
-    def wake(self) -> None:
-        """Copy the policy's current weights again, where a copy is needed."""
-        if not self._shares_weights and self._copy is None:
-            self._copy = copy_frozen(self._model, self._dtype, share=True)
-        self._usable = True
 
     def health(self) -> bool:
         """Return whether the engine is awake."""

@@ -16,6 +16,7 @@ from typing import TypeVar
 from torch import distributed as dist
 
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout.engine_kind import sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.pause_gate import Stopped
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -72,6 +73,7 @@ class ServerEngine:
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens), and since the start
         rollout/server_retries (requests sent again) and rollout/server_restarts."""
         adapter = parts.weights.adapter()
+        self._adapter_only = adapter is not None
         self._server = connect_server(parts, api, adapter)
         self._client, self._transfer, self._owner = self._server.client, self._server.transfer, self._server.owner
         try:
@@ -87,7 +89,12 @@ class ServerEngine:
         """Lines about how this engine runs here."""
         process = self._server.process
         origin = f"started here, its log is {process.log}" if process else "already running"
-        place = f"rollout by the {self._api.name} server at {self._client.url} ({origin}); {self._api.caveat}"
+        on_host = self._parts.device.torch_device.type == "cpu"
+        asleep = sleeps(self._parts.config, on_host=on_host)
+        memory = f"it {'frees' if asleep else 'keeps'} its memory during updates"
+        memory = "on a CPU its sleep frees nothing" if asleep and on_host else memory
+        place = f"rollout by the {self._api.name} server at {self._client.url} ({origin}); {memory}"
+        place += f"; {self._api.caveat}" if self._api.caveat else ""
         way = (f"weights go to the rollout server through {self._transfer.description}",) if self._transfer else ()
         return (place, *way)
 
@@ -101,7 +108,7 @@ class ServerEngine:
             Stopped: another thread has closed the engine, or stopped the gate.
         """
         if not self._usable:
-            raise RuntimeError("the rollout server is asleep or closed: call wake() before generate()")
+            raise RuntimeError("the rollout server is asleep or closed: call update_weights() before generate()")
         assert len(batch) > 0
         check_batch(batch, sampling, self._parts.model.config)
         self._failure = None
@@ -147,23 +154,20 @@ class ServerEngine:
         self._send_weights(version, self._parts.weights.adapter())
 
     def sleep(self) -> None:
-        """Stop sampling. A server that no other rank uses frees memory, if its kind can."""
-        self._usable = False
-        if self._ranks == 1:
-            try:
-                self._api.sleep(self._client, self._settings.request_timeout)
-            except ServerProblem as problem:
-                raise RunError(f"the rollout server did not free its memory: {problem}") from problem
+        """Have the server free its weights and cache, until it gets new weights.
 
-    def wake(self) -> None:
-        """Resume sampling, with the weights of before."""
-        if self._ranks == 1 and not self._usable:
-            try:
-                if self._api.wake(self._client, self._settings.request_timeout):
-                    self._deliver()
-            except ServerProblem as problem:
-                raise RunError(f"the rollout server did not wake up: {problem}") from problem
-        self._usable = True
+        Raises:
+            RunError: it does not.
+        """
+        self._usable = False
+        if self._transfer is None:
+            return
+        try:
+            self._api.sleep(self._client, self._adapter_only, self._owner, self._settings.request_timeout)
+        except ServerProblem as problem:
+            process = self._server.process
+            if process is None or process.alive:  # a dead one has freed its memory
+                raise RunError(f"the rollout server did not free its memory: {problem}") from problem
 
     def health(self) -> bool:
         """Return whether the server responds and has the current weights."""
@@ -204,6 +208,8 @@ class ServerEngine:
     def _send_weights(self, version: int, adapter: AdapterWeights | None) -> None:
         """Send weights from rank 0; the other ranks take part in gathering them."""
         self._failure = None
+        if not self._usable:
+            self._parts.device.empty_cache()  # a server on this device allocates from it, not from torch's cache
         if self._ranks > 1:
             dist.barrier()  # all ranks have their responses: none is sampled with weights that are too new
         if self._transfer is None:
@@ -212,7 +218,7 @@ class ServerEngine:
                 for _ in self._parts.weights.full():
                     pass
             self._wait_for_rank_0()
-            self._has_sent = True
+            self._has_sent = self._usable = True
             return
         with self._recovering:
             self._version = version
@@ -223,7 +229,7 @@ class ServerEngine:
                 raise
             self._deliver()
             self._transfer.discard_old()
-            self._has_sent = True
+            self._has_sent = self._usable = True
 
     def _deliver(self) -> None:
         assert self._transfer is not None
@@ -368,8 +374,8 @@ class ServerEngine:
                 label = self._served_label()
             except ServerInUse:
                 return  # the next request raises it
-            if self._ranks == 1 or not self._recovering.acquire(blocking=False):
-                continue  # the only rank recovers it by itself, or another thread is recovering it
+            if self._ranks == 1 or not self._usable or not self._recovering.acquire(blocking=False):
+                continue  # the only rank recovers it, new weights do (started now, it would not sleep), or a thread is
             try:
                 process = self._server.process
                 died = process is not None and not process.alive

@@ -50,7 +50,7 @@ class ServerApi(Protocol):
     name: str
     """Name of the kind, for messages."""
     caveat: str
-    """Limit of servers of this kind, for the startup notes."""
+    """Limit of servers of this kind, for the startup notes; empty: none."""
     start_command_hint: str
     """Sentence that says how a user starts one."""
 
@@ -115,12 +115,8 @@ class ServerApi(Protocol):
         """
         ...
 
-    def sleep(self, client: Client, timeout: float) -> None:
-        """Free the server's memory, where it can."""
-        ...
-
-    def wake(self, client: Client, timeout: float) -> bool:
-        """Allocate the memory again; return whether the weights must be sent again."""
+    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
+        """Free the server's weights and cache until it loads weights; a base below an adapter stays in host memory."""
         ...
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hwgrpo.config.schema import Config
 from hwgrpo.models.loading import resolve_model_path
+from hwgrpo.rollout.engine_kind import memory_share, sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample
@@ -31,13 +32,11 @@ ENVIRONMENT = {
 }
 FREE = "free"
 """Version of the weights of a run that has ended."""
-SLEEPS = "enable_memory_saver"
-"""Server argument without which it cannot free memory."""
 
 
 def sglang_server(parts: EngineParts) -> ServerEngine:
     """Return an engine that samples by an SGLang server."""
-    return ServerEngine(parts, SglangServer(sleeps=bool(parts.config.rollout.engine_kwargs.get(SLEEPS))))
+    return ServerEngine(parts, SglangServer())
 
 
 def check_running(config: Config) -> None:
@@ -50,11 +49,7 @@ def check_running(config: Config) -> None:
 
 
 class SglangServer:
-    """SGLang's native routes; see `ServerApi` for the methods.
-
-    Args:
-        sleeps: whether it was started with `enable_memory_saver`, so that it can free memory.
-    """
+    """SGLang's native routes; see `ServerApi` for the methods."""
 
     name = "SGLang"
     caveat = (
@@ -69,9 +64,8 @@ class SglangServer:
     can_score = False
     takeover_rule = "if that run finish_type without releasing it, rollout.server.take_over=true takes it over"
 
-    def __init__(self, *, sleeps: bool = False) -> None:
-        self._sleeps = sleeps
-        self._claimed = False
+    def __init__(self) -> None:
+        self._claimed = self._asleep = False
 
     def command(self, parts: EngineParts, adapter: AdapterWeights | None, host: str, port: int) -> list[str]:
         assert adapter is None, "checked with the settings"
@@ -90,9 +84,10 @@ class SglangServer:
             "random_seed": config.trainer.seed,
             "context_length": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
             "max_running_requests": rollout.max_sequences,
-            "mem_fraction_static": rollout.gpu_memory_utilization,
+            "mem_fraction_static": memory_share(config),
             "disable_cuda_graph": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
             "tp_size": rollout.tensor_parallel_size,
+            "enable_memory_saver": sleeps(config, on_host=on_host),
             "served_model_name": MODEL,
             "host": host,
             "port": port,
@@ -132,6 +127,9 @@ class SglangServer:
     def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
         assert not adapter, "checked with the settings"
         self.claim(client, owner, timeout)
+        if self._asleep:
+            client.request("POST", "/resume_memory_occupation", {}, timeout=timeout)
+            self._asleep = False
         body = {
             "model_path": str(folder),
             "load_format": "safetensors",
@@ -152,14 +150,9 @@ class SglangServer:
     ) -> tuple[list[float], str | None]:
         raise NotImplementedError("can_score says so")
 
-    def sleep(self, client: Client, timeout: float) -> None:
-        if self._sleeps:
-            client.request("POST", "/release_memory_occupation", {}, timeout=timeout)
-
-    def wake(self, client: Client, timeout: float) -> bool:
-        if self._sleeps:
-            client.request("POST", "/resume_memory_occupation", {}, timeout=timeout)
-        return self._sleeps  # its copy of the weights is lost
+    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
+        client.request("POST", "/release_memory_occupation", {}, timeout=timeout)
+        self._asleep = True
 
     def _info(self, client: Client, timeout: float) -> dict[str, Any]:
         status, _ = client.request("GET", "/model_info", timeout=timeout)

@@ -60,7 +60,7 @@ class VllmServer:
     """vLLM with this project's plugin; see `ServerApi` for the methods."""
 
     name = "vLLM"
-    caveat = "it keeps its memory during training"
+    caveat = ""
     takeover_rule = (
         f"a run that has ended loses it {LEASE:g} s after its last request, and rollout.server.take_over=true takes "
         "it now"
@@ -153,11 +153,9 @@ class VllmServer:
                 f"server. {self.start_command_hint}"
             )
 
-    def sleep(self, client: Client, timeout: float) -> None:
-        """Do nothing: sleep is part of vLLM's development mode."""
-
-    def wake(self, client: Client, timeout: float) -> bool:
-        return False
+    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
+        body = {"owner": owner.payload(), "sleep": 1 if adapter else 2}
+        client.request("POST", WEIGHTS_ROUTE, body, timeout=timeout)
 
 
 def completion_body(server_request: ServerRequest) -> dict[str, Any]:

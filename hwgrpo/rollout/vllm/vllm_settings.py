@@ -13,7 +13,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.permissions import follow_umask
-from hwgrpo.rollout.engine_kind import engine_kind
+from hwgrpo.rollout.engine_kind import engine_kind, memory_share, sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
@@ -61,12 +61,14 @@ def engine_arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict
         "seed": config.trainer.seed,
         "max_model_len": rollout.max_model_len or config.data.max_prompt_tokens + rollout.max_response_tokens,
         "max_num_seqs": rollout.max_sequences,
-        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "gpu_memory_utilization": memory_share(config),
         "enforce_eager": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
     }
+    if not on_host and sleeps(config, on_host=False):
+        arguments["enable_sleep_mode"] = True
     if cache is not None:
         arguments["kv_cache_memory_bytes"] = int(cache * 2**30)
     if adapter is not None:
@@ -120,6 +122,11 @@ def max_lora_rank(adapter: AdapterWeights) -> int:
     if max_rank is None:
         raise ConfigError(f"model.lora.rank={rank} is more than vLLM serves; use at most {RANKS[-1]}")
     return max_rank
+
+
+def sleep_level(adapter: AdapterWeights | None) -> int:
+    """Return the level of vLLM's sleep: 1 keeps the base of an adapter in host memory, 2 drops what is sent anew."""
+    return 2 if adapter is None else 1
 
 
 def write_adapter(adapter: AdapterWeights, folder: Path) -> None:

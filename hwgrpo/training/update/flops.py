@@ -1,7 +1,7 @@
 """Floating-point operations that a training pass needs, for model FLOPs utilisation.
 
-Only necessary operations count, not recomputation under gradient checkpointing, padding or masked scores. A token that a
-layout computes once for several sequences counts once.
+Only necessary operations count, not recomputation under gradient checkpointing, padding or masked scores. A token that
+a layout computes once for several sequences counts once.
 
 Formula (Chowdhery et al. 2022, PaLM, appendix B; Kaplan et al. 2020, section 2.1): a token costs 2 FLOPs per activated
 matrix weight in the forward, 2 more for the gradient of the activations and 2 more where the weight is trained: 6 per

@@ -307,17 +307,17 @@ def test_a_copy_keeps_ties_and_fp32_rotary_frequencies_and_needs_no_gradient():
     assert {(p.dtype, p.requires_grad) for p in twin.parameters()} == {(torch.bfloat16, False)}
 
 
-def test_sleeping_frees_the_copy_and_waking_makes_it_from_the_current_weights():
+def test_sleeping_frees_the_copy_and_an_update_makes_it_from_the_current_weights():
     model, batch = model_of(), prompts_of("a")
     engine = engine_of(model, dtype=torch.bfloat16)
     engine.sleep()
     assert engine._copy is None
     assert not engine.health()
-    with pytest.raises(RuntimeError, match="wake"):
+    with pytest.raises(RuntimeError, match="update_weights"):
         engine.generate(batch, Sampling(1, 2))
     with torch.no_grad():
         model.model.norm.weight.mul_(-1)
-    engine.wake()
+    engine.update_weights(1)
     assert engine.health()
     fresh = engine_of(model, dtype=torch.bfloat16)
     greedy = Sampling(1, 8, greedy=True)

@@ -601,3 +601,27 @@ def test_settings_become_words_of_the_command_line():
     words = command_line({"max_model_len": 64, "enforce_eager": True, "enable_prefix_caching": False, "revision": None})
     assert words == ["--max-model-len", "64", "--enforce-eager", "--no-enable-prefix-caching"]
     assert command_line({"additional_config": {"a": 0}}) == ["--additional-config", '{"a": 0}']
+
+
+def test_it_sleeps_until_it_gets_new_weights(make, server, monkeypatch):
+    freed = []
+    monkeypatch.setattr("hwgrpo_backends.device.Device.empty_cache", lambda self: freed.append(list(server.taken)))
+    engine = make("rollout.sleep_mode=always")
+    engine.sleep()
+    assert not engine.health()
+    with pytest.raises(RuntimeError, match="update_weights"):
+        engine.generate(batch("ab"), SAMPLING)
+    assert freed == []
+    engine.update_weights(1)
+    assert freed == [[0]], "before the server takes memory for the new weights"
+    assert engine.generate(batch("ab"), SAMPLING).weight_version == 1
+    assert any("its sleep frees nothing" in note for note in engine.notes)
+    engine._api.sleep(engine._client, True, engine._owner, 5)
+    assert server.slept == [2, 1], "the base below an adapter is kept"
+
+
+def test_a_server_that_cannot_sleep_is_an_error(make, server):
+    engine = make("rollout.sleep_mode=always")
+    server.refusals = [500]
+    with pytest.raises(RunError, match="did not free its memory"):
+        engine.sleep()

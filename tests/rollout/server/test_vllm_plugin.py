@@ -33,7 +33,11 @@ class Engine:
     def __init__(self) -> None:
         self.done: list[Any] = []
         self.broken = False
-        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=4, data_parallel_size=1))
+        self.vllm_config = SimpleNamespace(
+            parallel_config=SimpleNamespace(world_size=4, data_parallel_size=1),
+            model_config=SimpleNamespace(enable_sleep_mode=True),
+        )
+        self.asleep: set[str] = set()
 
     async def collective_rpc(self, method: str, args: tuple) -> None:
         await asyncio.sleep(0.01)
@@ -43,6 +47,16 @@ class Engine:
 
     async def reset_prefix_cache(self) -> None:
         self.done.append("reset")
+
+    async def sleep(self, level: int) -> None:
+        assert not self.asleep, "vLLM would ignore the call"
+        self.asleep = {"weights", "kv_cache"}
+        self.done.append(f"sleep {level}")
+
+    async def wake_up(self, tags: list[str]) -> None:
+        # vLLM ignores a tag that is awake, as after a load that failed
+        self.asleep -= {*tags}
+        self.done.append(f"wake {' '.join(tags)}")
 
 
 class App:
@@ -65,7 +79,8 @@ class App:
 @pytest.fixture
 def guard(monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    platforms = SimpleNamespace(current_platform=SimpleNamespace(device_type="cpu"))
+    platform = SimpleNamespace(device_type="cpu", is_sleep_mode_available=lambda: True)
+    platforms = SimpleNamespace(current_platform=platform)
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     app = App()
     return Guard(app), app
@@ -156,6 +171,65 @@ def test_weights_wait_for_requests_and_requests_for_weights(guard):
     assert update[0] == 200
     assert late[1][VERSION_HEADER] == OURS.label(5)
     assert app.state.engine_client.done == ["sampled", ("hwgrpo_load_weights", "/weights/5"), "reset"]
+
+
+def test_a_server_sleeps_between_requests_until_it_has_new_weights(guard):
+    guard, app = guard
+    done = app.state.engine_client.done
+    sleep = {"owner": OURS.payload(), "sleep": 2}
+
+    async def run():
+        slow = asyncio.create_task(ask(guard, app, "/v1/slow"))
+        await asyncio.sleep(0.01)
+        asleep = asyncio.create_task(ask(guard, app, WEIGHTS_ROUTE, sleep))
+        await asyncio.sleep(0.05)
+        assert done == [], "it sleeps when nothing is running"
+        app.go.set()
+        await slow
+        assert (await asleep)[0] == 200
+        refused = await ask(guard, app, "/v1/completions")
+        return refused, await ask(guard, app, WEIGHTS_ROUTE, weights_body(5)), await ask(guard, app, "/v1/completions")
+
+    refused, update, answer = asyncio.run(run())
+    assert (refused[0], refused[2]) == (503, {"error": "this server sleeps until it gets new weights"})
+    assert app.seen == ["/v1/slow", "/v1/completions"]
+    load = ("hwgrpo_load_weights", "/weights/5")
+    assert done == ["sampled", "sleep 2", "wake weights", load, "wake kv_cache", "reset"]
+    assert update[0] == 200
+    assert answer[1][VERSION_HEADER] == OURS.label(5)
+
+
+def test_weights_that_fail_leave_it_asleep_and_the_next_ones_wake_it(guard):
+    guard, app = guard
+    engine = app.state.engine_client
+
+    async def run():
+        await ask(guard, app, WEIGHTS_ROUTE, {"owner": OURS.payload(), "sleep": 1})
+        engine.broken = True
+        failed = await ask(guard, app, WEIGHTS_ROUTE, weights_body(5))
+        refused = await ask(guard, app, "/v1/completions")
+        engine.broken = False
+        return failed, refused, await ask(guard, app, WEIGHTS_ROUTE, weights_body(6)), engine.asleep
+
+    failed, refused, update, asleep = asyncio.run(run())
+    assert (failed[0], refused[0], update[0]) == (500, 503, 200)
+    assert not asleep
+
+
+@pytest.mark.parametrize("holds", ["another run", "no memory pool"])
+def test_a_server_of_another_run_or_without_sleep_mode_does_not_sleep(guard, holds):
+    guard, app = guard
+    app.state.engine_client.vllm_config.model_config.enable_sleep_mode = holds == "another run"
+    other = Owner("run2", "b", "host:/run2 (process 2)")
+
+    async def run():
+        await ask(guard, app, WEIGHTS_ROUTE, weights_body(5, other if holds == "another run" else OURS))
+        return await ask(guard, app, WEIGHTS_ROUTE, {"owner": OURS.payload(), "sleep": 1})
+
+    status, _, answer = asyncio.run(run())
+    assert status == (409 if holds == "another run" else 400)
+    assert "run2" in str(answer) if holds == "another run" else "--enable-sleep-mode" in answer["error"]
+    assert not app.state.engine_client.asleep
 
 
 def test_weights_that_could_not_be_taken_leave_no_version(guard):

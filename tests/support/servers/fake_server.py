@@ -110,6 +110,7 @@ class FakeServer:
         self.turned_away: list[str] = []
         self.asked: list[dict[str, Any]] = []
         self.taken: list[int] = []
+        self.slept: list[int] = []
         self.weights: dict[str, Any] = {}
         self.label = "-1"
         self.holder = OwnerLease()
@@ -202,6 +203,8 @@ class FakeServer:
             return _send(request, 200, b"{}")
         if self._refused(request, order["owner"]):
             return None
+        if "sleep" in order:
+            self.slept.append(order["sleep"])
         if "version" not in order:
             return _send(request, 200, b"{}")
         receive = "transfer" in order

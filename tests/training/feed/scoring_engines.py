@@ -94,8 +94,8 @@ class ScoringLlm:
     def reset_prefix_cache(self) -> None:
         pass
 
-    def generate(self, prompts: list[dict], settings: Any, *, use_tqdm: bool, lora_request: Any) -> list[Any]:
-        assert (settings.prompt_logprobs, settings.max_tokens) == (0, 1)
+    def generate(self, prompts: list[dict], settings: list[Any], *, use_tqdm: bool, lora_request: Any) -> list[Any]:
+        assert [(asked.prompt_logprobs, asked.max_tokens) for asked in settings] == [(0, 1)]
         if lora_request is not None and lora_request.lora_int_id != self.active:
             self.active = lora_request.lora_int_id
             self.model.load_adapter(load_file(Path(lora_request.lora_path) / "adapter_model.safetensors"))

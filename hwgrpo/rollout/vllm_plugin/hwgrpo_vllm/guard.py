@@ -113,6 +113,7 @@ class Guard:
         self._running = 0
         self._changed = asyncio.Condition()
         self._loading = False
+        self._asleep = False
         self._adapter = 0
         self._group: str | None = None
         if os.environ.get(LIFELINE_VARIABLE):
@@ -142,6 +143,8 @@ class Guard:
         try:
             async with self._changed:
                 await self._wait_until(lambda: not self._loading, "new weights are still on their way")
+                if self._asleep:
+                    raise RequestRefused(503, error="this server sleeps until it gets new weights")
                 self._running += 1
         except RequestRefused as refusal:
             await _respond(send, refusal.status, refusal.content)
@@ -165,7 +168,7 @@ class Guard:
 
         GET returns the status; POST {"owner": ...} claims the server, and with {"version": ...} loads weights. They are
         in {"folder": ..., "adapter": bool}, or are received through the group as transfer number {"transfer": ...}.
-        {"release": true} releases the server.
+        {"sleep": level} frees weights and cache until weights are loaded, {"release": true} releases the server.
         """
         state = scope["app"].state
         if scope["method"] != "POST":
@@ -177,6 +180,7 @@ class Guard:
             owner = _parse_owner(body["owner"])
             version = _check_label(body["version"]) if "version" in body else None
             transfer = int(body["transfer"]) if "transfer" in body else None
+            level = int(body["sleep"]) if "sleep" in body else None
             from_folder = version is not None and transfer is None
             folder, adapter = (str(body["folder"]), bool(body["adapter"])) if from_folder else ("", False)
         except (ValueError, KeyError, TypeError) as error:
@@ -187,6 +191,10 @@ class Guard:
             await _respond(send, 200, {})
             return
         try:
+            if level is not None:
+                await self._sleep(owner, state, level)
+                await _respond(send, 200, {"version": self._version})
+                return
             if version is None:
                 self._claim(owner)
                 await _respond(send, 200, {"version": self._version})
@@ -196,12 +204,17 @@ class Guard:
             await _respond(send, refusal.status, refusal.content)
             return
         try:
+            if self._asleep:
+                await state.engine_client.wake_up(["weights"])
             if transfer is not None:
                 await state.engine_client.collective_rpc("hwgrpo_receive_weights", args=(transfer,))
             elif adapter:
                 await self._load_adapter(state, folder)
             else:
                 await state.engine_client.collective_rpc("hwgrpo_load_weights", args=(folder,))
+            if self._asleep:
+                await state.engine_client.wake_up(["kv_cache"])  # when the weights are there: loading takes memory
+                self._asleep = False
             await state.engine_client.reset_prefix_cache()
             self._version = version
             await _respond(send, 200, {"version": version})
@@ -210,6 +223,24 @@ class Guard:
             if transfer is not None:
                 self._group = None
             await _respond(send, 500, {"error": f"{type(error).__name__}: {error}"})
+        finally:
+            await self._resume_requests()
+
+    async def _sleep(self, owner: Mapping[str, Any], state: Any, level: int) -> None:
+        """Free weights and cache: level 1 keeps the weights in host memory, 2 drops them. On a CPU nothing is freed.
+
+        Raises:
+            RequestRefused: the server cannot, or belongs to another trainer.
+        """
+        engine, platform = state.engine_client, importlib.import_module("vllm.platforms").current_platform
+        if platform.is_sleep_mode_available() and not engine.vllm_config.model_config.enable_sleep_mode:
+            raise RequestRefused(400, error="this server cannot free its memory: start it with --enable-sleep-mode")
+        await self._pause_requests(owner)
+        try:
+            self._asleep = True
+            await engine.sleep(level)
+        except Exception as error:  # the response carries it to the trainer
+            raise RequestRefused(500, error=f"{type(error).__name__}: {error}") from error
         finally:
             await self._resume_requests()
 

@@ -1,0 +1,120 @@
+"""`rollout.gpu_memory_utilization=null`: what the trainer leaves of a device that an engine shares."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hwgrpo_backends import registry
+from hwgrpo_backends.device import Memory
+
+from hwgrpo.config import Config, load_config
+from hwgrpo.planning.engine_share import resolve_engine_share
+from hwgrpo.planning.memory import COPY, ENGINE
+from hwgrpo.planning.scale_plan import USABLE, Planner
+from hwgrpo.rollout.engine_kind import memory_share, shares_device, sleeps
+
+ACCELERATOR = registry.get("cuda")  # hw: any accelerator
+GIB = 2**30
+LORA = ("model.lora.rank=32",)
+STALE = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
+OTHERS = ("rollout.engine=vllm_server", 'rollout.server.env={CUDA_VISIBLE_DEVICES: "4,5"}')
+
+
+def recipe(*words: str) -> Config:
+    words = ("model.lora.rank=0", "trainer.strategy=single", "rollout.engine=vllm", *words)
+    return load_config("qwen3_8b_math", words, data_may_be_missing=True)
+
+
+def resolved(config: Config, total: float | None) -> list[str]:
+    device: Any = SimpleNamespace(memory=lambda: Memory(total=None if total is None else int(total)))
+    return resolve_engine_share(config, ACCELERATOR, 1, device)
+
+
+def planned(config: Config):
+    return Planner(config).memory(ACCELERATOR, 1, config.trainer, separate=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "shares", "asleep"),
+    [
+        ((), True, True),
+        (("rollout.engine=vllm_server",), True, True),
+        (OTHERS, False, False),
+        ((*OTHERS, "rollout.sleep_mode=always"), False, True),
+        (("rollout.engine=vllm_server", "rollout.server.url=http://host:1"), False, False),
+        (("rollout.engine=local",), False, False),
+        (("rollout.sleep_mode=never",), True, False),
+        (STALE, True, False),
+        (("rollout.engine=sglang_server",), True, False),
+    ],
+)
+def test_vllm_sleeps_on_devices_that_it_shares(words, shares, asleep):
+    config = recipe(*words)
+    assert (shares_device(config), sleeps(config, on_host=False)) == (shares, asleep)
+    assert sleeps(config, on_host=True) == (config.rollout.sleep_mode == "always")
+    assert memory_share(config) == (0.9 if not shares else 0.5)
+
+
+def test_an_engine_that_sleeps_gets_what_parameters_and_states_leave():
+    memory = planned(recipe())
+    weights = memory.rollout[ENGINE]
+    assert weights == 2 * planned(recipe("rollout.engine=local")).always["parameters (fp32)"] // 4
+    assert ENGINE not in memory.always
+    assert COPY not in memory.always
+    held = sum(memory.always.values())
+    total = (held + 2 * weights) / USABLE
+    config = recipe()
+    [note] = resolved(config, total)
+    share = config.rollout.gpu_memory_utilization
+    assert share is not None
+    assert 0 <= 2 * weights / total - share < 0.01
+    assert note.startswith(
+        f"rollout.gpu_memory_utilization={share:g} (null): beside {held / GIB:.2f} GiB of the trainer"
+    )
+    assert memory_share(config) == share
+
+
+def test_an_engine_that_stays_awake_gets_what_updates_leave():
+    awake, asleep = recipe("rollout.sleep_mode=never"), recipe()
+    memory = planned(awake)
+    assert memory.always[ENGINE] == planned(asleep).rollout[ENGINE]
+    alone = memory.update_peak - memory.always[ENGINE] - memory.always["cache of the engine"]
+    total = (alone + 2 * memory.always[ENGINE]) / USABLE
+    for config in (awake, asleep):
+        resolved(config, total)
+    shares = [config.rollout.gpu_memory_utilization for config in (awake, asleep)]
+    assert 0 <= 2 * memory.always[ENGINE] / total - shares[0] < 0.01
+    assert shares[0] < shares[1]
+
+
+def test_the_base_below_an_adapter_sleeps_in_host_memory():
+    memory = planned(recipe(*LORA))
+    assert memory.host["weights of the engine, asleep"] == memory.rollout[ENGINE]
+    assert "weights of the engine, asleep" not in planned(recipe()).host
+
+
+def test_a_device_without_room_gets_a_warning_with_what_to_do():
+    memory = planned(recipe())
+    config = recipe()
+    [note] = resolved(config, (sum(memory.always.values()) + memory.rollout[ENGINE] / 2) / USABLE)
+    assert note.startswith("warning: there is no room for")
+    assert "trainer.strategy=fsdp2" in note
+    assert config.rollout.gpu_memory_utilization is None
+
+
+@pytest.mark.parametrize(
+    ("words", "total"),
+    [(("rollout.gpu_memory_utilization=0.3",), 1e12), (("rollout.engine=local",), 1e12), (OTHERS, 1e12), ((), None)],
+    ids=["set", "local", "devices of its own", "no memory of its own"],
+)
+def test_it_stays_as_it_is_where_nothing_is_shared_or_it_is_set(words, total):
+    config = recipe(*words)
+    before = config.rollout.gpu_memory_utilization
+    assert resolved(config, total) == []
+    assert config.rollout.gpu_memory_utilization == before
+
+
+def test_a_large_device_keeps_something_for_others():
+    config = recipe()
+    resolved(config, 1e14)
+    assert config.rollout.gpu_memory_utilization == pytest.approx(USABLE, abs=0.011)
