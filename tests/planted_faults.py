@@ -741,14 +741,14 @@ FAULTS = (
     Fault(
         "probes at the temperature of sampling",
         "training/feed/weight_probes.py",
-        "with _at_temperature(self._update.policy, 1.0):",
+        "with _at_temperature(policy, 1.0):",
         "if True:",
         "training/feed/test_weight_probes.py -k never_accused",
     ),
     Fault(
         "weights never probed",
         "training/feed/weight_probes.py",
-        "self._metrics = self._probes.check(version) or {}",
+        "self._metrics = self._probes.check(version, ours) or {}",
         "pass",
         "training/feed/test_weight_probes.py -k a_run",
     ),

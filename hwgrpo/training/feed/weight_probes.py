@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from hwgrpo.config import Config
 from hwgrpo.errors import RunError
@@ -164,8 +165,12 @@ class WeightProbes:
         self._base: Scores | None = None
         self._earlier: list[Scores] = []
 
-    def check(self, version: int) -> dict[str, float] | None:
+    def check(self, version: int, ours: torch.Tensor | None = None) -> dict[str, float] | None:
         """Compare engine and trainer, which should have weights `version`; all ranks call it together.
+
+        Args:
+            version: version of the weights.
+            ours: from `score_by_trainer`, of the same weights; None: they are scored now.
 
         Returns:
             Metrics; None where the engine samples with the policy's own weights, or cannot score.
@@ -177,9 +182,9 @@ class WeightProbes:
         theirs = self._by_engine()
         if not self._strategy.sum([theirs is not None])[0]:
             return None
-        now = self._scores(f"weights {version}", theirs)
+        now = _scores(f"weights {version}", self.score_by_trainer() if ours is None else ours, theirs)
         if self._repeats is None:
-            self._repeats = torch.equal(self._by_trainer(), self._by_trainer())
+            self._repeats = torch.equal(self.score_by_trainer(), self.score_by_trainer())
             self._base = self._without_adapter() if self._adapted else None
             self._noise = self._measure_noise(self._base or now)
         problem = None
@@ -222,7 +227,9 @@ class WeightProbes:
 
     def _without_adapter(self) -> Scores | None:
         theirs = self._by_engine(adapter=False)
-        return self._scores("the base model", theirs, Reference(self._update.policy, "adapters_off").active())
+        with Reference(self._update.policy, "adapters_off").active():
+            ours = self.score_by_trainer()
+        return _scores("the base model", ours, theirs)
 
     def _by_engine(self, *, adapter: bool = True) -> list[list[float]] | None:
         score = self._score
@@ -230,18 +237,14 @@ class WeightProbes:
             return None
         return raise_on_all_ranks(self._strategy, lambda: score(self._sequences, adapter=adapter))
 
-    def _scores(
-        self, weights: str, theirs: list[list[float]] | None, mode: AbstractContextManager[Any] | None = None
-    ) -> Scores | None:
-        """Return this rank's scores; None where its engine has none. The trainer scores on all ranks."""
-        with mode or nullcontext():
-            ours = self._by_trainer()
-        return None if theirs is None else Scores(weights, ours, torch.tensor(theirs, dtype=torch.float64))
-
-    def _by_trainer(self) -> torch.Tensor:
-        """Return the policy's log-probs [S, T] fp64 at temperature 1, which engines score at."""
-        with _at_temperature(self._update.policy, 1.0):
-            return self._update.score(self._batch).double().view(len(self._sequences), -1)
+    def score_by_trainer(self) -> torch.Tensor:
+        """Return the policy's log-probs [S, T] fp64 at temperature 1, which engines score at; all ranks call it."""
+        policy = self._update.policy
+        with _at_temperature(policy, 1.0):
+            scores = self._update.score(self._batch).double().view(len(self._sequences), -1)
+        if isinstance(policy, FSDPModule):
+            policy.reshard()  # the head stays gathered after a forward, for a backward that does not follow
+        return scores
 
 
 class ProbedResponses:
@@ -266,10 +269,12 @@ class ProbedResponses:
 
     def update_weights(self, version: int) -> None:
         due = version % self._every == 0
+        # Before the weights are sent: an engine that sleeps on this device wakes up with them, and takes its memory.
+        ours = self._probes.score_by_trainer() if due else None
         with self._responses.exclusive_engine() if due else nullcontext():
             self._responses.update_weights(version)
             if due:
-                self._metrics = self._probes.check(version) or {}
+                self._metrics = self._probes.check(version, ours) or {}
 
     def exclusive_engine(self) -> AbstractContextManager[Any]:
         return self._responses.exclusive_engine()
@@ -316,6 +321,11 @@ def _coarsest_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
     """Return the least exact dtype among those of the policy's products, the sampler's, and the frozen base's."""
     named = [name for name in (config.rollout.dtype, config.model.lora.base_dtype) if name != "auto"]
     return max((policy.compute_dtype, *(getattr(torch, name) for name in named)), key=lambda d: torch.finfo(d).eps)
+
+
+def _scores(weights: str, ours: torch.Tensor, theirs: list[list[float]] | None) -> Scores | None:
+    """Return a rank's scores; None where its engine has none."""
+    return None if theirs is None else Scores(weights, ours, torch.tensor(theirs, dtype=torch.float64))
 
 
 def _as_batch(sequences: Sequence[Sequence[int]]) -> TrainBatch:
