@@ -185,8 +185,8 @@ FAULTS = (
     Fault(
         "the base below an adapter dropped by a sleeping engine",
         "rollout/vllm/vllm_settings.py",
-        "return 2 if adapter is None else 1",
-        "return 2",
+        "return 1 if adapter or",
+        "return 1 if False or",
         "rollout/vllm/test_sleep.py",
     ),
     Fault(

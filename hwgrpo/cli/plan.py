@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollout",
         choices=("local", "colocated", "separate"),
-        help="colocated: vLLM on the training devices, where it sleeps during updates; separate: rollout on separate "
+        help="colocated: vLLM in the training process, one engine per device; separate: rollout on separate "
         "devices, each with a shard of every weight (default: the recipe's engine)",
     )
     parser.add_argument(
@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
     if args.rollout in ("local", "colocated"):
         config.rollout.engine = {"local": "local", "colocated": "vllm"}[args.rollout]
+        config.rollout.tensor_parallel_size = 1
     chips = chosen_chips(args.chip, config)
 
     from hwgrpo.planning.scale_plan import USABLE, Cluster, plan_at_scale

@@ -236,10 +236,12 @@ class RolloutConfig:
     gpu_memory_utilization: float | None = limited(None, above=0, at_most=1, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: share of the device's memory for weights, keys and values. null: what the plan leaves beside the
     trainer, or 0.9 of devices of its own."""
-    sleep_mode: str = choice("auto", ("auto", "always", "never"), used_by=[_OUTSIDE_ENGINE])
-    """vLLM, SGLang: free weights, keys and values while the policy is trained. auto: vLLM on the training devices, in
-    the training process or in a server that the run starts without devices of its own. `always`: also other servers.
-    Not with `max_staleness`."""
+    sleep_mode: str = choice(
+        "auto", ("auto", "always", "never"), used_by=[none_of("rollout.engine", "local", "sglang_server")]
+    )
+    """vLLM: free weights, keys and values while the policy is trained. auto: on the training devices, in the training
+    process or in a server that the run starts without naming devices for it. `always`: also in other servers. Not with
+    `max_staleness`."""
     kv_cache_gb: float | None = limited(
         None, above=0, at_most=1e6, used_by=[none_of("rollout.engine", "local", "sglang_server")]
     )

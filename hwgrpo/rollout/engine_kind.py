@@ -54,13 +54,13 @@ class EngineKind:
 
 
 def shares_device(config: Config) -> bool:
-    """Return whether an engine with its own weights computes on the training devices.
+    """Return whether vLLM computes on the training devices.
 
-    That is one in the training process, or a server that the run starts without devices of its own.
+    That is in the training process, or in a server that the run starts without naming devices for it.
     """
     kind, server = engine_kind(config), config.rollout.server
-    own_devices = any(name.endswith("VISIBLE_DEVICES") for name in server.env)
-    return not kind.samples_with_policy and not (kind.on_server and (server.url is not None or own_devices))
+    own_devices = server.url is not None or any(name.endswith("VISIBLE_DEVICES") for name in server.env)
+    return kind.runs_vllm and not (kind.on_server and own_devices)
 
 
 def sleeps(config: Config, *, on_host: bool) -> bool:
@@ -72,14 +72,16 @@ def sleeps(config: Config, *, on_host: bool) -> bool:
     """
     r = config.rollout
     on_demand = r.source in ("auto", "on_demand") and not r.max_staleness
-    gains = engine_kind(config).runs_vllm and shares_device(config) and not on_host
-    return r.sleep_mode == "always" or (r.sleep_mode == "auto" and gains and on_demand)
+    return r.sleep_mode == "always" or (
+        r.sleep_mode == "auto" and shares_device(config) and not on_host and on_demand
+    )
 
 
 def memory_share(config: Config) -> float:
     """Return the share of a device's memory for the engine, where the plan has not chosen one."""
     share = config.rollout.gpu_memory_utilization
-    return share if share is not None else 0.5 if shares_device(config) else 0.9
+    own_devices = engine_kind(config).runs_vllm and not shares_device(config)
+    return share if share is not None else 0.9 if own_devices else 0.5
 
 
 def engine_kind(config: Config) -> EngineKind:

@@ -43,7 +43,7 @@ IRRELEVANT_TO_WEIGHTS = (
     *("observe", "backend", "kernels", "rollout.server", "trainer.fsdp2", "trainer.deepspeed"),
     *("model.attention", "model.fused_modules", "model.layout", "model.gradient_checkpointing"),
     *("data.validation", "data.validation_split", "data.validation_max_rows"),
-    *("rollout.max_sequences", "rollout.graphs", "rollout.gpu_memory_utilization", "rollout.kv_cache_gb"),
+    *("rollout.max_sequences", "rollout.graphs", "rollout.gpu_memory_utilization", "rollout.sleep_mode", "rollout.kv_cache_gb"),
     *("rollout.max_model_len", "rollout.enforce_eager", "rollout.tensor_parallel_size"),
     *("trainer.output_dir", "trainer.resume", "trainer.max_steps", "trainer.epochs", "trainer.strategy"),
     *("trainer.sequence_parallel_size", "trainer.tensor_parallel_size", "trainer.tokens_per_micro_batch"),

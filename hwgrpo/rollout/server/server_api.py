@@ -98,8 +98,12 @@ class ServerApi(Protocol):
         """Return the samples of a prompt, and the label of the weights that drew them."""
         ...
 
-    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
-        """Free the server's weights and cache until it loads weights; a base below an adapter stays in host memory."""
+    def can_sleep(self, client: Client, timeout: float) -> bool:
+        """Return whether the server was started so that it can free its memory."""
+        ...
+
+    def sleep(self, client: Client, level: int, owner: Owner, timeout: float) -> None:
+        """Free the server's weights and cache until it loads weights; at level 1 weights stay in host memory."""
         ...
 
 

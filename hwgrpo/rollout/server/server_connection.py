@@ -127,11 +127,17 @@ def check_running_server(config: Config, api: ServerApi) -> None:
     """Check that the server at `rollout.server.url` responds, is of this kind and accepts the token.
 
     Raises:
-        ConfigError: one of these does not hold.
+        ConfigError: one of these does not hold, or it cannot sleep as `rollout.sleep_mode` wants.
     """
     url = config.rollout.server.url
     assert url is not None
-    _served_model(Client(url, _token_for(config.rollout.server), MAX_CHECK_RESPONSE), api)
+    client = Client(url, _token_for(config.rollout.server), MAX_CHECK_RESPONSE)
+    _served_model(client, api)
+    if config.rollout.sleep_mode == "always" and not api.can_sleep(client, HEALTH_TIMEOUT):
+        raise ConfigError(
+            f"rollout.sleep_mode='always' with rollout.server.url={hide_secrets(url)!r}: that server cannot free its "
+            "memory: start it with --enable-sleep-mode, or leave rollout.sleep_mode out"
+        )
 
 
 def _token_for(settings: RolloutServerConfig) -> str:

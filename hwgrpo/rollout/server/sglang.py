@@ -12,7 +12,7 @@ from typing import Any
 
 from hwgrpo.config.schema import Config
 from hwgrpo.models.loading import resolve_model_path
-from hwgrpo.rollout.engine_kind import memory_share, sleeps
+from hwgrpo.rollout.engine_kind import memory_share
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample
@@ -64,7 +64,7 @@ class SglangServer:
     takeover_rule = "if that run finish_type without releasing it, rollout.server.take_over=true takes it over"
 
     def __init__(self) -> None:
-        self._claimed = self._asleep = False
+        self._claimed = False
 
     def command(self, parts: EngineParts, adapter: AdapterWeights | None, host: str, port: int) -> list[str]:
         assert adapter is None, "checked with the settings"
@@ -86,7 +86,6 @@ class SglangServer:
             "mem_fraction_static": memory_share(config),
             "disable_cuda_graph": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
             "tp_size": rollout.tensor_parallel_size,
-            "enable_memory_saver": sleeps(config, on_host=on_host),
             "served_model_name": MODEL,
             "host": host,
             "port": port,
@@ -102,6 +101,9 @@ class SglangServer:
         if "weight_version" not in status:
             raise InvalidResponse("/model_info has no weight_version")
         return str(status.get("served_model_name") or status.get("model_path"))
+
+    def can_sleep(self, client: Client, timeout: float) -> bool:
+        return False
 
     def group_support(self, client: Client, timeout: float) -> GroupSupport | None:
         return None
@@ -126,9 +128,6 @@ class SglangServer:
     def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
         assert not adapter, "checked with the settings"
         self.claim(client, owner, timeout)
-        if self._asleep:
-            client.request("POST", "/resume_memory_occupation", {}, timeout=timeout)
-            self._asleep = False
         body = {
             "model_path": str(folder),
             "load_format": "safetensors",
@@ -144,9 +143,8 @@ class SglangServer:
         reply, _ = client.request("POST", "/generate", generate_body(server_request), timeout=timeout)
         return parse_samples(reply)
 
-    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
-        client.request("POST", "/release_memory_occupation", {}, timeout=timeout)
-        self._asleep = True
+    def sleep(self, client: Client, level: int, owner: Owner, timeout: float) -> None:
+        raise AssertionError("checked with the settings")
 
     def _info(self, client: Client, timeout: float) -> dict[str, Any]:
         status, _ = client.request("GET", "/model_info", timeout=timeout)

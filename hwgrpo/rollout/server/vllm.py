@@ -119,8 +119,12 @@ class VllmServer:
         reply, headers = client.request("POST", "/v1/completions", completion_body(server_request), timeout=timeout)
         return parse_samples(reply), headers.get(VERSION_HEADER)
 
-    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
-        body = {"owner": owner.payload(), "sleep": 1 if adapter else 2}
+    def can_sleep(self, client: Client, timeout: float) -> bool:
+        status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
+        return isinstance(status, dict) and status.get("can_sleep") is True
+
+    def sleep(self, client: Client, level: int, owner: Owner, timeout: float) -> None:
+        body = {"owner": owner.payload(), "sleep": level}
         client.request("POST", WEIGHTS_ROUTE, body, timeout=timeout)
 
 

@@ -123,9 +123,12 @@ def max_lora_rank(adapter: AdapterWeights) -> int:
     return max_rank
 
 
-def sleep_level(adapter: AdapterWeights | None) -> int:
-    """Return the level of vLLM's sleep: 1 keeps the base of an adapter in host memory, 2 drops what is sent anew."""
-    return 2 if adapter is None else 1
+def sleep_level(config: Config, adapter: bool) -> int:
+    """Return the level of vLLM's sleep: 2 drops weights, all of which are sent anew; 1 keeps them in host memory.
+
+    What is not sent is the base of an adapter, and a draft model for speculative decoding.
+    """
+    return 1 if adapter or "speculative_config" in config.rollout.engine_kwargs else 2
 
 
 def write_adapter(adapter: AdapterWeights, folder: Path) -> None:
