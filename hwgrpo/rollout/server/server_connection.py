@@ -177,7 +177,8 @@ def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, o
     port = s.port or free_port(s.host)
     token = token_in(s.token_variable) or secrets.token_urlsafe(32)
     log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
-    process = ServerProcess(api.command(parts, adapter, s.host, port), api.environment(token, s.env), log)
+    environment = api.environment(parts.device.backend, token, s.env)
+    process = ServerProcess(api.command(parts, adapter, s.host, port), environment, log)
     # A server that listens on all addresses is reached through the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
     client = _client(parts.config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token, owner)

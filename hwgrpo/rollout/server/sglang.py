@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hwgrpo_backends import Backend
+
 from hwgrpo.config.schema import Config
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.rollout.engine_kind import memory_share
@@ -93,8 +95,8 @@ class SglangServer:
         start = [interpreter(rollout.server.python), str(Path(hwgrpo_sglang.__file__))]
         return [*start, *_flags(arguments | dict(rollout.engine_kwargs))]
 
-    def environment(self, token: str, settings: Mapping[str, str]) -> dict[str, str]:
-        return inherited_environment(ENVIRONMENT | dict(settings), {hwgrpo_sglang.TOKEN_VARIABLE: token})
+    def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:
+        return inherited_environment(backend, ENVIRONMENT | dict(settings), {hwgrpo_sglang.TOKEN_VARIABLE: token})
 
     def model_of(self, client: Client, timeout: float) -> str:
         status = self._info(client, timeout)

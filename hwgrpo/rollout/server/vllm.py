@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hwgrpo_backends import Backend
+
 from hwgrpo.config.schema import Config
 from hwgrpo.rollout import vllm_plugin
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -31,12 +33,13 @@ from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
 )
 
 PLUGIN = Path(vllm_plugin.__file__).parent
-DEFAULTS = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    # Weights that vllm-ascend has reformatted cannot be exchanged; without effect elsewhere.
+DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Weights that vllm-ascend has reformatted cannot be exchanged; for a server on NPUs of a trainer that has none.
     "VLLM_ASCEND_ENABLE_NZ": "0",
 }
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 
 
 def vllm_server(parts: EngineParts) -> ServerEngine:
@@ -80,9 +83,9 @@ class VllmServer:
         serve = [interpreter(parts.config.rollout.server.python), "-m", "vllm.entrypoints.openai.api_server"]
         return [*serve, *command_line(arguments)]
 
-    def environment(self, token: str, settings: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:
         own = {"PYTHONPATH": str(PLUGIN), TOKEN_VARIABLE: token, LIFELINE_VARIABLE: "1"}
-        return DEFAULTS | inherited_environment(ENVIRONMENT | dict(settings), own)
+        return DEFAULTS | inherited_environment(backend, ENVIRONMENT | dict(settings), own)
 
     def model_of(self, client: Client, timeout: float) -> str:
         client.request("GET", WEIGHTS_ROUTE, timeout=timeout)

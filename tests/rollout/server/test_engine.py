@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hwgrpo_backends import environment, registry
+from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
@@ -22,6 +24,7 @@ from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.server_api import command_line
 from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.server_process import ServerProcess
+from hwgrpo.rollout.server.sglang import SglangServer
 from hwgrpo.rollout.server.vllm import VllmServer, vllm_server
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.values import Sampling
@@ -550,12 +553,43 @@ def test_a_server_of_ours_gets_the_token_by_its_environment_and_not_the_trainers
     monkeypatch.setenv("PYTHONPATH", "/trainer")
     monkeypatch.setenv("RANK", "0")
     engine = make()
-    variables = VllmServer().environment("secret", {"ONE_MORE": "1"})
+    variables = VllmServer().environment(BACKEND, "secret", {"ONE_MORE": "1"})
     assert variables[TOKEN_VARIABLE] == "secret"
     assert variables["PYTHONPATH"].endswith("vllm_plugin")
     assert variables["ONE_MORE"] == "1"
     assert "RANK" not in variables
     assert not any("secret" in word for word in VllmServer().command(engine._parts, None, "127.0.0.1", 1))
+
+
+@pytest.mark.parametrize("server", [VllmServer(), SglangServer()], ids=["vllm", "sglang"])
+def test_a_server_of_ours_gets_the_variables_of_rollout_and_what_the_user_set(server, monkeypatch):
+    npu = registry.get("npu")
+    names = {*npu.env_train, *npu.env_rollout}
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    monkeypatch.setattr(os, "environ", environ)
+    environ["HCCL_CONNECT_TIMEOUT"] = "7"
+    environment.apply(npu, "train", environ)
+    assert environ["TASK_QUEUE_ENABLE"] == "2"
+    variables = server.environment(npu, "secret", {})
+    assert variables["TASK_QUEUE_ENABLE"] == "1"
+    assert variables["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    assert variables["HCCL_CONNECT_TIMEOUT"] == "7"
+    assert not {"PYTORCH_NPU_ALLOC_CONF", "CPU_AFFINITY_CONF"} & variables.keys()
+    assert environ["TASK_QUEUE_ENABLE"] == "2", "the trainer keeps its own"
+
+    environ |= {"TASK_QUEUE_ENABLE": "0", "VLLM_ASCEND_ENABLE_NZ": "1"}
+    environment.apply(npu, "train", environ)
+    variables = server.environment(npu, "secret", {"VLLM_ASCEND_ENABLE_NZ": "2"})
+    assert variables["TASK_QUEUE_ENABLE"] == "0"
+    assert variables["VLLM_ASCEND_ENABLE_NZ"] == "2", "rollout.server.env is for the server alone"
+    assert server.environment(npu, "secret", {})["VLLM_ASCEND_ENABLE_NZ"] == "1"
+
+
+def test_a_vllm_server_on_npus_of_a_trainer_without_one_can_be_sent_weights(monkeypatch):
+    monkeypatch.delenv("VLLM_ASCEND_ENABLE_NZ", raising=False)
+    assert VllmServer().environment(BACKEND, "secret", {})["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    monkeypatch.setenv("VLLM_ASCEND_ENABLE_NZ", "1")
+    assert VllmServer().environment(BACKEND, "secret", {})["VLLM_ASCEND_ENABLE_NZ"] == "1"
 
 
 def test_settings_become_words_of_the_command_line():
