@@ -34,6 +34,7 @@ _CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg")
 _KL_ON = on("algorithm.kl.coef", " above 0")
 _CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
 _CORRECTED = none_of("algorithm.correction.name", "none")
+_FULL_DISTRIBUTION = (one_of("rollout.top_k", 0), one_of("rollout.top_p", 1.0), one_of("rollout.min_p", 0.0))
 _SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 
 
@@ -223,6 +224,10 @@ class RolloutConfig:
     alternate. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout
     prefetches up to that many steps. Above 0 the engine has its own copy of the weights, and `algorithm.correction`
     must be on."""
+    guard: str = choice("warn", ("off", "warn", "act"), used_by=_FULL_DISTRIBUTION)
+    """What a large gap between the rollout engine's and the trainer's log-probs does. `warn`: a note with the numbers,
+    the likely cause and the remedy. `act`: the run applies importance weights, then rejects tokens, then samples with
+    fresher weights, then ends, and goes back step by step when the gap is small again (docs/rollout.md)."""
     partial: bool = setting(
         False, used_by=[on("rollout.max_staleness", " of 1 or more"), one_of("rollout.engine", "local")]
     )
