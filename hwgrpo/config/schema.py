@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from hwgrpo import catalog
+from hwgrpo.config.backend_choices import attention_choices, backend_choices
 from hwgrpo.config.fields import Use, choice, holds, limited, none_of, off, on, one_of, own_function, setting
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
@@ -51,18 +52,6 @@ def _splits(key: str) -> tuple[Use, ...]:
     return (Use(key, (), " to a folder or a hub dataset", _names_with_splits),)
 
 
-def _backend_choices() -> tuple[str, ...]:
-    from hwgrpo_backends.registry import names
-
-    return ("auto", *names())
-
-
-def _attention_names() -> tuple[str, ...]:
-    from hwgrpo_backends.registry import load_all
-
-    return tuple(dict.fromkeys(name for backend in load_all().backends.values() for name in backend.attention))
-
-
 @dataclass
 class LoraConfig:
     rank: int = limited(0, at_least=0)
@@ -94,7 +83,7 @@ class ModelConfig:
     """Run the Python code of a hub model."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Compute dtype; auto: the backend's default. Trainable parameters are always fp32 master weights."""
-    attention: str = choice("auto", lambda: ("auto", *_attention_names()))
+    attention: str = choice("auto", attention_choices)
     """Attention implementation; auto: the first of the backend's preferences that is usable."""
     fused_modules: list[str] = field(default_factory=lambda: ["auto"])
     """Modules replaced by the device's fused ones where a self-test finds the same values: names (`rms_norm`, `rotary`,
@@ -506,7 +495,7 @@ class TrainerConfig:
 
 @dataclass
 class BackendConfig:
-    name: str = choice("auto", _backend_choices)
+    name: str = choice("auto", backend_choices)
     """Device family; auto: the one that this host can use; two usable ones are an error."""
 
 
