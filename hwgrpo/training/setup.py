@@ -38,6 +38,7 @@ from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
 from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
+from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
@@ -144,6 +145,7 @@ def _build(
         )
     )
     undo.callback(responses.close)
+    guard = RolloutGuard(config, update, responses, data.tokenizer, folder.checkpoint)
 
     observer = _observer(config, folder, strategy, total_steps)
     undo.callback(observer.close)
@@ -171,12 +173,13 @@ def _build(
         sampling=sampling_of(config),
         rewards=data.rewards,
         update=update,
+        guard=guard,
         reference=models.reference,
         validation=data.validation,
         observer=observer,
         metrics=metrics,
         watch=Stopwatch(device.synchronize, trace=device.trace),
-        saver=_saver(config, written, device, strategy, folder, data, update, responses, observer),
+        saver=_saver(config, written, device, strategy, folder, data, update, guard, responses, observer),
         record_kernels=lambda: write_kernel_selections(folder.path, strategy.rank),
         memory=lambda: memory_metrics(device),
         peak=peak.flops if peak else None,
@@ -286,6 +289,7 @@ def _saver(
     folder: _Folder,
     data: Data,
     update: PolicyUpdate,
+    guard: RolloutGuard,
     responses: ResponseSource,
     observer: Observer,
 ) -> Saver:
@@ -302,6 +306,7 @@ def _saver(
             "sampler": responses.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
+            "guard": guard.state(),
             "config": settings,
             "secrets": secrets,
             "data": fingerprints,
