@@ -107,6 +107,8 @@ class Backend:
     """Further variables of deterministic training."""
     env_optional: Mapping[str, EnvVar] = field(default_factory=dict)
     """Variables left to the user: `value` is one that others use, `why` says when to set it and why it is not set."""
+    no_sleep_with_experts: str = ""
+    """Why vLLM's sleep mode breaks mixtures of experts on these devices; empty: it does not."""
     torch_build: str
     """The build of torch and further packages to install."""
     probe: Callable[[Facts], Verdict]

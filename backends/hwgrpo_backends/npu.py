@@ -246,6 +246,8 @@ BACKEND = Backend(
     env_rollout=ROLLOUT,
     env_deterministic=DETERMINISTIC,
     env_optional=OPTIONAL,
+    # worker.py:251 (0.23.0); the weights that follow are loaded as if they were not transposed
+    no_sleep_with_experts="vllm-ascend 0.23 transposes the weights of experts when it wakes up",
     torch_build=INSTALL,
     probe=probe,
     arch=arch,

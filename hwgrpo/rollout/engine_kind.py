@@ -72,9 +72,7 @@ def sleeps(config: Config, *, on_host: bool) -> bool:
     """
     r = config.rollout
     on_demand = r.source in ("auto", "on_demand") and not r.max_staleness
-    return r.sleep_mode == "always" or (
-        r.sleep_mode == "auto" and shares_device(config) and not on_host and on_demand
-    )
+    return r.sleep_mode == "always" or (r.sleep_mode == "auto" and shares_device(config) and not on_host and on_demand)
 
 
 def memory_share(config: Config) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ def build_run(
     *,
     allow_finished: bool = False,
     notes: Sequence[str] = (),
+    engine_share: float | None = None,
 ) -> Run:
     """Make every part of a run, and restore the checkpoint selected by `trainer.resume`.
 
@@ -77,6 +78,7 @@ def build_run(
         local_world_size: processes of this run on this host.
         allow_finished: a finished run of other settings or data is not an error.
         notes: notes for the user on choices made before.
+        engine_share: `rollout.gpu_memory_utilization` of this start, where it is null; not recorded.
 
     Raises:
         ConfigError, DataError, CheckpointError: with the wrong value and its remedy.
@@ -85,7 +87,10 @@ def build_run(
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(with_absolute_paths(config), device, undo, allow_finished, notes, written=config)
+        here = with_absolute_paths(config)
+        if engine_share is not None:
+            here = replace(here, rollout=replace(here.rollout, gpu_memory_utilization=engine_share))
+        run = _build(here, device, undo, allow_finished, notes, written=config)
         undo.pop_all()
     return run
 

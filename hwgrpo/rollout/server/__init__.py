@@ -24,11 +24,6 @@ def _refuse_sglang(config: Config) -> None:
             f"rollout.engine='sglang_server' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
             "this engine transfers full models only; use rollout.engine=vllm_server, vllm or local"
         )
-    if config.rollout.sleep_mode == "always":
-        raise ConfigError(
-            "rollout.sleep_mode='always' with rollout.engine='sglang_server': this engine does not free its memory; "
-            "leave it out, or use rollout.engine=vllm_server"
-        )
     if config.rollout.server.transfer == "group":
         raise ConfigError(
             "rollout.server.transfer='group' with rollout.engine='sglang_server': this engine transfers "

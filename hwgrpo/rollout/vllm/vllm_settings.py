@@ -19,6 +19,8 @@ from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.scratch import remove_stale
 
 if TYPE_CHECKING:
+    from hwgrpo_backends import Backend
+
     from hwgrpo.config import Config
 
 HOST_CACHE_GB = 2.0
@@ -32,6 +34,8 @@ MEMORY = "/dev/shm"
 """Folder of the in-memory file system."""
 WEIGHTS_PREFIX, ADAPTER_PREFIX = "hwgrpo-weights-", "hwgrpo-adapter-"
 """Prefixes of the names of scratch folders in memory."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Names in model configurations for the number of experts."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM's max_lora_rank may have."""
 
@@ -108,6 +112,26 @@ def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
         f"rollout.engine={engine!r} with model.path={path!r}: on a CPU vLLM has no attention with heads "
         f"of size {size}, only of {', '.join(map(str, HOST_HEAD_SIZES))}; {remedy}"
     )
+
+
+def check_sleep(config: Config, settings: Any, backend: Backend) -> None:
+    """Check that vLLM can sleep with the model on this device.
+
+    Args:
+        config: the run's settings.
+        settings: the model's transformers configuration.
+        backend: the device family.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    text, reason = settings.get_text_config(), backend.no_sleep_with_experts
+    experts = any(getattr(text, name, None) for name in EXPERTS)
+    if reason and experts and sleeps(config, on_host=backend.is_host):
+        raise ConfigError(
+            f"rollout.sleep_mode={config.rollout.sleep_mode!r} with model.path={config.model.path!r}: {reason}; set "
+            "rollout.sleep_mode=never, or give a server devices of its own (rollout.server.env)"
+        )
 
 
 def max_lora_rank(adapter: AdapterWeights) -> int:

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from hwgrpo.rollout.server.server_api import command_line
 from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.server_process import ServerProcess
 from hwgrpo.rollout.server.sglang import SglangServer
-from hwgrpo.rollout.server.vllm import VllmServer, vllm_server
+from hwgrpo.rollout.server.vllm import VllmServer, check_running, vllm_server
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.values import Sampling
 from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
@@ -602,6 +603,8 @@ def test_it_sleeps_until_it_gets_new_weights(make, server, monkeypatch):
     freed = []
     monkeypatch.setattr("hwgrpo_backends.device.Device.empty_cache", lambda self: freed.append(list(server.taken)))
     engine = make("rollout.sleep_mode=always")
+    assert freed == [[]], "before a server takes memory for its first weights"
+    freed.clear()
     engine.sleep()
     assert not engine.health()
     with pytest.raises(RuntimeError, match="update_weights"):
@@ -614,8 +617,30 @@ def test_it_sleeps_until_it_gets_new_weights(make, server, monkeypatch):
     assert server.slept == [2]
 
 
-def test_a_server_that_cannot_sleep_is_an_error(make, server):
-    engine = make("rollout.sleep_mode=always")
-    server.refusals = [500]
-    with pytest.raises(RunError, match="did not free its memory"):
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_server_that_does_not_sleep_is_asked_again_then_an_error(make, server, monkeypatch, refused):
+    monkeypatch.setattr(server_engine, "PAUSE", 0.01)
+    engine = make("rollout.sleep_mode=always", "rollout.server.retries=1")
+    server.refusals = [500] * refused
+    if refused == 1:
         engine.sleep()
+        assert server.slept == [2]
+    else:
+        with pytest.raises(RunError, match="did not free its memory"):
+            engine.sleep()
+
+
+def test_a_dead_server_of_the_run_has_freed_its_memory(make, server):
+    engine = make("rollout.sleep_mode=always")
+    engine._server.process = SimpleNamespace(alive=False, stop=lambda: None)
+    server.refusals = [500]
+    engine.sleep()
+    assert server.slept == []
+
+
+def test_a_running_server_that_cannot_sleep_is_refused_before_the_run(server, tmp_path):
+    config = parts_for(server.url, tmp_path, "rollout.sleep_mode=always").config
+    check_running(config)
+    server.can_sleep = False
+    with pytest.raises(ConfigError, match="start it with --enable-sleep-mode"):
+        check_running(config)

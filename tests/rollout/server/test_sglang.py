@@ -150,7 +150,9 @@ def test_weights_that_it_does_not_take_are_sent_again(make, server, fault: str):
 
 
 def test_it_is_not_put_to_sleep(make):
-    with pytest.raises(ConfigError, match=r"rollout\.sleep_mode='always'.*does not free its memory"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.sleep_mode='always' has no effect with rollout\.engine='sglang_server'"
+    ):
         make("rollout.sleep_mode=always")
 
 

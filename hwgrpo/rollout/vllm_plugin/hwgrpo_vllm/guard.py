@@ -315,7 +315,8 @@ def _status(version: str, group: str | None, state: Any) -> dict[str, Any]:
 def _can_sleep(state: Any) -> bool:
     """Return whether the weights were loaded so that their memory can be freed; a CPU takes the call and frees none."""
     platform = importlib.import_module("vllm.platforms").current_platform
-    return bool(state.engine_client.vllm_config.model_config.enable_sleep_mode or not platform.is_sleep_mode_available())
+    enabled = state.engine_client.vllm_config.model_config.enable_sleep_mode
+    return bool(enabled) or not platform.is_sleep_mode_available()
 
 
 def _group_support(state: Any) -> Mapping[str, Any]:
