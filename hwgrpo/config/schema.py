@@ -222,6 +222,10 @@ class RolloutConfig:
     )
     """Update weights in the middle of responses instead of after them (partial rollouts): their tokens then have
     several versions. Needs `max_staleness` above 0."""
+    probe_every: int = limited(10, at_least=0)
+    """Weight versions after which engine and trainer score a few fixed sequences, as they do at the start. The run ends
+    if they differ by more than rounding, as when new weights were not applied. 0: never. Without effect where the local
+    engine samples with the policy's own weights, and with SGLang."""
     graphs: bool = setting(False, used_by=[one_of("rollout.engine", "local"), off("trainer.deterministic", "=false")])
     """Record the local engine's decode step as a device graph where the backend has them (cuda, rocm). A self-test at
     the start turns it off where its logits differ from the model's. Deterministic algorithms cannot be recorded:

@@ -34,6 +34,7 @@ from hwgrpo.training.code_files import checksums, keep_copies
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource, SourceParts, make_source
+from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
@@ -151,6 +152,7 @@ def _build(
     )
     undo.callback(responses.close)
     guard = RolloutGuard(config, update, responses, data.tokenizer, folder.checkpoint)
+    responses = probe_weights(config, responses, engine, update, data.tokenizer, start)
 
     observer = _observer(config, folder, strategy, total_steps)
     undo.callback(observer.close)

@@ -1,11 +1,15 @@
 """Ranks that share a rollout server, in another process: a run of two is the run of one, in turns and overlapped."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hwgrpo_backends.cpu import BACKEND
 from safetensors.torch import load_file
 
+from hwgrpo.errors import RunError
+from hwgrpo.rollout.local import engine as local_engine
 from hwgrpo.training.finish import finish
 from hwgrpo.training.loop import train
 from hwgrpo.training.setup import build_run
@@ -115,3 +119,25 @@ def test_two_ranks_that_sample_ahead_by_themselves_train_like_one_that_does(ahea
     assert_same_run(tmp_path / "two", ahead_alone)
     stale = [line["rollout/staleness_max"] for line in runs.metrics(tmp_path / "two") if "reward" in line]
     assert stale == [0, 1, 1]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_rank_whose_sampler_keeps_older_weights_ends_all_ranks_with_the_reason(tmp_path: Path, strategy: str):
+    def body(rank: int) -> None:
+        copy, called = local_engine.copy_weights, []
+
+        def forgetful(weights: Iterator[tuple[str, torch.Tensor]], model: torch.nn.Module) -> None:
+            copy(iter([*weights][: 0 if rank and called else None]), model)
+            called.append(model)
+
+        local_engine.copy_weights = forgetful
+        words = (*COMMON, *AHEAD, f"trainer.strategy={strategy}", "rollout.probe_every=1")
+        parts = build_run(runs.small(tmp_path / "run", *words), BACKEND, rank, 2)
+        try:
+            with pytest.raises(RunError, match="does not sample with the policy's weights of version 1"):
+                train(parts)
+        finally:
+            parts.close()
+            parts.strategy.close()
+
+    assert ranks.forked(2, body) == [0, 0]

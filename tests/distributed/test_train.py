@@ -122,7 +122,7 @@ def test_a_rank_without_memory_makes_all_ranks_take_smaller_micro_batches(tmp_pa
 @pytest.mark.slow
 def test_where_ranks_meet_within_a_pass_the_run_ends_and_starts_again_with_what_it_found(tmp_path: Path, cache: str):
     """Another rank waits within its pass and cannot be notified, but torchrun ends it."""
-    more = ("trainer.strategy=fsdp2", "trainer.max_steps=2", "trainer.validate_at_start=false")
+    more = ("trainer.strategy=fsdp2", "trainer.max_steps=2", "trainer.validate_at_start=false", "rollout.probe_every=0")
     command = starved("1", *words(tmp_path / "run", *more, "trainer.tokens_per_micro_batch=48")[2:])
     done = torchrun(2, *command, HWGRPO_CACHE=cache)
     assert done.returncode != 0

@@ -252,7 +252,7 @@ def test_a_rollout_server_that_is_killed_comes_back_with_the_current_weights(tmp
     words = (*WORDS, model, "rollout.engine=vllm_server", f"rollout.server.python={local_server.program(tmp_path)}")
     assert runs.forked(lambda: runs.run(tmp_path / "whole", *words)) == 0
     held = tmp_path / "held"
-    hold = f"rollout.server.env={{HOLD_FILE: '{held}', HOLD_AT: '10'}}"
+    hold = f"rollout.server.env={{HOLD_FILE: '{held}', HOLD_AT: '14'}}"
     kill = f"until [ -f {held} ]; do sleep 0.02; done; kill -KILL $(cat {held})"
     with subprocess.Popen(["bash", "-c", kill]) as killer:
         try:

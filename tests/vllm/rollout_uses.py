@@ -55,12 +55,12 @@ PLUGIN = (
         "vllm/entrypoints/openai/completion/protocol.py",
         "CompletionRequest",
         "model prompt n seed max_tokens temperature top_k top_p min_p stop stop_token_ids "
-        "ignore_eos logprobs return_token_ids cache_salt",
+        "ignore_eos logprobs return_token_ids cache_salt prompt_logprobs",
     ),
     *_fields(
         "vllm/entrypoints/openai/completion/protocol.py",
         "CompletionResponseChoice",
-        "index logprobs token_ids finish_reason",
+        "index logprobs token_ids finish_reason prompt_logprobs",
     ),
     *_fields(
         "vllm/engine/arg_utils.py",
@@ -88,13 +88,14 @@ IN_PROCESS = (
     Use("vllm/v1/engine/llm_engine.py", "LLMEngine.set_weight_version", ("weight_version",)),
     Use("vllm/v1/engine/llm_engine.py", "LLMEngine.remove_lora", ("lora_id",)),
     Use("vllm/outputs.py", "CompletionOutput.weight_versions"),
+    Use("vllm/outputs.py", "RequestOutput.prompt_logprobs"),
     Use("vllm/v1/attention/backends/cpu_attn.py", f'"{[*HOST_HEAD_SIZES]}"'),
     Use("vllm/outputs.py", "WeightVersionSpan.version"),
     *_fields(
         "vllm/sampling_params.py",
         "SamplingParams",
         "n seed max_tokens temperature top_k top_p min_p stop stop_token_ids ignore_eos detokenize "
-        "logprobs output_kind",
+        "logprobs prompt_logprobs output_kind",
     ),
 )
 """Of vLLM 0.32 beside the trainer."""

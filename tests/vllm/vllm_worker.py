@@ -9,6 +9,7 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.engine import local_engine
 from hwgrpo.rollout.local.token_sampling import filter_logits
 from hwgrpo.rollout.policy_weights import ModuleWeights
+from hwgrpo.training.feed.weight_probes import WeightProbes
+from hwgrpo.training.policy.policy_model import HeadOptions, PolicyModel
 from hwgrpo.training.shared_setup import load_policy, prepare_process
 from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
+from tests.support.models.steps import update_of
 from tests.vllm.vllm_environment import EXECUTOR, ONE_PROCESS
 
 UPDATES = 3
@@ -117,6 +121,33 @@ def updates(parts: EngineParts, engine: Any) -> list[dict[str, Any]]:
     return found
 
 
+def probes_of(parts: EngineParts, engine: Any) -> WeightProbes:
+    """Return probes of an engine, scored by the policy in this process."""
+    policy = PolicyModel(parts.model, compute_dtype=torch.float32, options=HeadOptions())
+    return WeightProbes(parts.config, engine, update_of(policy, parts.config), parts.tokenizer)
+
+
+def probed(parts: EngineParts, engine: Any, version: int, forget: Callable[[bool], None]) -> dict[str, Any]:
+    """Probe the engine after updates, and after one that it does not get to see; then send that."""
+    probes, gaps, told = probes_of(parts, engine), [], ""
+    for seed in (7, 8):
+        engine.update_weights(version)
+        found = probes.check(version)
+        assert found is not None
+        gaps.append(found["rollout/probe_logprob_diff"])
+        change(parts.model, seed)
+        version += 1
+    forget(True)
+    engine.update_weights(version)
+    try:
+        probes.check(version)
+    except RunError as error:
+        told = str(error)
+    forget(False)
+    engine.update_weights(version + 1)
+    return {"gaps": gaps, "told": told}
+
+
 def forgotten(parts: EngineParts, engine: Any, version: int) -> dict[str, Any]:
     """Compare after an update that the engine does not get to see."""
     parts.weights.forgets = True  # pyright: ignore[reportAttributeAccessIssue]
@@ -199,13 +230,29 @@ def failures(parts: EngineParts, engine: Any, version: int) -> dict[str, str]:
     return told
 
 
-def adapters(kind: str, output: str) -> list[dict[str, Any]]:
+class ForgetfulAdapter(ModuleWeights):
+    """The weights of a policy with an adapter; its adapter of an earlier time where it forgets."""
+
+    forgets, seen = False, None
+
+    def adapter(self) -> Any:
+        if not self.forgets:
+            found = super().adapter()
+            assert found is not None
+            self.seen = replace(found, tensors={name: tensor.clone() for name, tensor in found.tensors.items()})
+        return self.seen
+
+
+def adapters(kind: str, output: str) -> dict[str, Any]:
     """Compare after updates of an adapter alone."""
     parts = parts_of(kind, output, "model.lora.rank=4")
-    parts = replace(parts, weights=ModuleWeights(parts.model))
+    weights = ForgetfulAdapter(parts.model)
+    parts = replace(parts, weights=weights)
     engine = ENGINES.load(kind).make(parts)
     try:
-        return updates(parts, engine)
+        found = updates(parts, engine)
+        probes = probed(parts, engine, UPDATES + 1, lambda forgets: setattr(weights, "forgets", forgets))
+        return {"updates": found, "probes": probes}
     finally:
         engine.close()
 
@@ -226,12 +273,13 @@ def main(kind: str, result: str) -> None:
             "at the start": apart(engine.generate(batch, GREEDY), local_engine(parts).generate(batch, GREEDY)),
             "updates": updates(parts, engine),
             "forgotten": forgotten(parts, engine, UPDATES + 1),
+            "probes": probed(parts, engine, UPDATES + 3, lambda forgets: setattr(parts.weights, "forgets", forgets)),
             "stops": stops(parts, engine),
             "plain": first_tokens(parts, engine),
             "filtered": first_tokens(parts, engine, temperature=0.7, top_k=5, top_p=0.9),
             "repeats": repeats(parts, engine),
             "drawn": engine.generate(batch, DRAWN).tokens.tolist(),
-            "failures": failures(parts, engine, UPDATES + 3),
+            "failures": failures(parts, engine, UPDATES + 7),
             "metrics": dict(engine.metrics),
         }
         engine.sleep()

@@ -9,6 +9,7 @@ lean_step.py                 a decode step with as few operations as the archite
 architectures.py             architectures that support it
 lean_step_check.py           its startup check against the model's own forward
 shared_prefix_attention.py   attention of new tokens over a prompt shared by several rows
+scoring.py                   log-probs of given tokens
 adapted_linear.py            linear layers with low-rank adapters
 decode_graph.py              the lean step as a device graph
 """

@@ -22,6 +22,7 @@ from hwgrpo.rollout.local.decoding import Decoded, decode
 from hwgrpo.rollout.local.distinct_rows import DistinctRows
 from hwgrpo.rollout.local.lean_step import LeanRows
 from hwgrpo.rollout.local.lean_step_check import check_lean_step
+from hwgrpo.rollout.local.scoring import score
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import copy_weights
 from hwgrpo.rollout.requests import check_batch
@@ -177,6 +178,12 @@ class LocalEngine:
         elif not self._shares_weights:
             self._copy = copy_frozen(self._model, self._dtype, share=True)
         self._usable = True
+
+    def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]] | None:
+        """Return log-probs by the engine's own weights, as `scoring.score`; None where it has the policy's."""
+        with _evaluating(self._sampler):
+            own = self._copy is not None or self._weights is not None
+            return score(self._sampler, sequences, adapter=adapter) if own else None
 
     def sleep(self) -> None:
         """Free the copy of the weights, where there is one."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from torch import distributed as dist
 
@@ -28,6 +29,8 @@ from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import sleep_level
 from hwgrpo.values import Completions, PromptBatch, Sampling
 from hwgrpo.waits import Wait
+
+T = TypeVar("T")
 
 THREADS = 64
 """Requests that a rank has in flight at a time."""
@@ -126,6 +129,29 @@ class ServerEngine:
             "rollout/server_restarts": float(self._restarts),
         }
         return result
+
+    def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]] | None:
+        """Return the log-probs of each sequence's tokens after the first at temperature 1, on rank 0 only.
+
+        Args:
+            sequences: token ids.
+            adapter: with the adapter, if there is one.
+
+        Returns:
+            None on other ranks, which share the server, and where its kind cannot score.
+
+        Raises:
+            RunError: the server does not recover, or keeps sending invalid responses.
+        """
+        if self._transfer is None or not self._api.can_score:
+            return None
+        self._failure = None
+        model = self._server.model if adapter else self._server.base_model
+
+        def score(tokens: Sequence[int]) -> tuple[list[float], str | None]:
+            return self._api.score(self._client, model, self._version, tokens, self._settings.request_timeout)
+
+        return [self._request(lambda tokens=tokens: score(tokens), lambda scores: None) for tokens in sequences]
 
     def update_weights(self, version: int) -> None:
         """Send the policy's current weights, or only its adapter where only that is trained. All ranks call it."""
@@ -244,20 +270,33 @@ class ServerEngine:
     def _sample(self, request: Request, sampling: Sampling, end_ids: tuple[int, ...]) -> list[Sample]:
         server_request = ServerRequest(self._server.model, self._version, request, sampling, end_ids)
         vocabulary = self._parts.model.config.get_text_config().vocab_size
+
+        def sample() -> tuple[list[Sample], str | None]:
+            return self._api.sample(self._client, server_request, self._settings.request_timeout)
+
+        return self._request(sample, lambda samples: find_problem(samples, request, sampling, vocabulary))
+
+    def _request(self, send: Callable[[], tuple[T, str | None]], problem_of: Callable[[T], str | None]) -> T:
+        """Return the result of a request that the current weights have answered; recover the server if it fails.
+
+        Args:
+            send: sends it; returns its result and the label of the weights.
+            problem_of: returns why a result is invalid, or None.
+        """
         wanted = self._owner.label(self._version)
         for attempt in range(self._settings.retries + 1):
             if self._is_over():
                 raise Stopped
             self._check_failure()
             try:
-                samples, sampled_with = self._api.sample(self._client, server_request, self._settings.request_timeout)
+                result, sampled_with = send()
                 if sampled_with != wanted:
                     check_owner(sampled_with, self._owner)
                     raise InvalidResponse(f"the response was sampled with weights {sampled_with}, not {wanted}")
-                problem = find_problem(samples, request, sampling, vocabulary)
+                problem = problem_of(result)
                 if problem is not None:
                     raise InvalidResponse(problem)
-                return samples
+                return result
             except ServerInUse as in_use:
                 self._fail(in_use)
                 raise

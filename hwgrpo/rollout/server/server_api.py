@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,6 +100,23 @@ class ServerApi(Protocol):
 
     def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
         """Return the samples of a prompt, and the label of the weights that drew them."""
+        ...
+
+    can_score: bool
+    """Whether it has `score`."""
+
+    def score(
+        self, client: Client, model: str, version: int, tokens: Sequence[int], timeout: float
+    ) -> tuple[list[float], str | None]:
+        """Return the log-probs of a sequence's tokens after the first at temperature 1, and the weights' label.
+
+        Args:
+            client: client of the server.
+            model: name under which it serves the model, with the adapter or without.
+            version: version of the weights.
+            tokens: the sequence.
+            timeout: seconds.
+        """
         ...
 
     def can_sleep(self, client: Client, timeout: float) -> bool:

@@ -49,6 +49,8 @@ class ServerConnection:
     """The server's process, if this rank has started it."""
     transfer: WeightTransfer | None = None
     """Transfer of weights; on rank 0 only."""
+    base_model: str = MODEL
+    """Name of the served model without the adapter; on rank 0 only."""
 
 
 def connect_server(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnection:
@@ -112,7 +114,7 @@ def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights |
     else:
         client = _client(parts.config, settings.url, _token_for(settings), owner)
         model = _served_model(client, api)
-        server = ServerConnection(client, model if adapter is None else ADAPTER, owner)
+        server = ServerConnection(client, model if adapter is None else ADAPTER, owner, base_model=model)
     try:
         _claim(parts, api, server)
         server.transfer = select_transfer(parts, api, server.client, adapter, owner)

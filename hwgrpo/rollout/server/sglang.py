@@ -6,7 +6,7 @@ routes and fields in use are checked against its wheel (tests/vllm/rollout_uses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class SglangServer:
         "--sampling-defaults openai`"
     )
 
+    can_score = False
     takeover_rule = "if that run finish_type without releasing it, rollout.server.take_over=true takes it over"
 
     def __init__(self) -> None:
@@ -144,6 +145,11 @@ class SglangServer:
     def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
         reply, _ = client.request("POST", "/generate", generate_body(server_request), timeout=timeout)
         return parse_samples(reply)
+
+    def score(
+        self, client: Client, model: str, version: int, tokens: Sequence[int], timeout: float
+    ) -> tuple[list[float], str | None]:
+        raise NotImplementedError("can_score says so")
 
     def sleep(self, client: Client, level: int, owner: Owner, timeout: float) -> None:
         raise AssertionError("checked with the settings")

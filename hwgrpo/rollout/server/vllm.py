@@ -6,13 +6,14 @@ every response with the version that sampled it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hwgrpo_backends import Backend
 
 from hwgrpo.config.schema import Config
+from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import vllm_plugin
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -27,10 +28,12 @@ from hwgrpo.rollout.vllm.vllm_settings import engine_arguments
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     LEASE,
     LIFELINE_VARIABLE,
+    PROTOCOL,
     TOKEN_VARIABLE,
     VERSION_HEADER,
     WEIGHTS_ROUTE,
 )
+from hwgrpo.text import hide_secrets
 
 PLUGIN = Path(vllm_plugin.__file__).parent
 DEFAULTS = {
@@ -88,7 +91,8 @@ class VllmServer:
         return DEFAULTS | inherited_environment(backend, ENVIRONMENT | dict(settings), own)
 
     def model_of(self, client: Client, timeout: float) -> str:
-        client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
+        status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
+        self._check_protocol(status, client)
         models, _ = client.request("GET", "/v1/models", timeout=timeout)
         try:
             return str(models["data"][0]["id"])
@@ -121,6 +125,36 @@ class VllmServer:
     def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
         reply, headers = client.request("POST", "/v1/completions", completion_body(server_request), timeout=timeout)
         return parse_samples(reply), headers.get(VERSION_HEADER)
+
+    can_score = True
+
+    def score(
+        self, client: Client, model: str, version: int, tokens: Sequence[int], timeout: float
+    ) -> tuple[list[float], str | None]:
+        body = {
+            "model": model,
+            "prompt": list(tokens),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": 0,
+            "cache_salt": f"weights {version}",
+        }
+        reply, headers = client.request("POST", "/v1/completions", body, timeout=timeout)
+        return parse_scores(reply, tokens), headers.get(VERSION_HEADER)
+
+    def _check_protocol(self, status: Any, client: Client) -> None:
+        """Check that a server has this trainer's version of the plugin.
+
+        Raises:
+            ConfigError: it has another one.
+        """
+        version = status.get("protocol", 1) if isinstance(status, dict) else None
+        if version != PROTOCOL:
+            raise ConfigError(
+                f"rollout.server.url={hide_secrets(client.url)!r}: the server's plugin hwgrpo_vllm has version "
+                f"{version} of the protocol and this trainer {PROTOCOL}; before 2 weights have no checksums. End the "
+                f"server. {self.start_command_hint}"
+            )
 
     def can_sleep(self, client: Client, timeout: float) -> bool:
         status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
@@ -170,6 +204,20 @@ def parse_samples(reply: Any) -> list[Sample]:
         ]
     except (KeyError, TypeError) as error:
         raise InvalidResponse(f"the response lacks a field, or a field has another type: {error!r}") from error
+
+
+def parse_scores(reply: Any, tokens: Sequence[int]) -> list[float]:
+    """Parse the log-probs of a prompt's tokens after the first, of a /v1/completions response.
+
+    Raises:
+        InvalidResponse: a field is missing or has another type, or a token has no log-prob.
+    """
+    try:
+        (choice,) = reply["choices"]
+        entries = zip(tokens[1:], choice["prompt_logprobs"][1:], strict=True)
+        return [float(entry[str(token)]["logprob"]) for token, entry in entries]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidResponse(f"the response lacks the prompt's log-probs: {error!r}") from error
 
 
 def _stopped(reason: Any) -> bool:

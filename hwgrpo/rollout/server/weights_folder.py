@@ -1,4 +1,4 @@
-"""Weights for a server: a folder of safetensors files per version, written atomically."""
+"""Weights for a server: a folder of safetensors files per version, with checksums, written atomically."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.permissions import follow_umask
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
 
 FILE_BYTES = 1 << 30
 """Bytes after which a new file is started: the limit on host memory in use at a time."""
@@ -105,5 +106,5 @@ class WeightsFolder:
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file(tensors, path)
+    save_file(tensors, path, named_digests(tensors))
     follow_umask(path)  # the server may run as another user

@@ -16,6 +16,7 @@ from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.engine_kind import engine_kind, memory_share, sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
 from hwgrpo.scratch import remove_stale
 
 if TYPE_CHECKING:
@@ -156,11 +157,11 @@ def sleep_level(config: Config, adapter: bool) -> int:
 
 
 def write_adapter(adapter: AdapterWeights, folder: Path) -> None:
-    """Write an adapter in peft's format."""
+    """Write an adapter in peft's format, with checksums."""
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(dict(adapter.settings)), encoding="utf-8")
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in adapter.tensors.items()}
-    save_file(tensors, folder / "adapter_model.safetensors")
+    save_file(tensors, folder / "adapter_model.safetensors", named_digests(tensors))
     follow_umask(folder / "adapter_model.safetensors")
 
 

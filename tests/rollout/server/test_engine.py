@@ -99,6 +99,45 @@ def test_the_server_gets_the_weights_of_every_version_and_older_ones_are_removed
     assert server.taken == [0, 1, 2]
 
 
+def flip(folder: Path) -> None:
+    """Flip a bit of the last weight in a folder's files."""
+    file = max(folder.glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("repairs", [True, False])
+def test_weights_in_files_that_have_changed_are_not_loaded(make, server, repairs: bool):
+    engine = make("rollout.server.retries=1", "rollout.server.start_timeout=1")
+    served, damaged = server.weights, []
+
+    def damage(folder: Path) -> None:
+        damaged.append(folder)
+        if len(damaged) == 1 or (len(damaged) == 2 and repairs):  # the second flip undoes the first
+            flip(folder)
+
+    server.damage = damage
+    if repairs:
+        engine.update_weights(1)
+        assert server.taken == [0, 1]
+    else:
+        with pytest.raises(RunError, match=r"arrived changed: checksum \w{16}, sent \w{16}"):
+            engine.update_weights(1)
+        assert len(damaged) > 1, "it is sent again"
+        assert server.taken == [0]
+        assert server.weights is served
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_a_plugin_of_another_version_is_refused_with_the_command_that_starts_this_one(server, tmp_path, version):
+    server.protocol = version
+    with pytest.raises(
+        ConfigError, match=rf"has version {version or 1} of the protocol and this trainer 2.*PYTHONPATH="
+    ):
+        vllm_server(parts_for(server.url, tmp_path))
+
+
 def with_choice(**changes: Any):
     def change(answer):
         answer["choices"][0] |= changes

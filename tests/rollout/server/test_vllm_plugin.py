@@ -146,7 +146,8 @@ def test_answers_carry_the_version_of_the_weights(guard):
     before, after, told = asyncio.run(run())
     assert before[1][VERSION_HEADER] == "-1"
     assert after[1][VERSION_HEADER] == OURS.label(4) == "4:run1:a:host%3A/run1%20%28process%201%29"
-    assert told[2] == {"version": OURS.label(4), "group": None, "can_sleep": True, "library": "gloo", "workers": 4}
+    status = {"protocol": hwgrpo_vllm.PROTOCOL, "version": OURS.label(4), "group": None, "can_sleep": True}
+    assert told[2] == {**status, "library": "gloo", "workers": 4}
     assert app.state.engine_client.done == [("hwgrpo_load_weights", "/weights/4"), "reset"]
 
 
@@ -285,7 +286,42 @@ def test_a_server_of_several_engines_offers_no_group(guard):
     guard, app = guard
     app.state.engine_client.vllm_config.parallel_config.data_parallel_size = 2
     told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET"))
-    assert told[2] == {"version": "-1", "group": None, "can_sleep": True}
+    assert told[2] == {"protocol": hwgrpo_vllm.PROTOCOL, "version": "-1", "group": None, "can_sleep": True}
+
+
+class Lora:
+    """vLLM's request for an adapter."""
+
+    def __init__(self, name: str, number: int, folder: str) -> None:
+        self.name, self.number, self.folder = name, number, folder
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_adapter_is_loaded_only_after_the_workers_have_checked_its_files(guard, monkeypatch, tmp_path, damaged):
+    guard, app = guard
+    engine = app.state.engine_client
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=Lora))
+    app.state.openai_serving_models = SimpleNamespace(lora_requests={})
+    weights = {"a": torch.ones(2)}
+    sent = {"a": torch.zeros(2)} if damaged else weights
+    save_file(weights, tmp_path / "adapter_model.safetensors", hwgrpo_vllm.named_digests(sent))
+
+    async def add_lora(request: Lora) -> None:
+        engine.done.append(("loaded", request.folder))
+
+    async def collective_rpc(method: str, args: tuple) -> None:
+        engine.done.append(method)
+        getattr(hwgrpo_vllm.WorkerExtension, method)(None, *args)
+
+    engine.add_lora, engine.collective_rpc = add_lora, collective_rpc
+    body = weights_body(3) | {"folder": str(tmp_path), "adapter": True}
+    status, _, told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, body))
+    if damaged:
+        assert (status, engine.done) == (500, ["hwgrpo_check_files"])
+        assert "ChecksumError: a arrived changed" in told["error"]
+        assert app.state.openai_serving_models.lora_requests == {}
+    else:
+        assert (status, engine.done) == (200, ["hwgrpo_check_files", ("loaded", str(tmp_path)), "reset"])
 
 
 @pytest.mark.parametrize(
@@ -448,8 +484,8 @@ class Packed(torch.nn.Module):
 
 def test_loading_packs_a_tied_head_anew_and_reads_every_file(tmp_path):
     head = Packed()
-    save_file({"a": torch.ones(2)}, tmp_path / "00000.safetensors")
-    save_file({"b": torch.full((2,), 3.0)}, tmp_path / "00001.safetensors")
+    for number, weights in enumerate(({"a": torch.ones(2)}, {"b": torch.full((2,), 3.0)})):
+        save_file(weights, tmp_path / f"{number:05d}.safetensors", hwgrpo_vllm.named_digests(weights))
 
     def reload_weights(weights_iterator) -> None:
         for _, tensor in weights_iterator:

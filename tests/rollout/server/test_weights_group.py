@@ -1,5 +1,6 @@
 """Weights through a process group: the trainer's side and the plugin's, over gloo, with workers that have no model."""
 
+import json
 import re
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ from hwgrpo.rollout.server.server_owner import new_owner
 from hwgrpo.rollout.server.vllm import vllm_server
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, count_host_copies
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import group
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.checksum import ChecksumError
 from tests.rollout.served import SAMPLING, batch, parts_for
 from tests.support.models.tiny import settings
 from tests.support.servers.fake_server import TOKEN, FakeServer, FakeWorkers
@@ -258,6 +260,59 @@ def test_weights_of_all_kinds_come_out_of_a_parcel_as_they_went_in():
         assert found[name].dtype == wanted.dtype
         assert found[name].shape == wanted.shape
         assert torch.equal(found[name].nan_to_num(), wanted.nan_to_num()), name
+
+
+def changed(bucket: group.WeightBucket, how: str) -> group.WeightBucket:
+    """Return a bucket as a transfer could leave it."""
+    contents, body = json.loads(bucket.contents), bucket.body.clone()
+    (_, dtype, shape, start, _) = contents[1]
+    size = torch.Size(shape).numel() * getattr(torch, dtype).itemsize
+    weight = body[start : start + size]
+    if how == "a flipped bit":
+        weight[size // 2] ^= 4
+    elif how == "exchanged blocks":
+        weight.copy_(weight.roll(64))
+    elif how == "a stale tensor":
+        weight.view(torch.float32).sub_(2**-10)
+    elif how == "no checksums":
+        contents = [entry[:4] for entry in contents]
+    return group.WeightBucket(json.dumps(contents).encode(), body)
+
+
+CHANGES = ("a flipped bit", "exchanged blocks", "a stale tensor", "no checksums")
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_no_weight_of_a_bucket_that_has_changed_is_yielded(how: str):
+    weights = {f"layer.{i}": torch.linspace(1, 2, 3000).view(3, 1000) * (1 + i) for i in range(3)}
+    (bucket,) = group.make_buckets(iter(weights.items()), torch.float32, torch.device("cpu"))
+    assert dict(group.unpack_bucket(bucket)).keys() == weights.keys()
+    told = "layer.0 came without" if how == "no checksums" else r"layer.1 arrived changed: checksum \w{16}, sent \w{16}"
+    with pytest.raises(ChecksumError, match=told):
+        next(group.unpack_bucket(changed(bucket, how)))
+
+
+@pytest.mark.parametrize("how", ["a flipped bit", "a stale tensor"])
+@pytest.mark.parametrize("times", [1, 99])
+def test_weights_that_change_on_the_way_are_sent_again_and_in_the_end_an_error(make, server, monkeypatch, how, times):
+    monkeypatch.setattr(group, "BUCKET_BYTES", 4096)
+    engine = make("rollout.server.retries=1", "rollout.server.start_timeout=1")
+    wanted = set_weights(engine, 0.5)
+    send, done = group.Group.send, []
+
+    def damaged(self: group.Group, bucket: group.WeightBucket) -> None:
+        done.append(len(json.loads(bucket.contents)) > 1 and len([each for each in done if each]) < times)
+        send(self, changed(bucket, how) if done[-1] else bucket)
+
+    monkeypatch.setattr(group.Group, "send", damaged)
+    if times == 1:
+        engine.update_weights(1)
+        assert_same(server.weights, wanted)
+        assert server.taken == [0, 1]
+    else:
+        with pytest.raises(RunError, match=r"\.weight arrived changed: checksum \w{16}, sent \w{16}. If it is so each"):
+            engine.update_weights(1)
+        assert server.taken == [0]
 
 
 def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server, tmp_path: Path, monkeypatch):

@@ -23,13 +23,14 @@ from tests.rollout.served import SAMPLING, batch, parts_for
 from tests.support.models.tiny import settings
 from tests.support.processes import ranks
 from tests.support.runs import runs
-from tests.support.servers.vllm_double import Memory, installed
+from tests.support.servers.vllm_double import Llm, Memory, installed
 
 STEPS = 2
 RUN = (
     "model.path=builtin://tiny?task=sort&hidden=64&layers=2&head=32&steps=30&batch=32&digits=3",
     "rollout.engine=vllm",
     "rollout.sleep_mode=always",
+    "rollout.probe_every=0",
     f"trainer.max_steps={STEPS}",
     "trainer.validate_every=1",
 )
@@ -112,6 +113,32 @@ def test_an_engine_that_sleeps_trains_the_same_policy(tmp_path: Path, words):
     assert code == 0
     assert not any(name.startswith(("sleep", "wake")) for name, _ in events)
     assert runs.everything(tmp_path / "sleeps/run") == runs.everything(tmp_path / "never/run")
+
+
+@pytest.mark.parametrize("words", [(), LORA], ids=["full", "adapter"])
+def test_an_engine_that_has_slept_is_probed_when_it_is_awake_with_its_weights(
+    tmp_path: Path, words, monkeypatch, capfd
+):
+    code, events = run(tmp_path / "right", *words, "rollout.probe_every=1")
+    assert code == 0
+    names = [name for name, _ in events]
+    scored = 8 if words else 4  # at first the base model alone, too
+    assert names.count("probe") == scored + 4 * STEPS
+    probed = [line.get("rollout/probe_logprob_diff", 0.0) for line in runs.metrics(tmp_path / "right/run")]
+    assert 0.0 < max(probed) < 1e-5
+
+    wake = Llm.wake_up
+
+    def forgetful(self: Llm, tags: list[str] | None = None) -> bool:
+        result = wake(self, tags)
+        if tags == ["kv_cache"]:  # the weights are there
+            self.model.lm_head.weight.data.mul_(1.01)
+        return result
+
+    monkeypatch.setattr(Llm, "wake_up", forgetful)
+    assert run(tmp_path / "wrong", *words, "rollout.probe_every=1")[0] != 0
+    told = f"does not sample with the policy's {'base model' if words else 'weights'} of version 0"
+    assert told in capfd.readouterr().err
 
 
 def test_an_engine_that_does_not_sleep_leaves_no_room_for_the_update(tmp_path: Path, capfd):

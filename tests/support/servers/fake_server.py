@@ -17,7 +17,10 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import PROTOCOL
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.checksum import ChecksumError
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.guard import OwnerLease
+from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.worker import read_weights
 
 PLUGIN = Path(__file__).parents[3] / "hwgrpo/rollout/vllm_plugin"
 TOKEN = "only-the-test-knows"
@@ -85,6 +88,8 @@ class FakeServer:
         turned_away: names of trainers that have been refused.
         holder: the trainer that it belongs to, as the plugin keeps it.
         offer: what it tells of a process group with its workers.
+        protocol: version of the protocol that it has; None: one that is older than the versions.
+        damage: called with the folder of weights before they are read.
 
     Args:
         port: 0 takes a free one.
@@ -96,6 +101,8 @@ class FakeServer:
         self.token = token
         self.workers = workers
         self.offer: dict[str, Any] = {"library": "gloo", "workers": workers.count} if workers else {}
+        self.protocol: int | None = PROTOCOL
+        self.damage: Callable[[Path], Any] = lambda folder: None
         self.group: str | None = None
         self.receive = "hwgrpo_receive_weights"
         self.faults: list[str | Callable[[Any], Any]] = []
@@ -149,7 +156,8 @@ class FakeServer:
     def take(self, order: dict[str, Any]) -> None:
         """Take the weights of a folder, or those that the workers have received."""
         if "folder" in order:
-            self.weights = in_files(sorted(Path(order["folder"]).glob("*.safetensors")))
+            self.damage(Path(order["folder"]))
+            self.weights = dict(read_weights(order["folder"]))
         else:
             self.weights = self.workers.weights()
         self.label = order["version"]
@@ -189,6 +197,7 @@ class FakeServer:
     def _weights(self, request: BaseHTTPRequestHandler, order: dict[str, Any]) -> None:
         if request.command != "POST":
             told = {"version": self.label, "group": self.group, "can_sleep": self.can_sleep, **self.offer}
+            told |= {"protocol": self.protocol} if self.protocol else {}
             return _send(request, 200, json.dumps(told).encode())
         if order.get("release"):
             self.holder.release(order["owner"]["session"])
@@ -203,7 +212,11 @@ class FakeServer:
         if receive and not self._work(request, self.group, lambda: self.workers.call(self.receive, order["transfer"])):
             self.version = -1
             return None
-        self.take(order)
+        try:
+            self.take(order)
+        except ChecksumError as error:
+            self.version = -1
+            return _send(request, 500, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
         return _send(request, 200, json.dumps({"version": self.label}).encode())
 
     def _refused(self, request: BaseHTTPRequestHandler, owner: dict[str, Any]) -> bool:
@@ -280,6 +293,12 @@ def good(asked: dict[str, Any]) -> dict[str, Any]:
             }
         )
     return {"choices": choices[::-1]}
+
+
+def scored(tokens: list[int], logprobs: list[float]) -> dict[str, Any]:
+    """Return a reply to /v1/completions with the log-probs of a prompt's tokens after the first."""
+    entries = [{str(token): {"logprob": value}} for token, value in zip(tokens[1:], logprobs, strict=True)]
+    return {"choices": [{"index": 0, "prompt_logprobs": [None, *entries]}]}
 
 
 def _send(request: BaseHTTPRequestHandler, status: int, text: bytes, version: str | None = None) -> None:

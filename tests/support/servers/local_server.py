@@ -19,10 +19,11 @@ from typing import Any
 import torch
 
 from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.rollout.local.scoring import score
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.values import Prompt, PromptBatch, Sampling
 from tests.support.processes.launch import ROOT
-from tests.support.servers.fake_server import FakeServer
+from tests.support.servers.fake_server import FakeServer, scored
 
 
 class LocalServer(FakeServer):
@@ -57,6 +58,9 @@ class LocalServer(FakeServer):
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         self._hold()
+        if "prompt_logprobs" in asked:
+            with self._one_at_a_time:
+                return scored(asked["prompt"], score(self._model, [asked["prompt"]])[0])
         prompt = Prompt(uid="", text="", token_ids=tuple(asked["prompt"]), ground_truth=None, columns={})
         sampling = Sampling(
             n=asked["n"],

@@ -20,6 +20,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hwgrpo.rollout.local.scoring import score
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.training.policy.policy_model import PolicyModel
 
@@ -152,8 +153,11 @@ class Llm:
     ) -> list[Any]:
         # v1/engine/core.py EngineCore.wake_up resumes scheduling only when nothing sleeps: requests would wait for ever
         self._check(not self.memory.asleep, f"generate while {self.memory.asleep} sleep")
-        self.memory.note("generate")
         model = self.model if lora_request is None else self._adapted(lora_request)
+        if hasattr(params[0], "prompt_logprobs"):
+            self.memory.note("probe")
+            return [self._scores(model, prompt) for prompt in prompts]
+        self.memory.note("generate")
         return [self._responses(model, *each) for each in zip(prompts, params, strict=True)]
 
     def _adapted(self, request: Any) -> Any:
@@ -163,6 +167,11 @@ class Llm:
             self.adapters[request.lora_int_id] = PeftModel.from_pretrained(base, request.lora_path).eval()
             self.memory.own |= {p.untyped_storage().data_ptr() for p in self.adapters[request.lora_int_id].parameters()}
         return self.adapters[request.lora_int_id]
+
+    def _scores(self, model: Any, prompt: dict[str, Any]) -> Any:
+        tokens = prompt["prompt_token_ids"]
+        entries = zip(tokens[1:], score(model, [tokens])[0], strict=True)
+        return SimpleNamespace(prompt_logprobs=[None, *({t: SimpleNamespace(logprob=value)} for t, value in entries)])
 
     def _responses(self, model: Any, prompt: dict[str, Any], asked: Any) -> Any:
         drawn = []

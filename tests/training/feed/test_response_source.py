@@ -275,6 +275,7 @@ def test_closing_ends_the_thread_and_who_waits_for_it():
 def test_new_weights_come_amid_responses_and_each_token_tells_its_version(tmp_path):
     """The same weights under a new number: tokens and log-probs are as without, only the versions differ."""
     words = ("rollout.max_staleness=1", "rollout.partial=true", "algorithm.correction.name=token_truncate")
+    words = (*words, "rollout.probe_every=0")
     run = setup.build_run(runs.small(tmp_path / "run", *words), BACKEND, 0, 1)
     engine, gate = run.engine, run.responses._gate
     assert isinstance(engine, LocalEngine)

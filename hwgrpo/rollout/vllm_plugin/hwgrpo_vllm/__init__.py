@@ -4,6 +4,7 @@ It runs in the server's environment, which may be much older than the trainer's 
 imports only torch and safetensors, and uses only interfaces common to vLLM 0.23 to 0.33.
 """
 
+from .checksum import named_digests
 from .guard import Guard
 from .http_protocol import (
     ADAPTER,
@@ -12,11 +13,12 @@ from .http_protocol import (
     LIFELINE_VARIABLE,
     NO_WEIGHTS,
     OWNER_HEADER,
+    PROTOCOL,
     TOKEN_VARIABLE,
     VERSION_HEADER,
     WEIGHTS_ROUTE,
 )
-from .worker import WorkerExtension, load_weights
+from .worker import WorkerExtension, check_files, load_weights
 
 __all__ = [
     "ADAPTER",
@@ -25,10 +27,13 @@ __all__ = [
     "LIFELINE_VARIABLE",
     "NO_WEIGHTS",
     "OWNER_HEADER",
+    "PROTOCOL",
     "TOKEN_VARIABLE",
     "VERSION_HEADER",
     "WEIGHTS_ROUTE",
     "Guard",
     "WorkerExtension",
+    "check_files",
     "load_weights",
+    "named_digests",
 ]

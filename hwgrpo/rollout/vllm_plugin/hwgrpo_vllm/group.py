@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed as dist
 
+from .checksum import ChecksumError, check, digests
+
 BUCKET_BYTES = 256 << 20
 """Bytes after which a bucket is sent: enough to be fast, little compared to a model. A larger weight has its own."""
 ALIGNMENT = 16
@@ -25,7 +27,7 @@ class WeightBucket(NamedTuple):
     """Weights packed for a broadcast."""
 
     contents: bytes
-    """JSON: (name, dtype, shape, first byte) of each weight."""
+    """JSON: (name, dtype, shape, first byte, checksum) of each weight."""
     body: torch.Tensor
     """The bytes of all weights, [bytes] uint8."""
 
@@ -111,18 +113,29 @@ class Group:
 
         Args:
             number: number of the transfer.
+
+        Raises:
+            ChecksumError: a weight has not arrived as it was sent. No further weight is yielded, but all are received:
+                the trainer broadcasts them all the same.
         """
         self.arrive(f"transfer {number}")
+        failure: ChecksumError | None = None
         while True:
             lengths = self._tensor([0, 0])
             self._broadcast(lengths)
             described, size = lengths.tolist()
             if not described:
+                if failure is not None:
+                    raise failure
                 return
             contents, body = (torch.empty(n, dtype=torch.uint8, device=self._device) for n in (described, size))
             self._broadcast(contents)
             self._broadcast(body)
-            yield from unpack_bucket(WeightBucket(bytes(contents.tolist()), body))
+            if failure is None:
+                try:
+                    yield from unpack_bucket(WeightBucket(bytes(contents.tolist()), body))
+                except ChecksumError as error:
+                    failure = error
 
     def close(self) -> None:
         """Destroy the group."""
@@ -150,26 +163,40 @@ def make_buckets(
         device: device of the buckets.
     """
     contents: list[tuple[str, str, list[int], int]] = []
-    chunks: list[torch.Tensor] = []
+    flats: list[torch.Tensor] = []
     size = 0
     for name, weight in weights:
         sent_dtype = dtype if weight.is_floating_point() else weight.dtype
         # a copy: the weight may be freed or overwritten before the bucket is sent
         flat = weight.detach().to(device, sent_dtype, copy=True).contiguous().reshape(-1).view(torch.uint8)
-        if chunks and size + flat.numel() > BUCKET_BYTES:
-            yield WeightBucket(json.dumps(contents).encode(), torch.cat(chunks))
-            contents, chunks, size = [], [], 0
+        if flats and size + flat.numel() > BUCKET_BYTES:
+            yield _pack(contents, flats)
+            contents, flats, size = [], [], 0
         contents.append((name, str(sent_dtype).removeprefix("torch."), list(weight.shape), size))
-        chunks += [flat, flat.new_zeros(-flat.numel() % ALIGNMENT)]
-        size += flat.numel() + chunks[-1].numel()
-    if chunks:
-        yield WeightBucket(json.dumps(contents).encode(), torch.cat(chunks))
+        flats.append(flat)
+        size += flat.numel() + -flat.numel() % ALIGNMENT
+    if flats:
+        yield _pack(contents, flats)
+
+
+def _pack(contents: list[tuple[str, str, list[int], int]], flats: list[torch.Tensor]) -> WeightBucket:
+    described = [(*entry, digest) for entry, digest in zip(contents, digests(flats), strict=True)]
+    chunks = [chunk for flat in flats for chunk in (flat, flat.new_zeros(-flat.numel() % ALIGNMENT))]
+    return WeightBucket(json.dumps(described).encode(), torch.cat(chunks))
 
 
 def unpack_bucket(bucket: WeightBucket) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a bucket's weights, which share its memory."""
-    for name, dtype, shape, start in json.loads(bucket.contents):
+    """Yield a bucket's weights, which share its memory.
+
+    Raises:
+        ChecksumError: one of them is not as it was packed; then none is yielded.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    sent: list[str | None] = []
+    for name, dtype, shape, start, *checksums in json.loads(bucket.contents):
         kind = getattr(torch, dtype)
         count = torch.Size(shape).numel()
-        flat = bucket.body[start : start + count * kind.itemsize].view(kind)
-        yield name, flat.view(shape)
+        weights[name] = bucket.body[start : start + count * kind.itemsize].view(kind).view(shape)
+        sent.append(checksums[0] if checksums else None)  # an older trainer sends none
+    check([*weights], [*weights.values()], sent)
+    yield from weights.items()

@@ -24,6 +24,7 @@ from .http_protocol import (
     LIFELINE_VARIABLE,
     NO_WEIGHTS,
     OWNER_HEADER,
+    PROTOCOL,
     TOKEN_VARIABLE,
     VERSION_HEADER,
     WEIGHTS_ROUTE,
@@ -300,6 +301,7 @@ class Guard:
             self._changed.notify_all()
 
     async def _load_adapter(self, state: Any, folder: str) -> None:
+        await state.engine_client.collective_rpc("hwgrpo_check_files", args=(folder,))
         old, self._adapter = self._adapter, self._adapter + 1
         request = importlib.import_module("vllm.lora.request").LoRARequest(ADAPTER, self._adapter, folder)
         if old:
@@ -309,7 +311,8 @@ class Guard:
 
 
 def _status(version: str, group: str | None, state: Any) -> dict[str, Any]:
-    return {"version": version, "group": group, "can_sleep": _can_sleep(state), **_group_support(state)}
+    status = {"protocol": PROTOCOL, "version": version, "group": group, "can_sleep": _can_sleep(state)}
+    return {**status, **_group_support(state)}
 
 
 def _can_sleep(state: Any) -> bool:

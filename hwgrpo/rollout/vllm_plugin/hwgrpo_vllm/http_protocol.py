@@ -1,5 +1,7 @@
 """Names and limits of the HTTP protocol between a trainer and its server."""
 
+PROTOCOL = 2
+"""Version of the protocol, which trainer and plugin must share. Since 2 weights carry checksums."""
 TOKEN_VARIABLE = "HWGRPO_SERVER_TOKEN"
 """Environment variable of the server with the token that every request must carry."""
 LIFELINE_VARIABLE = "HWGRPO_SERVER_LIFELINE"

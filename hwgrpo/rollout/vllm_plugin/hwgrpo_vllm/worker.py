@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from .checksum import check
 from .group import Group, connect_store
 
 
@@ -34,11 +35,28 @@ def load_weights(worker: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> No
 
 
 def read_weights(folder: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of a folder of safetensors files, one at a time."""
+    """Yield the weights of a folder of safetensors files, one at a time.
+
+    Raises:
+        ChecksumError: one of them is not as it was written.
+    """
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
+            checksums = file.metadata() or {}
             for name in file.keys():  # noqa: SIM118  (not a dict)
-                yield name, file.get_tensor(name)
+                tensor = file.get_tensor(name)
+                check([name], [tensor], [checksums.get(name)])
+                yield name, tensor
+
+
+def check_files(folder: str) -> None:
+    """Check the weights in the files of a folder by their checksums.
+
+    Raises:
+        ChecksumError: one of them is not as it was written.
+    """
+    for _ in read_weights(folder):
+        pass
 
 
 class WorkerExtension:
@@ -51,6 +69,10 @@ class WorkerExtension:
     def hwgrpo_load_weights(self, folder: str) -> None:
         """Load the weights of a folder."""
         load_weights(self, read_weights(folder))
+
+    def hwgrpo_check_files(self, folder: str) -> None:
+        """Check the adapter in a folder before it is loaded."""
+        check_files(folder)
 
     def hwgrpo_join_group(self, body: Mapping[str, Any]) -> None:
         """Join a group whose rank 0 is the trainer, after leaving the previous one.

@@ -1,0 +1,343 @@
+"""Probes that show whether the rollout engine samples with the weights that it was sent.
+
+A few fixed sequences are scored by engine and trainer after weights were sent. Their log-probs may differ by rounding
+alone, and must change alike from one probe to the next: an engine that has kept older weights, or applies another
+adapter, repeats its own or changes by something else.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hwgrpo.config import Config
+from hwgrpo.errors import RunError
+from hwgrpo.models.lora import uses_lora
+from hwgrpo.rollout.engine import Engine
+from hwgrpo.rollout.engine_kind import engine_kind
+from hwgrpo.training.feed.response_source import Batch, ResponseSource
+from hwgrpo.training.policy.policy_model import PolicyModel
+from hwgrpo.training.policy.reference_model import Reference
+from hwgrpo.training.strategies.strategy import raise_on_all_ranks
+from hwgrpo.training.update.policy_update import PolicyUpdate
+from hwgrpo.values import TrainBatch
+
+SEQUENCES, LENGTH = 4, 16
+"""Number of probes, and their length in tokens."""
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+CONFIDENCE = 4.0
+"""Standard deviations of rounding by which log-probs may differ."""
+NOTICEABLE = 12.0
+"""Multiple of the noise from which on a change of the log-probs is compared."""
+SHARE = 1 / 3
+"""Share of such a change by which engine and trainer may differ. The noise of both probes is sqrt(2) / 12 of it."""
+FLIPS = 32
+"""Logits that a change must have moved by their last bit, so that an engine with new weights cannot repeat its own."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probs of the probes' tokens."""
+
+    weights: str
+    """The weights that trainer and engine should have, for messages."""
+    trainer: torch.Tensor
+    """[S, T] fp64."""
+    engine: torch.Tensor
+    """[S, T] fp64."""
+
+    @property
+    def gap(self) -> torch.Tensor:
+        """Mean difference per probe, [S] in nats per token."""
+        return (self.engine - self.trainer).abs().mean(1)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bounds of what rounding explains."""
+
+    dtype: torch.dtype
+    """The less exact of the dtypes of trainer and engine."""
+    layers: int
+    width: int
+    """Terms of the longest sum."""
+    vocabulary: int
+
+    def rounding(self, spread: float, dtype: torch.dtype | None = None) -> float:
+        """Return the standard deviation of a log-prob's rounding error between two computations.
+
+        A logit has passed 13 sums or elementwise steps per layer and 6 around them. A step rounds by at most
+        u = eps / 2 of its value, u / sqrt(3) in the mean square, and a sum of n terms in fp32 does so n times;
+        products of 16 bits sum in fp32 and round once. The errors are as good as independent, so that their squares add
+        up (Higham and Mary, 2019), and both computations have theirs.
+
+        Args:
+            spread: standard deviation of the logits.
+            dtype: None: `dtype`.
+        """
+        dtype = dtype or self.dtype
+        terms = 1 if dtype.itemsize == 2 else self.width
+        return math.sqrt(2 * terms * (13 * self.layers + 6) / 3) * torch.finfo(dtype).eps / 2 * max(spread, 1.0)
+
+
+def find_problem(
+    now: Scores, earlier: Sequence[Scores], precision: Precision, noise: float | None = None, *, repeats: bool = False
+) -> str | None:
+    """Return what shows that the engine has other weights than the trainer, or None.
+
+    Args:
+        now: the newest scores.
+        earlier: scores of other weights, by which the newest ones have changed.
+        precision: bounds of rounding.
+        noise: mean difference of the log-probs of equal weights, in nats; None: unknown, changes are not compared.
+        repeats: whether the trainer scores equal weights alike to the last bit.
+    """
+    if not now.engine.isfinite().all():
+        return "the engine's log-probs are not finite"
+    limit = CONFIDENCE * precision.rounding(float(now.trainer.std()))
+    worst = float(now.gap.max())
+    if not worst <= limit:
+        return (
+            f"the engine's log-probs differ from the trainer's by {worst:.3g} nats per token, and rounding in "
+            f"{str(precision.dtype).removeprefix('torch.')} explains {limit:.2g}"
+        )
+    for before in earlier:
+        trainer, engine = now.trainer - before.trainer, now.engine - before.engine
+        ours, theirs, apart = (float(change.abs().mean()) for change in (trainer, engine, engine - trainer))
+        said = f"from {before.weights} on the trainer's log-probs have changed by {ours:.3g} nats per token"
+        flips = trainer.numel() * precision.vocabulary * ours
+        flips /= torch.finfo(precision.dtype).eps * max(1.0, float(now.trainer.abs().max()))
+        if repeats and not engine.any() and flips >= FLIPS and trainer.ne(0).double().mean() > 0.5:
+            return f"{said}, and the engine's by nothing at all"
+        if noise is not None and max(ours, theirs) > NOTICEABLE * noise and apart > SHARE * max(ours, theirs):
+            return f"{said} and the engine's by {theirs:.3g}, {apart:.3g} apart, where rounding explains {noise:.2g}"
+    return None
+
+
+def probe_sequences(tokenizer: Any, vocabulary: int, longest: int) -> list[list[int]]:
+    """Return the probes: ordinary tokens, spread over the vocabulary by a counter.
+
+    Args:
+        tokenizer: tokens that it added to its vocabulary, as those of images, are left out.
+        vocabulary: number of tokens that the model knows.
+        longest: longest sequence that the engine takes.
+    """
+    special = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
+    ordinary = [token for token in range(min(vocabulary, len(tokenizer))) if token not in special] or [0]
+    length = max(2, min(LENGTH, longest))
+    tokens = [ordinary[int(len(ordinary) * (i * GOLDEN_RATIO % 1))] for i in range(SEQUENCES * length)]
+    return [tokens[i * length : (i + 1) * length] for i in range(SEQUENCES)]
+
+
+class WeightProbes:
+    """Scores the probes by engine and trainer, and compares them.
+
+    Args:
+        config: the run's settings.
+        engine: the rollout engine, with weights of this run.
+        update: scores by the policy, on all ranks.
+        tokenizer: knows the vocabulary.
+    """
+
+    def __init__(self, config: Config, engine: Engine, update: PolicyUpdate, tokenizer: Any) -> None:
+        self._score: Callable[..., list[list[float]] | None] | None = getattr(engine, "score", None)
+        self._update, self._strategy = update, update.strategy
+        self._adapted = uses_lora(config.model.lora)
+        text = update.policy.base.config.get_text_config()
+        self._precision = Precision(
+            _coarsest_dtype(config, update.policy),
+            layers=int(text.num_hidden_layers),
+            width=max(text.hidden_size, text.vocab_size, getattr(text, "intermediate_size", None) or 0),
+            vocabulary=int(text.vocab_size),
+        )
+        longest = config.rollout.max_model_len or config.data.max_prompt_tokens + config.rollout.max_response_tokens
+        self._sequences = probe_sequences(tokenizer, text.vocab_size, longest - 1)  # vLLM samples a token after them
+        self._batch = _as_batch(self._sequences)
+        self._noise: float | None = None
+        self._repeats: bool | None = None
+        self._base: Scores | None = None
+        self._earlier: list[Scores] = []
+
+    def check(self, version: int) -> dict[str, float] | None:
+        """Compare engine and trainer, which should have weights `version`; all ranks call it together.
+
+        Returns:
+            Metrics; None where the engine samples with the policy's own weights, or cannot score.
+
+        Raises:
+            RunError: the engine of a rank has other weights.
+        """
+        start = time.perf_counter()
+        theirs = self._by_engine()
+        if not self._strategy.sum([theirs is not None])[0]:
+            return None
+        now = self._scores(f"weights {version}", theirs)
+        if self._repeats is None:
+            self._repeats = torch.equal(self._by_trainer(), self._by_trainer())
+            self._base = self._without_adapter() if self._adapted else None
+            self._noise = self._measure_noise(self._base or now)
+        problem = None
+        if now is not None:
+            earlier = self._earlier + ([] if self._base is None else [self._base])
+            problem = find_problem(now, earlier, self._precision, self._noise, repeats=self._repeats)
+        if self._strategy.sum([problem is not None])[0]:
+            self._raise(version, problem)
+        if now is not None:
+            self._earlier = [*self._earlier[:1], now]
+        gap = max(self._strategy.gather_objects(0.0 if now is None else float(now.gap.mean())))
+        return {"rollout/probe_logprob_diff": gap, "timing_s/probe": time.perf_counter() - start}
+
+    def _raise(self, version: int, problem: str | None) -> None:
+        """Raise RunError on all ranks; with adapters it says whether base model or adapter is wrong."""
+        what = "weights"
+        if self._adapted:
+            base = self._without_adapter()
+            wrong = base and find_problem(base, [self._base] if self._base else [], self._precision, self._noise)
+            what = "base model" if wrong else "adapter"
+
+        def fail() -> None:
+            if problem is not None:
+                raise RunError(
+                    f"the rollout engine does not sample with the policy's {what} of version {version}: on "
+                    f"{len(self._sequences)} fixed sequences {problem}. They were sent, but not applied, or have been "
+                    "replaced since: start the engine's server again, and the run from its newest checkpoint. "
+                    "rollout.probe_every=0 turns this check off, for an engine that is meant to differ"
+                )
+
+        raise_on_all_ranks(self._strategy, fail)
+
+    def _measure_noise(self, first: Scores | None) -> float | None:
+        """Return how far the log-probs of equal weights differ, within what rounding to fp32 and `dtype` explains."""
+        if first is None:
+            return None
+        spread = float(first.trainer.std())
+        exact, coarse = (self._precision.rounding(spread, dtype) for dtype in (torch.float32, None))
+        return min(max(float(first.gap.mean()), exact), coarse)
+
+    def _without_adapter(self) -> Scores | None:
+        theirs = self._by_engine(adapter=False)
+        return self._scores("the base model", theirs, Reference(self._update.policy, "adapters_off").active())
+
+    def _by_engine(self, *, adapter: bool = True) -> list[list[float]] | None:
+        score = self._score
+        if score is None:
+            return None
+        return raise_on_all_ranks(self._strategy, lambda: score(self._sequences, adapter=adapter))
+
+    def _scores(
+        self, weights: str, theirs: list[list[float]] | None, mode: AbstractContextManager[Any] | None = None
+    ) -> Scores | None:
+        """Return this rank's scores; None where its engine has none. The trainer scores on all ranks."""
+        with mode or nullcontext():
+            ours = self._by_trainer()
+        return None if theirs is None else Scores(weights, ours, torch.tensor(theirs, dtype=torch.float64))
+
+    def _by_trainer(self) -> torch.Tensor:
+        """Return the policy's log-probs [S, T] fp64 at temperature 1, which engines score at."""
+        with _at_temperature(self._update.policy, 1.0):
+            return self._update.score(self._batch).double().view(len(self._sequences), -1)
+
+
+class ProbedResponses:
+    """Source of responses that probes the engine after weights were sent; see `ResponseSource` for the methods.
+
+    Args:
+        responses: the source.
+        probes: the comparison.
+        every: weight versions from one probe to the next.
+        metrics: of the probe before the first step.
+    """
+
+    def __init__(
+        self, responses: ResponseSource, probes: WeightProbes, every: int, metrics: Mapping[str, float]
+    ) -> None:
+        self._responses, self._probes, self._every, self._metrics = responses, probes, every, metrics
+
+    def next(self, step: int) -> Batch:
+        batch = self._responses.next(step)
+        metrics, self._metrics = self._metrics, {}
+        return replace(batch, metrics={**batch.metrics, **metrics})
+
+    def update_weights(self, version: int) -> None:
+        due = version % self._every == 0
+        with self._responses.exclusive_engine() if due else nullcontext():
+            self._responses.update_weights(version)
+            if due:
+                self._metrics = self._probes.check(version) or {}
+
+    def exclusive_engine(self) -> AbstractContextManager[Any]:
+        return self._responses.exclusive_engine()
+
+    def state(self) -> dict[str, Any]:
+        return self._responses.state()
+
+    def prefetched(self) -> list[Batch]:
+        return self._responses.prefetched()
+
+    def close(self) -> None:
+        self._responses.close()
+
+
+def probe_weights(
+    config: Config, responses: ResponseSource, engine: Engine, update: PolicyUpdate, tokenizer: Any, version: int
+) -> ResponseSource:
+    """Probe the engine's first weights, and return the source that does so every `rollout.probe_every` versions.
+
+    Args:
+        config: the run's settings.
+        responses: the source; returned itself where the engine has no weights of its own, or is meant to differ.
+        engine: its engine, with the weights of `version`.
+        update: scores by the policy.
+        tokenizer: knows the vocabulary.
+        version: steps finished before this start.
+
+    Raises:
+        RunError: the engine has other weights.
+    """
+    every, quantized = config.rollout.probe_every, config.model.quantize != "none"
+    if not every or (quantized and not engine_kind(config).samples_with_policy):
+        return responses
+    probes = WeightProbes(config, engine, update, tokenizer)
+    with responses.exclusive_engine():
+        metrics = probes.check(version)
+    if metrics is None:
+        return responses
+    # A resumed run logs what the run without a break logs.
+    return ProbedResponses(responses, probes, every, {} if version % every else metrics)
+
+
+def _coarsest_dtype(config: Config, policy: PolicyModel) -> torch.dtype:
+    """Return the least exact dtype among those of the policy's products, the sampler's, and the frozen base's."""
+    named = [name for name in (config.rollout.dtype, config.model.lora.base_dtype) if name != "auto"]
+    return max((policy.compute_dtype, *(getattr(torch, name) for name in named)), key=lambda d: torch.finfo(d).eps)
+
+
+def _as_batch(sequences: Sequence[Sequence[int]]) -> TrainBatch:
+    """Return sequences as a batch whose prompts are their first tokens."""
+    count, length = len(sequences), len(sequences[0]) - 1
+    tokens = torch.tensor(sequences, dtype=torch.int64)
+    return TrainBatch(
+        prompt_tokens=tokens[:, 0],
+        prompt_offsets=torch.arange(count + 1),
+        prompt_index=torch.arange(count),
+        tokens=tokens[:, 1:].reshape(-1),
+        offsets=torch.arange(count + 1) * length,
+        advantages=torch.ones(count),
+        rollout_logprobs=torch.zeros(count * length),
+    )
+
+
+@contextmanager
+def _at_temperature(policy: PolicyModel, temperature: float) -> Iterator[None]:
+    options = policy.options
+    policy.options = replace(options, temperature=temperature)
+    try:
+        yield
+    finally:
+        policy.options = options
