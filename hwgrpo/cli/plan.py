@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
 
     from hwgrpo.planning.scale_plan import USABLE, Cluster, plan_at_scale
     from hwgrpo.planning.step_time import Rates
-    from hwgrpo.rollout.engine_kind import engine_kind, shares_device
+    from hwgrpo.rollout.engine_kind import engine_kind
+    from hwgrpo.rollout.shared_devices import shares_device
 
     rates = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     rates |= {name: 1e9 * getattr(args, name) for name in ("link", "host_link") if getattr(args, name) is not None}

@@ -8,7 +8,7 @@ from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
 
 from hwgrpo.config import Config
-from hwgrpo.rollout.engine_kind import shares_device
+from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.terminal_width import format_bytes
 
 

@@ -13,7 +13,7 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.planning.engine_share import planned_engine_share
 from hwgrpo.planning.memory import COPY, ENGINE
 from hwgrpo.planning.scale_plan import USABLE, Planner
-from hwgrpo.rollout.engine_kind import memory_share, shares_device, sleeps
+from hwgrpo.rollout.shared_devices import memory_share, shares_device, sleeps
 from hwgrpo.rollout.vllm.vllm_settings import check_sleep
 
 ACCELERATOR = registry.get("cuda")  # hw: any accelerator

@@ -16,7 +16,7 @@ from hwgrpo.training import loop
 from tests.support.runs import faulty_engines, runs
 from tests.training import healthy_runs
 
-ENOUGH = ("trainer.prompts_per_step=8", "rollout.n=8", "trainer.save_final_model=true")
+ENOUGH = ("trainer.prompts_per_step=8", "rollout.n=8", "trainer.save_final_model=true", "rollout.probe_every=0")
 ACT = ("rollout.guard=act", *ENOUGH)
 STALE = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
 

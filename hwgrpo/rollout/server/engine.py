@@ -16,7 +16,6 @@ from typing import TypeVar
 from torch import distributed as dist
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine_kind import sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.pause_gate import Stopped
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -25,6 +24,7 @@ from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, Serv
 from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import HEALTH_TIMEOUT, connect_server
 from hwgrpo.rollout.server.server_owner import check_owner
+from hwgrpo.rollout.shared_devices import sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import sleep_level
 from hwgrpo.values import Completions, PromptBatch, Sampling

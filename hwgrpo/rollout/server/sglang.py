@@ -14,7 +14,6 @@ from hwgrpo_backends import Backend
 
 from hwgrpo.config.schema import Config
 from hwgrpo.models.loading import resolve_model_path
-from hwgrpo.rollout.engine_kind import memory_share
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample
@@ -25,6 +24,7 @@ from hwgrpo.rollout.server.server_connection import check_running_server
 from hwgrpo.rollout.server.server_owner import Owner, check_owner, parse_owner
 from hwgrpo.rollout.server.server_process import interpreter
 from hwgrpo.rollout.sglang_plugin import hwgrpo_sglang
+from hwgrpo.rollout.shared_devices import memory_share
 
 ENVIRONMENT = {
     # A health check would otherwise sample a token, which waits for a weight transfer in progress.

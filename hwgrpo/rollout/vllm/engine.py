@@ -18,10 +18,10 @@ from packaging.version import Version
 
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine_kind import sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample, check_batch, find_problem, make_completions, make_requests
+from hwgrpo.rollout.shared_devices import sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import (
     ADAPTER_PREFIX,

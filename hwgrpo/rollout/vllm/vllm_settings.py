@@ -13,9 +13,10 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.permissions import follow_umask
-from hwgrpo.rollout.engine_kind import engine_kind, memory_share, sleeps
+from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.shared_devices import memory_share, sleeps
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
 from hwgrpo.scratch import remove_stale
 
