@@ -13,7 +13,13 @@ from tests.support.runs import faulty_engines, runs
 
 
 def test_a_damaged_engine_of_one_rank_is_judged_alike_by_all(tmp_path: Path):
-    words = ("trainer.strategy=ddp", "rollout.guard=act", "rollout.n=8", "trainer.max_steps=12")
+    words = (
+        "trainer.strategy=ddp",
+        "rollout.guard=act",
+        "rollout.n=8",
+        "rollout.probe_every=0",
+        "trainer.max_steps=12",
+    )
 
     def body(rank: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
