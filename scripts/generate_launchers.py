@@ -29,6 +29,8 @@ RECIPES = {
     "mistral_7b_math": "Mistral-7B on MATH",
 }
 """Recipe in configs/ -> description of the training."""
+SERVER_RECIPES = ("qwen3_32b_math_full",)
+"""Recipes whose responses a vLLM server samples."""
 DEVICES = {
     "auto": "whatever this machine has",
     "cpu": "the CPU",
@@ -51,7 +53,7 @@ repo=$(cd "$(dirname "${{BASH_SOURCE[0]}}")/.." && pwd)
 config="$repo/configs/{recipe}.yaml"
 settings=(
     backend.name={device}
-)
+{server})
 # Options of `hwgrpo launch`, which starts a process for each device of this host, such as (--devices 4) or
 # (--visible 4,5); for 4 hosts, on each of them: (--nodes 4 --rendezvous HOST).
 launch=()
@@ -100,6 +102,12 @@ fi
 
 """
 
+SERVER_ON_NPU = """\
+    # `bash scripts/setup.sh --rollout vllm-ascend` makes this environment: vllm-ascend needs an older torch than the
+    # trainer. With rollout.server.url=... remove the line: the run then starts no server.
+    "rollout.server.python=$repo/.venv-vllm-ascend/bin/python"
+"""
+
 DATA = "# Reads data/{task} in the current folder; `hwgrpo data {task}` writes it.\n"
 
 
@@ -119,6 +127,7 @@ def launchers(devices: Mapping[str, str] = DEVICES) -> dict[str, str]:
                 recipe_description=recipe_description,
                 data=DATA.format(task=task) if task else "",
                 device=device,
+                server=SERVER_ON_NPU if device == "npu" and recipe in SERVER_RECIPES else "",
                 device_description=device_description,
                 file=file,
                 cann=CANN if device in ("auto", "npu") else "",

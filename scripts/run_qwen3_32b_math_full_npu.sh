@@ -12,6 +12,9 @@ repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 config="$repo/configs/qwen3_32b_math_full.yaml"
 settings=(
     backend.name=npu
+    # `bash scripts/setup.sh --rollout vllm-ascend` makes this environment: vllm-ascend needs an older torch than the
+    # trainer. With rollout.server.url=... remove the line: the run then starts no server.
+    "rollout.server.python=$repo/.venv-vllm-ascend/bin/python"
 )
 # Options of `hwgrpo launch`, which starts a process for each device of this host, such as (--devices 4) or
 # (--visible 4,5); for 4 hosts, on each of them: (--nodes 4 --rendezvous HOST).

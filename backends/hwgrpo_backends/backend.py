@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -32,6 +33,17 @@ class EnvVar:
     """The failure or slowdown without it."""
     until: str = ""
     """When it can be removed; empty: unknown."""
+    source: str = ""
+    """Documents, or files and lines of named versions, that the value and its reason come from."""
+    files: tuple[str, ...] = ()
+    """Files of which the first that exists is the value; without one the variable is not set."""
+
+    def on_host(self) -> EnvVar | None:
+        """Return the variable with its value on this host; None where none of its files exists."""
+        if not self.files:
+            return self
+        found = next((file for file in self.files if Path(file).is_file()), None)
+        return None if found is None else replace(self, value=found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +105,10 @@ class Backend:
     env_rollout: Mapping[str, EnvVar] = field(default_factory=dict)
     env_deterministic: Mapping[str, EnvVar] = field(default_factory=dict)
     """Further variables of deterministic training."""
+    env_optional: Mapping[str, EnvVar] = field(default_factory=dict)
+    """Variables left to the user: `value` is one that others use, `why` says when to set it and why it is not set."""
+    no_sleep_with_experts: str = ""
+    """Why vLLM's sleep mode breaks mixtures of experts on these devices; empty: it does not."""
     torch_build: str
     """The build of torch and further packages to install."""
     probe: Callable[[Facts], Verdict]
@@ -117,13 +133,15 @@ class Backend:
         return self.device_type == "cpu"
 
     def environment(self, purpose: Purpose, deterministic: bool = False) -> Mapping[str, EnvVar]:
-        """Return the environment variables of the training process or of a rollout engine.
+        """Return the environment variables of the training process or of a rollout engine on this host.
 
         Args:
             purpose: "train" or "rollout".
             deterministic: add the variables of deterministic training; ignored for rollout.
         """
         assert purpose in ("train", "rollout"), purpose
-        if purpose == "rollout":
-            return self.env_rollout
-        return {**self.env_train, **self.env_deterministic} if deterministic else self.env_train
+        variables = self.env_rollout if purpose == "rollout" else self.env_train
+        if deterministic and purpose == "train":
+            variables = {**variables, **self.env_deterministic}
+        here = {name: variable.on_host() for name, variable in variables.items()}
+        return {name: variable for name, variable in here.items() if variable is not None}

@@ -44,10 +44,11 @@ OUT_OF_MEMORY = {
     r"DefaultCPUAllocator: (can't|not enough memory)": "torch's allocator of host memory raises a plain RuntimeError",
 }
 
-ENV_TRAIN = {
+COMMON = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": EnvVar(
         value="64",
         why="in bfloat16 each decode step multiplies new shapes, and oneDNN keeps half a MiB of code for each of 1,024",
+        source="oneDNN, developer guide, primitive cache",
     ),
 }
 
@@ -62,6 +63,7 @@ BACKEND = Backend(
     probe=probe,
     arch=arch,
     compute_dtypes=compute_dtypes,
-    env_train=ENV_TRAIN,
+    env_train=COMMON,
+    env_rollout=COMMON,
     out_of_memory=OUT_OF_MEMORY,
 )

@@ -31,6 +31,7 @@ COMMON = {
     "CUDA_DEVICE_ORDER": EnvVar(
         value="PCI_BUS_ID",
         why="on hosts with different GPUs the default order is by speed: ordinals would not be those of nvidia-smi",
+        source="NVIDIA, CUDA C++ Programming Guide, CUDA environment variables",
     ),
 }
 DETERMINISTIC = {
@@ -38,12 +39,29 @@ DETERMINISTIC = {
         value=":4096:8",
         why="cuBLAS may choose another workspace, and so another order of sums, each time; torch refuses to multiply "
         "in deterministic mode without it",
+        source="NVIDIA, cuBLAS, results reproducibility; torch.use_deterministic_algorithms",
     ),
     "FLASH_ATTENTION_DETERMINISTIC": EnvVar(
         value="1",
         why="the backward pass of flash-attn adds in the order in which blocks finish, if transformers lets it",
+        source="transformers: modeling_flash_attention_utils.py",
     ),
 }
+
+INTERFACE = {
+    "NCCL_SOCKET_IFNAME": EnvVar(
+        value="eth0",
+        why="several nodes, and a host with several network interfaces: name the one on which the nodes reach each "
+        "other, on each node. Which one that is cannot be known from a host",
+        source="NVIDIA, NCCL, environment variables; verl 1dda039: docs/start/multinode.rst:310",
+    ),
+    "GLOO_SOCKET_IFNAME": EnvVar(
+        value="eth0",
+        why="as NCCL_SOCKET_IFNAME, for the small values that ranks exchange through host memory",
+        source="torch: distributed, environment variables of Gloo",
+    ),
+}
+"""Left to the user; RCCL reads the same names."""
 
 OUT_OF_MEMORY = {
     r"CUDA (out of memory|(driver )?error: out of memory)": "the CUDA runtime or driver, outside torch's allocator",
@@ -164,6 +182,7 @@ BACKEND = Backend(
     env_train=COMMON,
     env_rollout=COMMON,
     env_deterministic=DETERMINISTIC,
+    env_optional=INTERFACE,
     torch_build=INSTALL,
     probe=probe,
     arch=arch,

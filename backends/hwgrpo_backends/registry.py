@@ -180,6 +180,7 @@ FIELDS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     *((name, "a tuple of texts", _is_texts) for name in ("kernels", "attention", "modules", "rollout")),
     ("attention_archs", "a mapping of texts to tuples of texts", _is_lists),
     *((n, "a mapping of names to EnvVar", _is_profile) for n in ("env_train", "env_rollout", "env_deterministic")),
+    ("env_optional", "a mapping of names to EnvVar", _is_profile),
     ("out_of_memory", "a mapping of patterns to texts", _is_patterns),
     ("chips", "a tuple of Chip", lambda value: isinstance(value, tuple) and all(isinstance(c, Chip) for c in value)),
     *((name, "a function", callable) for name in ("probe", "arch", "compute_dtypes")),

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hwgrpo_backends.backend import Backend, EnvVar, Verdict
+from hwgrpo_backends.cuda import INTERFACE
 from hwgrpo_backends.peaks import AMD
 from hwgrpo_backends.probing import judge, torch_problem
 
@@ -32,11 +33,16 @@ GENERIC = {
 }
 """Target for a family -> its chips. Source: LLVM, User Guide for AMDGPU Backend, generic processors."""
 
+# Sources: commits of verl-project/verl (2026-08-22) and ROCm/clr.
+_AMD = "AMD, vLLM V1 performance optimization, 2025-10-22"
 COMMON = {
     "HSA_NO_SCRATCH_RECLAIM": EnvVar(
         value="1",
-        why="without it the runtime takes scratch memory back between kernels, which stalls RCCL and GEMM kernels",
+        why="without it the runtime takes scratch memory back between kernels, which stalls RCCL and GEMM kernels; "
+        "on old firmware newer RCCL ends at its start without it",
         until="the GPU's MEC firmware is 177 or newer (ROCm 6.4.3 and its driver)",
+        source="ROCm 6.4.3: release notes, AMDGPU driver updates; rccl: pull request 1867; verl 1dda039: "
+        "verl/trainer/constants_ppo.py:98",
     ),
 }
 # hipBLASLt and rocBLAS are not known to need a variable for it.
@@ -44,6 +50,42 @@ DETERMINISTIC = {
     "FLASH_ATTENTION_DETERMINISTIC": EnvVar(
         value="1",
         why="the backward pass of flash-attn adds in the order in which blocks finish, if transformers lets it",
+        source="transformers: modeling_flash_attention_utils.py",
+    ),
+}
+OPTIONAL = {
+    **INTERFACE,
+    "NCCL_MIN_NCHANNELS": EnvVar(
+        value="112",
+        why="eight MI300X of one host: more channels of RCCL, if a step waits for collectives. They occupy compute "
+        "units that kernels beside them lack; verl's image of ROCm 7.14 no longer sets it",
+        source=f"{_AMD}; verl 1dda039: docker/rocm/Dockerfile.rocm6:112",
+    ),
+    "GPU_MAX_HW_QUEUES": EnvVar(
+        value="2",
+        why="several nodes: verl's Slurm script for AMD GPUs has it, without a reason; HIP's default is 4 hardware "
+        "queues. Compare",
+        source="verl 1dda039: docs/start/multinode.rst:590; clr 2e8f505: rocclr/utils/flags.hpp",
+    ),
+    "HIP_FORCE_DEV_KERNARG": EnvVar(
+        value="1",
+        why="no longer needed: kernel arguments in device memory, 2 to 3 us less per launch, are HIP's default now",
+        source=f"clr 2e8f505: rocclr/utils/flags.hpp; {_AMD}",
+    ),
+    "VLLM_ROCM_USE_AITER": EnvVar(
+        value="1",
+        why="AMD recommends AITER's kernels on MI300X and MI350X for a rollout engine; needs the package aiter. "
+        "Off, as in vLLM: other kernels than the trainer's widen the gap of log-probs (watch it), and mixtures "
+        "of experts then keep shuffled weights. VLLM_ROCM_USE_AITER_MHA=0, _MOE=0, _LINEAR=0 and _RMSNORM=0 "
+        "take single kernels out",
+        source=f"{_AMD}; vllm 0.32.0: vllm/envs.py:1269, fused_moe/oracle/unquantized.py:459",
+    ),
+    "PYTORCH_ALLOC_CONF": EnvVar(
+        value="expandable_segments:True",
+        why="less fragmentation; PYTORCH_HIP_ALLOC_CONF is its older name. Not set: unproven on ROCm beside vLLM's "
+        "sleep mode, which shares the process of rollout.engine=vllm; a vllm_server with tensor parallelism "
+        "then needs disable_custom_all_reduce in rollout.engine_kwargs",
+        source="verl 1dda039: docker/rocm/Dockerfile.rocm:116, docs/amd_tutorial/amd_quick_start.rst:149",
     ),
 }
 
@@ -146,6 +188,7 @@ BACKEND = Backend(
     env_train=COMMON,
     env_rollout=COMMON,
     env_deterministic=DETERMINISTIC,
+    env_optional=OPTIONAL,
     torch_build=INSTALL,
     probe=probe,
     arch=arch,

@@ -50,9 +50,10 @@ def _check_data(backend: Backend) -> str:
     assert backend.rollout, "rollout is empty"
     assert backend.comm, "comm is empty"
     assert backend.torch_build, "torch_build is empty"
-    for purpose in ("train", "rollout"):
-        _check_variables(purpose, backend.environment(purpose))
-    _check_variables("deterministic train", backend.environment("train", deterministic=True))
+    _check_variables("train", backend.env_train)
+    _check_variables("rollout", backend.env_rollout)
+    _check_variables("deterministic train", backend.env_deterministic)
+    _check_variables("optional", backend.env_optional)
     for name, archs in backend.attention_archs.items():
         assert name in backend.attention, f"attention_archs has {name!r}, which is not in attention"
         _check_texts(f"attention_archs of {name!r}", archs)

@@ -9,5 +9,7 @@ surrogate_variants.py   GSPO, CISPO, SAPO, GPG
 kl.py                   per-token estimators of KL(policy || reference)
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
 correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch
+gap_guard.py            when a gap between rollout engine and trainer calls for which measure
+gap_causes.py           the likely cause of such a gap
 scope.py                scope of a loss (token, sequence, batch), sums over ragged sequences
 """

@@ -17,6 +17,8 @@ from hwgrpo.config.schema import CorrectionConfig
 SAFE_LOG_RATIO = 20.0
 """Log-ratios are kept within plus or minus this before exp in importance weights and second moments, as verl does:
 e^20 is far beyond any sensible bound. The estimates of the KL are not clamped, there as here."""
+ROUNDING = 1e-4
+"""Standard deviation of log-ratios up to which they are rounding, and a line fitted to them means nothing."""
 
 
 def correction_weights(
@@ -108,7 +110,7 @@ def mismatch_sums(
         weight_N: [N] the weights applied; None: the plain ratios.
 
     Returns:
-        [11] fp64 (on the device of the inputs).
+        [15] fp64 (on the device of the inputs).
     """
     old_N, rollout_N = old_logprob_N.detach().double(), rollout_logprob_N.detach().double()
     log_ratio_N = old_N - rollout_N
@@ -138,25 +140,31 @@ def mismatch_sums(
             over_sequences((-old_mean_S).exp()),
             over_sequences((-rollout_mean_S).exp()),
             over_sequences((rollout_mean_S - old_mean_S).exp()),
+            rollout_N.sum(),
+            rollout_N.square().sum(),
+            (rollout_N * log_ratio_N).sum(),
+            log_ratio_N.square().sum(),
         ]
     )
 
 
 def mismatch_metrics(sums: torch.Tensor) -> dict[str, float]:
-    """Turn sums into the metrics verl logs as `rollout_corr/*`.
+    """Turn sums into `rollout_corr/*`: the metrics that verl logs, and a line fitted to the log-ratios.
 
     Args:
-        sums: [11] from `mismatch_sums`, added over parts and ranks.
+        sums: [15] from `mismatch_sums`, added over parts and ranks.
 
     Returns:
         `rollout_corr/` + `kl` = mean of -log-ratio, an estimate of KL(rollout || trainer); `k3_kl`; `chi2_token` and
         `chi2_seq` = second moment of the ratio minus 1; `training_ppl`, `rollout_ppl`, `ppl_ratio` = means over
         sequences; `rollout_is_eff_sample_size` = (sum w)^2 / (n sum w^2), 1 when all weights are equal, 0 when all
-        are 0. Empty without tokens.
+        are 0; `log_ratio_slope` and `log_ratio_r2` = slope and coefficient of determination of the least-squares line
+        of the log-ratio over the rollout log-prob, the latter 0 for a gap of rounding. Empty without tokens.
     """
-    tokens, kl, k3, ratio2, weight, weight2, sequences, ratio2_seq, training, rollout, ppl_ratio = sums.tolist()
+    tokens, kl, k3, ratio2, weight, weight2, sequences, ratio2_seq, training, rollout, ppl_ratio, *fit = sums.tolist()
     if tokens == 0:
         return {}
+    slope, r2 = _fit_line(tokens, fit[0], -kl, *fit[1:])
     values = {
         "kl": kl / tokens,
         "k3_kl": k3 / tokens,
@@ -166,5 +174,18 @@ def mismatch_metrics(sums: torch.Tensor) -> dict[str, float]:
         "rollout_ppl": rollout / sequences,
         "ppl_ratio": ppl_ratio / sequences,
         "rollout_is_eff_sample_size": weight * weight / (tokens * weight2) if weight2 > 0 else 0.0,
+        "log_ratio_slope": slope,
+        "log_ratio_r2": r2,
     }
     return {f"rollout_corr/{name}": value for name, value in values.items()}
+
+
+def _fit_line(n: float, x: float, y: float, xx: float, xy: float, yy: float) -> tuple[float, float]:
+    """Return slope and coefficient of determination of the least-squares line of y over x, given their sums.
+
+    The slope is 0 where x is constant, the latter where y varies by no more than ROUNDING.
+    """
+    var_x, var_y, cov = xx / n - (x / n) ** 2, yy / n - (y / n) ** 2, xy / n - x / n * (y / n)
+    if var_x <= 0:
+        return 0.0, 0.0
+    return cov / var_x, 0.0 if var_y <= ROUNDING**2 else min(cov * cov / (var_x * var_y), 1.0)

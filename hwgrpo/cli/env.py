@@ -47,12 +47,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--deterministic cannot be combined with --for rollout: it is for training")
     backend = _backend(args.backend)
     variables, removed, applied = profile_variables(backend, args.purpose, os.environ, args.deterministic)
+    optional = optional_variables(backend, os.environ)
     if args.shell:
         print("\n".join(shell_lines(variables, removed, applied)))
     elif args.json:
-        print(json.dumps(report(backend.name, args.purpose, variables, removed), indent=2))
+        print(json.dumps(report(backend.name, args.purpose, variables, removed, optional), indent=2))
     else:
-        print(table(backend.name, args.purpose, variables, removed, terminal_columns()))
+        print(table(backend.name, args.purpose, variables, removed, optional, terminal_columns()))
     return 0
 
 
@@ -67,8 +68,22 @@ class Variable:
     """Value of the profile."""
     why: str
     until: str
+    source: str
     kept: bool
     """Whether the user's value is kept."""
+
+
+@dataclass(frozen=True)
+class OptionalVariable:
+    """One variable that is left to the user."""
+
+    name: str
+    example: str
+    """A value that others use."""
+    value: str | None
+    """Value in the environment; None where it is not set."""
+    why: str
+    source: str
 
 
 def profile_variables(
@@ -86,9 +101,18 @@ def profile_variables(
     settings = apply(backend, purpose, after, deterministic)
     profile = backend.environment(purpose, deterministic)
     variables = [
-        Variable(s.name, s.value, profile[s.name].value, s.why, profile[s.name].until, s.kept) for s in settings
+        Variable(s.name, s.value, profile[s.name].value, s.why, profile[s.name].until, profile[s.name].source, s.kept)
+        for s in settings
     ]
     return variables, sorted(environ.keys() - after.keys()), after[APPLIED_VARIABLE]
+
+
+def optional_variables(backend: Backend, environ: Mapping[str, str]) -> list[OptionalVariable]:
+    """Return the variables that a backend leaves to the user, with their values in the environment."""
+    return [
+        OptionalVariable(name, variable.value, environ.get(name), variable.why, variable.source)
+        for name, variable in backend.env_optional.items()
+    ]
 
 
 def shell_lines(variables: Sequence[Variable], removed: Sequence[str], applied: str) -> list[str]:
@@ -108,7 +132,13 @@ def shell_lines(variables: Sequence[Variable], removed: Sequence[str], applied: 
     return [*lines, _comment("the variables that you did not set"), f"export {APPLIED_VARIABLE}={_quoted(applied)}"]
 
 
-def report(backend: str, purpose: str, variables: Sequence[Variable], removed: Sequence[str]) -> dict[str, object]:
+def report(
+    backend: str,
+    purpose: str,
+    variables: Sequence[Variable],
+    removed: Sequence[str],
+    optional: Sequence[OptionalVariable],
+) -> dict[str, object]:
     """Return the variables as the JSON document of `SCHEMA`."""
     return {
         "schema": SCHEMA,
@@ -116,22 +146,35 @@ def report(backend: str, purpose: str, variables: Sequence[Variable], removed: S
         "for": purpose,
         "variables": [asdict(variable) for variable in variables],
         "unset": list(removed),
+        "optional": [asdict(variable) for variable in optional],
     }
 
 
 def table(
-    backend: str, purpose: str, variables: Sequence[Variable], removed: Sequence[str], columns: int | None = None
+    backend: str,
+    purpose: str,
+    variables: Sequence[Variable],
+    removed: Sequence[str],
+    optional: Sequence[OptionalVariable],
+    columns: int | None = None,
 ) -> str:
-    """Return the variables as text: one per line, the reason below it, wrapped at `columns`."""
+    """Return the variables as text: one per line, reason and source below it, wrapped at `columns`."""
     room = None if columns is None else columns - 4
     lines = []
     for v in variables:
         lines.append(
             f"{v.name}={_quoted(v.value)}{f'  (your value is kept; profile: {_quoted(v.wanted)})' if v.kept else ''}"
         )
-        lines += [f"    {line}" for line in fold(f"{v.why}{_until(v)}", room)]
+        lines += [f"    {line}" for line in fold(f"{v.why}{_until(v)}{_source(v)}", room)]
     lines += [f"{name} is unset: it was set by another profile" for name in removed]
-    return "\n".join(lines) or f"{backend} needs no variables for {purpose}"
+    lines = lines or [f"{backend} needs no variables for {purpose}"]
+    if optional:
+        lines += ["", "left to you, not set by hwgrpo:"]
+    for each in optional:
+        state = "" if each.value is None else f"  (you have {_quoted(each.value)})"
+        lines.append(f"{each.name}, e.g. {_quoted(each.example)}{state}")
+        lines += [f"    {line}" for line in fold(f"{each.why}{_source(each)}", room)]
+    return "\n".join(lines)
 
 
 def _backend(requested: str) -> Backend:
@@ -150,6 +193,10 @@ def _backend(requested: str) -> Backend:
 
 def _until(variable: Variable) -> str:
     return f" (until {variable.until})" if variable.until else ""
+
+
+def _source(variable: Variable | OptionalVariable) -> str:
+    return f" [{variable.source}]" if variable.source else ""
 
 
 def _comment(text: str) -> str:

@@ -109,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
     arguments = command(train, devices, args.nodes, restarts, args.rendezvous, args.rendezvous_id)
     if args.started:
         return _start(arguments, backend, variables, config)
-    lines = [f"# on each of the {args.nodes} nodes", WHY_NEW_STORE] if args.nodes > 1 else []
+    lines = []
+    if args.nodes > 1:
+        lines = [f"# on each of the {args.nodes} nodes", *_interface_note(backend), WHY_NEW_STORE]
     if arguments[0] == "torchrun":
         lines.append(f'eval "$({_tool("hwgrpo")} env --backend {config.backend.name} --shell)"')
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
@@ -202,7 +204,7 @@ def slurm_script(
     if nodes > 1:
         setup = ['head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)']
         setup += [f"port=$(({PORTS.start} + SLURM_JOB_ID % {len(PORTS)}))"]
-        setup += [WHY_NEW_STORE, f"export {'='.join(NEW_STORE)}"]
+        setup += [*_interface_note(backend), WHY_NEW_STORE, f"export {'='.join(NEW_STORE)}"]
     if nodes * devices > 1:
         setup += ["# after SIGTERM ranks may finish their step and write a checkpoint"]
         setup += [f"export {'='.join(SHUTDOWN_TIMEOUT)}"]
@@ -217,6 +219,14 @@ def slurm_script(
             f'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 {_tool(arguments[0])} {line}',
         ]
     )
+
+
+def _interface_note(backend: Backend | None) -> list[str]:
+    """Return a comment with the variables that name a network interface, which only the user knows."""
+    names = [name for name in (backend.env_optional if backend else ()) if name.endswith("_SOCKET_IFNAME")]
+    if not names:
+        return []
+    return [f"# nodes with several network interfaces: set {' and '.join(names)} to the one between them"]
 
 
 def _check_counts(args: argparse.Namespace, devices: int, visible: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollout",
         choices=("local", "colocated", "separate"),
-        help="colocated: vLLM on the training devices, where it sleeps during updates; separate: rollout on separate "
+        help="colocated: vLLM in the training process, one engine per device; separate: rollout on separate "
         "devices, each with a shard of every weight (default: the recipe's engine)",
     )
     parser.add_argument(
@@ -85,11 +85,13 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.recipe, args.overrides, data_may_be_missing=True, variables_may_be_missing=True)
     if args.rollout in ("local", "colocated"):
         config.rollout.engine = {"local": "local", "colocated": "vllm"}[args.rollout]
+        config.rollout.tensor_parallel_size = 1
     chips = chosen_chips(args.chip, config)
 
     from hwgrpo.planning.scale_plan import USABLE, Cluster, plan_at_scale
     from hwgrpo.planning.step_time import Rates
-    from hwgrpo.rollout.engine_kind import engine_kind, shares_device
+    from hwgrpo.rollout.engine_kind import engine_kind
+    from hwgrpo.rollout.shared_devices import shares_device
 
     rates = {name: getattr(args, name) for name in ("mfu", "mbu") if getattr(args, name) is not None}
     rates |= {name: 1e9 * getattr(args, name) for name in ("link", "host_link") if getattr(args, name) is not None}

@@ -56,17 +56,25 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo_backends.device import Device
 
     from hwgrpo.errors import RunFinished
-    from hwgrpo.planning.engine_share import resolve_engine_share
+    from hwgrpo.planning.engine_share import planned_engine_share
     from hwgrpo.planning.strategy_choice import resolve_strategy
     from hwgrpo.training.finish import finish
     from hwgrpo.training.loop import train
     from hwgrpo.training.setup import build_run
 
     planned = config, host.backend, host.world_size, Device(host.backend, host.local_rank)
-    notes = [*resolve_strategy(*planned), *resolve_engine_share(*planned)]
+    notes = resolve_strategy(*planned)
+    share, more = planned_engine_share(*planned)
     try:
         ranks = host.local_rank, host.local_world_size
-        run = build_run(config, host.backend, *ranks, allow_finished=args.allow_finished, notes=notes)
+        run = build_run(
+            config,
+            host.backend,
+            *ranks,
+            allow_finished=args.allow_finished,
+            notes=[*notes, *more],
+            engine_share=share,
+        )
     except RunFinished as finished:
         if host.rank == 0:
             print(hide_secrets(str(finished)))

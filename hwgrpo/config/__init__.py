@@ -2,6 +2,7 @@
 
 schema.py          the settings as dataclasses: type, default, limits, and a docstring for each
 fields.py          how a field states its limits and its uses
+backend_choices.py choices that the device backends declare
 load.py            recipe + overrides -> `Config`
 recipe_files.py    where recipes are looked up, and their content
 overrides.py       `section.key=value` arguments

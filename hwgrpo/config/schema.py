@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from hwgrpo import catalog
+from hwgrpo.config.backend_choices import attention_choices, backend_choices
 from hwgrpo.config.fields import Use, choice, holds, limited, none_of, off, on, one_of, own_function, setting
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
@@ -34,6 +35,7 @@ _CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg")
 _KL_ON = on("algorithm.kl.coef", " above 0")
 _CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
 _CORRECTED = none_of("algorithm.correction.name", "none")
+_FULL_DISTRIBUTION = (one_of("rollout.top_k", 0), one_of("rollout.top_p", 1.0), one_of("rollout.min_p", 0.0))
 _SERVICE = holds("observe.loggers", "wandb", "trackio", "swanlab")
 
 
@@ -48,18 +50,6 @@ def _names_with_splits(spec: Any) -> bool:
 
 def _splits(key: str) -> tuple[Use, ...]:
     return (Use(key, (), " to a folder or a hub dataset", _names_with_splits),)
-
-
-def _backend_choices() -> tuple[str, ...]:
-    from hwgrpo_backends.registry import names
-
-    return ("auto", *names())
-
-
-def _attention_names() -> tuple[str, ...]:
-    from hwgrpo_backends.registry import load_all
-
-    return tuple(dict.fromkeys(name for backend in load_all().backends.values() for name in backend.attention))
 
 
 @dataclass
@@ -93,7 +83,7 @@ class ModelConfig:
     """Run the Python code of a hub model."""
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Compute dtype; auto: the backend's default. Trainable parameters are always fp32 master weights."""
-    attention: str = choice("auto", lambda: ("auto", *_attention_names()))
+    attention: str = choice("auto", attention_choices)
     """Attention implementation; auto: the first of the backend's preferences that is usable."""
     fused_modules: list[str] = field(default_factory=lambda: ["auto"])
     """Modules replaced by the device's fused ones where a self-test finds the same values: names (`rms_norm`, `rotary`,
@@ -223,6 +213,10 @@ class RolloutConfig:
     alternate. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout
     prefetches up to that many steps. Above 0 the engine has its own copy of the weights, and `algorithm.correction`
     must be on."""
+    guard: str = choice("warn", ("off", "warn", "act"), used_by=_FULL_DISTRIBUTION)
+    """What a large gap between the rollout engine's and the trainer's log-probs does. `warn`: a note with the numbers,
+    the likely cause and the remedy. `act`: the run applies importance weights, then rejects tokens, then samples with
+    fresher weights, then ends, and goes back step by step when the gap is small again (docs/rollout.md)."""
     partial: bool = setting(
         False, used_by=[on("rollout.max_staleness", " of 1 or more"), one_of("rollout.engine", "local")]
     )
@@ -240,10 +234,12 @@ class RolloutConfig:
     gpu_memory_utilization: float | None = limited(None, above=0, at_most=1, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: share of the device's memory for weights, keys and values. null: what the plan leaves beside the
     trainer, or 0.9 of devices of its own."""
-    sleep_mode: str = choice("auto", ("auto", "always", "never"), used_by=[_OUTSIDE_ENGINE])
-    """vLLM, SGLang: free weights, keys and values while the policy is trained. auto: vLLM on the training devices, in
-    the training process or in a server that the run starts without devices of its own. `always`: also other servers.
-    Not with `max_staleness`."""
+    sleep_mode: str = choice(
+        "auto", ("auto", "always", "never"), used_by=[none_of("rollout.engine", "local", "sglang_server")]
+    )
+    """vLLM: free weights, keys and values while the policy is trained. auto: on the training devices, in the training
+    process or in a server that the run starts without naming devices for it. `always`: also in other servers. Not with
+    `max_staleness`."""
     kv_cache_gb: float | None = limited(
         None, above=0, at_most=1e6, used_by=[none_of("rollout.engine", "local", "sglang_server")]
     )
@@ -505,7 +501,7 @@ class TrainerConfig:
 
 @dataclass
 class BackendConfig:
-    name: str = choice("auto", _backend_choices)
+    name: str = choice("auto", backend_choices)
     """Device family; auto: the one that this host can use; two usable ones are an error."""
 
 

@@ -28,9 +28,10 @@ from hwgrpo.planning.memory import Memory, Work, estimate
 from hwgrpo.planning.model_shape import model_shape, planned_settings
 from hwgrpo.planning.planned_sharding import config_sharding, replicated_strategy
 from hwgrpo.planning.reward_probe import try_rewards
-from hwgrpo.rollout.engine_kind import engine_kind, shares_device, sleeps
+from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.local.architectures import describe_fallback, predict_fallback
 from hwgrpo.rollout.server.weight_transfer import count_host_copies
+from hwgrpo.rollout.shared_devices import shares_device, sleeps
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.text import terminal_line
 from hwgrpo.training.checkpoint.restore import Checkpoint

@@ -243,9 +243,10 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         loading = {name: size for name, size in always.items() if name in (*parameters, *codes, COPY)}
         loading |= {"a layer or the rest (fp32), being sharded": unit}
     rollout = _rollout(config, shape, work, rollout_dtype) | quantized.work if work.samples else {}
+    frees = work.beside and work.sleeps and host is not always
     if work.beside:
-        (rollout if work.sleeps else always).update(_beside(config, shape, work, rollout_dtype))
-    if work.beside and work.sleeps and adapters:
+        (rollout if frees else always).update(_beside(config, shape, work, rollout_dtype))
+    if frees and adapters:
         host["weights of the engine, asleep"] = rollout[ENGINE]
     return Memory(always, rollout, update, step, {} if host is always else host, loading)
 
@@ -330,13 +331,12 @@ def _rollout(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) 
 
 
 def _beside(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -> dict[str, int]:
-    """Return the memory of an engine with its own weights; a smaller cache would make sequences wait."""
+    """Return the memory that an engine with its own weights needs; with a larger cache fewer sequences wait."""
     r = config.rollout
-    sequences = min(work.prompts * r.n, r.max_sequences)
     cache = cache_bytes(
         shape,
-        prompts=-(-sequences // r.n),
-        sequences=sequences,
+        prompts=1,
+        sequences=r.n,
         prompt_tokens=work.prompt_tokens,
         response_tokens=r.max_response_tokens,
         itemsize=dtype.itemsize,
@@ -344,8 +344,9 @@ def _beside(config: Config, shape: ModelShape, work: Work, dtype: torch.dtype) -
     )
     if r.kv_cache_gb is not None or work.device_type == "cpu":
         cache = int((r.kv_cache_gb or HOST_CACHE_GB) * 2**30)
-    weights = dtype.itemsize * shape.parameters // r.tensor_parallel_size
-    return {ENGINE: weights, "cache of the engine": cache}
+    weights = dtype.itemsize * shape.parameters
+    parts = {ENGINE: weights, f"cache of the engine, for {r.n} sequences or more": cache}
+    return {name: size // r.tensor_parallel_size for name, size in parts.items()}
 
 
 def rollout_dtype_of(config: Config, compute_dtype: torch.dtype) -> torch.dtype:

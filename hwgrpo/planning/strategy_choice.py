@@ -16,7 +16,8 @@ from hwgrpo.config.load import stored_tree
 from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.errors import CheckpointError, ConfigError
 from hwgrpo.planning.planned_sharding import changed_settings, replicated_strategy, resolve_auto, strategy_kind
-from hwgrpo.rollout.engine_kind import engine_kind, shares_device
+from hwgrpo.rollout.engine_kind import engine_kind
+from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.terminal_width import format_bytes
 from hwgrpo.training.checkpoint import checkpoint_files
 from hwgrpo.training.checkpoint import manifest as checkpoint_manifest

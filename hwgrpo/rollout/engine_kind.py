@@ -53,35 +53,6 @@ class EngineKind:
         return self.check_server is not None
 
 
-def shares_device(config: Config) -> bool:
-    """Return whether an engine with its own weights computes on the training devices.
-
-    That is one in the training process, or a server that the run starts without devices of its own.
-    """
-    kind, server = engine_kind(config), config.rollout.server
-    own_devices = any(name.endswith("VISIBLE_DEVICES") for name in server.env)
-    return not kind.samples_with_policy and not (kind.on_server and (server.url is not None or own_devices))
-
-
-def sleeps(config: Config, *, on_host: bool) -> bool:
-    """Return whether the engine frees its memory while the policy is trained.
-
-    Args:
-        config: the run's settings.
-        on_host: whether the run trains on a CPU.
-    """
-    r = config.rollout
-    on_demand = r.source in ("auto", "on_demand") and not r.max_staleness
-    gains = engine_kind(config).runs_vllm and shares_device(config) and not on_host
-    return r.sleep_mode == "always" or (r.sleep_mode == "auto" and gains and on_demand)
-
-
-def memory_share(config: Config) -> float:
-    """Return the share of a device's memory for the engine, where the plan has not chosen one."""
-    share = config.rollout.gpu_memory_utilization
-    return share if share is not None else 0.5 if shares_device(config) else 0.9
-
-
 def engine_kind(config: Config) -> EngineKind:
     """Return the kind of engine that the settings name."""
     return ENGINES.load(config.rollout.engine)

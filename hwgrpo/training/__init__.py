@@ -13,6 +13,7 @@ sequence_checks.py   whether ranks may share a model's sequences
 run_folder.py        the folder of a run
 code_files.py        Python files of the user's that a run calls
 resume.py            going on from a checkpoint
+rollout_guard.py     measures against a gap between rollout engine and trainer
 interrupt.py         Ctrl-C, SIGTERM, SIGHUP
 out_of_memory.py     what to say when memory is full
 evaluate.py          measuring a policy on held-out prompts

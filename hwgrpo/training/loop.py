@@ -76,6 +76,7 @@ def train_step(run: Run, step: int) -> None:
             batch = run.update.with_ref_logprobs(batch, run.reference)
         with watch("update_actor"):
             updated = run.update(batch)
+            updated |= run.guard.judge(step, updated)
         with watch("sync"):
             run.responses.update_weights(step)
     samples = (prompts, completions, rewards, advantages)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hwgrpo.config.typed import hints_of, section_of
 from hwgrpo.config.validate import check_resume
 from hwgrpo.config.written_config import changed_values, shown_settings, written_of
 from hwgrpo.data.prompts import PromptDataset, build_dataset
-from hwgrpo.errors import CheckpointError, ConfigError
+from hwgrpo.errors import CheckpointError, ConfigError, RunFinished
 from hwgrpo.models.loading import load_tokenizer
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.observe import summary
@@ -29,6 +30,7 @@ from hwgrpo.training.checkpoint import restore as checkpoints
 from hwgrpo.training.checkpoint import rng_state
 from hwgrpo.training.code_files import checksums
 from hwgrpo.training.feed.prompt_source import PromptSource
+from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0
 from hwgrpo.training.shared_setup import seed_everything
 from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -44,7 +46,7 @@ IRRELEVANT_TO_WEIGHTS = (
     *("model.attention", "model.fused_modules", "model.layout", "model.gradient_checkpointing"),
     *("data.validation", "data.validation_split", "data.validation_max_rows"),
     *("rollout.max_sequences", "rollout.graphs", "rollout.gpu_memory_utilization", "rollout.kv_cache_gb"),
-    *("rollout.max_model_len", "rollout.enforce_eager", "rollout.tensor_parallel_size"),
+    *("rollout.sleep_mode", "rollout.max_model_len", "rollout.enforce_eager", "rollout.tensor_parallel_size"),
     *("trainer.output_dir", "trainer.resume", "trainer.max_steps", "trainer.epochs", "trainer.strategy"),
     *("trainer.sequence_parallel_size", "trainer.tensor_parallel_size", "trainer.tokens_per_micro_batch"),
     *("trainer.save_every", "trainer.save_async", "trainer.keep_checkpoints", "trainer.save_final_model"),
@@ -312,3 +314,49 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in inner:
         flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
+
+
+@dataclasses.dataclass(frozen=True)
+class LockedFolder:
+    """A run's folder, locked by this run."""
+
+    path: Path
+    lock: FolderLock | None
+    """None on ranks other than rank 0."""
+    checkpoint: checkpoints.Checkpoint | None
+    """Checkpoint to resume from."""
+    notes: list[str]
+
+    @property
+    def start(self) -> int:
+        """Steps finished before this start."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+def lock_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> LockedFolder:
+    """Lock the run's folder, then select the checkpoint to resume from.
+
+    In this order, because another run that still has the lock may save a checkpoint in between.
+
+    Raises:
+        RunFinished: nothing is left to do.
+    """
+    lock = lock_folder_on_rank_0(path, strategy)
+    if lock is not None:
+        undo.callback(lock.close)
+    _raise_if_finished(written, strategy, allow_finished)
+    checkpoint, notes = find_checkpoint(written, path, strategy)
+    if lock is not None and checkpoint is not None:
+        lock.keep()
+    return LockedFolder(path, lock, checkpoint, list(notes))
+
+
+def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) -> None:
+    """Raise RunFinished on all ranks if rank 0 finds the run finished; its settings may differ with `allow_changes`."""
+    message = raise_on_all_ranks(
+        strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes)
+    )
+    message = strategy.gather_objects(message)[0]
+    if message is not None:
+        strategy.close()
+        raise RunFinished(message)

@@ -20,6 +20,7 @@ from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.feed.prompt_source import PromptSource
 from hwgrpo.training.feed.response_source import ResponseSource
 from hwgrpo.training.policy.reference_model import Reference
+from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_folder import FolderLock
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.policy_update import PolicyUpdate
@@ -42,6 +43,7 @@ class Run:
     sampling: Sampling
     rewards: RewardPipeline
     update: PolicyUpdate
+    guard: RolloutGuard
     reference: Reference | None
     validation: PromptDataset | None
     observer: Observer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,17 @@ from hwgrpo.config.load import to_yaml
 from hwgrpo.config.written_config import digests, written_of
 from hwgrpo.data.prompts import PromptDataset
 from hwgrpo.data.sampler import PromptSampler
-from hwgrpo.errors import ConfigError, RunFinished
+from hwgrpo.errors import ConfigError
 from hwgrpo.models.loading import load_model_config, load_tokenizer, resolve_model_path
 from hwgrpo.observe.custom_metrics import CustomMetrics
 from hwgrpo.observe.observer import Observer
 from hwgrpo.observe.timing import Stopwatch
 from hwgrpo.paths import with_absolute_paths
 from hwgrpo.rollout.engine import Engine
-from hwgrpo.rollout.engine_kind import sleeps
 from hwgrpo.rollout.pause_gate import Gate
 from hwgrpo.rollout.policy_weights import ShardedWeights
-from hwgrpo.training.checkpoint.restore import Checkpoint, set_aside_later
+from hwgrpo.rollout.shared_devices import sleeps
+from hwgrpo.training.checkpoint.restore import set_aside_later
 from hwgrpo.training.checkpoint.saver import Saver
 from hwgrpo.training.code_files import checksums, keep_copies
 from hwgrpo.training.feed import prefetched_batches
@@ -38,8 +37,8 @@ from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.resume import already_finished, compare_data, find_checkpoint, restore, seed_rank
-from hwgrpo.training.run_folder import FolderLock, lock_folder_on_rank_0
+from hwgrpo.training.resume import LockedFolder, compare_data, lock_folder, restore, seed_rank
+from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
     frozen_dtype_note,
@@ -51,7 +50,7 @@ from hwgrpo.training.run_record import (
 )
 from hwgrpo.training.shared_setup import build_engine, prepare_process
 from hwgrpo.training.startup_checks import Data, check_start, missing_requirements, open_data, require_running_server
-from hwgrpo.training.strategies.strategy import Strategy, raise_on_all_ranks
+from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.strategies.strategy_kind import StrategyKind
 from hwgrpo.training.update.policy_update import PolicyUpdate
 from hwgrpo.training.update.token_budget import TokenBudget
@@ -65,6 +64,7 @@ def build_run(
     *,
     allow_finished: bool = False,
     notes: Sequence[str] = (),
+    engine_share: float | None = None,
 ) -> Run:
     """Make every part of a run, and restore the checkpoint selected by `trainer.resume`.
 
@@ -77,6 +77,7 @@ def build_run(
         local_world_size: processes of this run on this host.
         allow_finished: a finished run of other settings or data is not an error.
         notes: notes for the user on choices made before.
+        engine_share: `rollout.gpu_memory_utilization` of this start, where it is null; not recorded.
 
     Raises:
         ConfigError, DataError, CheckpointError: with the wrong value and its remedy.
@@ -85,7 +86,10 @@ def build_run(
     """
     device = prepare_process(config, backend, local_rank, local_world_size)
     with explain_out_of_memory(config, device, lambda: LOADING), ExitStack() as undo:
-        run = _build(with_absolute_paths(config), device, undo, allow_finished, notes, written=config)
+        here = with_absolute_paths(config)
+        if engine_share is not None:
+            here.rollout.gpu_memory_utilization = engine_share
+        run = _build(here, device, undo, allow_finished, notes, written=config)
         undo.pop_all()
     return run
 
@@ -103,7 +107,7 @@ def _build(
         written: the settings for the run's records, with the user's own paths.
     """
     strategy = _start_strategy(config, device)
-    folder = _lock_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
+    folder = lock_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
     start, notes = folder.start, [*notes, *folder.notes]
     metrics = CustomMetrics(config.observe)
     data = open_data(config, load_tokenizer(config.model), strategy.rank)
@@ -145,6 +149,7 @@ def _build(
         )
     )
     undo.callback(responses.close)
+    guard = RolloutGuard(config, update, responses, data.tokenizer, folder.checkpoint)
     responses = probe_weights(config, responses, engine, update, data.tokenizer, start)
 
     observer = _observer(config, folder, strategy, total_steps)
@@ -173,12 +178,13 @@ def _build(
         sampling=sampling_of(config),
         rewards=data.rewards,
         update=update,
+        guard=guard,
         reference=models.reference,
         validation=data.validation,
         observer=observer,
         metrics=metrics,
         watch=Stopwatch(device.synchronize, trace=device.trace),
-        saver=_saver(config, written, device, strategy, folder, data, update, responses, observer),
+        saver=_saver(config, written, device, strategy, folder, data, update, guard, responses, observer),
         record_kernels=lambda: write_kernel_selections(folder.path, strategy.rank),
         memory=lambda: memory_metrics(device),
         peak=peak.flops if peak else None,
@@ -199,41 +205,6 @@ def _start_strategy(config: Config, device: Device) -> Strategy:
     strategy = kind.make(device.torch_device, device.comm_backend, config.trainer.process_group_timeout)
     strategy.prepare(config)
     return strategy
-
-
-@dataclass(frozen=True)
-class _Folder:
-    """A run's folder, locked by this run."""
-
-    path: Path
-    lock: FolderLock | None
-    """None on ranks other than rank 0."""
-    checkpoint: Checkpoint | None
-    """Checkpoint to resume from."""
-    notes: list[str]
-
-    @property
-    def start(self) -> int:
-        """Steps finished before this start."""
-        return self.checkpoint.step if self.checkpoint else 0
-
-
-def _lock_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> _Folder:
-    """Lock the run's folder, then select the checkpoint to resume from.
-
-    In this order, because another run that still has the lock may save a checkpoint in between.
-
-    Raises:
-        RunFinished: nothing is left to do.
-    """
-    lock = lock_folder_on_rank_0(path, strategy)
-    if lock is not None:
-        undo.callback(lock.close)
-    _raise_if_finished(written, strategy, allow_finished)
-    checkpoint, notes = find_checkpoint(written, path, strategy)
-    if lock is not None and checkpoint is not None:
-        lock.keep()
-    return _Folder(path, lock, checkpoint, list(notes))
 
 
 def _prompt_source(config: Config, training: PromptDataset, strategy: Strategy) -> PromptSource:
@@ -260,7 +231,7 @@ def _policy_update(
 
 
 def _engine(
-    config: Config, device: Device, strategy: Strategy, models: Models, data: Data, folder: _Folder, gate: Gate
+    config: Config, device: Device, strategy: Strategy, models: Models, data: Data, folder: LockedFolder, gate: Gate
 ) -> Engine:
     """Make the rollout engine, and send it the weights of the first step."""
     weights = ShardedWeights(models.policy.model, strategy.gather_full_parameters) if strategy.shards else None
@@ -270,7 +241,7 @@ def _engine(
     return engine
 
 
-def _observer(config: Config, folder: _Folder, strategy: Strategy, total_steps: int) -> Observer:
+def _observer(config: Config, folder: LockedFolder, strategy: Strategy, total_steps: int) -> Observer:
     return Observer(
         config.observe,
         folder.path,
@@ -285,9 +256,10 @@ def _saver(
     written: Config,
     device: Device,
     strategy: Strategy,
-    folder: _Folder,
+    folder: LockedFolder,
     data: Data,
     update: PolicyUpdate,
+    guard: RolloutGuard,
     responses: ResponseSource,
     observer: Observer,
 ) -> Saver:
@@ -304,6 +276,7 @@ def _saver(
             "sampler": responses.state(),
             "updates_done": update.updates_done,
             "skipped_in_a_row": update.skipped_in_a_row,
+            "guard": guard.state(),
             "config": settings,
             "secrets": secrets,
             "data": fingerprints,
@@ -322,14 +295,3 @@ def _saver(
         folder_moved=lambda: folder.lock.moved() if folder.lock is not None else None,
         timeout=config.trainer.process_group_timeout,
     )
-
-
-def _raise_if_finished(config: Config, strategy: Strategy, allow_changes: bool) -> None:
-    """Raise RunFinished on all ranks if rank 0 finds the run finished."""
-    message = raise_on_all_ranks(
-        strategy, lambda: None if strategy.rank else already_finished(config, allow_changes=allow_changes)
-    )
-    message = strategy.gather_objects(message)[0]
-    if message is not None:
-        strategy.close()
-        raise RunFinished(message)

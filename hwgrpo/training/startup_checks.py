@@ -26,7 +26,7 @@ from hwgrpo.models.meta_device import META
 from hwgrpo.models.router import check_router_loss
 from hwgrpo.rewards.combine import RewardPipeline
 from hwgrpo.rollout.engine_kind import check_engine, check_running_server
-from hwgrpo.rollout.vllm.vllm_settings import check_head_size
+from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
 from hwgrpo.training.length_check import check_length
 from hwgrpo.training.module_fusion import choose_modules
 from hwgrpo.training.policy.auto_settings import (
@@ -107,6 +107,7 @@ def check_start(
         attention = choose_attention(config, backend, dtype, settings, device.arch)
     check_sequence_parallel(config, settings, attention)
     check_head_size(config, settings, on_host=backend.is_host)
+    check_sleep(config, settings, backend)
     layout = choose_layout(config, settings, attention.loaded_as)
     if data is not None:
         check_length(config, data.training, data.validation, settings=settings)

@@ -1,6 +1,7 @@
 """Rollout correction: golden weights, sequences, bounds, and the mismatch metrics."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -100,6 +101,8 @@ def test_mismatch_metrics_follow_their_definitions():
         "rollout_ppl": sum(math.exp(-v.mean()) for v in rollout) / s,
         "ppl_ratio": sum(math.exp(-sum(v) / len(v)) for v in per_sequence) / s,
         "rollout_is_eff_sample_size": sum(math.exp(v) for v in lr) ** 2 / n / sum(math.exp(2 * v) for v in lr),
+        "log_ratio_slope": statistics.linear_regression(ROLLOUT.double().tolist(), lr).slope,
+        "log_ratio_r2": statistics.correlation(ROLLOUT.double().tolist(), lr) ** 2,
     }
     assert metrics(OLD, ROLLOUT, CU) == pytest.approx({f"rollout_corr/{k}": v for k, v in expected.items()}, rel=1e-12)
 
@@ -127,6 +130,22 @@ def test_equal_policies_have_no_mismatch():
 def test_effective_sample_size_is_that_of_the_applied_weights(kept, expected):
     actual = metrics(OLD, ROLLOUT, CU, torch.tensor(kept))["rollout_corr/rollout_is_eff_sample_size"]
     assert actual == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "slope", "r2"),
+    [(0.5 * ROLLOUT, 0.5, 1.0), (0.1 - 0.2 * ROLLOUT, -0.2, 1.0), (1e-6 * ROLLOUT, 1e-6, 0.0), (0 * ROLLOUT, 0, 0)],
+    ids=["a higher temperature", "a lower one", "rounding", "equal"],
+)
+def test_the_log_ratios_of_another_temperature_lie_on_a_line(log_ratio, slope, r2):
+    values = metrics(ROLLOUT.double() + log_ratio.double(), ROLLOUT, CU)
+    assert values["rollout_corr/log_ratio_slope"] == pytest.approx(slope, rel=1e-6, abs=1e-15)
+    assert values["rollout_corr/log_ratio_r2"] == pytest.approx(r2, rel=1e-6)
+
+
+def test_tokens_of_one_log_prob_have_no_line():
+    values = metrics(torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, -1.0]), torch.tensor([0, 2]))
+    assert (values["rollout_corr/log_ratio_slope"], values["rollout_corr/log_ratio_r2"]) == (0, 0)
 
 
 def test_no_tokens_have_no_mismatch_metrics():

@@ -1,18 +1,54 @@
 """Environment profiles: the user's own values win, and training and rollout keep apart."""
 
+import dataclasses
+
 import pytest
 from hwgrpo_backends import environment, registry
+from hwgrpo_backends.backend import EnvVar
 
 BACKENDS = [registry.get(name) for name in registry.BUILTIN]
 NPU = registry.get("npu")
 
 
-@pytest.mark.parametrize("purpose", ["train", "rollout"])
+def profiles(backend):
+    """Return a backend's variables as they are written, whatever this host has."""
+    return backend.env_train, backend.env_rollout, backend.env_deterministic, backend.env_optional
+
+
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-def test_every_variable_says_why(backend, purpose):
-    for name, variable in backend.environment(purpose, deterministic=True).items():
+def test_every_variable_says_why_and_where_that_comes_from(backend):
+    for name, variable in [pair for profile in profiles(backend) for pair in profile.items()]:
         assert name.isupper()
         assert len(variable.why) > 20
+        assert len(variable.source) > 10
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_a_variable_that_is_left_to_the_user_is_set_by_no_profile(backend):
+    *ours, optional = profiles(backend)
+    assert not optional.keys() & {name for profile in ours for name in profile}
+    environ: dict[str, str] = {}
+    environment.apply(backend, "train", environ, deterministic=True)
+    environment.apply(backend, "rollout", environ)
+    assert not optional.keys() & environ.keys()
+
+
+def test_a_variable_of_files_names_the_first_that_is_there_and_is_left_out_without_one(tmp_path):
+    first, second = (tmp_path / name for name in ("first.so", "second.so"))
+    library = EnvVar(value="any.so", files=(str(first), str(second)), why="a faster malloc")
+    backend = dataclasses.replace(NPU, env_train={"LD_PRELOAD": library}, env_rollout={"LD_PRELOAD": library})
+    environ: dict[str, str] = {}
+    assert environment.apply(backend, "train", environ) == []
+    assert "LD_PRELOAD" not in environ
+    second.touch()
+    environment.apply(backend, "train", environ)
+    assert environ["LD_PRELOAD"] == str(second)
+    first.touch()
+    environment.apply(backend, "rollout", environ)
+    assert environ["LD_PRELOAD"] == str(first)
+    mine = {"LD_PRELOAD": "mine.so"}
+    (setting,) = environment.apply(backend, "train", mine)
+    assert (setting.kept, mine["LD_PRELOAD"]) == (True, "mine.so")
 
 
 def test_a_profile_is_put_in_force_with_the_decision_for_child_processes():
@@ -34,7 +70,7 @@ def test_the_users_own_value_is_kept_and_said_to_be():
 
 def test_showing_a_profile_changes_nothing():
     environ = {"HOME": "/root"}
-    assert {setting.name for setting in environment.profile(NPU, "rollout", environ)} == set(NPU.env_rollout)
+    assert {setting.name for setting in environment.profile(NPU, "rollout", environ)} == set(NPU.environment("rollout"))
     assert environ == {"HOME": "/root"}
 
 
@@ -43,7 +79,7 @@ def test_a_rollout_process_started_by_the_trainer_gets_the_rollout_values():
     environment.apply(NPU, "train", environ)
     environment.apply(NPU, "rollout", environ)
     assert environ["TASK_QUEUE_ENABLE"] == "1"
-    assert environ["PYTORCH_NPU_ALLOC_CONF"] == ""
+    assert "PYTORCH_NPU_ALLOC_CONF" not in environ, "vllm-ascend has its own, and sleep mode refuses the trainer's"
     assert environ["VLLM_ASCEND_ENABLE_NZ"] == "0"
     assert "CPU_AFFINITY_CONF" not in environ
 
@@ -95,7 +131,7 @@ def test_what_repeats_the_numbers_is_set_for_training_alone_and_taken_out_again(
     assert variable not in environ
     environment.apply(backend, "train", environ, deterministic=True)
     assert environ[variable] == value
-    assert environ.keys() >= backend.env_train.keys()
+    assert environ.keys() >= backend.environment("train").keys()
     environment.apply(backend, "train", environ)
     assert variable not in environ
     environment.apply(backend, "rollout", environ, deterministic=True)

@@ -19,11 +19,12 @@ BACKEND = dataclasses.replace(
     HOST,
     name="acme",
     env_train={
-        "ACME_QUEUE": EnvVar(value="2", why="acme's queue is slow without it", until="acme 9"),
+        "ACME_QUEUE": EnvVar(value="2", why="acme's queue is slow without it", until="acme 9", source="acme's guide"),
         "ACME_TEXT": EnvVar(value=AWKWARD, why="a reason of\\nexport INJECTED=1\\ntwo lines"),
     },
     env_deterministic={"ACME_ORDER": EnvVar(value="fixed", why="acme adds in any order it likes")},
     env_rollout={"ACME_QUEUE": EnvVar(value="1", why="acme's engine takes no more than one")},
+    env_optional={"ACME_NETWORK": EnvVar(value="eth0", why="with several interfaces", source="acme's manual")},
 )
 """
 UNUSED = {
@@ -89,6 +90,10 @@ def test_every_variable_is_shown_with_its_reason_on_a_host_without_that_device(f
                 assert f"{variable}='{said.value}'" in done.stdout.splitlines()
                 assert said.why in done.stdout
                 assert said.until in done.stdout
+                assert f"[{said.source}]" in done.stdout
+            for variable, said in registry.get(name).env_optional.items():
+                assert f"{variable}, e.g. '{said.value}'" in done.stdout
+                assert f"{said.why} [{said.source}]" in done.stdout
             # a command that ran in the tests' process may have set the variables of another profile
             lines = [line for line in done.stdout.splitlines() if not line.endswith("it was set by another profile")]
             assert variables or lines in ([], [f"{name} needs no variables for {purpose}"])
@@ -105,6 +110,18 @@ def test_the_users_own_value_is_shown_as_kept_and_not_exported(fresh):
     lines = fresh(*words, "--shell", TASK_QUEUE_ENABLE="0").stdout
     assert "export TASK_QUEUE_ENABLE" not in lines
     assert in_shell('printf %s "$TASK_QUEUE_ENABLE"', lines, TASK_QUEUE_ENABLE="0") == ["0"]
+
+
+def test_what_is_left_to_the_user_is_told_with_the_users_value_and_never_set(fresh, acme):
+    words = ("env", "--backend", "acme")
+    assert fresh(*words, PYTHONPATH=acme).stdout.endswith(
+        "left to you, not set by hwgrpo:\nACME_NETWORK, e.g. 'eth0'\n    with several interfaces [acme's manual]\n"
+    )
+    told = json.loads(fresh(*words, "--json", PYTHONPATH=acme, ACME_NETWORK="ib0").stdout)
+    assert [(v["name"], v["example"], v["value"]) for v in told["optional"]] == [("ACME_NETWORK", "eth0", "ib0")]
+    assert told["variables"][0]["source"] == "acme's guide"
+    assert "  (you have 'ib0')" in fresh(*words, PYTHONPATH=acme, ACME_NETWORK="ib0").stdout
+    assert "ACME_NETWORK" not in fresh(*words, "--shell", PYTHONPATH=acme).stdout
 
 
 def test_the_shell_lines_put_in_force_exactly_what_apply_does(fresh, acme):

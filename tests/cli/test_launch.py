@@ -131,6 +131,16 @@ def test_several_nodes_meet_where_they_are_told(capsys, given, endpoint):
     assert "--standalone" not in words
 
 
+@pytest.mark.parametrize(("name", "first"), [("npu", "HCCL"), ("rocm", "NCCL"), ("cuda", "NCCL")])  # hw: under test
+def test_several_nodes_are_told_which_variables_name_their_network_interface(capsys, name, first):
+    note = f"set {first}_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the one between them"
+    words = ("tiny_sort", "--devices", "8", f"backend.name={name}")
+    several = ("--nodes", "2")
+    for options in ((*several, "--rendezvous", "node1"), (*several, "--slurm")):
+        assert [line for line in printed(capsys, *words, *options) if line.startswith("#") and note in line]
+    assert note not in "\n".join(printed(capsys, *words))
+
+
 def meeting(capsys, *words: str) -> tuple[str, str]:
     """Return the endpoint and the id by which a job of two nodes meets."""
     *_, line = printed(capsys, *words, "--nodes", "2", "--rendezvous", "node1")

@@ -6,6 +6,7 @@ import shlex
 import pytest
 from hwgrpo_backends.registry import get
 
+from hwgrpo.algorithms import gap_guard
 from hwgrpo.catalog import ENGINES
 from hwgrpo.cli.main import main
 from hwgrpo.doctor.versions import CANN, MATRIX
@@ -38,6 +39,21 @@ def test_a_command_has_settings_that_are_right(arguments: list[str], capsys: pyt
     printed = capsys.readouterr()
     assert status in (0, 1), printed.err
     assert (f"{get(backend).visible_env}=0,1,2,3" if started else "schedule") in printed.out
+
+
+def test_the_thresholds_and_causes_of_the_gap_are_those_of_the_guard():
+    rows = table(PAGE, "metric", "equal policies")
+    for row, each in zip(rows, gap_guard.THRESHOLDS, strict=True):
+        assert code(row["metric"]) == [each.metric]
+        limits = [None if limit is None else abs(each.equal - limit) for limit in (each.weigh, each.reject, each.stop)]
+        shown = [cell and float(cell) for cell in list(row.values())[1:]]
+        assert shown == [each.equal, *("" if limit is None else float(f"{limit:.3g}") for limit in limits)]
+    counts = re.search(r"threshold in (\d+) measured steps in a row; it is withdrawn after (\d+)", PAGE)
+    assert counts is not None
+    assert [int(each) for each in counts.groups()] == [gap_guard.RAISE_AFTER, gap_guard.LOWER_AFTER]
+    source = (REPO / "hwgrpo/algorithms/gap_causes.py").read_text()
+    causes = [row["cause named"].partition(",")[0] for row in table(PAGE, "pattern", "cause named")]
+    assert [cause for cause in causes if f'"{cause}"' not in source] == []
 
 
 def test_there_are_commands():

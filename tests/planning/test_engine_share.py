@@ -6,15 +6,19 @@ from typing import Any
 import pytest
 from hwgrpo_backends import registry
 from hwgrpo_backends.device import Memory
+from transformers import AutoConfig
 
 from hwgrpo.config import Config, load_config
-from hwgrpo.planning.engine_share import resolve_engine_share
+from hwgrpo.errors import ConfigError
+from hwgrpo.planning.engine_share import planned_engine_share
 from hwgrpo.planning.memory import COPY, ENGINE
 from hwgrpo.planning.scale_plan import USABLE, Planner
-from hwgrpo.rollout.engine_kind import memory_share, shares_device, sleeps
+from hwgrpo.rollout.shared_devices import memory_share, shares_device, sleeps
+from hwgrpo.rollout.vllm.vllm_settings import check_sleep
 
 ACCELERATOR = registry.get("cuda")  # hw: any accelerator
 GIB = 2**30
+CACHE = "cache of the engine, for 8 sequences or more"
 LORA = ("model.lora.rank=32",)
 STALE = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
 OTHERS = ("rollout.engine=vllm_server", 'rollout.server.env={CUDA_VISIBLE_DEVICES: "4,5"}')
@@ -25,9 +29,12 @@ def recipe(*words: str) -> Config:
     return load_config("qwen3_8b_math", words, data_may_be_missing=True)
 
 
-def resolved(config: Config, total: float | None) -> list[str]:
+def resolved(config: Config, total: float | None) -> tuple[float | None, list[str]]:
+    before = config.rollout.gpu_memory_utilization
     device: Any = SimpleNamespace(memory=lambda: Memory(total=None if total is None else int(total)))
-    return resolve_engine_share(config, ACCELERATOR, 1, device)
+    found = planned_engine_share(config, ACCELERATOR, 1, device)
+    assert config.rollout.gpu_memory_utilization == before, "a resumed run, or one elsewhere, plans its own"
+    return found
 
 
 def planned(config: Config):
@@ -45,14 +52,14 @@ def planned(config: Config):
         (("rollout.engine=local",), False, False),
         (("rollout.sleep_mode=never",), True, False),
         (STALE, True, False),
-        (("rollout.engine=sglang_server",), True, False),
+        (("rollout.engine=sglang_server",), False, False),
     ],
 )
 def test_vllm_sleeps_on_devices_that_it_shares(words, shares, asleep):
     config = recipe(*words)
     assert (shares_device(config), sleeps(config, on_host=False)) == (shares, asleep)
     assert sleeps(config, on_host=True) == (config.rollout.sleep_mode == "always")
-    assert memory_share(config) == (0.9 if not shares else 0.5)
+    assert memory_share(config) == (0.9 if OTHERS[0] in words and not shares else 0.5)
 
 
 def test_an_engine_that_sleeps_gets_what_parameters_and_states_leave():
@@ -64,25 +71,21 @@ def test_an_engine_that_sleeps_gets_what_parameters_and_states_leave():
     held = sum(memory.always.values())
     total = (held + 2 * weights) / USABLE
     config = recipe()
-    [note] = resolved(config, total)
-    share = config.rollout.gpu_memory_utilization
+    share, [note] = resolved(config, total)
     assert share is not None
     assert 0 <= 2 * weights / total - share < 0.01
     assert note.startswith(
         f"rollout.gpu_memory_utilization={share:g} (null): beside {held / GIB:.2f} GiB of the trainer"
     )
-    assert memory_share(config) == share
 
 
 def test_an_engine_that_stays_awake_gets_what_updates_leave():
     awake, asleep = recipe("rollout.sleep_mode=never"), recipe()
     memory = planned(awake)
     assert memory.always[ENGINE] == planned(asleep).rollout[ENGINE]
-    alone = memory.update_peak - memory.always[ENGINE] - memory.always["cache of the engine"]
+    alone = memory.update_peak - memory.always[ENGINE] - memory.always[CACHE]
     total = (alone + 2 * memory.always[ENGINE]) / USABLE
-    for config in (awake, asleep):
-        resolved(config, total)
-    shares = [config.rollout.gpu_memory_utilization for config in (awake, asleep)]
+    shares = [resolved(config, total)[0] or 0.0 for config in (awake, asleep)]
     assert 0 <= 2 * memory.always[ENGINE] / total - shares[0] < 0.01
     assert shares[0] < shares[1]
 
@@ -95,11 +98,10 @@ def test_the_base_below_an_adapter_sleeps_in_host_memory():
 
 def test_a_device_without_room_gets_a_warning_with_what_to_do():
     memory = planned(recipe())
-    config = recipe()
-    [note] = resolved(config, (sum(memory.always.values()) + memory.rollout[ENGINE] / 2) / USABLE)
+    share, [note] = resolved(recipe(), (sum(memory.always.values()) + memory.rollout[ENGINE] / 2) / USABLE)
     assert note.startswith("warning: there is no room for")
     assert "trainer.strategy=fsdp2" in note
-    assert config.rollout.gpu_memory_utilization is None
+    assert share is None
 
 
 @pytest.mark.parametrize(
@@ -108,13 +110,19 @@ def test_a_device_without_room_gets_a_warning_with_what_to_do():
     ids=["set", "local", "devices of its own", "no memory of its own"],
 )
 def test_it_stays_as_it_is_where_nothing_is_shared_or_it_is_set(words, total):
-    config = recipe(*words)
-    before = config.rollout.gpu_memory_utilization
-    assert resolved(config, total) == []
-    assert config.rollout.gpu_memory_utilization == before
+    assert resolved(recipe(*words), total) == (None, [])
 
 
 def test_a_large_device_keeps_something_for_others():
-    config = recipe()
-    resolved(config, 1e14)
-    assert config.rollout.gpu_memory_utilization == pytest.approx(USABLE, abs=0.011)
+    share, _ = resolved(recipe(), 1e14)
+    assert share == pytest.approx(USABLE, abs=0.011)
+
+
+def test_mixtures_of_experts_do_not_sleep_where_they_would_wake_up_damaged():
+    config, other = recipe(), recipe("rollout.sleep_mode=never")
+    mixture = AutoConfig.for_model("qwen3_moe", num_experts=8)
+    npu, dense = registry.get("npu"), AutoConfig.for_model("qwen3")  # hw: the one that damages them
+    with pytest.raises(ConfigError, match=r"rollout\.sleep_mode='auto'.*transposes.*set rollout\.sleep_mode=never"):
+        check_sleep(config, mixture, npu)
+    for settings, model, backend in ((other, mixture, npu), (config, dense, npu), (config, mixture, ACCELERATOR)):
+        check_sleep(settings, model, backend)

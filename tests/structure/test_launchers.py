@@ -173,6 +173,18 @@ def test_the_npu_launcher_trains_where_an_image_brings_cann_without_its_variable
     assert result.returncode == 0
 
 
+def test_the_npu_launcher_of_a_recipe_with_a_server_names_the_servers_environment(stubbed):
+    recipes = {path.stem: path.read_text() for path in (REPO / "configs").glob("*.yaml")}
+    served = {name for name, text in recipes.items() if re.search(r"^  engine: vllm_server", text, re.MULTILINE)}
+    assert served == set(generator.SERVER_RECIPES)
+    assert {name for name, text in TEXTS.items() if "rollout.server.python" in text} == {
+        of(each, "npu") for each in served
+    }
+    for recipe in served:
+        words = f"<backend.name=npu><rollout.server.python={stubbed}/.venv-vllm-ascend/bin/python><--dry-run>"
+        assert words in launch(stubbed, of(recipe, "npu"), "--dry-run").stdout
+
+
 def test_options_of_launch_stand_before_the_recipe(stubbed):
     script = stubbed / "scripts" / "run_qwen2_5_7b_gsm8k_rocm.sh"
     script.write_text(script.read_text().replace("launch=()\n", "launch=(--devices 4)\n"))

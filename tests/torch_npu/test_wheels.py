@@ -2,6 +2,7 @@
 libraries nor an NPU. Wheels are 44 MB each and kept under build/."""
 
 import pytest
+from hwgrpo_backends import registry
 from hwgrpo_kernels import npu_scoring
 
 from tests.support.numbers import npu_reference_ops
@@ -64,6 +65,19 @@ def test_a_use_that_does_not_fit_is_found(wheel, use, said):
 )
 def test_a_use_that_fits_is_let_through(wheel, use):
     assert wheel.problem(use) is None
+
+
+def test_the_library_reads_the_variables_that_are_set_for_it_and_refuses_what_a_server_must_not_get(version):
+    library = (torch_npu_wheel.folder(version) / "torch_npu" / "lib" / "libtorch_npu.so").read_bytes()
+    backend = registry.get("npu")
+    of_torch_npu = {"TASK_QUEUE_ENABLE", "PYTORCH_NPU_ALLOC_CONF", "CPU_AFFINITY_CONF"}
+    of_torch_npu |= {"HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"}
+    of_cann = {"HCCL_HOST_SOCKET_PORT_RANGE", "HCCL_NPU_SOCKET_PORT_RANGE", "LD_PRELOAD"}
+    assert backend.env_train.keys() == of_torch_npu | of_cann, "a new variable: say here who reads it"
+    assert [name for name in of_torch_npu if name.encode() not in library] == []
+    assert b"Do not support TASK_QUEUE_ENABLE = 2 during NPU graph capture" in library
+    renamed = b"TORCH_HCCL_ASYNC_ERROR_HANDLING" in library
+    assert renamed == (version != "2.10.0.post4")
 
 
 def test_the_fused_head_has_the_schema_our_tests_call_it_by(wheel, version):

@@ -112,6 +112,11 @@ ASCEND = (
     Use("vllm_ascend/worker/worker.py", "NPUWorker.add_lora", ("lora_request",)),
     Use("vllm_ascend/worker/worker.py", "NPUWorker.remove_lora", ("lora_id",)),
     Use("vllm_ascend/worker/model_runner_v1.py", "NPUModelRunner = GPUModelRunner"),
+    # what the variables of the backend's profile for rollout rely on
+    Use("vllm_ascend/worker/worker.py", '"if envs_ascend.VLLM_ASCEND_ENABLE_NZ:"'),
+    Use("vllm_ascend/platform.py", '"if model_config and not model_config.enable_sleep_mode:"'),
+    Use("vllm_ascend/platform.py", '"npu_alloc_configs += ",expandable_segments:True"'),
+    Use("vllm_ascend/device_allocator/camem.py", '"Expandable segments are not compatible with memory pool"'),
 )
 """Of vllm-ascend 0.23, whose runner inherits the rest from vLLM's."""
 

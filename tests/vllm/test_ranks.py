@@ -60,7 +60,7 @@ def server(_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port, dialect = free_port("127.0.0.1"), VllmServer()
     process = ServerProcess(
         dialect.command(parts, None, "127.0.0.1", port),
-        dialect.environment(TOKEN, vllm_environment.ONE_PROCESS),
+        dialect.environment(BACKEND, TOKEN, vllm_environment.ONE_PROCESS),
         folder / "log",
     )
     client = Client(f"http://127.0.0.1:{port}", TOKEN, 1 << 20)

@@ -16,7 +16,6 @@ from typing import TypeVar
 from torch import distributed as dist
 
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine_kind import sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.pause_gate import Stopped
 from hwgrpo.rollout.policy_weights import AdapterWeights
@@ -25,7 +24,9 @@ from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, Serv
 from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import HEALTH_TIMEOUT, connect_server
 from hwgrpo.rollout.server.server_owner import check_owner
+from hwgrpo.rollout.shared_devices import sleeps
 from hwgrpo.rollout.stopping import end_token_ids
+from hwgrpo.rollout.vllm.vllm_settings import sleep_level
 from hwgrpo.values import Completions, PromptBatch, Sampling
 from hwgrpo.waits import Wait
 
@@ -73,7 +74,10 @@ class ServerEngine:
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens), and since the start
         rollout/server_retries (requests sent again) and rollout/server_restarts."""
         adapter = parts.weights.adapter()
-        self._adapter_only = adapter is not None
+        self._sleep_level = sleep_level(parts.config, adapter is not None)
+        parts.device.empty_cache()  # a server on this device allocates from it, not from torch's cache
+        if self._ranks > 1:
+            dist.barrier()
         self._server = connect_server(parts, api, adapter)
         self._client, self._transfer, self._owner = self._server.client, self._server.transfer, self._server.owner
         try:
@@ -162,12 +166,17 @@ class ServerEngine:
         self._usable = False
         if self._transfer is None:
             return
-        try:
-            self._api.sleep(self._client, self._adapter_only, self._owner, self._settings.request_timeout)
-        except ServerProblem as problem:
-            process = self._server.process
-            if process is None or process.alive:  # a dead one has freed its memory
-                raise RunError(f"the rollout server did not free its memory: {problem}") from problem
+        for attempt in range(self._settings.retries + 1):
+            try:
+                self._api.sleep(self._client, self._sleep_level, self._owner, self._settings.request_timeout)
+                return
+            except ServerProblem as problem:
+                process = self._server.process
+                if process is not None and not process.alive:
+                    return  # its memory is free, and new weights start it again
+                if attempt == self._settings.retries:
+                    raise RunError(f"the rollout server did not free its memory: {problem}") from problem
+                time.sleep(PAUSE)
 
     def health(self) -> bool:
         """Return whether the server responds and has the current weights."""
@@ -209,7 +218,7 @@ class ServerEngine:
         """Send weights from rank 0; the other ranks take part in gathering them."""
         self._failure = None
         if not self._usable:
-            self._parts.device.empty_cache()  # a server on this device allocates from it, not from torch's cache
+            self._parts.device.empty_cache()  # before the server wakes up
         if self._ranks > 1:
             dist.barrier()  # all ranks have their responses: none is sampled with weights that are too new
         if self._transfer is None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hwgrpo_backends import Backend
+from hwgrpo_backends.environment import apply
+
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample
@@ -58,10 +61,11 @@ class ServerApi(Protocol):
         """Return the command that starts a server; it does not contain the token."""
         ...
 
-    def environment(self, token: str, settings: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables of a server started here.
 
         Args:
+            backend: the backend of this process.
             token: the token that requests must carry.
             settings: `rollout.server.env`, which overrides inherited variables.
         """
@@ -115,15 +119,20 @@ class ServerApi(Protocol):
         """
         ...
 
-    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
-        """Free the server's weights and cache until it loads weights; a base below an adapter stays in host memory."""
+    def can_sleep(self, client: Client, timeout: float) -> bool:
+        """Return whether the server was started so that it can free its memory."""
+        ...
+
+    def sleep(self, client: Client, level: int, owner: Owner, timeout: float) -> None:
+        """Free the server's weights and cache until it loads weights; at level 1 weights stay in host memory."""
         ...
 
 
-def inherited_environment(settings: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a server started here.
+def inherited_environment(backend: Backend, settings: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of a server started here: the backend's for rollout instead of training.
 
     Args:
+        backend: the backend of this process.
         settings: `rollout.server.env`, which overrides inherited variables.
         own: variables that override all others.
     """
@@ -132,6 +141,7 @@ def inherited_environment(settings: Mapping[str, str], own: Mapping[str, str]) -
     # The server is no rank of the training's process group.
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         inherited.pop(name, None)
+    apply(backend, "rollout", inherited)
     return inherited | {"DO_NOT_TRACK": "1"} | dict(settings) | dict(own)
 
 

@@ -129,11 +129,17 @@ def check_running_server(config: Config, api: ServerApi) -> None:
     """Check that the server at `rollout.server.url` responds, is of this kind and accepts the token.
 
     Raises:
-        ConfigError: one of these does not hold.
+        ConfigError: one of these does not hold, or it cannot sleep as `rollout.sleep_mode` wants.
     """
     url = config.rollout.server.url
     assert url is not None
-    _served_model(Client(url, _token_for(config.rollout.server), MAX_CHECK_RESPONSE), api)
+    client = Client(url, _token_for(config.rollout.server), MAX_CHECK_RESPONSE)
+    _served_model(client, api)
+    if config.rollout.sleep_mode == "always" and not api.can_sleep(client, HEALTH_TIMEOUT):
+        raise ConfigError(
+            f"rollout.sleep_mode='always' with rollout.server.url={hide_secrets(url)!r}: that server cannot free its "
+            "memory: start it with --enable-sleep-mode, or leave rollout.sleep_mode out"
+        )
 
 
 def _token_for(settings: RolloutServerConfig) -> str:
@@ -173,7 +179,8 @@ def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, o
     port = s.port or free_port(s.host)
     token = token_in(s.token_variable) or secrets.token_urlsafe(32)
     log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
-    process = ServerProcess(api.command(parts, adapter, s.host, port), api.environment(token, s.env), log)
+    environment = api.environment(parts.device.backend, token, s.env)
+    process = ServerProcess(api.command(parts, adapter, s.host, port), environment, log)
     # A server that listens on all addresses is reached through the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
     client = _client(parts.config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token, owner)

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hwgrpo_backends import Backend
+
 from hwgrpo.config.schema import Config
 from hwgrpo.models.loading import resolve_model_path
-from hwgrpo.rollout.engine_kind import memory_share, sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample
@@ -23,6 +24,7 @@ from hwgrpo.rollout.server.server_connection import check_running_server
 from hwgrpo.rollout.server.server_owner import Owner, check_owner, parse_owner
 from hwgrpo.rollout.server.server_process import interpreter
 from hwgrpo.rollout.sglang_plugin import hwgrpo_sglang
+from hwgrpo.rollout.shared_devices import memory_share
 
 ENVIRONMENT = {
     # A health check would otherwise sample a token, which waits for a weight transfer in progress.
@@ -65,7 +67,7 @@ class SglangServer:
     takeover_rule = "if that run finish_type without releasing it, rollout.server.take_over=true takes it over"
 
     def __init__(self) -> None:
-        self._claimed = self._asleep = False
+        self._claimed = False
 
     def command(self, parts: EngineParts, adapter: AdapterWeights | None, host: str, port: int) -> list[str]:
         assert adapter is None, "checked with the settings"
@@ -87,7 +89,6 @@ class SglangServer:
             "mem_fraction_static": memory_share(config),
             "disable_cuda_graph": on_host if rollout.enforce_eager is None else rollout.enforce_eager,
             "tp_size": rollout.tensor_parallel_size,
-            "enable_memory_saver": sleeps(config, on_host=on_host),
             "served_model_name": MODEL,
             "host": host,
             "port": port,
@@ -95,14 +96,17 @@ class SglangServer:
         start = [interpreter(rollout.server.python), str(Path(hwgrpo_sglang.__file__))]
         return [*start, *_flags(arguments | dict(rollout.engine_kwargs))]
 
-    def environment(self, token: str, settings: Mapping[str, str]) -> dict[str, str]:
-        return inherited_environment(ENVIRONMENT | dict(settings), {hwgrpo_sglang.TOKEN_VARIABLE: token})
+    def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:
+        return inherited_environment(backend, ENVIRONMENT | dict(settings), {hwgrpo_sglang.TOKEN_VARIABLE: token})
 
     def model_of(self, client: Client, timeout: float) -> str:
         status = self._info(client, timeout)
         if "weight_version" not in status:
             raise InvalidResponse("/model_info has no weight_version")
         return str(status.get("served_model_name") or status.get("model_path"))
+
+    def can_sleep(self, client: Client, timeout: float) -> bool:
+        return False
 
     def group_support(self, client: Client, timeout: float) -> GroupSupport | None:
         return None
@@ -127,9 +131,6 @@ class SglangServer:
     def load(self, client: Client, folder: Path, version: int, adapter: bool, owner: Owner, timeout: float) -> None:
         assert not adapter, "checked with the settings"
         self.claim(client, owner, timeout)
-        if self._asleep:
-            client.request("POST", "/resume_memory_occupation", {}, timeout=timeout)
-            self._asleep = False
         body = {
             "model_path": str(folder),
             "load_format": "safetensors",
@@ -150,9 +151,8 @@ class SglangServer:
     ) -> tuple[list[float], str | None]:
         raise NotImplementedError("can_score says so")
 
-    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
-        client.request("POST", "/release_memory_occupation", {}, timeout=timeout)
-        self._asleep = True
+    def sleep(self, client: Client, level: int, owner: Owner, timeout: float) -> None:
+        raise AssertionError("checked with the settings")
 
     def _info(self, client: Client, timeout: float) -> dict[str, Any]:
         status, _ = client.request("GET", "/model_info", timeout=timeout)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hwgrpo_backends import Backend
+
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout import vllm_plugin
@@ -34,12 +36,13 @@ from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
 from hwgrpo.text import hide_secrets
 
 PLUGIN = Path(vllm_plugin.__file__).parent
-DEFAULTS = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1",
-    # Weights that vllm-ascend has reformatted cannot be exchanged; without effect elsewhere.
+DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Weights that vllm-ascend has reformatted cannot be exchanged; for a server on NPUs of a trainer that has none.
     "VLLM_ASCEND_ENABLE_NZ": "0",
 }
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1"}
 
 
 def vllm_server(parts: EngineParts) -> ServerEngine:
@@ -83,9 +86,9 @@ class VllmServer:
         serve = [interpreter(parts.config.rollout.server.python), "-m", "vllm.entrypoints.openai.api_server"]
         return [*serve, *command_line(arguments)]
 
-    def environment(self, token: str, settings: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:
         own = {"PYTHONPATH": str(PLUGIN), TOKEN_VARIABLE: token, LIFELINE_VARIABLE: "1"}
-        return DEFAULTS | inherited_environment(ENVIRONMENT | dict(settings), own)
+        return DEFAULTS | inherited_environment(backend, ENVIRONMENT | dict(settings), own)
 
     def model_of(self, client: Client, timeout: float) -> str:
         status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
@@ -153,8 +156,12 @@ class VllmServer:
                 f"server. {self.start_command_hint}"
             )
 
-    def sleep(self, client: Client, adapter: bool, owner: Owner, timeout: float) -> None:
-        body = {"owner": owner.payload(), "sleep": 1 if adapter else 2}
+    def can_sleep(self, client: Client, timeout: float) -> bool:
+        status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=timeout)
+        return isinstance(status, dict) and status.get("can_sleep") is True
+
+    def sleep(self, client: Client, level: int, owner: Owner, timeout: float) -> None:
+        body = {"owner": owner.payload(), "sleep": level}
         client.request("POST", WEIGHTS_ROUTE, body, timeout=timeout)
 
 

@@ -18,10 +18,10 @@ from packaging.version import Version
 
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
-from hwgrpo.rollout.engine_kind import sleeps
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Sample, check_batch, find_problem, make_completions, make_requests
+from hwgrpo.rollout.shared_devices import sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import (
     ADAPTER_PREFIX,
@@ -75,7 +75,8 @@ class VllmEngine:
         self._scratch = ScratchFolder(ADAPTER_PREFIX, shared_memory_folder())
         self._adapter: Any = None
         adapter = parts.weights.adapter()
-        self._level = sleep_level(adapter)
+        self._level = sleep_level(parts.config, adapter is not None)
+        parts.device.empty_cache()
         free = parts.device.memory().free
         with _preserved_globals(self._device):
             try:
@@ -220,7 +221,12 @@ class VllmEngine:
         freed = (self._parts.device.memory().free or 0) - awake
         measured = f"its sleep frees {format_bytes(freed)} of the {format_bytes(free - awake)} that it takes"
         self._sleeps = freed >= LEAST_FREED * (free - awake)
-        return measured if self._sleeps else f"{measured}, so it stays awake during updates"
+        if self._sleeps:
+            return measured
+        return (
+            f"warning: {measured}, so it stays awake during updates: set rollout.sleep_mode=never, which plans memory "
+            "for that"
+        )
 
     def _sampling_params(self, sampling: Sampling, n: int, seed: int, end_ids: tuple[int, ...]) -> Any:
         filters = {"temperature": 0.0} if sampling.greedy else _filters(sampling)

@@ -13,13 +13,16 @@ from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.loading import resolve_model_path
 from hwgrpo.permissions import follow_umask
-from hwgrpo.rollout.engine_kind import engine_kind, memory_share, sleeps
+from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
+from hwgrpo.rollout.shared_devices import memory_share, sleeps
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import named_digests
 from hwgrpo.scratch import remove_stale
 
 if TYPE_CHECKING:
+    from hwgrpo_backends import Backend
+
     from hwgrpo.config import Config
 
 HOST_CACHE_GB = 2.0
@@ -33,6 +36,8 @@ MEMORY = "/dev/shm"
 """Folder of the in-memory file system."""
 WEIGHTS_PREFIX, ADAPTER_PREFIX = "hwgrpo-weights-", "hwgrpo-adapter-"
 """Prefixes of the names of scratch folders in memory."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Names in model configurations for the number of experts."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM's max_lora_rank may have."""
 
@@ -111,6 +116,26 @@ def check_head_size(config: Config, settings: Any, *, on_host: bool) -> None:
     )
 
 
+def check_sleep(config: Config, settings: Any, backend: Backend) -> None:
+    """Check that vLLM can sleep with the model on this device.
+
+    Args:
+        config: the run's settings.
+        settings: the model's transformers configuration.
+        backend: the device family.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    text, reason = settings.get_text_config(), backend.no_sleep_with_experts
+    experts = any(getattr(text, name, None) for name in EXPERTS)
+    if reason and experts and sleeps(config, on_host=backend.is_host):
+        raise ConfigError(
+            f"rollout.sleep_mode={config.rollout.sleep_mode!r} with model.path={config.model.path!r}: {reason}; set "
+            "rollout.sleep_mode=never, or give a server devices of its own (rollout.server.env)"
+        )
+
+
 def max_lora_rank(adapter: AdapterWeights) -> int:
     """Return vLLM's max_lora_rank for an adapter.
 
@@ -124,9 +149,12 @@ def max_lora_rank(adapter: AdapterWeights) -> int:
     return max_rank
 
 
-def sleep_level(adapter: AdapterWeights | None) -> int:
-    """Return the level of vLLM's sleep: 1 keeps the base of an adapter in host memory, 2 drops what is sent anew."""
-    return 2 if adapter is None else 1
+def sleep_level(config: Config, adapter: bool) -> int:
+    """Return the level of vLLM's sleep: 2 drops weights, all of which are sent anew; 1 keeps them in host memory.
+
+    What is not sent is the base of an adapter, and a draft model for speculative decoding.
+    """
+    return 1 if adapter or "speculative_config" in config.rollout.engine_kwargs else 2
 
 
 def write_adapter(adapter: AdapterWeights, folder: Path) -> None:

@@ -84,6 +84,7 @@ class Prefetcher:
         assert max_staleness >= 1
         self._source, self._engine, self._sampling, self._gate, self._device = source, engine, sampling, gate, device
         self._max_staleness = max_staleness
+        self._bounds = [(0, max_staleness)]
         self._last_step = last_step
         self._timeout = timeout
         self._state = state or source.state()
@@ -120,12 +121,23 @@ class Prefetcher:
         # The next batch must be in flight before this step trains: otherwise this step's weights could come first.
         wanted = min(step + 1, self._last_step)
         with self._changed:
+            if self._bound(step + 1) == 0:  # it waits for this step's weights
+                wanted = step
             self._wait_until(
                 lambda: self._begun >= wanted or self._error is not None, f"the rollout thread to begin step {wanted}"
             )
         age = [policy - version for version in (batch.completions.weight_version, batch.completions.newest_version)]
         staleness = {"rollout/staleness_max": float(age[0]), "rollout/staleness_min": float(age[1])}
         return Batch(batch.prompts, batch.completions, dict(batch.metrics) | staleness)
+
+    def limit_staleness(self, bound: int, first_step: int) -> None:
+        """Sample the batches of steps from `first_step` on with weights at most `bound` versions old.
+
+        With 0 they are not prefetched. Batches that were begun before stay as they are.
+        """
+        with self._changed:
+            self._bounds.append((first_step, min(bound, self._max_staleness)))
+            self._changed.notify_all()
 
     def update_weights(self, version: int) -> None:
         with self._gate.held():
@@ -160,7 +172,7 @@ class Prefetcher:
             self._device.set_device()
             for step in range(first_step, self._last_step + 1):
                 # the policy to be trained on it is version step - 1
-                self._wait(lambda step=step: self._version >= step - 1 - self._max_staleness)
+                self._wait(lambda step=step: self._version >= step - 1 - self._bound(step))
                 prompts = self._source.next()
                 state = self._source.state()
                 with self._gate.inside():
@@ -180,6 +192,9 @@ class Prefetcher:
     def _generate(self, prompts: PromptBatch) -> Batch:
         completions = self._engine.generate(prompts, self._sampling)
         return Batch(prompts, completions, dict(self._engine.metrics))
+
+    def _bound(self, step: int) -> int:
+        return next(bound for first_step, bound in reversed(self._bounds) if step >= first_step)
 
     def _too_old(self, batch: Batch, policy: int) -> bool:
         return policy - batch.completions.weight_version > self._max_staleness

@@ -22,6 +22,7 @@ from hwgrpo.errors import RunError
 from hwgrpo.models.lora import uses_lora
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
+from hwgrpo.rollout.vllm.vllm_settings import EXPERTS
 from hwgrpo.training.feed.response_source import Batch, ResponseSource
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
@@ -296,7 +297,8 @@ def probe_weights(
 
     Args:
         config: the run's settings.
-        responses: the source; returned itself where the engine has no weights of its own, or is meant to differ.
+        responses: the source; returned itself where the engine has no weights of its own, or is meant to differ, and
+            with a mixture of experts in 16 bits.
         engine: its engine, with the weights of `version`.
         update: scores by the policy.
         tokenizer: knows the vocabulary.
@@ -308,6 +310,9 @@ def probe_weights(
     every, quantized = config.rollout.probe_every, config.model.quantize != "none"
     if not every or (quantized and not engine_kind(config).samples_with_policy):
         return responses
+    text = update.policy.base.config.get_text_config()
+    if any(getattr(text, name, None) for name in EXPERTS) and _coarsest_dtype(config, update.policy).itemsize == 2:
+        return responses  # rounding sends tokens to other experts, by which log-probs differ without a bound
     probes = WeightProbes(config, engine, update, tokenizer)
     with responses.exclusive_engine():
         metrics = probes.check(version)

@@ -22,13 +22,13 @@ from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.quantization import quantized_weights
+from hwgrpo.rollout.vllm.vllm_settings import EXPERTS
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.policy_model import PolicyModel
 
 FORWARD, BACKWARD, WEIGHT = 2, 2, 2
 """FLOPs per weight and token: its product, the gradient of its input, and its own gradient."""
 
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 ACTIVATED_EXPERTS = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 """Names in model configurations for the number of experts, and of activated experts per token."""
 

@@ -24,7 +24,7 @@ from hwgrpo.training.strategies.optimizer import learning_rate
 from hwgrpo.training.strategies.strategy import Strategy
 from hwgrpo.training.update.flops import training_work
 from hwgrpo.training.update.group_batch import GroupBatch, gather_group_batch
-from hwgrpo.training.update.step_metrics import gap_to_rollout, update_metrics
+from hwgrpo.training.update.step_metrics import WorstToken, gap_to_rollout, update_metrics
 from hwgrpo.training.update.token_budget import TokenBudget
 from hwgrpo.training.update.train_batch import split_updates, token_signals
 from hwgrpo.values import TrainBatch
@@ -53,6 +53,8 @@ class PolicyUpdate:
     updates_done: int = 0
     skipped_in_a_row: int = 0
     """Consecutive updates skipped until now because their gradient was not finite."""
+    worst_token: WorstToken | None = None
+    """The token of the last step whose log-probs by trainer and engine differ most."""
     flops: float = 0.0
     """FLOPs of this rank's share of the last step's updates; 0 where they cannot be counted."""
 
@@ -151,7 +153,7 @@ class PolicyUpdate:
         lr = float(self.strategy.optimizer.param_groups[0]["lr"])
         computed = torch.zeros(len(batch), dtype=torch.bool)
         computed[self.trained_sequences(batch, range(len(batch)))] = True
-        gap = gap_to_rollout(batch, computed, trainer_logprobs, self.strategy)
+        gap, self.worst_token = gap_to_rollout(batch, computed, trainer_logprobs, self.strategy)
         return update_metrics(totals, norms, lr) | faults | gap
 
     def _update(
@@ -201,7 +203,7 @@ class PolicyUpdate:
         )
         # Strategies average gradients over ranks; the factor turns that average into a sum.
         weights = weights * self.strategy.world_size
-        signals = token_signals(batch, sequences, weights, rollout=self.config.algorithm.correction.name != "none")
+        signals = token_signals(batch, sequences, weights, rollout=self.loss_fn.algorithm.correction.name != "none")
         trained = self.trained_sequences(batch, sequences)
         pooled = gather_group_batch(self.strategy.sequence_group, batch, trained, signals)
         pooled_logprobs = None if logprobs is None else torch.zeros(len(pooled.batch.tokens))

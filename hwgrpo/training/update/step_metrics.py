@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -116,9 +117,33 @@ def update_metrics(totals: Mapping[str, float], norms: Sequence[float], lr: floa
     return metrics
 
 
+@dataclass(frozen=True)
+class WorstToken:
+    """The token of a step whose log-probs by trainer and engine differ most."""
+
+    rank: int
+    prompt: int
+    """Index of its prompt in the rank's batch."""
+    position: int
+    """Index in the response."""
+    length: int
+    """Tokens of the response."""
+    token: int
+    """Token id."""
+    logprob: float
+    """By the trainer."""
+    rollout_logprob: float
+
+    @property
+    def log_ratio(self) -> float:
+        """Absolute difference of the log-probs; infinite where it is NaN."""
+        difference = abs(self.logprob - self.rollout_logprob)
+        return math.inf if math.isnan(difference) else difference
+
+
 def gap_to_rollout(
     batch: TrainBatch, computed: torch.Tensor, logprobs: torch.Tensor, strategy: Strategy
-) -> dict[str, float]:
+) -> tuple[dict[str, float], WorstToken | None]:
     """Measure the gap between the trainer's and the engine's log-probs.
 
     Args:
@@ -126,6 +151,9 @@ def gap_to_rollout(
         computed: [S] bool, the sequences whose log-probs the trainer computed.
         logprobs: [R] fp32, the trainer's.
         strategy: sums over ranks.
+
+    Returns:
+        The metrics and the worst token, over all ranks; none without a token of these sequences.
     """
     lengths = torch.where(computed, batch.lengths, 0)
     tokens_R = torch.repeat_interleave(computed, batch.lengths)
@@ -134,12 +162,36 @@ def gap_to_rollout(
     metrics = mismatch_metrics(torch.tensor(strategy.sum(sums.tolist()), dtype=torch.float64))
     gap = (logprobs.exp() - rollout.exp()).abs()
     total, tokens = strategy.sum([float(gap.sum()), gap.numel()])
-    if tokens:
-        metrics["training/rollout_probs_diff_mean"] = total / tokens
-        metrics["training/rollout_probs_diff_max"] = max(
-            strategy.gather_objects(float(gap.max()) if gap.numel() else 0.0)
-        )
-    return metrics
+    if not tokens:
+        return metrics, None
+    own = _worst_token(batch, computed, logprobs, rollout, strategy.rank)
+    ranks = strategy.gather_objects((float(gap.max()) if gap.numel() else 0.0, own))
+    worst = max((each for _, each in ranks if each is not None), key=lambda each: each.log_ratio)
+    metrics["training/rollout_probs_diff_mean"] = total / tokens
+    metrics["training/rollout_probs_diff_max"] = max(largest for largest, _ in ranks)
+    metrics["rollout_corr/log_ratio_max"] = worst.log_ratio
+    return metrics, worst
+
+
+def _worst_token(
+    batch: TrainBatch, computed: torch.Tensor, logprobs: torch.Tensor, rollout: torch.Tensor, rank: int
+) -> WorstToken | None:
+    """Return this rank's worst token; `logprobs` and `rollout` are those of the `computed` sequences."""
+    if not logprobs.numel():
+        return None
+    at = int((logprobs - rollout).abs().nan_to_num(nan=math.inf, posinf=math.inf).argmax())
+    ends = batch.lengths[computed].cumsum(0)
+    sequence = int(torch.searchsorted(ends, at, right=True))
+    length = int(batch.lengths[computed][sequence])
+    return WorstToken(
+        rank=rank,
+        prompt=int(batch.prompt_index[computed][sequence]),
+        position=at - int(ends[sequence]) + length,
+        length=length,
+        token=int(batch.tokens[torch.repeat_interleave(computed, batch.lengths)][at]),
+        logprob=float(logprobs[at]),
+        rollout_logprob=float(rollout[at]),
+    )
 
 
 def utilisation(flops: float, seconds: float, peak: float | None, world_size: int) -> dict[str, float]:

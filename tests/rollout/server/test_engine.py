@@ -7,10 +7,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hwgrpo_backends import environment, registry
+from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo import waits
 from hwgrpo.errors import ConfigError, RunError
@@ -22,7 +25,8 @@ from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.server_api import command_line
 from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.server_process import ServerProcess
-from hwgrpo.rollout.server.vllm import VllmServer, vllm_server
+from hwgrpo.rollout.server.sglang import SglangServer
+from hwgrpo.rollout.server.vllm import VllmServer, check_running, vllm_server
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import TOKEN_VARIABLE
 from hwgrpo.values import Sampling
 from tests.rollout.served import SAMPLING, TOKENIZER, batch, parts_for
@@ -589,12 +593,43 @@ def test_a_server_of_ours_gets_the_token_by_its_environment_and_not_the_trainers
     monkeypatch.setenv("PYTHONPATH", "/trainer")
     monkeypatch.setenv("RANK", "0")
     engine = make()
-    variables = VllmServer().environment("secret", {"ONE_MORE": "1"})
+    variables = VllmServer().environment(BACKEND, "secret", {"ONE_MORE": "1"})
     assert variables[TOKEN_VARIABLE] == "secret"
     assert variables["PYTHONPATH"].endswith("vllm_plugin")
     assert variables["ONE_MORE"] == "1"
     assert "RANK" not in variables
     assert not any("secret" in word for word in VllmServer().command(engine._parts, None, "127.0.0.1", 1))
+
+
+@pytest.mark.parametrize("server", [VllmServer(), SglangServer()], ids=["vllm", "sglang"])
+def test_a_server_of_ours_gets_the_variables_of_rollout_and_what_the_user_set(server, monkeypatch):
+    npu = registry.get("npu")
+    names = {*npu.env_train, *npu.env_rollout}
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    monkeypatch.setattr(os, "environ", environ)
+    environ["HCCL_CONNECT_TIMEOUT"] = "7"
+    environment.apply(npu, "train", environ)
+    assert environ["TASK_QUEUE_ENABLE"] == "2"
+    variables = server.environment(npu, "secret", {})
+    assert variables["TASK_QUEUE_ENABLE"] == "1"
+    assert variables["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    assert variables["HCCL_CONNECT_TIMEOUT"] == "7"
+    assert not {"PYTORCH_NPU_ALLOC_CONF", "CPU_AFFINITY_CONF"} & variables.keys()
+    assert environ["TASK_QUEUE_ENABLE"] == "2", "the trainer keeps its own"
+
+    environ |= {"TASK_QUEUE_ENABLE": "0", "VLLM_ASCEND_ENABLE_NZ": "1"}
+    environment.apply(npu, "train", environ)
+    variables = server.environment(npu, "secret", {"VLLM_ASCEND_ENABLE_NZ": "2"})
+    assert variables["TASK_QUEUE_ENABLE"] == "0"
+    assert variables["VLLM_ASCEND_ENABLE_NZ"] == "2", "rollout.server.env is for the server alone"
+    assert server.environment(npu, "secret", {})["VLLM_ASCEND_ENABLE_NZ"] == "1"
+
+
+def test_a_vllm_server_on_npus_of_a_trainer_without_one_can_be_sent_weights(monkeypatch):
+    monkeypatch.delenv("VLLM_ASCEND_ENABLE_NZ", raising=False)
+    assert VllmServer().environment(BACKEND, "secret", {})["VLLM_ASCEND_ENABLE_NZ"] == "0"
+    monkeypatch.setenv("VLLM_ASCEND_ENABLE_NZ", "1")
+    assert VllmServer().environment(BACKEND, "secret", {})["VLLM_ASCEND_ENABLE_NZ"] == "1"
 
 
 def test_settings_become_words_of_the_command_line():
@@ -607,6 +642,8 @@ def test_it_sleeps_until_it_gets_new_weights(make, server, monkeypatch):
     freed = []
     monkeypatch.setattr("hwgrpo_backends.device.Device.empty_cache", lambda self: freed.append(list(server.taken)))
     engine = make("rollout.sleep_mode=always")
+    assert freed == [[]], "before a server takes memory for its first weights"
+    freed.clear()
     engine.sleep()
     assert not engine.health()
     with pytest.raises(RuntimeError, match="update_weights"):
@@ -616,12 +653,33 @@ def test_it_sleeps_until_it_gets_new_weights(make, server, monkeypatch):
     assert freed == [[0]], "before the server takes memory for the new weights"
     assert engine.generate(batch("ab"), SAMPLING).weight_version == 1
     assert any("its sleep frees nothing" in note for note in engine.notes)
-    engine._api.sleep(engine._client, True, engine._owner, 5)
-    assert server.slept == [2, 1], "the base below an adapter is kept"
+    assert server.slept == [2]
 
 
-def test_a_server_that_cannot_sleep_is_an_error(make, server):
-    engine = make("rollout.sleep_mode=always")
-    server.refusals = [500]
-    with pytest.raises(RunError, match="did not free its memory"):
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_server_that_does_not_sleep_is_asked_again_then_an_error(make, server, monkeypatch, refused):
+    monkeypatch.setattr(server_engine, "PAUSE", 0.01)
+    engine = make("rollout.sleep_mode=always", "rollout.server.retries=1")
+    server.refusals = [500] * refused
+    if refused == 1:
         engine.sleep()
+        assert server.slept == [2]
+    else:
+        with pytest.raises(RunError, match="did not free its memory"):
+            engine.sleep()
+
+
+def test_a_dead_server_of_the_run_has_freed_its_memory(make, server):
+    engine = make("rollout.sleep_mode=always")
+    engine._server.process = SimpleNamespace(alive=False, stop=lambda: None)
+    server.refusals = [500]
+    engine.sleep()
+    assert server.slept == []
+
+
+def test_a_running_server_that_cannot_sleep_is_refused_before_the_run(server, tmp_path):
+    config = parts_for(server.url, tmp_path, "rollout.sleep_mode=always").config
+    check_running(config)
+    server.can_sleep = False
+    with pytest.raises(ConfigError, match="start it with --enable-sleep-mode"):
+        check_running(config)

@@ -149,20 +149,11 @@ def test_weights_that_it_does_not_take_are_sent_again(make, server, fault: str):
         strict.update_weights(2)
 
 
-def test_it_gives_memory_back_and_takes_it_again_before_new_weights(make, server):
-    engine = make("rollout.sleep_mode=always")
-    server.events.clear()
-    engine.sleep()
-    assert not engine.health()
-    assert server.weights == {}
-    engine.update_weights(4)
-    assert server.events == [
-        "/release_memory_occupation",
-        "/resume_memory_occupation",
-        "/update_weights_from_disk",
-    ]
-    assert server.weights.keys() == dict(engine._parts.weights.full()).keys()
-    assert engine.generate(batch("ab"), SAMPLING).weight_version == 4
+def test_it_is_not_put_to_sleep(make):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.sleep_mode='always' has no effect with rollout\.engine='sglang_server'"
+    ):
+        make("rollout.sleep_mode=always")
 
 
 def test_a_wrong_key_is_refused_and_appears_in_no_message(make, monkeypatch):

@@ -146,7 +146,7 @@ def test_answers_carry_the_version_of_the_weights(guard):
     before, after, told = asyncio.run(run())
     assert before[1][VERSION_HEADER] == "-1"
     assert after[1][VERSION_HEADER] == OURS.label(4) == "4:run1:a:host%3A/run1%20%28process%201%29"
-    status = {"protocol": hwgrpo_vllm.PROTOCOL, "version": OURS.label(4), "group": None}
+    status = {"protocol": hwgrpo_vllm.PROTOCOL, "version": OURS.label(4), "group": None, "can_sleep": True}
     assert told[2] == {**status, "library": "gloo", "workers": 4}
     assert app.state.engine_client.done == [("hwgrpo_load_weights", "/weights/4"), "reset"]
 
@@ -286,7 +286,7 @@ def test_a_server_of_several_engines_offers_no_group(guard):
     guard, app = guard
     app.state.engine_client.vllm_config.parallel_config.data_parallel_size = 2
     told = asyncio.run(ask(guard, app, WEIGHTS_ROUTE, method="GET"))
-    assert told[2] == {"protocol": hwgrpo_vllm.PROTOCOL, "version": "-1", "group": None}
+    assert told[2] == {"protocol": hwgrpo_vllm.PROTOCOL, "version": "-1", "group": None, "can_sleep": True}
 
 
 class Lora:

@@ -111,6 +111,7 @@ class FakeServer:
         self.asked: list[dict[str, Any]] = []
         self.taken: list[int] = []
         self.slept: list[int] = []
+        self.can_sleep = True
         self.weights: dict[str, Any] = {}
         self.label = "-1"
         self.holder = OwnerLease()
@@ -195,7 +196,7 @@ class FakeServer:
 
     def _weights(self, request: BaseHTTPRequestHandler, order: dict[str, Any]) -> None:
         if request.command != "POST":
-            told = {"version": self.label, "group": self.group, **self.offer}
+            told = {"version": self.label, "group": self.group, "can_sleep": self.can_sleep, **self.offer}
             told |= {"protocol": self.protocol} if self.protocol else {}
             return _send(request, 200, json.dumps(told).encode())
         if order.get("release"):

@@ -152,6 +152,31 @@ def test_no_batch_is_begun_before_there_are_weights_that_will_be_new_enough(boun
     responses.close()
 
 
+def test_a_lower_bound_counts_from_the_batch_after_the_one_in_flight_and_is_withdrawn_likewise():
+    responses = ahead(1, last_step=12)
+    responses._engine.may.release(100)
+    ages = []
+    for step in range(1, 12):
+        batch = responses.next(step)
+        ages.append(batch.metrics["rollout/staleness_max"])
+        if step == 3:
+            responses.limit_staleness(0, step + 2)
+        if step == 7:
+            responses.limit_staleness(1, step + 2)
+        responses.update_weights(step)
+    assert ages == [0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1]
+    responses.close()
+
+
+def test_the_bound_of_the_settings_is_never_raised():
+    responses = ahead(1)
+    responses.limit_staleness(5, 2)
+    responses._engine.may.release(100)
+    responses.next(1)
+    settle(responses, 2)
+    responses.close()
+
+
 def test_a_batch_of_weights_that_are_too_old_is_generated_again_with_the_policys():
     responses = ahead(1)
     responses._engine.may.release(100)

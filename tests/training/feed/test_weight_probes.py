@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.rollout.server.vllm import vllm_server
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from hwgrpo.rollout.vllm.engine import VllmEngine
+from hwgrpo.training.feed import weight_probes
 from hwgrpo.training.feed.weight_probes import (
     LENGTH,
     SEQUENCES,
@@ -280,3 +282,18 @@ def test_a_run_whose_sampler_keeps_older_weights_ends_with_an_error(tmp_path, mo
 def test_an_engine_that_samples_with_the_policy_itself_is_not_probed(tmp_path):
     runs.run(tmp_path / "run", "rollout.probe_every=1", "trainer.max_steps=2")
     assert probed(tmp_path / "run") == {}
+
+
+@pytest.mark.parametrize(
+    ("experts", "dtype", "probed"), [(0, "bfloat16", True), (8, "bfloat16", False), (8, "float32", True)]
+)
+def test_a_mixture_in_16_bits_is_not_probed(monkeypatch, experts, dtype, probed):
+    asked = []
+    monkeypatch.setattr(weight_probes, "WeightProbes", lambda *_: SimpleNamespace(check=asked.append))
+    text = SimpleNamespace(num_experts=experts)
+    base = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+    update: Any = SimpleNamespace(policy=SimpleNamespace(base=base, compute_dtype=getattr(torch, dtype)))
+    responses: Any = SimpleNamespace(exclusive_engine=nullcontext)
+    engine: Any = None
+    assert weight_probes.probe_weights(settings("rollout.engine=vllm"), responses, engine, update, None, 3) is responses
+    assert asked == [3] * probed

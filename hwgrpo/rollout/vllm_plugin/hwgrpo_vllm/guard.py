@@ -172,8 +172,7 @@ class Guard:
         """
         state = scope["app"].state
         if scope["method"] != "POST":
-            status = {"protocol": PROTOCOL, "version": self._version, "group": self._group}
-            await _respond(send, 200, {**status, **_group_support(state)})
+            await _respond(send, 200, _status(self._version, self._group, state))
             return
         try:
             body = await _read_body(receive)
@@ -232,13 +231,12 @@ class Guard:
         Raises:
             RequestRefused: the server cannot, or belongs to another trainer.
         """
-        engine, platform = state.engine_client, importlib.import_module("vllm.platforms").current_platform
-        if platform.is_sleep_mode_available() and not engine.vllm_config.model_config.enable_sleep_mode:
+        if not _can_sleep(state):
             raise RequestRefused(400, error="this server cannot free its memory: start it with --enable-sleep-mode")
         await self._pause_requests(owner)
         try:
             self._asleep = True
-            await engine.sleep(level)
+            await state.engine_client.sleep(level)
         except Exception as error:  # the response carries it to the trainer
             raise RequestRefused(500, error=f"{type(error).__name__}: {error}") from error
         finally:
@@ -310,6 +308,18 @@ class Guard:
             await state.engine_client.remove_lora(old)
         await state.engine_client.add_lora(request)
         state.openai_serving_models.lora_requests[ADAPTER] = request
+
+
+def _status(version: str, group: str | None, state: Any) -> dict[str, Any]:
+    status = {"protocol": PROTOCOL, "version": version, "group": group, "can_sleep": _can_sleep(state)}
+    return {**status, **_group_support(state)}
+
+
+def _can_sleep(state: Any) -> bool:
+    """Return whether the weights were loaded so that their memory can be freed; a CPU takes the call and frees none."""
+    platform = importlib.import_module("vllm.platforms").current_platform
+    enabled = state.engine_client.vllm_config.model_config.enable_sleep_mode
+    return bool(enabled) or not platform.is_sleep_mode_available()
 
 
 def _group_support(state: Any) -> Mapping[str, Any]:

@@ -1,0 +1,35 @@
+"""Whether an engine shares the training devices, frees its memory there, and how much it gets. Imports no torch."""
+
+from __future__ import annotations
+
+from hwgrpo.config.schema import Config
+from hwgrpo.rollout.engine_kind import engine_kind
+
+
+def shares_device(config: Config) -> bool:
+    """Return whether vLLM computes on the training devices.
+
+    That is in the training process, or in a server that the run starts without naming devices for it.
+    """
+    kind, server = engine_kind(config), config.rollout.server
+    own_devices = server.url is not None or any(name.endswith("VISIBLE_DEVICES") for name in server.env)
+    return kind.runs_vllm and not (kind.on_server and own_devices)
+
+
+def sleeps(config: Config, *, on_host: bool) -> bool:
+    """Return whether the engine frees its memory while the policy is trained.
+
+    Args:
+        config: the run's settings.
+        on_host: whether the run trains on a CPU.
+    """
+    r = config.rollout
+    on_demand = r.source in ("auto", "on_demand") and not r.max_staleness
+    return r.sleep_mode == "always" or (r.sleep_mode == "auto" and shares_device(config) and not on_host and on_demand)
+
+
+def memory_share(config: Config) -> float:
+    """Return the share of a device's memory for the engine, where the plan has not chosen one."""
+    share = config.rollout.gpu_memory_utilization
+    own_devices = engine_kind(config).runs_vllm and not shares_device(config)
+    return share if share is not None else 0.9 if own_devices else 0.5
