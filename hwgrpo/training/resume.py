@@ -333,7 +333,7 @@ class LockedFolder:
         return self.checkpoint.step if self.checkpoint else 0
 
 
-def lock_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> LockedFolder:
+def open_folder(written: Config, path: Path, strategy: Strategy, undo: ExitStack, allow_finished: bool) -> LockedFolder:
     """Lock the run's folder, then select the checkpoint to resume from.
 
     In this order, because another run that still has the lock may save a checkpoint in between.

@@ -37,7 +37,7 @@ from hwgrpo.training.feed.weight_probes import probe_weights
 from hwgrpo.training.model_setup import Models, build_models
 from hwgrpo.training.out_of_memory import LOADING, explain_out_of_memory
 from hwgrpo.training.policy.auto_settings import choose_strategy, dtype_note, micro_batch_tokens
-from hwgrpo.training.resume import LockedFolder, compare_data, lock_folder, restore, seed_rank
+from hwgrpo.training.resume import LockedFolder, compare_data, open_folder, restore, seed_rank
 from hwgrpo.training.rollout_guard import RolloutGuard
 from hwgrpo.training.run_parts import Run
 from hwgrpo.training.run_record import (
@@ -107,7 +107,7 @@ def _build(
         written: the settings for the run's records, with the user's own paths.
     """
     strategy = _start_strategy(config, device)
-    folder = lock_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
+    folder = open_folder(written, Path(config.trainer.output_dir), strategy, undo, allow_finished)
     start, notes = folder.start, [*notes, *folder.notes]
     metrics = CustomMetrics(config.observe)
     data = open_data(config, load_tokenizer(config.model), strategy.rank)

@@ -14,7 +14,7 @@ from hwgrpo_backends.cpu import BACKEND
 
 from hwgrpo.errors import ConfigError, DataError, RewardError, RunError
 from hwgrpo.planning.dry_run import make_plan
-from hwgrpo.training import finish, loop, model_setup, setup
+from hwgrpo.training import finish, loop, model_setup, resume, setup
 from hwgrpo.training import run_folder as output
 from hwgrpo.training.interrupt import Interrupt
 from hwgrpo.training.run_folder import LOCK, START_FILES, lock_folder
@@ -125,7 +125,7 @@ def test_a_start_in_a_folder_that_another_run_holds_looks_at_no_checkpoint_and_c
     held = lock_folder(tmp_path / "run")
     held.keep()
     before = everything_in(tmp_path / "run")
-    monkeypatch.setattr(setup, "find_checkpoint", lambda *_: pytest.fail("the other run may still write checkpoints"))
+    monkeypatch.setattr(resume, "find_checkpoint", lambda *_: pytest.fail("the other run may still write checkpoints"))
     monkeypatch.setattr(setup, "load_tokenizer", lambda *_: pytest.fail("that may take long"))
     for words in ((), ("trainer.resume=never",), ("trainer.max_steps=2",)):
         with pytest.raises(ConfigError, match="in use by another run"):
