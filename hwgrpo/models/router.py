@@ -1,4 +1,4 @@
-"""The load-balancing loss of mixture-of-experts models."""
+"""Mixture-of-experts models: how a configuration names the experts, and the load-balancing loss."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from transformers import PreTrainedConfig
 
 from hwgrpo.errors import ConfigError
 from hwgrpo.models.lm_head import backbone
+
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Names in model configurations for the number of experts."""
+
+
+def has_experts(text: Any) -> bool:
+    """Return whether a model is a mixture of experts, by its text configuration."""
+    return any(getattr(text, name, None) for name in EXPERTS)
 
 
 def check_router_loss(coef: float, settings: PreTrainedConfig) -> None:

@@ -48,7 +48,7 @@ class RolloutGuard:
     Args:
         config: the run's settings.
         update: its loss gets the correction in force, and its notes what is stated.
-        source: the source of responses; one that is an `AdjustableSource` is told the bound in force.
+        source: the source of responses; one that is an `AdjustableSource` gets the bound in force.
         tokenizer: decodes the worst token, for notes.
         checkpoint: the checkpoint that the run resumes from; None: it starts.
     """

@@ -10,13 +10,14 @@ from hwgrpo.algorithms.policy_loss import build_loss
 from hwgrpo.config import Config
 from hwgrpo.config.derived import ranks_per_sequence
 from hwgrpo.errors import ConfigError
+from hwgrpo.models.router import EXPERTS
 from hwgrpo.models.tensor_parallel import reason_against_plan, tensor_parallel_error
 from hwgrpo.training.policy.auto_settings import AttentionSelection, layers_beyond_attention
 from hwgrpo.training.policy.layout_check import PADDING_TOLERANCE, reason_against_layout
 from hwgrpo.training.policy.layouts import Layout
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.sequence_group import SequenceGroup
-from hwgrpo.training.update.flops import EXPERTS, first_of
+from hwgrpo.training.update.flops import first_of
 
 ROPES_OF_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings that depend on a sequence's length, unknown to a rank that has only some of its tokens."""

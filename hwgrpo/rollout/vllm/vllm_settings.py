@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from hwgrpo.errors import ConfigError
 from hwgrpo.models import builtin
 from hwgrpo.models.loading import resolve_model_path
+from hwgrpo.models.router import has_experts
 from hwgrpo.permissions import follow_umask
 from hwgrpo.rollout.engine_kind import engine_kind
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -36,8 +37,6 @@ MEMORY = "/dev/shm"
 """Folder of the in-memory file system."""
 WEIGHTS_PREFIX, ADAPTER_PREFIX = "hwgrpo-weights-", "hwgrpo-adapter-"
 """Prefixes of the names of scratch folders in memory."""
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Names in model configurations for the number of experts."""
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM's max_lora_rank may have."""
 
@@ -127,9 +126,8 @@ def check_sleep(config: Config, settings: Any, backend: Backend) -> None:
     Raises:
         ConfigError: it cannot.
     """
-    text, reason = settings.get_text_config(), backend.no_sleep_with_experts
-    experts = any(getattr(text, name, None) for name in EXPERTS)
-    if reason and experts and sleeps(config, on_host=backend.is_host):
+    reason = backend.no_sleep_with_experts
+    if reason and has_experts(settings.get_text_config()) and sleeps(config, on_host=backend.is_host):
         raise ConfigError(
             f"rollout.sleep_mode={config.rollout.sleep_mode!r} with model.path={config.model.path!r}: {reason}; set "
             "rollout.sleep_mode=never, or give a server devices of its own (rollout.server.env)"

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FSDPModule
 from hwgrpo.config import Config
 from hwgrpo.errors import RunError
 from hwgrpo.models.lora import uses_lora
+from hwgrpo.models.router import has_experts
 from hwgrpo.rollout.engine import Engine
 from hwgrpo.rollout.engine_kind import engine_kind
-from hwgrpo.rollout.vllm.vllm_settings import EXPERTS
 from hwgrpo.training.feed.response_source import Batch, ResponseSource
 from hwgrpo.training.policy.policy_model import PolicyModel
 from hwgrpo.training.policy.reference_model import Reference
@@ -310,8 +310,8 @@ def probe_weights(
     every, quantized = config.rollout.probe_every, config.model.quantize != "none"
     if not every or (quantized and not engine_kind(config).samples_with_policy):
         return responses
-    text = update.policy.base.config.get_text_config()
-    if any(getattr(text, name, None) for name in EXPERTS) and _coarsest_dtype(config, update.policy).itemsize == 2:
+    mixture = has_experts(update.policy.base.config.get_text_config())
+    if mixture and _coarsest_dtype(config, update.policy).itemsize == 2:
         return responses  # rounding sends tokens to other experts, by which log-probs differ without a bound
     probes = WeightProbes(config, engine, update, tokenizer)
     with responses.exclusive_engine():

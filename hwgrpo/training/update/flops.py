@@ -22,7 +22,7 @@ from torch import nn
 
 from hwgrpo.models.meta_device import full_shape
 from hwgrpo.models.quantization import quantized_weights
-from hwgrpo.rollout.vllm.vllm_settings import EXPERTS
+from hwgrpo.models.router import EXPERTS
 from hwgrpo.training.policy.micro_batch import MicroBatch
 from hwgrpo.training.policy.policy_model import PolicyModel
 

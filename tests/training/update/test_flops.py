@@ -11,9 +11,10 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from hwgrpo.jsonlines import read_lines
 from hwgrpo.models.experts import set_experts_forward
 from hwgrpo.models.quantization import quantize
+from hwgrpo.models.router import EXPERTS
 from hwgrpo.training import loop
 from hwgrpo.training.policy.layouts import GROUPED, PADDED
-from hwgrpo.training.update.flops import EXPERTS, training_work
+from hwgrpo.training.update.flops import training_work
 from hwgrpo.training.update.step_metrics import utilisation
 from tests.support.models.steps import gradients, updater
 from tests.support.models.tiny import ragged_batch, tiny_llama, tiny_qwen3
