@@ -443,7 +443,7 @@ class TrainerConfig:
     """Passes over each batch of samples."""
     tokens_per_micro_batch: int | None = limited(None, at_least=1)
     """Tokens (prompt, response, padding) of one forward and backward pass on one device; null: 16384 on an accelerator,
-    2048 on a CPU, there up to 4096 for a prompt with its responses, or a device's share of the longest sequence if that
+    1024 on a CPU, there up to 4096 for a prompt with its responses, or a device's share of the longest sequence if that
     is more."""
     max_steps: int = limited(0, at_least=0)
     """Steps to train; 0 derives it from `epochs`."""

@@ -21,8 +21,8 @@ from hwgrpo.models.loading import load_model_config
 from hwgrpo.models.windows import describe_windows, windows_below
 from hwgrpo.training.policy.layouts import BRANCHED, Layout
 
-CPU_MICRO_BATCH, CPU_LONGEST_ROW, ACCELERATOR_MICRO_BATCH = 2048, 4096, 16384
-"""Tokens per micro-batch; a CPU is as fast with 2048 as with 4096, which a prompt with its responses may fill."""
+CPU_MICRO_BATCH, CPU_LONGEST_ROW, ACCELERATOR_MICRO_BATCH = 1024, 4096, 16384
+"""Tokens per micro-batch; a CPU is as fast with 1024 as with 4096, which a prompt with its responses may fill."""
 
 
 @dataclass(frozen=True)

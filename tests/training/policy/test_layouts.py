@@ -287,9 +287,9 @@ def test_a_model_that_does_not_honour_a_layout_gets_the_padded_one_or_an_error()
 
 def test_the_default_budget_suits_the_device_a_prompt_with_its_responses_and_the_longest_sequence():
     cpu, other = torch.device("cpu"), torch.device("meta")
-    assert micro_batch_tokens(settings(), cpu) == 2048
+    assert micro_batch_tokens(settings(), cpu) == 1024
     group = "data.max_prompt_tokens=1000", "rollout.n=8"
-    assert micro_batch_tokens(settings(*group, "rollout.max_response_tokens=200"), cpu) == 2600
+    assert micro_batch_tokens(settings(*group, "rollout.max_response_tokens=100"), cpu) == 1800
     assert micro_batch_tokens(settings(*group, "rollout.max_response_tokens=1000"), cpu) == 4096
     assert micro_batch_tokens(settings(), other) == 16384
     assert micro_batch_tokens(settings("trainer.tokens_per_micro_batch=100"), cpu) == 100

@@ -42,7 +42,7 @@ def test_the_command_says_what_was_done_how_full_it_is_and_what_to_lower(tmp_pat
     assert first.startswith("hwgrpo: error: out of memory while updating the policy, on cpu (")
     assert "GiB of host memory): [enforce fail" in first or "MiB of host memory): [enforce fail" in first
     assert "DefaultCPUAllocator: can't allocate memory" in first
-    assert "lower trainer.tokens_per_micro_batch (now 2048), which changes only the speed; " in lower
+    assert "lower trainer.tokens_per_micro_batch (now 1024), which changes only the speed; " in lower
     assert "model.gradient_checkpointing=true" in lower
     assert "model.lora.rank=16" in lower
     assert after.strip() == "Started again, the run restarts from step 0 (no checkpoint yet)."
