@@ -1221,6 +1221,48 @@ FAULTS = (
         "self._version >= step - 1 - self._max_staleness",
         "training/feed/test_response_source.py -k lower_bound",
     ),
+    Fault(
+        "auto engine: the backend's last engine comes first",
+        "planning/engine_choice.py",
+        "for name in names[:-1]:",
+        "for name in names[:0]:",
+        "planning/test_engine_choice.py",
+    ),
+    Fault(
+        "auto engine: the checkpoint's engine is forgotten",
+        "planning/engine_choice.py",
+        "    if saved != AUTO:",
+        "    if saved == 'none':",
+        "planning/test_engine_choice.py",
+    ),
+    Fault(
+        "auto engine: settings that it does not support are not looked at",
+        "planning/engine_choice.py",
+        "        lambda: check_strategy(config),\n",
+        "",
+        "planning/test_engine_choice.py",
+    ),
+    Fault(
+        "auto engine: an engine without room is taken",
+        "planning/engine_choice.py",
+        "    return room.why_too_little\n",
+        "    return None\n",
+        "planning/test_engine_choice.py",
+    ),
+    Fault(
+        "auto engine: several devices share one server",
+        "planning/engine_choice.py",
+        "shares_device(config) and world_size > 1 and",
+        "shares_device(config) and world_size > 99 and",
+        "planning/test_engine_choice.py",
+    ),
+    Fault(
+        "ranks with another engine train together",
+        "training/strategies/process_group.py",
+        ', rollout.engine={engine}")',
+        '")',
+        "planning/test_strategy_choice.py",
+    ),
 )
 
 

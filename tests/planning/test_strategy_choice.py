@@ -160,12 +160,13 @@ FSDP2 = "trainer.strategy=fsdp2"
     ("words", "named"),
     [
         ((("trainer.strategy=ddp",), (FSDP2,)), "rank 0: trainer.strategy=ddp, .*; rank 1: trainer.strategy=fsdp2, "),
-        (((FSDP2, EACH_PASS), (FSDP2, EACH_UPDATE)), "rank 0: .*=micro_batch; rank 1: .* sync_every=update"),
+        (((FSDP2, EACH_PASS), (FSDP2, EACH_UPDATE)), "rank 0: .*=micro_batch, .*; rank 1: .* sync_every=update, "),
+        (((FSDP2,), (FSDP2, "rollout.engine=vllm_server")), "rank 0: .*engine=local; rank 1: .*engine=vllm_server"),
     ],
 )
 def test_ranks_that_choose_differently_are_an_error(tmp_path, words, named):
     def start(rank: int) -> None:
-        with pytest.raises(ConfigError, match=named + ".*: set trainer.strategy, and trainer.fsdp2.sync_every"):
+        with pytest.raises(ConfigError, match=named + ".*: set trainer.strategy, trainer.fsdp2.sync_every"):
             runs.run(tmp_path / "run", *words[rank])
 
     assert ranks.forked(2, start) == [0, 0]
