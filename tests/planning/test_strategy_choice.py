@@ -1,5 +1,6 @@
 """`trainer.strategy=auto`: the simplest strategy whose plan fits, and on resume that of the checkpoint."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,6 +155,7 @@ def test_other_processes_than_the_checkpoints_strategy_needs_are_an_error(tmp_pa
 
 
 FSDP2 = "trainer.strategy=fsdp2"
+SERVER = ("rollout.engine=vllm_server", f"rollout.server.python={sys.executable}")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ FSDP2 = "trainer.strategy=fsdp2"
     [
         ((("trainer.strategy=ddp",), (FSDP2,)), "rank 0: trainer.strategy=ddp, .*; rank 1: trainer.strategy=fsdp2, "),
         (((FSDP2, EACH_PASS), (FSDP2, EACH_UPDATE)), "rank 0: .*=micro_batch, .*; rank 1: .* sync_every=update, "),
-        (((FSDP2,), (FSDP2, "rollout.engine=vllm_server")), "rank 0: .*engine=local; rank 1: .*engine=vllm_server"),
+        (((FSDP2,), (FSDP2, *SERVER)), "rank 0: .*engine=local; rank 1: .*engine=vllm_server"),
     ],
 )
 def test_ranks_that_choose_differently_are_an_error(tmp_path, words, named):
