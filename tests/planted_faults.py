@@ -1263,6 +1263,27 @@ FAULTS = (
         '")',
         "planning/test_strategy_choice.py",
     ),
+    Fault(
+        "tensor parallel engine: a rank asks for its own responses only",
+        "rollout/vllm/engine.py",
+        "return [request for each in ranks for request in each], slice(first, first + len(requests))",
+        "return requests, slice(None)",
+        "rollout/vllm/test_tensor_parallel.py",
+    ),
+    Fault(
+        "tensor parallel engine: every rank reads the first rank's responses",
+        "rollout/vllm/engine.py",
+        "slice(first, first + len(requests))",
+        "slice(0, len(requests))",
+        "rollout/vllm/test_tensor_parallel.py",
+    ),
+    Fault(
+        "tensor parallel engine: a rank without validation prompts does not take part",
+        "training/evaluate.py",
+        "range(0, max(len(rows), longest), PROMPTS_AT_ONCE)",
+        "range(0, len(rows), PROMPTS_AT_ONCE)",
+        "rollout/vllm/test_tensor_parallel.py",
+    ),
 )
 
 

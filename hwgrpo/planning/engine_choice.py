@@ -13,7 +13,7 @@ from hwgrpo_backends.device import Device
 from hwgrpo.config import Config
 from hwgrpo.config.rollout_rules import check_rollout
 from hwgrpo.config.uses import check_used, default_of, unused_settings
-from hwgrpo.config.validate import check_strategy
+from hwgrpo.config.validate import check_strategy, check_world_size
 from hwgrpo.errors import ConfigError
 from hwgrpo.planning.engine_share import engine_room
 from hwgrpo.planning.model_shape import planned_settings
@@ -79,6 +79,7 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
     checks: tuple[Callable[[], object], ...] = (
         lambda: check_used(config),
         lambda: check_strategy(config),
+        lambda: check_world_size(config, world_size),
         lambda: check_rollout(config),
         lambda: check_engine(config),
         lambda: check_head_size(config, settings, on_host=on_host),
