@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
 
 from hwgrpo_backends import Backend
 from hwgrpo_backends.decide import AUTO
@@ -43,22 +44,27 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
     """
     if config.rollout.engine != AUTO:
         return []
-    saved = saved_settings(config).get("rollout", {}).get("engine", AUTO)
-    if saved != AUTO:
-        config.rollout = dataclasses.replace(config.rollout, engine=saved)
-        return [f"rollout.engine={saved} (auto): the engine of the checkpoint's run"]
+    saved = saved_settings(config).get("rollout", {})
+    if saved.get("engine", AUTO) != AUTO:
+        name, size = saved["engine"], saved.get("tensor_parallel_size", 1)
+        config.rollout = _with_engine(config, name, size).rollout
+        return [f"rollout.engine={name} (auto): the engine of the checkpoint's run"]
     names = ("vllm_server",) if config.rollout.server.url is not None else backend.rollout
-    reasons = []
-    for name in names[:-1]:
-        reason = _why_not(_with_engine(config, name), backend, world_size, device)
+    reasons: dict[str, str] = {}
+    chosen = _with_engine(config, names[-1])
+    for name, size in _options(config, names[:-1], world_size):
+        option = _with_engine(config, name, size)
+        reason = _why_not(option, backend, world_size, device)
         if reason is None:
+            chosen = option
+            reasons.pop(name, None)
             break
-        reasons.append(f"not {name}: {reason.removeprefix(f'rollout.engine={name!r}: ')}")
-    else:
-        name = names[-1]
-    config.rollout = _with_engine(config, name).rollout
-    place = _place(config, backend)
-    notes = [f"rollout.engine={name} (auto){place}", *reasons]
+        reasons.setdefault(name, reason.removeprefix(f"rollout.engine={name!r}: "))
+    size, before = chosen.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
+    parallel = f" with rollout.tensor_parallel_size={size}" if size != before else ""
+    config.rollout, name = chosen.rollout, chosen.rollout.engine
+    notes = [f"rollout.engine={name} (auto){parallel}{_place(config, backend)}"]
+    notes += [f"not {other}: {reason}" for other, reason in reasons.items()]
     if unused := sorted(key for key in unused_settings(config) if key.startswith("rollout.")):
         for key in unused:
             _reset(config, key)
@@ -66,10 +72,23 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
     return notes
 
 
-def _with_engine(config: Config, name: str) -> Config:
+def _options(config: Config, names: Sequence[str], world_size: int) -> Iterator[tuple[str, int]]:
+    """Yield engines, and over how many devices to divide their weights: vLLM in this process over as few as fit."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    heads = planned_settings(config.model)[0].get_text_config().num_attention_heads
+    for name in names:
+        yield name, config.rollout.tensor_parallel_size
+        if name == "vllm" and config.rollout.tensor_parallel_size == 1:
+            for size in range(2, ranks + 1):
+                if ranks % size == 0 and heads % size == 0:
+                    yield name, size
+
+
+def _with_engine(config: Config, name: str, tensor_parallel_size: int | None = None) -> Config:
     """Return a copy with another engine, which shares the other sections."""
+    size = config.rollout.tensor_parallel_size if tensor_parallel_size is None else tensor_parallel_size
     other = copy.copy(config)
-    other.rollout = dataclasses.replace(config.rollout, engine=name)
+    other.rollout = dataclasses.replace(config.rollout, engine=name, tensor_parallel_size=size)
     return other
 
 

@@ -11,7 +11,7 @@ from hwgrpo_backends.device import Memory
 from hwgrpo.cli.main import main
 from hwgrpo.config import Config, load_config
 from hwgrpo.planning.engine_choice import resolve_engine
-from hwgrpo.planning.scale_plan import Planner
+from hwgrpo.planning.scale_plan import USABLE, Planner
 from hwgrpo.rollout.server import server_connection, server_process
 from hwgrpo.rollout.vllm import engine as vllm_engine
 from tests.support.runs import runs
@@ -114,6 +114,23 @@ def test_an_engine_without_room_beside_the_trainer_is_not_taken(vllm_installed):
     assert "not vllm: there is no room for " in note
     assert resolved(recipe("rollout.gpu_memory_utilization=0.3"), memory=needed)[0] == "vllm", "as it is set"
     assert resolved(recipe(), memory=None)[0] == "vllm"
+
+
+def test_weights_too_large_for_a_device_are_divided_over_as_few_as_fit(vllm_installed):
+    config = recipe("rollout.engine=vllm", "model.lora.rank=0", "trainer.strategy=fsdp2")
+    memory = Planner(config).memory(CUDA, 8, config.trainer, separate=False)
+    held, engine = sum(memory.always.values()), sum(memory.rollout.values())
+    words = ("model.lora.rank=0", "trainer.strategy=fsdp2")
+    for share, size in ((1.02, 1), (0.52, 2), (0.27, 4)):
+        config = recipe(*words)
+        total = int((held + share * engine) / USABLE) + GIB // 2
+        name, note = resolved(config, memory=total, ranks=8)
+        assert (name, config.rollout.tensor_parallel_size) == ("vllm", size)
+        assert ("with rollout.tensor_parallel_size" in note) == (size > 1)
+        assert "no room" not in note
+    name, note = resolved(recipe(*words, "rollout.tensor_parallel_size=2"), memory=total, ranks=8)
+    assert name == "local", "as it is set"
+    assert "there is no room for" in note
 
 
 @pytest.mark.parametrize(
