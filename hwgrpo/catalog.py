@@ -82,6 +82,7 @@ TASKS = Registry(
 ENGINES = Registry(
     "rollout.engine",
     {
+        "auto": "hwgrpo.rollout.local:LOCAL",  # until hwgrpo.planning.engine_choice has resolved it
         "local": "hwgrpo.rollout.local:LOCAL",
         "sglang_server": "hwgrpo.rollout.server:SGLANG_SERVER",
         "vllm": "hwgrpo.rollout.vllm:VLLM",

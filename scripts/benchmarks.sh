@@ -9,7 +9,7 @@
 # fails leaves its table unchanged, and the other runs go ahead. The exit code is 1 if one failed.
 #   PYTHON=...        the interpreter (default .venv/bin/python)
 #   TRL_PYTHON=...    an interpreter that has TRL (default PYTHON)
-#   VLLM_PYTHON=...   an interpreter that has vLLM (default PYTHON); without it, --smoke skips curves_vllm
+#   VLLM_PYTHON=...   an interpreter that has vLLM (default PYTHON); without it, --smoke skips the runs of vLLM
 set -uo pipefail
 
 # A run, its page, and its command.
@@ -22,6 +22,7 @@ families - python benchmarks/families.py --output benchmarks/results/families
 grouped_update grouped_update_cpu.md python benchmarks/grouped_update.py --output benchmarks/results/grouped_update_cpu.json
 local_engine_short local_engine.md python benchmarks/local_engine.py --prompt-tokens 16 --response-tokens 32 --repeat 4
 local_engine local_engine.md python benchmarks/local_engine.py
+local_engine_vllm local_engine.md VLLM_PYTHON benchmarks/local_engine.py --peer vllm --size 36m
 memory memory_cpu.md python benchmarks/memory.py --output benchmarks/results/memory_cpu.json
 memory_lora memory_cpu.md python benchmarks/memory.py --rows lora --output benchmarks/results/memory_lora_cpu.json
 memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --size 36m --size 120m --output benchmarks/results/memory_variants_cpu.json
@@ -107,7 +108,7 @@ status=0
 summary=()
 for run in "${wanted[@]}"; do
     read -r _ page command <<<"$(grep "^$run " <<<"$runs")"
-    if [ "$run" = curves_vllm ] && [ ${#smoke[@]} -gt 0 ] && [ -z "${VLLM_PYTHON:-}" ]; then
+    if [[ $run = *_vllm ]] && [ ${#smoke[@]} -gt 0 ] && [ -z "${VLLM_PYTHON:-}" ]; then
         summary+=("$run: skipped: VLLM_PYTHON is not set")
         continue
     fi

@@ -184,7 +184,7 @@ BACKEND = Backend(
     kernels=("triton", "torch"),
     # AITER's comes from the hub; ROCm's flash-attn package (Composable Kernel, or AITER's Triton) is flash_attention_2
     attention=("kernels-community/aiter-flash-attn", "flash_attention_2", "sdpa", "eager"),
-    rollout=("vllm", "local"),
+    rollout=("vllm", "vllm_server", "local"),
     env_train=COMMON,
     env_rollout=COMMON,
     env_deterministic=DETERMINISTIC,

@@ -19,10 +19,12 @@ def print_plan(config: Config, *, allow_finished: bool) -> int:
     from hwgrpo_backends.device import Device
 
     from hwgrpo.planning.dry_run import make_plan
+    from hwgrpo.planning.engine_choice import resolve_engine
     from hwgrpo.planning.engine_share import planned_engine_share
     from hwgrpo.planning.strategy_choice import resolve_strategy
 
     planned = config, host.backend, host.world_size, Device(host.backend) if host.reason is None else None
+    engine_notes = resolve_engine(*planned)
     notes = resolve_strategy(*planned)
     plan = make_plan(
         config,
@@ -31,7 +33,7 @@ def print_plan(config: Config, *, allow_finished: bool) -> int:
         no_device=host.reason,
         allow_finished=allow_finished,
         strategy_notes=notes,
-        rollout_notes=planned_engine_share(*planned)[1],
+        rollout_notes=[*engine_notes, *planned_engine_share(*planned)[1]],
     )
     if host.rank == 0:
         print(plan.text)

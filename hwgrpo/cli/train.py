@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo_backends.device import Device
 
     from hwgrpo.errors import RunFinished
+    from hwgrpo.planning.engine_choice import resolve_engine
     from hwgrpo.planning.engine_share import planned_engine_share
     from hwgrpo.planning.strategy_choice import resolve_strategy
     from hwgrpo.training.finish import finish
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from hwgrpo.training.setup import build_run
 
     planned = config, host.backend, host.world_size, Device(host.backend, host.local_rank)
-    notes = resolve_strategy(*planned)
+    notes = [*resolve_engine(*planned), *resolve_strategy(*planned)]
     share, more = planned_engine_share(*planned)
     try:
         ranks = host.local_rank, host.local_world_size

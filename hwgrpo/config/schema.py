@@ -26,7 +26,7 @@ _VALIDATION = (
     Use("data.train", (), "=task://...", lambda spec: str(spec).startswith("task://")),
 )
 _OUTSIDE_ENGINE = none_of("rollout.engine", "local")
-_SERVER = one_of("rollout.engine", "vllm_server", "sglang_server")
+_SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
 _OWN_SERVER = off("rollout.server.url")
 _RUNNING_SERVER = on("rollout.server.url")
 _SCALED = none_of("algorithm.advantage.name", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
@@ -145,7 +145,8 @@ class RolloutServerConfig:
     url: str | None = None
     """Address of a running server, e.g. http://127.0.0.1:8000; null starts one and stops it with the run."""
     python: str | None = setting(None, path=True, used_by=[_OWN_SERVER])
-    """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's."""
+    """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's, or for vLLM
+    that of .venv-vllm or .venv-vllm-ascend, which `scripts/setup.sh --rollout` makes, if the trainer's has none."""
     host: str = setting("127.0.0.1", used_by=[_OWN_SERVER])
     """Address that the server listens on; the default is reachable from this host only."""
     port: int = limited(0, at_least=0, at_most=65535, used_by=[_OWN_SERVER])
@@ -181,7 +182,8 @@ class RolloutConfig:
     engine: str = choice("local", lambda: catalog.ENGINES.names())
     """Rollout engine: `local` samples with the training model, `vllm` is vLLM in the training process, `vllm_server` is
     `vllm serve` in a separate process, possibly of another environment, `sglang_server` is the same with SGLang (not
-    tested with a real server yet)."""
+    tested with a real server yet). auto: the first of the backend's engines that is installed, supports the settings
+    and has room; a resumed run keeps it."""
     source: str = choice("auto", lambda: ("auto", *catalog.RESPONSE_SOURCES.names()), files=True)
     """Source of a step's responses: `on_demand` generates them in the step, `prefetch` while earlier steps are trained,
     or `path/to/file.py:function` of `SourceParts`. auto: prefetch if `max_staleness` is above 0, else on_demand."""
@@ -218,7 +220,7 @@ class RolloutConfig:
     the likely cause and the remedy. `act`: the run applies importance weights, then rejects tokens, then samples with
     fresher weights, then ends, and goes back step by step when the gap is small again (docs/rollout.md)."""
     partial: bool = setting(
-        False, used_by=[on("rollout.max_staleness", " of 1 or more"), one_of("rollout.engine", "local")]
+        False, used_by=[on("rollout.max_staleness", " of 1 or more"), one_of("rollout.engine", "auto", "local")]
     )
     """Update weights in the middle of responses instead of after them (partial rollouts): their tokens then have
     several versions. Needs `max_staleness` above 0."""
@@ -226,7 +228,9 @@ class RolloutConfig:
     """Weight versions after which engine and trainer score a few fixed sequences, as they do at the start. The run ends
     if they differ by more than rounding, as when new weights were not applied. 0: never. Without effect where the local
     engine samples with the policy's own weights, and with SGLang."""
-    graphs: bool = setting(False, used_by=[one_of("rollout.engine", "local"), off("trainer.deterministic", "=false")])
+    graphs: bool = setting(
+        False, used_by=[one_of("rollout.engine", "auto", "local"), off("trainer.deterministic", "=false")]
+    )
     """Record the local engine's decode step as a device graph where the backend has them (cuda, rocm). A self-test at
     the start turns it off where its logits differ from the model's. Deterministic algorithms cannot be recorded:
     indexed writes synchronize with the device. vLLM and SGLang record on their own, see `enforce_eager`. Not run on
@@ -249,7 +253,8 @@ class RolloutConfig:
     enforce_eager: bool | None = setting(None, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: neither compile nor record graphs; null: on a CPU only."""
     tensor_parallel_size: int = limited(1, at_least=1, used_by=[_OUTSIDE_ENGINE])
-    """vLLM, SGLang: devices that share one copy of the model; above 1 with servers only."""
+    """vLLM, SGLang: devices that share one copy of the model. With `vllm` they are those of so many consecutive ranks
+    of a host, which then sample together; not with `max_staleness`."""
     engine_kwargs: dict[str, Any] = setting(dict, used_by=[_OUTSIDE_ENGINE])
     """vLLM, SGLang: further arguments of the engine, e.g. {block_size: 32}; they override those that hwgrpo sets."""
     server: RolloutServerConfig = setting(RolloutServerConfig, used_by=[_SERVER])

@@ -82,6 +82,13 @@ def check_world_size(config: Config, world_size: int) -> None:
             f"{'rank' if world_size == 1 else 'ranks'}: groups of that many ranks share sequences; use a divisor of "
             f"{world_size}, or start a multiple of {size} processes (hwgrpo launch)"
         )
+    engine, size = config.rollout.engine, config.rollout.tensor_parallel_size
+    if engine == "vllm" and world_size % size:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size={size} with rollout.engine={engine!r} does not divide the run's "
+            f"{world_size} {'rank' if world_size == 1 else 'ranks'}, which share engines; use a divisor, or "
+            "rollout.engine=vllm_server with devices of its own"
+        )
     for key, value in (("prompts_per_step", t.prompts_per_step), ("prompts_per_update", prompts_per_update(config))):
         if value % world_size:
             raise ConfigError(

@@ -7,6 +7,7 @@ alternatives.py       settings, strategies and devices with which a run fits
 memory.py             bytes on a device and its host
 planned_sharding.py   how a run's strategy, or another, shards state
 strategy_choice.py    `trainer.strategy=auto`
+engine_choice.py      `rollout.engine=auto`
 engine_share.py       `rollout.gpu_memory_utilization=null`
 model_shape.py        sizes of a model, from its configuration
 step_time.py          seconds of a step, from a chip's rates

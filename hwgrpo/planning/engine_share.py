@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hwgrpo_backends import Backend
 from hwgrpo_backends.device import Device
@@ -12,12 +12,75 @@ from hwgrpo.rollout.shared_devices import shares_device
 from hwgrpo.terminal_width import format_bytes
 
 
+@dataclass(frozen=True)
+class EngineRoom:
+    """What the trainer leaves of a device to an engine there, in bytes."""
+
+    total: int
+    """Memory of the device."""
+    usable: float
+    """Share of it that a run may use."""
+    held: int
+    """The trainer's while the engine generates."""
+    needed: int
+    """The engine's weights and cache."""
+    sleeps: bool
+    """The engine frees its memory during updates."""
+
+    @property
+    def share(self) -> float:
+        """Share of the device for the engine, in hundredths."""
+        return int(100 * (self.usable - self.held / self.total)) / 100
+
+    @property
+    def text(self) -> str:
+        """What the engine is beside."""
+        when = "between updates" if self.sleeps else "at the most"
+        return (
+            f"beside {format_bytes(self.held)} of the trainer {when}, about, on a device of {format_bytes(self.total)}"
+        )
+
+    @property
+    def why_too_little(self) -> str | None:
+        """The reason if the share holds neither weights nor cache, else None."""
+        if self.share * self.total >= self.needed:
+            return None
+        return f"there is no room for {format_bytes(self.needed)} of the engine's weights and cache {self.text}"
+
+
+def engine_room(config: Config, backend: Backend, world_size: int, total: int) -> EngineRoom:
+    """Return the room for an engine on the training devices, by the plan.
+
+    An engine that sleeps takes turns with the update: it gets what parameters and optimizer states leave.
+
+    Args:
+        config: checked settings; `trainer.strategy` is resolved.
+        backend: the device family.
+        world_size: processes of the run.
+        total: bytes of a device.
+    """
+    from hwgrpo.planning.memory import estimate
+    from hwgrpo.planning.planned_sharding import config_sharding
+    from hwgrpo.planning.scale_plan import USABLE, Planner
+
+    planner = Planner(config)
+    work = planner.work(backend, world_size, separate=False)
+    sharding = config_sharding(config, world_size)
+    together = estimate(config, planner.shape, work, sharding)
+    alone = estimate(config, planner.shape, replace(work, beside=False), sharding)
+    return EngineRoom(
+        total,
+        USABLE,
+        held=sum(alone.always.values()) if work.sleeps else alone.update_peak,
+        needed=sum(together.rollout.values()) if work.sleeps else together.update_peak - alone.update_peak,
+        sleeps=work.sleeps,
+    )
+
+
 def planned_engine_share(
     config: Config, backend: Backend, world_size: int, device: Device | None
 ) -> tuple[float | None, list[str]]:
     """Return the share of memory for an engine on the training devices; None where it is set, or nothing is shared.
-
-    An engine that sleeps takes turns with the update: it gets what parameters and optimizer states leave.
 
     Args:
         config: checked settings; `trainer.strategy` is resolved.
@@ -31,26 +94,13 @@ def planned_engine_share(
     total = device.memory().total if device is not None else None
     if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config):
         return None, []
-    from hwgrpo.planning.memory import estimate
-    from hwgrpo.planning.planned_sharding import config_sharding
-    from hwgrpo.planning.scale_plan import USABLE, Planner
-
     try:
-        planner = Planner(config)
-        work = planner.work(backend, world_size, separate=False)
-        sharding = config_sharding(config, world_size)
-        together = estimate(config, planner.shape, work, sharding)
-        alone = estimate(config, planner.shape, replace(work, beside=False), sharding)
+        room = engine_room(config, backend, world_size, total)
     except Exception as error:  # a model of unknown sizes may still train
         return None, [f"warning: the engine's share of memory cannot be planned: {type(error).__name__}: {error}"]
-    held = sum(alone.always.values()) if work.sleeps else alone.update_peak
-    needed = sum(together.rollout.values()) if work.sleeps else together.update_peak - alone.update_peak
-    share = int(100 * (USABLE - held / total)) / 100
-    when = "between updates" if work.sleeps else "at the most"
-    beside = f"beside {format_bytes(held)} of the trainer {when}, about, on a device of {format_bytes(total)}"
-    if share * total < needed:
+    if room.why_too_little is not None:
         return None, [
-            f"warning: there is no room for {format_bytes(needed)} of the engine's weights and cache {beside}: use "
-            "more devices with trainer.strategy=fsdp2, trainer.offload=optimizer, or rollout.engine=local"
+            f"warning: {room.why_too_little}: use more devices with trainer.strategy=fsdp2, trainer.offload=optimizer, "
+            "or rollout.engine=local"
         ]
-    return share, [f"rollout.gpu_memory_utilization={share:g} (null): {beside}"]
+    return room.share, [f"rollout.gpu_memory_utilization={room.share:g} (null): {room.text}"]

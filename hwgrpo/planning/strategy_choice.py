@@ -60,7 +60,7 @@ def resolve_strategy(config: Config, backend: Backend, world_size: int, device: 
 
 def _as_saved(config: Config, world_size: int) -> TrainerConfig:
     """Return the settings with the checkpoint's values for those at `auto`."""
-    saved = _saved_settings(config)
+    saved = saved_settings(config).get("trainer", {})
     trainer = config.trainer
     strategy = saved.get("strategy", "auto")
     if trainer.strategy == "auto" and strategy != "auto":
@@ -79,8 +79,8 @@ def _as_saved(config: Config, world_size: int) -> TrainerConfig:
     return trainer
 
 
-def _saved_settings(config: Config) -> Mapping[str, Any]:
-    """Return `trainer` of the run whose checkpoint `trainer.resume` selects; empty without one.
+def saved_settings(config: Config) -> Mapping[str, Any]:
+    """Return the settings of the run whose checkpoint `trainer.resume` selects; empty without one.
 
     Reads manifests only, since no process group exists yet: the checkpoint's files are verified later.
     """
@@ -91,10 +91,9 @@ def _saved_settings(config: Config) -> Mapping[str, Any]:
     folders = [path for _, path in checkpoint_files.folders(folder)] if resume == "auto" else [Path(resume)]
     for each in reversed(folders):
         try:
-            settings = stored_tree(checkpoint_manifest.read(each).content["state"]["config"])
+            return stored_tree(checkpoint_manifest.read(each).content["state"]["config"])
         except CheckpointError:  # reported when the files are verified
             continue
-        return settings.get("trainer", {})
     return {}
 
 

@@ -38,6 +38,7 @@ def scores(
     sampling: Sampling,
     rows: range,
     step: int | None = None,
+    longest: int = 0,
 ) -> tuple[torch.Tensor, list[str]]:
     """Generate responses and score them.
 
@@ -48,18 +49,23 @@ def scores(
         sampling: sampling parameters, with n responses per prompt.
         rows: indices of the prompts.
         step: the last finished training step, for rewards that draw random numbers; None outside training.
+        longest: the most rows of a rank. Ranks may share an engine, and then generate at the same time: one without a
+            prompt left repeats one.
 
     Returns:
         [len(rows), n] fp64 total rewards (NaN for a sample removed by a failure policy), and the prompts' sources.
     """
     parts: list[torch.Tensor] = []
     sources: list[str] = []
-    for start in range(0, len(rows), PROMPTS_AT_ONCE):
+    for start in range(0, max(len(rows), longest), PROMPTS_AT_ONCE):
         chunk = rows[start : start + PROMPTS_AT_ONCE]
         # epoch -1: validation prompts share no uid, and so no random numbers, with training prompts
-        batch = PromptBatch(tuple(dataset.prompt(row, -1) for row in chunk))
+        batch = PromptBatch(tuple(dataset.prompt(row, -1) for row in chunk or range(1)))
+        completions = engine.generate(batch, sampling)
+        if not chunk:
+            break
         drawing = ("validation", step, "greedy" if sampling.greedy else "sampled", start)
-        scored = rewards.score(batch, engine.generate(batch, sampling), drawing=drawing)
+        scored = rewards.score(batch, completions, drawing=drawing)
         total = torch.where(scored.valid, scored.total, torch.nan)
         parts.append(total.view(len(chunk), sampling.n))
         sources += [prompt.source for prompt in batch.prompts]
@@ -89,11 +95,12 @@ def validate(
         step: the last finished training step.
     """
     rows = range(strategy.rank, len(dataset), strategy.world_size)
-    greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step)
+    longest = -(-len(dataset) // strategy.world_size)
+    greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step, longest)
     collected: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     columns = {"greedy": greedy[:, 0]}
     if n > 0:
-        sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step)
+        sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step, longest)
         columns[f"mean@{n}"] = sampled.nanmean(1)
         best = sampled.nan_to_num(nan=-torch.inf).amax(1)
         columns[f"best@{n}"] = torch.where(sampled.isnan().all(1), torch.nan, best)

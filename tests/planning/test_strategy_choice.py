@@ -1,5 +1,6 @@
 """`trainer.strategy=auto`: the simplest strategy whose plan fits, and on resume that of the checkpoint."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,18 +155,20 @@ def test_other_processes_than_the_checkpoints_strategy_needs_are_an_error(tmp_pa
 
 
 FSDP2 = "trainer.strategy=fsdp2"
+SERVER = ("rollout.engine=vllm_server", f"rollout.server.python={sys.executable}")
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ((("trainer.strategy=ddp",), (FSDP2,)), "rank 0: trainer.strategy=ddp, .*; rank 1: trainer.strategy=fsdp2, "),
-        (((FSDP2, EACH_PASS), (FSDP2, EACH_UPDATE)), "rank 0: .*=micro_batch; rank 1: .* sync_every=update"),
+        (((FSDP2, EACH_PASS), (FSDP2, EACH_UPDATE)), "rank 0: .*=micro_batch, .*; rank 1: .* sync_every=update, "),
+        (((FSDP2,), (FSDP2, *SERVER)), "rank 0: .*engine=local; rank 1: .*engine=vllm_server"),
     ],
 )
 def test_ranks_that_choose_differently_are_an_error(tmp_path, words, named):
     def start(rank: int) -> None:
-        with pytest.raises(ConfigError, match=named + ".*: set trainer.strategy, and trainer.fsdp2.sync_every"):
+        with pytest.raises(ConfigError, match=named + ".*: set trainer.strategy, trainer.fsdp2.sync_every"):
             runs.run(tmp_path / "run", *words[rank])
 
     assert ranks.forked(2, start) == [0, 0]

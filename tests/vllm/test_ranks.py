@@ -13,6 +13,7 @@ import torch
 from hwgrpo_backends.cpu import BACKEND
 from hwgrpo_backends.device import Device
 
+from hwgrpo.config import load_config
 from hwgrpo.config.load import to_yaml
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.server.http_client import Client
@@ -97,11 +98,19 @@ def assert_on_its_own_weights(output: Path) -> list[dict]:
     return found
 
 
-def test_a_simulated_npu_trains_by_vllm_on_the_cpu(server: str, tmp_path: Path):
-    done = simulated_npu.train(recipe(tmp_path / "run", *served(server)), npus=1)
+def test_a_simulated_npu_trains_by_a_server_that_auto_finds_and_starts(tmp_path: Path):
+    words = (
+        "rollout.engine=auto",
+        f"rollout.server.python={vllm_environment.vllm_python()}",
+        f"rollout.server.env={json.dumps(vllm_environment.ONE_PROCESS)}",
+        "rollout.sleep_mode=never",  # vLLM's CPU build cannot
+    )
+    done = simulated_npu.train(recipe(tmp_path / "run", *words), npus=1)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert "rollout.engine=vllm_server (auto), on the training devices, where it stays awake" in done.stdout
     assert "a folder: the trainer communicates by hccl and the server by gloo" in done.stdout
     assert_on_its_own_weights(tmp_path / "run")
+    assert load_config(tmp_path / "run/config.yaml").rollout.engine == "vllm_server", "which a resumed run uses, too"
 
 
 def test_every_strategy_draws_the_curve_of_one_process_on_a_server(server: str, tmp_path: Path):

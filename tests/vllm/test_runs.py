@@ -64,9 +64,11 @@ def assert_like(found: list[dict], local: list[dict]) -> None:
         assert abs(mine["critic/rewards/mean"] - theirs["critic/rewards/mean"]) < 0.12
 
 
-def test_two_ranks_with_an_engine_each_in_their_own_process_learn_as_with_the_local_engine(local, tmp_path: Path):
+@pytest.mark.parametrize("shared_by", [1, 2], ids=["an engine each", "one engine, tensor parallel"])
+def test_two_ranks_with_vllm_in_their_own_process_learn_as_with_the_local_engine(local, tmp_path: Path, shared_by):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    words = ("rollout.engine=vllm", "trainer.strategy=fsdp2", f"trainer.output_dir={tmp_path}")
+    parallel = f"rollout.tensor_parallel_size={shared_by}"
+    words = ("rollout.engine=vllm", parallel, "trainer.strategy=fsdp2", f"trainer.output_dir={tmp_path}")
     done = vllm_environment.run_there(*launcher, *RUN, *words)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     found = steps(tmp_path)

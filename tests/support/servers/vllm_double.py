@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from hwgrpo_backends.device import Device
 from peft import PeftModel
+from torch import distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -87,6 +88,8 @@ class Llm:
     """Of the process; set by `installed`."""
 
     def __init__(self, **arguments: Any) -> None:
+        shared_by = arguments.get("tensor_parallel_size", 1)
+        self.ranks = dist.new_subgroups(shared_by, backend="gloo")[0] if shared_by > 1 else None
         config = AutoConfig.from_pretrained(arguments["model"])
         self.model = AutoModelForCausalLM.from_config(config).eval()
         if arguments["load_format"] == "auto":
@@ -153,6 +156,12 @@ class Llm:
     ) -> list[Any]:
         # v1/engine/core.py EngineCore.wake_up resumes scheduling only when nothing sleeps: requests would wait for ever
         self._check(not self.memory.asleep, f"generate while {self.memory.asleep} sleep")
+        if self.ranks is not None:
+            asked: list[Any] = [None] * self.ranks.size()
+            dist.all_gather_object(asked, (prompts, params), group=self.ranks)
+            # v1/executor/uniproc_executor.py ExecutorWithExternalLauncher: every rank schedules by itself, and they
+            # compute layers together, so that they need the same requests
+            self._check(asked == asked[:1] * len(asked), f"ranks of one engine ask for different responses: {asked}")
         model = self.model if lora_request is None else self._adapted(lora_request)
         if hasattr(params[0], "prompt_logprobs"):
             self.memory.note("probe")

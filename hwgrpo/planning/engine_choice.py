@@ -1,0 +1,149 @@
+"""What `rollout.engine=auto` means for a run: its checkpoint's engine, else the backend's first that can be used."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from hwgrpo_backends import Backend
+from hwgrpo_backends.decide import AUTO
+from hwgrpo_backends.device import Device
+
+from hwgrpo.config import Config
+from hwgrpo.config.rollout_rules import check_rollout
+from hwgrpo.config.uses import check_used, default_of, unused_settings
+from hwgrpo.config.validate import check_strategy, check_world_size
+from hwgrpo.errors import ConfigError
+from hwgrpo.planning.engine_share import engine_room
+from hwgrpo.planning.model_shape import planned_settings
+from hwgrpo.planning.strategy_choice import resolve_strategy, saved_settings
+from hwgrpo.rollout.engine_kind import check_engine, engine_kind
+from hwgrpo.rollout.shared_devices import shares_device, sleeps
+from hwgrpo.rollout.vllm.vllm_settings import check_head_size, check_sleep
+
+
+def resolve_engine(config: Config, backend: Backend, world_size: int, device: Device | None) -> list[str]:
+    """Replace `rollout.engine=auto` by a value that checkpoints keep; call it before `resolve_strategy`.
+
+    Of the engines that the backend prefers, in its order, it is the first that supports the settings and the model,
+    that this machine has, and for which the plan finds room. The last one needs no more than the trainer does.
+
+    Args:
+        config: checked settings.
+        backend: the device family.
+        world_size: processes of the run.
+        device: this process's device; None: it is not here.
+
+    Returns:
+        Notes for the user: the engine, its place, and why not an earlier one.
+
+    Raises:
+        ConfigError: the model cannot be found or read.
+    """
+    if config.rollout.engine != AUTO:
+        return []
+    saved = saved_settings(config).get("rollout", {})
+    if saved.get("engine", AUTO) != AUTO:
+        name, size = saved["engine"], saved.get("tensor_parallel_size", 1)
+        config.rollout = _with_engine(config, name, size).rollout
+        return [f"rollout.engine={name} (auto): the engine of the checkpoint's run"]
+    names = ("vllm_server",) if config.rollout.server.url is not None else backend.rollout
+    reasons: dict[str, str] = {}
+    chosen = _with_engine(config, names[-1])
+    for name, size in _options(config, names[:-1], world_size):
+        option = _with_engine(config, name, size)
+        reason = _why_not(option, backend, world_size, device)
+        if reason is None:
+            chosen = option
+            reasons.pop(name, None)
+            break
+        reasons.setdefault(name, reason.removeprefix(f"rollout.engine={name!r}: "))
+    size, before = chosen.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
+    parallel = f" with rollout.tensor_parallel_size={size}" if size != before else ""
+    config.rollout, name = chosen.rollout, chosen.rollout.engine
+    notes = [f"rollout.engine={name} (auto){parallel}{_place(config, backend)}"]
+    notes += [f"not {other}: {reason}" for other, reason in reasons.items()]
+    if unused := sorted(key for key in unused_settings(config) if key.startswith("rollout.")):
+        for key in unused:
+            _reset(config, key)
+        notes.append(f"without effect with rollout.engine={name}, and left out: {', '.join(unused)}")
+    return notes
+
+
+def _options(config: Config, names: Sequence[str], world_size: int) -> Iterator[tuple[str, int]]:
+    """Yield engines, and over how many devices to divide their weights: vLLM in this process over as few as fit."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    heads = planned_settings(config.model)[0].get_text_config().num_attention_heads
+    for name in names:
+        yield name, config.rollout.tensor_parallel_size
+        if name == "vllm" and config.rollout.tensor_parallel_size == 1:
+            for size in range(2, ranks + 1):
+                if ranks % size == 0 and heads % size == 0:
+                    yield name, size
+
+
+def _with_engine(config: Config, name: str, tensor_parallel_size: int | None = None) -> Config:
+    """Return a copy with another engine, which shares the other sections."""
+    size = config.rollout.tensor_parallel_size if tensor_parallel_size is None else tensor_parallel_size
+    other = copy.copy(config)
+    other.rollout = dataclasses.replace(config.rollout, engine=name, tensor_parallel_size=size)
+    return other
+
+
+def _why_not(config: Config, backend: Backend, world_size: int, device: Device | None) -> str | None:
+    """Return why the engine of the settings cannot be used; None if it can."""
+    on_host, (settings, _) = backend.is_host, planned_settings(config.model)
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_used(config),
+        lambda: check_strategy(config),
+        lambda: check_world_size(config, world_size),
+        lambda: check_rollout(config),
+        lambda: check_engine(config),
+        lambda: check_head_size(config, settings, on_host=on_host),
+        lambda: check_sleep(config, settings, backend),
+    )
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            return str(error)
+    if engine_kind(config).on_server and shares_device(config) and world_size > 1 and not on_host:
+        return (
+            f"a server that the run starts shares one device, and {world_size} devices train: give it devices of its "
+            f"own (rollout.server.env={{{backend.visible_env}: ...}} and `hwgrpo launch --visible ...`)"
+        )
+    return _why_no_room(config, backend, world_size, device)
+
+
+def _why_no_room(config: Config, backend: Backend, world_size: int, device: Device | None) -> str | None:
+    total = device.memory().total if device is not None else None
+    if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config):
+        return None
+    try:
+        resolve_strategy(config, backend, world_size, device)
+        room = engine_room(config, backend, world_size, total)
+    except Exception:  # a model of unknown sizes may still be sampled from
+        return None
+    return room.why_too_little
+
+
+def _place(config: Config, backend: Backend) -> str:
+    """Return where the engine computes, as the end of a note."""
+    if engine_kind(config).samples_with_policy:
+        return ""
+    if not shares_device(config):
+        return ", on devices of its own"
+    asleep = sleeps(config, on_host=backend.is_host)
+    return f", on the training devices, where it {'sleeps' if asleep else 'stays awake'} during updates"
+
+
+def _reset(config: Config, key: str) -> None:
+    """Set a setting to its default."""
+    section: object = config
+    *sections, last = key.split(".")
+    for name in sections:
+        section = getattr(section, name)
+    assert dataclasses.is_dataclass(section)
+    setattr(section, last, next(default_of(field) for field in dataclasses.fields(section) if field.name == last))

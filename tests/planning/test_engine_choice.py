@@ -1,0 +1,188 @@
+"""`rollout.engine=auto`: the backend's first engine that is here, supports the settings and has room."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hwgrpo_backends import Backend, registry
+from hwgrpo_backends.device import Memory
+
+from hwgrpo.cli.main import main
+from hwgrpo.config import Config, load_config
+from hwgrpo.planning.engine_choice import resolve_engine
+from hwgrpo.planning.scale_plan import USABLE, Planner
+from hwgrpo.rollout.server import server_connection, server_process
+from hwgrpo.rollout.vllm import engine as vllm_engine
+from tests.support.runs import runs
+
+CUDA, NPU, CPU = (registry.get(name) for name in ("cuda", "npu", "cpu"))  # hw: each has other engines
+GIB = 2**30
+LARGE = 1000 * GIB
+
+
+@pytest.fixture(autouse=True)
+def no_environments(monkeypatch, tmp_path):
+    """Hide the rollout environments of this checkout."""
+    monkeypatch.setattr(server_process, "SOURCES", tmp_path / "sources")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def vllm_installed(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "_installed", lambda: iter([("vllm", "0.33.0")]))
+
+
+def environment(folder: Path, name: str = ".venv-vllm") -> Path:
+    python = folder / name / "bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    return python
+
+
+def recipe(*words: str, name: str = "qwen3_8b_math") -> Config:
+    return load_config(name, words, data_may_be_missing=True)
+
+
+def resolved(config: Config, backend: Backend = CUDA, memory: int | None = LARGE, ranks: int = 1) -> tuple[str, str]:
+    """Return the engine, and the notes."""
+    device: Any = SimpleNamespace(memory=lambda: Memory(total=memory))
+    notes = resolve_engine(config, backend, ranks, device)
+    return config.rollout.engine, "\n".join(notes)
+
+
+def test_vllm_in_the_training_process_comes_first(vllm_installed):
+    name, note = resolved(recipe())
+    assert name == "vllm"
+    assert note == "rollout.engine=vllm (auto), on the training devices, where it sleeps during updates"
+    assert resolved(recipe("rollout.sleep_mode=never"))[1].endswith("where it stays awake during updates")
+    assert resolved(recipe(), ranks=8)[0] == "vllm"
+
+
+@pytest.mark.parametrize("in_sources", [True, False])
+def test_a_server_from_the_rollout_environment_comes_next(tmp_path, in_sources):
+    python = environment(tmp_path / "sources" if in_sources else tmp_path)
+    config = recipe()
+    name, note = resolved(config)
+    assert name == "vllm_server"
+    assert note.startswith("rollout.engine=vllm_server (auto), on the training devices, where it sleeps")
+    assert "\nnot vllm: vLLM is not installed in this environment: pip install" in note
+    assert server_process.server_python(config.rollout.server, "vllm") == str(python)
+    assert server_process.server_python(config.rollout.server, "sglang") is None
+
+
+def test_without_vllm_it_is_local_and_the_note_says_what_to_type():
+    name, note = resolved(recipe())
+    assert name == "local"
+    assert note.startswith(
+        "rollout.engine=local (auto)\nnot vllm: vLLM is not installed in this environment: pip install"
+    )
+    assert "not vllm_server: the package vllm is not installed in this environment" in note
+    assert "`bash scripts/setup.sh --rollout vllm` makes one" in note
+
+
+def test_on_ascend_it_is_a_server_of_vllm_ascend(tmp_path):
+    environment(tmp_path, ".venv-vllm-ascend")
+    assert resolved(recipe(), NPU)[0] == "vllm_server"
+
+
+def test_on_a_cpu_it_is_local(vllm_installed):
+    assert resolved(recipe(), CPU, None) == ("local", "rollout.engine=local (auto)")
+
+
+def test_a_server_that_runs_is_used(monkeypatch, vllm_installed):
+    monkeypatch.setenv("HWGRPO_SERVER_TOKEN", "secret")
+    name, note = resolved(recipe("rollout.server.url=http://host:1"))
+    assert (name, note) == ("vllm_server", "rollout.engine=vllm_server (auto), on devices of its own")
+
+
+def test_several_training_devices_share_no_server(tmp_path):
+    environment(tmp_path)
+    name, note = resolved(recipe(), ranks=4)
+    assert name == "local"
+    assert "not vllm_server: a server that the run starts shares one device, and 4 devices train" in note
+    assert "rollout.server.env={CUDA_VISIBLE_DEVICES: ...}" in note
+    own = recipe('rollout.server.env={CUDA_VISIBLE_DEVICES: "4,5"}')
+    assert resolved(own, ranks=4)[0] == "vllm_server"
+
+
+def test_an_engine_without_room_beside_the_trainer_is_not_taken(vllm_installed):
+    config = recipe("rollout.engine=vllm")
+    needed = sum(Planner(config).memory(CUDA, 1, config.trainer, separate=False).always.values())
+    name, note = resolved(recipe(), memory=int(1.2 * needed))
+    assert name == "local"
+    assert "not vllm: there is no room for " in note
+    assert resolved(recipe("rollout.gpu_memory_utilization=0.3"), memory=needed)[0] == "vllm", "as it is set"
+    assert resolved(recipe(), memory=None)[0] == "vllm"
+
+
+def test_weights_too_large_for_a_device_are_divided_over_as_few_as_fit(vllm_installed):
+    config = recipe("rollout.engine=vllm", "model.lora.rank=0", "trainer.strategy=fsdp2")
+    memory = Planner(config).memory(CUDA, 8, config.trainer, separate=False)
+    held, engine = sum(memory.always.values()), sum(memory.rollout.values())
+    words = ("model.lora.rank=0", "trainer.strategy=fsdp2")
+    for share, size in ((1.02, 1), (0.52, 2), (0.27, 4)):
+        config = recipe(*words)
+        total = int((held + share * engine) / USABLE) + GIB // 2
+        name, note = resolved(config, memory=total, ranks=8)
+        assert (name, config.rollout.tensor_parallel_size) == ("vllm", size)
+        assert ("with rollout.tensor_parallel_size" in note) == (size > 1)
+        assert "no room" not in note
+    name, note = resolved(recipe(*words, "rollout.tensor_parallel_size=2"), memory=total, ranks=8)
+    assert name == "local", "as it is set"
+    assert "there is no room for" in note
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "backend", "reason"),
+    [
+        (("model.quantize=nf4",), "qwen3_8b_math", CUDA, "samples with the unquantized base model"),
+        (
+            ("rollout.graphs=true",),
+            "qwen3_8b_math",
+            CUDA,
+            "rollout.graphs=true has no effect with rollout.engine='vllm'",
+        ),
+        ((), "qwen3_30b_a3b_math_lora", NPU, "transposes the weights of experts"),
+        (("rollout.tensor_parallel_size=2",), "qwen3_8b_math", CUDA, "does not divide the run's 1 rank,"),
+    ],
+)
+def test_an_engine_that_does_not_support_the_settings_is_not_taken(
+    vllm_installed, monkeypatch, words, name, backend, reason
+):
+    if backend is NPU:
+        monkeypatch.setattr(server_connection, "server_python", lambda *_: "python")
+    chosen, note = resolved(recipe(*words, name=name), backend)
+    assert chosen == "local"
+    assert reason in note
+
+
+def test_settings_of_another_engine_are_left_out_with_a_note():
+    config = recipe("rollout.gpu_memory_utilization=0.3", "rollout.server.start_timeout=5")
+    device: Any = SimpleNamespace(memory=lambda: Memory(total=LARGE))
+    note = resolve_engine(config, CUDA, 1, device)[-1]
+    assert note == (
+        "without effect with rollout.engine=local, and left out: rollout.gpu_memory_utilization, "
+        "rollout.server.start_timeout"
+    )
+    assert config.rollout.gpu_memory_utilization is None
+    assert config.rollout.server.start_timeout == 600
+
+
+def test_an_engine_by_name_is_kept(vllm_installed):
+    assert resolved(recipe("rollout.engine=local")) == ("local", "")
+
+
+def test_a_resumed_run_keeps_its_checkpoints_engine(tmp_path, vllm_installed):
+    assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=1")) == 0
+    config = runs.small(tmp_path / "run", "rollout.engine=auto")
+    assert resolved(config, CUDA) == ("local", "rollout.engine=local (auto): the engine of the checkpoint's run")
+    fresh = runs.small(tmp_path / "run", "rollout.engine=auto", "trainer.resume=never")
+    assert resolved(fresh, CUDA)[0] == "vllm"
+
+
+def test_train_and_dry_run_say_what_they_use(tmp_path, capsys):
+    words = ["tiny_sort", "backend.name=cpu", "rollout.engine=auto", "model.path=builtin://tiny?task=sort&steps=2"]
+    words += ["data.max_rows=8", "trainer.prompts_per_step=4", f"trainer.output_dir={tmp_path / 'run'}"]
+    assert main(["train", *words, "--dry-run"]) == 0
+    assert "rollout.engine=local (auto)" in " ".join(capsys.readouterr().out.split())
