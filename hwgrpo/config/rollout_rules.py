@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hwgrpo.catalog import ENGINES
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Config, RolloutServerConfig
 from hwgrpo.errors import ConfigError, shown
 
 
@@ -34,12 +34,27 @@ def check_rollout(config: Config) -> None:
             f"{config.data.max_prompt_tokens} + rollout.max_response_tokens={r.max_response_tokens}); use at least "
             f"{longest}, or leave it out"
         )
-    url = r.server.url
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise ConfigError(f"rollout.server.url={shown(url)} must begin with http:// or https://")
+    _check_urls(r.server)
     lora = config.model.lora
     if r.server.transfer == "group" and (lora.rank or lora.adapter):
         raise ConfigError(
             f"rollout.server.transfer='group' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
             "an adapter goes to the server through a folder; leave rollout.server.transfer out"
         )
+
+
+def server_urls(server: RolloutServerConfig) -> list[str]:
+    """Return the addresses in `rollout.server.url`; none where the run starts its server."""
+    url = server.url
+    return [] if url is None else [url] if isinstance(url, str) else [*url]
+
+
+def _check_urls(server: RolloutServerConfig) -> None:
+    urls = server_urls(server)
+    if server.url is not None and not urls:
+        raise ConfigError("rollout.server.url=[] names no server; leave it out, and the run starts one")
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"rollout.server.url={shown(url)} must begin with http:// or https://")
+        if urls.count(url) > 1:
+            raise ConfigError(f"rollout.server.url names {shown(url)} twice; name each server once")

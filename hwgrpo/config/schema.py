@@ -142,8 +142,9 @@ class DataConfig:
 
 @dataclass
 class RolloutServerConfig:
-    url: str | None = None
-    """Address of a running server, e.g. http://127.0.0.1:8000; null starts one and stops it with the run."""
+    url: str | list[str] | None = None
+    """Address of a running server, e.g. http://127.0.0.1:8000, or a list of those, over which requests are spread; null
+    starts one and stops it with the run."""
     python: str | None = setting(None, path=True, used_by=[_OWN_SERVER])
     """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's."""
     host: str = setting("127.0.0.1", used_by=[_OWN_SERVER])
@@ -163,9 +164,9 @@ class RolloutServerConfig:
     """Folder for the transfer by files, visible to both sides; null: one in shared memory, for a server on this
     host."""
     wait_for_owner: float = limited(0.0, at_least=0, at_most=LONGEST_TIMEOUT, used_by=[_RUNNING_SERVER])
-    """Seconds to wait for another run that uses the server at `url`; 0: an error that names that run."""
+    """Seconds to wait for another run that uses a server at `url`; 0: an error that names that run."""
     take_over: bool = setting(False, used_by=[_RUNNING_SERVER])
-    """Take over the server at `url` from another run, which then ends with an error."""
+    """Take over the servers at `url` from another run, which then ends with an error."""
     start_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
     """Seconds that a server may take to start or restart."""
     request_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
