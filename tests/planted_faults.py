@@ -748,7 +748,7 @@ FAULTS = (
     Fault(
         "weights never probed",
         "training/feed/weight_probes.py",
-        "self._metrics = self._probes.check(version, ours) or {}",
+        "self._metrics = _check_all(self._probes, version, ours)",
         "pass",
         "training/feed/test_weight_probes.py -k a_run",
     ),
