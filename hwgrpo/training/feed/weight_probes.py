@@ -276,7 +276,7 @@ class ProbedResponses:
         with self._responses.exclusive_engine() if due else nullcontext():
             self._responses.update_weights(version)
             if due:
-                self._metrics = _check_all(self._probes, version, ours)
+                self._metrics = _worst([each.check(version, ours) for each in self._probes])
 
     def exclusive_engine(self) -> AbstractContextManager[Any]:
         return self._responses.exclusive_engine()
@@ -291,9 +291,9 @@ class ProbedResponses:
         self._responses.close()
 
 
-def _check_all(probes: Sequence[WeightProbes], version: int, ours: torch.Tensor | None = None) -> dict[str, float]:
-    """Probe all replicas; return the metrics of the worst, with the seconds of all."""
-    found = [metrics for each in probes if (metrics := each.check(version, ours)) is not None]
+def _worst(checks: Sequence[dict[str, float] | None]) -> dict[str, float]:
+    """Return the metrics of the replica with the largest difference, with the seconds of all; empty without any."""
+    found = [metrics for metrics in checks if metrics is not None]
     worst = max(found, key=lambda metrics: metrics["rollout/probe_logprob_diff"], default={})
     return worst | ({"timing_s/probe": sum(metrics["timing_s/probe"] for metrics in found)} if found else {})
 
@@ -323,7 +323,7 @@ def probe_weights(
         return responses  # rounding sends tokens to other experts, by which log-probs differ without a bound
     probes = [WeightProbes(config, each, update, tokenizer) for each in getattr(engine, "replicas", (engine,))]
     with responses.exclusive_engine():
-        metrics = _check_all(probes, version)
+        metrics = _worst([each.check(version) for each in probes])
     if not metrics:
         return responses
     # A resumed run logs what the run without a break logs.

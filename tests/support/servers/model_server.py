@@ -3,7 +3,8 @@
 A sample depends on the prompt, the seed of the request and the weights alone, so that runs of the same policy get the
 same responses, however they are started.
 
-python model_server.py MODEL; it says its port, and ends with its standard input. `served` starts one.
+python model_server.py MODEL; it says its port, and ends with its standard input. `served` starts one. With DIE_AT in
+the environment it is gone when it gets that request for samples.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class ModelServer(LocalServer):
         super().__init__(resolve_model_path(path), 0, TOKEN)
         self.workers = OwnWorker()
         self.offer = {"library": "gloo", "workers": 1}
+
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if len(self.asked) == int(os.environ.get("DIE_AT", "0")):
+            os._exit(9)
+        return super().answer(asked)
 
     def take(self, order: dict[str, Any]) -> None:
         super().take(order)
@@ -86,13 +92,13 @@ class Address:
 
 
 @contextmanager
-def served(model: str) -> Iterator[Address]:
-    """Run a server of a model; its token is `fake_server.TOKEN`."""
+def served(model: str, **variables: str) -> Iterator[Address]:
+    """Run a server of a model; its token is `fake_server.TOKEN`, and it has further variables."""
     root = Path(__file__).resolve().parents[3]
     path = os.pathsep.join(str(root / folder) for folder in (".", "backends", "kernels"))
     process = subprocess.Popen(
         [sys.executable, __file__, model],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
