@@ -11,16 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from torch import distributed as dist
 
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.pause_gate import Stopped
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
-from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem
+from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem, TimedOut
 from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import HEALTH_TIMEOUT, connect_server
 from hwgrpo.rollout.server.server_owner import check_owner
@@ -119,9 +122,12 @@ class ServerEngine:
         start = time.perf_counter()
         requests = make_requests(batch, sampling)
         end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
+        deadlines = GroupDeadlines(len(requests), sampling.group_timeout)
         with ThreadPoolExecutor(min(THREADS, len(requests))) as pool:
-            samples = list(pool.map(lambda request: self._sample(request, sampling, end_ids), requests))
-        result = make_completions(samples, sampling, self._parts.tokenizer, end_ids, self._version)
+            sample = partial(self._sample, sampling=sampling, end_ids=end_ids, deadlines=deadlines)
+            with deadlines.reported():
+                samples = list(pool.map(sample, count(), requests))
+        result = deadlines.apply(make_completions(samples, sampling, self._parts.tokenizer, end_ids, self._version))
         seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {
             "perf/rollout_tokens_per_second": len(result.tokens) / seconds,
@@ -267,21 +273,45 @@ class ServerEngine:
                 raise RunError(f"the rollout server did not get weights {self._version} within {seconds:g} s")
             wait.pause(PAUSE / 10)
 
-    def _sample(self, request: Request, sampling: Sampling, end_ids: tuple[int, ...]) -> list[Sample]:
+    def _sample(
+        self, group: int, request: Request, *, sampling: Sampling, end_ids: tuple[int, ...], deadlines: GroupDeadlines
+    ) -> list[Sample] | None:
+        """Return the samples of a prompt; None where both dispatches missed the deadline."""
         server_request = ServerRequest(self._server.model, self._version, request, sampling, end_ids)
         vocabulary = self._parts.model.config.get_text_config().vocab_size
 
         def sample() -> tuple[list[Sample], str | None]:
-            return self._api.sample(self._client, server_request, self._settings.request_timeout)
+            timeout = sampling.group_timeout or self._settings.request_timeout
+            return self._api.sample(self._client, server_request, timeout)
 
-        return self._request(sample, lambda samples: find_problem(samples, request, sampling, vocabulary))
+        again = True
+        while again:
+            deadlines.dispatch(group)
+            try:
+                samples = self._request(
+                    sample,
+                    lambda samples: find_problem(samples, request, sampling, vocabulary),
+                    raise_late=sampling.group_timeout is not None,
+                )
+                deadlines.finish(group)
+                return samples
+            except TimedOut:  # the connection is closed: the server aborts the request
+                again = deadlines.miss(group)
+        return None
 
-    def _request(self, send: Callable[[], tuple[T, str | None]], problem_of: Callable[[T], str | None]) -> T:
+    def _request(
+        self,
+        send: Callable[[], tuple[T, str | None]],
+        problem_of: Callable[[T], str | None],
+        *,
+        raise_late: bool = False,
+    ) -> T:
         """Return the result of a request that the current weights have answered; recover the server if it fails.
 
         Args:
             send: sends it; returns its result and the label of the weights.
             problem_of: returns why a result is invalid, or None.
+            raise_late: raise TimedOut for a request that a healthy server has not answered in time.
         """
         wanted = self._owner.label(self._version)
         for attempt in range(self._settings.retries + 1):
@@ -303,6 +333,8 @@ class ServerEngine:
             except ServerProblem as problem:
                 if self._is_over():
                     raise Stopped from None
+                if raise_late and isinstance(problem, TimedOut) and self.health():
+                    raise
                 if attempt == self._settings.retries:
                     self._check_failure()
                     error = RunError(
