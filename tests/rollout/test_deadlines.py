@@ -1,4 +1,4 @@
-"""Deadlines of groups in every engine: a late group is dispatched again once, then dropped; the others stay the same."""
+"""Deadlines of groups in every engine: a late group is dispatched again once, then dropped; the others are as ever."""
 
 import time
 from collections.abc import Callable
