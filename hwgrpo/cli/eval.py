@@ -182,11 +182,12 @@ class _Recording:
     ) -> Rewards:
         """Score as the pipeline does."""
         from hwgrpo.jsonlines import jsonable
-        from hwgrpo.observe.completions import sample_record
+        from hwgrpo.observe.completions import dropped_records, sample_record
 
         rewards = self._rewards.score(batch, completions, step, drawing=drawing)
-        for i in range(len(completions)):
-            record = {"kind": self._kind, **sample_record(i, batch, completions, rewards)}
+        scored = (sample_record(i, batch, completions, rewards) for i in range(len(completions)))
+        for each in (*scored, *dropped_records(batch, completions)):
+            record = {"kind": self._kind, **each}
             self._file.write(json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")
         return rewards
 

@@ -27,6 +27,12 @@ def check_rollout(config: Config) -> None:
             f"rollout.sleep_mode='always' with rollout.max_staleness={r.max_staleness}: the engine generates while the "
             "policy is trained; leave one of them out"
         )
+    hung = config.trainer.process_group_timeout
+    if r.group_timeout is not None and 2 * r.group_timeout >= hung:
+        raise ConfigError(
+            f"rollout.group_timeout={r.group_timeout:g}: a late group may take twice as long, and after "
+            f"trainer.process_group_timeout={hung:g} s the wait for it counts as hung; use less than {hung / 2:g}"
+        )
     longest = config.data.max_prompt_tokens + r.max_response_tokens
     if r.max_model_len is not None and r.max_model_len < longest:
         raise ConfigError(

@@ -209,6 +209,9 @@ class RolloutConfig:
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Dtype of the sampler's weights; auto: the compute dtype. Another one needs a copy of the weights, and widens the
     gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
+    group_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
+    """Seconds for all responses to a prompt, time in the engine's queue included. A group that takes longer is
+    requested again once, with the same seed, then dropped: the step goes on without it (docs/faults.md). null: none."""
     max_staleness: int = limited(0, at_least=0)
     """Most weight versions by which responses may be older than the policy trained on them. 0: rollout and training
     alternate. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout

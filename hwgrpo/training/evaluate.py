@@ -38,7 +38,7 @@ def scores(
     sampling: Sampling,
     rows: range,
     step: int | None = None,
-) -> tuple[torch.Tensor, list[str]]:
+) -> tuple[torch.Tensor, list[str], int]:
     """Generate responses and score them.
 
     Args:
@@ -50,20 +50,25 @@ def scores(
         step: the last finished training step, for rewards that draw random numbers; None outside training.
 
     Returns:
-        [len(rows), n] fp64 total rewards (NaN for a sample removed by a failure policy), and the prompts' sources.
+        [len(rows), n] fp64 total rewards (NaN for a sample removed by a failure policy, or dropped for being late), the
+        prompts' sources, and how many groups were dropped.
     """
     parts: list[torch.Tensor] = []
+    dropped = 0
     sources: list[str] = []
     for start in range(0, len(rows), PROMPTS_AT_ONCE):
         chunk = rows[start : start + PROMPTS_AT_ONCE]
         # epoch -1: validation prompts share no uid, and so no random numbers, with training prompts
         batch = PromptBatch(tuple(dataset.prompt(row, -1) for row in chunk))
         drawing = ("validation", step, "greedy" if sampling.greedy else "sampled", start)
-        scored = rewards.score(batch, engine.generate(batch, sampling), drawing=drawing)
-        total = torch.where(scored.valid, scored.total, torch.nan)
-        parts.append(total.view(len(chunk), sampling.n))
+        completions = engine.generate(batch, sampling)
+        scored = rewards.score(batch, completions, drawing=drawing)
+        total = torch.full((len(chunk), sampling.n), torch.nan, dtype=torch.float64)
+        total[completions.prompt_index.unique()] = scored.total.where(scored.valid, torch.nan).view(-1, sampling.n)
+        parts.append(total)
+        dropped += len(completions.dropped)
         sources += [prompt.source for prompt in batch.prompts]
-    return torch.cat(parts) if parts else torch.zeros(0, sampling.n, dtype=torch.float64), sources
+    return torch.cat(parts) if parts else torch.zeros(0, sampling.n, dtype=torch.float64), sources, dropped
 
 
 def validate(
@@ -77,7 +82,8 @@ def validate(
 ) -> dict[str, float]:
     """Return `val-core/<source>/reward/{greedy, mean@n, best@n}` over all prompts, distributed over the ranks.
 
-    Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts.
+    Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts. With
+    `rollout.group_timeout`, `val-aux/groups_dropped` counts the groups that are in none of them.
 
     Args:
         engine: generates the responses.
@@ -89,11 +95,12 @@ def validate(
         step: the last finished training step.
     """
     rows = range(strategy.rank, len(dataset), strategy.world_size)
-    greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step)
+    greedy, sources, dropped = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step)
     collected: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     columns = {"greedy": greedy[:, 0]}
     if n > 0:
-        sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step)
+        sampled, _, further = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step)
+        dropped += further
         columns[f"mean@{n}"] = sampled.nanmean(1)
         best = sampled.nan_to_num(nan=-torch.inf).amax(1)
         columns[f"best@{n}"] = torch.where(sampled.isnan().all(1), torch.nan, best)
@@ -111,6 +118,8 @@ def validate(
         valid_N = scores_N[~scores_N.isnan()]
         if len(valid_N) > 1:
             metrics[f"val-aux/{key}/stderr"] = float(valid_N.std() / len(valid_N) ** 0.5)
+    if sampling.group_timeout is not None:
+        metrics["val-aux/groups_dropped"] = strategy.sum([dropped])[0]
     return metrics
 
 

@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from torch import distributed as dist
 
 from hwgrpo.errors import RunError
+from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.pause_gate import Stopped
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
 from hwgrpo.rollout.server.engine_state import EngineState
-from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem
+from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem, TimedOut
 from hwgrpo.rollout.server.rollout_server import PAUSE, RolloutServer
 from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import connect_servers
@@ -130,9 +133,13 @@ class ServerEngine:
         start = time.perf_counter()
         requests = make_requests(batch, sampling)
         end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
+        deadlines = GroupDeadlines(len(requests), sampling.group_timeout)
         with ThreadPoolExecutor(min(THREADS, len(requests))) as pool:
-            samples = list(pool.map(lambda request: self._sample(request, sampling, end_ids), requests))
-        result = make_completions(samples, sampling, self._parts.tokenizer, end_ids, self._state.version)
+            sample = partial(self._sample, sampling=sampling, end_ids=end_ids, deadlines=deadlines)
+            with deadlines.reported():
+                samples = list(pool.map(sample, count(), requests))
+        version = self._state.version
+        result = deadlines.apply(make_completions(samples, sampling, self._parts.tokenizer, end_ids, version))
         seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {
             "perf/rollout_tokens_per_second": len(result.tokens) / seconds,
@@ -159,7 +166,9 @@ class ServerEngine:
             return None
         self._try_again()
         return [
-            self._request(lambda server, tokens=tokens: server.request_scores(tokens, adapter=adapter), lambda _: None)
+            self._request(
+                lambda server, tokens=tokens: server.request_scores(tokens, adapter=adapter), lambda _: None, failed=[]
+            )
             for tokens in sequences
         ]
 
@@ -250,27 +259,52 @@ class ServerEngine:
                 raise RunError(f"the rollout server did not get weights {version} within {seconds:g} s")
             wait.pause(PAUSE / 10)
 
-    def _sample(self, request: Request, sampling: Sampling, end_ids: tuple[int, ...]) -> list[Sample]:
+    def _sample(
+        self, group: int, request: Request, *, sampling: Sampling, end_ids: tuple[int, ...], deadlines: GroupDeadlines
+    ) -> list[Sample] | None:
+        """Return the samples of a prompt; None where both dispatches missed the deadline."""
         vocabulary = self._parts.model.config.get_text_config().vocab_size
+        timeout = sampling.group_timeout or self._settings.request_timeout
 
         def sample(server: RolloutServer) -> tuple[list[Sample], str | None]:
             server_request = ServerRequest(server.model, self._state.version, request, sampling, end_ids)
-            return self._api.sample(server.client, server_request, self._settings.request_timeout)
+            return self._api.sample(server.client, server_request, timeout)
 
-        return self._request(sample, lambda samples: find_problem(samples, request, sampling, vocabulary))
+        failed: list[RolloutServer] = []
+        again = True
+        while again:
+            deadlines.dispatch(group)
+            try:
+                samples = self._request(
+                    sample,
+                    lambda samples: find_problem(samples, request, sampling, vocabulary),
+                    failed,
+                    raise_late=sampling.group_timeout is not None,
+                )
+                deadlines.finish(group)
+                return samples
+            except TimedOut:  # the connection is closed: the server aborts the request
+                again = deadlines.miss(group)
+        return None
 
     def _request(
-        self, send: Callable[[RolloutServer], tuple[T, str | None]], problem_of: Callable[[T], str | None]
+        self,
+        send: Callable[[RolloutServer], tuple[T, str | None]],
+        problem_of: Callable[[T], str | None],
+        failed: list[RolloutServer],
+        *,
+        raise_late: bool = False,
     ) -> T:
         """Return the result of a request that the current weights have answered; a server where it fails is lost.
 
         Args:
             send: sends it to a server; returns its result and the label of the weights.
             problem_of: returns why a result is invalid, or None.
+            failed: servers where it has failed; extended.
+            raise_late: raise TimedOut for a request that a healthy server has not answered in time.
         """
-        asked: list[RolloutServer] = []
-        while True:
-            with self._next_server(asked) as server:
+        for attempt in range(self._settings.retries + 1):
+            with self._next_server(failed) as server:
                 try:
                     result, label = send(server)
                     server.check_label(label)
@@ -283,31 +317,34 @@ class ServerEngine:
                     raise
                 except ServerProblem as error:
                     problem = error
+            failed.append(server)
             if self._state.is_over:
                 raise Stopped
             self._state.check_failure()
-            asked.append(server)
-            if len(asked) > self._settings.retries:
-                urls = dict.fromkeys(server.url for server in asked)
+            if raise_late and isinstance(problem, TimedOut) and server.has_current_weights():
+                raise problem
+            if attempt == self._settings.retries:
+                urls = dict.fromkeys(server.url for server in failed)
                 failure = RunError(
-                    f"the rollout server{'s' * (len(urls) > 1)} at {', '.join(urls)} failed {len(asked)} times in a "
-                    f"row (rollout.server.retries={self._settings.retries}); the last error: {problem}"
+                    f"the rollout server{'s' * (len(urls) > 1)} at {', '.join(urls)} failed {attempt + 1} times in a "
+                    f"row (rollout.server.retries={attempt}); the last error: {problem}"
                     f"{NOT_FINITE if NOT_JSON in str(problem) else ''}"
                 )
                 self._fail(failure)
                 raise failure from problem
             self._retries += 1
             server.lose(str(problem))
+        raise AssertionError("the loop returns or raises")
 
     @contextmanager
-    def _next_server(self, asked: Sequence[RolloutServer]) -> Iterator[RolloutServer]:
+    def _next_server(self, failed: Sequence[RolloutServer]) -> Iterator[RolloutServer]:
         """Wait for a server that takes requests, and count one as in flight there during the block.
 
-        Of several it is the one with the fewest in flight, and not the last of `asked`.
+        Of several it is the one with the fewest in flight, and not the last of `failed`.
         """
         with self._state.changed:
             ready = self._ready_servers()
-            others = [server for server in ready if server not in asked[-1:]] or ready
+            others = [server for server in ready if server not in failed[-1:]] or ready
             first = self._turn % len(others)
             server = min(others[first:] + others[:first], key=lambda server: server.in_flight)
             self._turn += 1

@@ -55,6 +55,9 @@ class ModelServer(LocalServer):
         if request.path == "/ways":
             ways, self.ways = self.ways, []
             return _send(request, 200, json.dumps(ways).encode())
+        if request.path == "/stuck":
+            self.stuck = set(json.loads(request.rfile.read(int(request.headers["Content-Length"]))))
+            return _send(request, 200, b"")
         return super()._handle(request)
 
 
@@ -89,6 +92,11 @@ class Address:
         """Return the transfers of weights since the last call."""
         with urllib.request.urlopen(f"{self.url}/ways", timeout=30) as answer:
             return json.load(answer)
+
+    def stick(self, *texts: str) -> None:
+        """Leave prompts of these texts without an answer, and no others."""
+        with urllib.request.urlopen(f"{self.url}/stuck", json.dumps(texts).encode(), timeout=30):
+            pass
 
 
 @contextmanager
