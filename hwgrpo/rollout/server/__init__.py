@@ -2,6 +2,7 @@
 
 engine.py             requests and weights for all servers
 engine_state.py       what the servers must have, shared with the threads that look after them
+request_router.py     spreads requests over the servers, with retries
 rollout_server.py     one server: whether it takes requests, and its repair
 server_api.py         the protocol of a kind of server, and code that the kinds share
 vllm.py, sglang.py    the kinds

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -20,11 +19,11 @@ from torch import distributed as dist
 from hwgrpo.errors import RunError
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
-from hwgrpo.rollout.pause_gate import Stopped
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
 from hwgrpo.rollout.server.engine_state import EngineState
-from hwgrpo.rollout.server.http_client import InvalidResponse, ServerInUse, ServerProblem, TimedOut
+from hwgrpo.rollout.server.http_client import ServerInUse, TimedOut
+from hwgrpo.rollout.server.request_router import RequestRouter
 from hwgrpo.rollout.server.rollout_server import PAUSE, RolloutServer
 from hwgrpo.rollout.server.server_api import ServerApi, ServerRequest
 from hwgrpo.rollout.server.server_connection import connect_servers
@@ -41,9 +40,6 @@ THREADS = 64
 LAG = 5.0
 """Seconds for which the other ranks wait for servers that get new weights later than the first, beside as long again as
 that one took."""
-NOT_JSON = "Out of range float values are not JSON compliant"
-"""Error of a server whose log-probs are not numbers."""
-NOT_FINITE = ". Log-probs are not finite: weights contain NaN or infinite values, or a dtype overflows (rollout.dtype)"
 
 
 class ServerEngine:
@@ -64,9 +60,6 @@ class ServerEngine:
         self._settings = parts.config.rollout.server
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         self._state = EngineState(parts.gate)
-        self._retries = 0
-        self._turn = dist.get_rank() if dist.is_initialized() else 0
-        """Number of the next request: among servers with as many in flight, it says which one is next."""
         self.metrics: Mapping[str, float] = {}
         """Of the last `generate`: perf/rollout_tokens_per_second (response tokens), rollout/servers_alive (servers that
         take requests), and since the start rollout/server_retries (requests sent again) and
@@ -83,6 +76,8 @@ class ServerEngine:
             RolloutServer(each, api, self._owner, self._transfer, self._settings, self._state, alone=alone)
             for each in found.servers
         ]
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self._router = RequestRouter(self._servers, self._state, self._settings.retries, rank)
         try:
             self._send_weights(0, adapter)
         except BaseException:
@@ -129,7 +124,7 @@ class ServerEngine:
             raise RuntimeError("the rollout server is asleep or closed: call update_weights() before generate()")
         assert len(batch) > 0
         check_batch(batch, sampling, self._parts.model.config)
-        self._try_again()
+        self._router.try_again()
         start = time.perf_counter()
         requests = make_requests(batch, sampling)
         end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
@@ -143,7 +138,7 @@ class ServerEngine:
         seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {
             "perf/rollout_tokens_per_second": len(result.tokens) / seconds,
-            "rollout/server_retries": float(self._retries),
+            "rollout/server_retries": float(self._router.retries),
             "rollout/server_restarts": float(sum(server.restarts for server in self._servers)),
             "rollout/servers_alive": float(sum(server.ready for server in self._servers)),
         }
@@ -164,9 +159,9 @@ class ServerEngine:
         """
         if self._transfer is None or not self._api.can_score:
             return None
-        self._try_again()
+        self._router.try_again()
         return [
-            self._request(
+            self._router.request(
                 lambda server, tokens=tokens: server.request_scores(tokens, adapter=adapter), lambda _: None, failed=[]
             )
             for tokens in sequences
@@ -225,7 +220,7 @@ class ServerEngine:
             raise
         _for_each(self._expect(version), RolloutServer.load_weights)
         transfer.finish()  # where there was no server to send to
-        self._ready_servers()
+        self._router.ready_servers()
         transfer.discard_old()
 
     def _expect(self, version: int) -> list[RolloutServer]:
@@ -275,7 +270,7 @@ class ServerEngine:
         while again:
             deadlines.dispatch(group)
             try:
-                samples = self._request(
+                samples = self._router.request(
                     sample,
                     lambda samples: find_problem(samples, request, sampling, vocabulary),
                     failed,
@@ -286,110 +281,6 @@ class ServerEngine:
             except TimedOut:  # the connection is closed: the server aborts the request
                 again = deadlines.miss(group)
         return None
-
-    def _request(
-        self,
-        send: Callable[[RolloutServer], tuple[T, str | None]],
-        problem_of: Callable[[T], str | None],
-        failed: list[RolloutServer],
-        *,
-        raise_late: bool = False,
-    ) -> T:
-        """Return the result of a request that the current weights have answered; a server where it fails is lost.
-
-        Args:
-            send: sends it to a server; returns its result and the label of the weights.
-            problem_of: returns why a result is invalid, or None.
-            failed: servers where it has failed; extended.
-            raise_late: raise TimedOut for a request that a healthy server has not answered in time.
-        """
-        for attempt in range(self._settings.retries + 1):
-            with self._next_server(failed) as server:
-                try:
-                    result, label = send(server)
-                    server.check_label(label)
-                    invalid = problem_of(result)
-                    if invalid is not None:
-                        raise InvalidResponse(invalid)
-                    return result
-                except ServerInUse as in_use:
-                    self._fail(in_use)
-                    raise
-                except ServerProblem as error:
-                    problem = error
-            failed.append(server)
-            if self._state.is_over:
-                raise Stopped
-            self._state.check_failure()
-            if raise_late and isinstance(problem, TimedOut) and server.has_current_weights():
-                raise problem
-            if attempt == self._settings.retries:
-                urls = dict.fromkeys(server.url for server in failed)
-                failure = RunError(
-                    f"the rollout server{'s' * (len(urls) > 1)} at {', '.join(urls)} failed {attempt + 1} times in a "
-                    f"row (rollout.server.retries={attempt}); the last error: {problem}"
-                    f"{NOT_FINITE if NOT_JSON in str(problem) else ''}"
-                )
-                self._fail(failure)
-                raise failure from problem
-            self._retries += 1
-            server.lose(str(problem))
-        raise AssertionError("the loop returns or raises")
-
-    @contextmanager
-    def _next_server(self, failed: Sequence[RolloutServer]) -> Iterator[RolloutServer]:
-        """Wait for a server that takes requests, and count one as in flight there during the block.
-
-        Of several it is the one with the fewest in flight, and not the last of `failed`.
-        """
-        with self._state.changed:
-            ready = self._ready_servers()
-            others = [server for server in ready if server not in failed[-1:]] or ready
-            first = self._turn % len(others)
-            server = min(others[first:] + others[:first], key=lambda server: server.in_flight)
-            self._turn += 1
-            server.in_flight += 1
-        try:
-            yield server
-        finally:
-            with self._state.changed:
-                server.in_flight -= 1
-
-    def _ready_servers(self) -> list[RolloutServer]:
-        """Wait until servers take requests, and return them.
-
-        Raises:
-            RunError: none is left, or requests fail for another reason.
-            Stopped: the engine is closed, or the thread that generates is to end.
-        """
-        with self._state.changed:
-            while True:
-                if self._state.is_over:
-                    raise Stopped
-                self._state.check_failure()
-                ready = [server for server in self._servers if server.ready]
-                if ready:
-                    return ready
-                failures = [server.failure for server in self._servers if server.failure is not None]
-                if len(failures) == len(self._servers):
-                    none_left = "no rollout server is left: " if len(failures) > 1 else ""
-                    raise RunError(none_left + "; ".join(map(str, failures))) from failures[0]
-                self._state.changed.wait(PAUSE)
-
-    def _try_again(self) -> None:
-        """Forget failures of earlier requests."""
-        self._state.failure = None
-        for server in self._servers:
-            if not (server.ready or server.repairing):
-                server.lose(str(server.failure))
-
-    def _fail(self, error: RunError) -> None:
-        """Record that no request can succeed, and abort all."""
-        with self._state.changed:
-            self._state.failure = self._state.failure or error
-            self._state.changed.notify_all()
-        for server in self._servers:
-            server.client.abort_requests()
 
 
 def _for_each(servers: Sequence[RolloutServer], work: Callable[[RolloutServer], None]) -> None:

@@ -226,6 +226,14 @@ def test_requests_that_a_server_leaves_hanging_are_answered_by_the_other(make, p
     assert time.monotonic() - began < 20
 
 
+def test_a_group_that_is_late_on_one_server_is_dispatched_again_to_the_other(make, pair, wanted):
+    engine = make()
+    pair[1].hangs = True
+    found = engine.generate(batch(*PROMPTS), replace(SAMPLING, group_timeout=1.0))
+    assert same(found, wanted)
+    assert (found.late > 0, found.dropped) == (True, {})
+
+
 def test_a_server_that_hangs_altogether_loses_all_its_requests_when_the_first_has_timed_out(make, pair, wanted):
     engine = make("rollout.server.request_timeout=300")
     with in_flight_on_both(engine, pair) as found:
@@ -438,7 +446,7 @@ def as_other_rank(engine: ServerEngine) -> None:
 
 def test_other_ranks_wait_for_all_servers_but_not_for_one_that_stays_behind(make, pair, monkeypatch):
     monkeypatch.setattr(server_engine, "LAG", 0.2)
-    engine = make()
+    engine = make("rollout.server.retries=0", "rollout.server.start_timeout=3", "rollout.server.request_timeout=3")
     as_other_rank(engine)
     late = [threading.Timer(0.2 * (1 + i), lambda i=i: setattr(pair[i], "version", 6)) for i in (0, 1)]
     for each in late:
