@@ -235,7 +235,7 @@ def test_a_group_that_is_late_on_one_server_is_dispatched_again_to_the_other(mak
 
 
 def test_a_server_that_hangs_altogether_loses_all_its_requests_when_the_first_has_timed_out(make, pair, wanted):
-    engine = make("rollout.server.request_timeout=300")
+    engine = make("rollout.server.request_timeout=300", "rollout.server.start_timeout=300")
     with in_flight_on_both(engine, pair) as found:
         pair[0].released.set()
         pair[1].refusals = [503] * 10000  # it answers no check of its health either
@@ -340,6 +340,7 @@ def test_a_server_that_does_not_sleep_is_lost(make, pair):
     pair[1].refusals = [500]
     engine.sleep()
     assert (pair[0].slept, pair[1].slept) == ([2], [])
+    assert [server.repairing for server in engine._servers] == [False, True]
     engine.update_weights(1)
     wait_until(lambda: engine._servers[1].ready)
 
