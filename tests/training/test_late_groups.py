@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from hwgrpo.jsonlines import read_lines
 from hwgrpo.report.compact_completions import read_completions
 from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.local.engine import LocalEngine
+from hwgrpo.training.evaluate import scores
 from hwgrpo.training.feed import prefetched_batches
 from hwgrpo.training.feed.response_source import Batch
-from hwgrpo.values import Completions, Prompt, PromptBatch, Sampling
+from hwgrpo.values import Completions, Prompt, PromptBatch, Rewards, Sampling
 from tests.support.runs import runs
 
 WORDS = ("trainer.max_steps=3", "observe.completions_per_step=64")
@@ -151,6 +153,17 @@ def test_a_step_without_any_group_is_one_whose_rewards_were_all_dropped(tmp_path
         same(line, other)
 
 
+def test_functions_of_the_user_are_not_called_without_responses(tmp_path: Path, monkeypatch):
+    (tmp_path / "own.py").write_text(
+        "def longest(completions, **kwargs):\n    open(__file__ + '.called', 'w').close()\n    return [1.0] * len(completions)\n"
+        "def shown(prompts, completions, rewards, advantages):\n    max(completions.texts)\n    return {}\n"
+    )
+    own = (f"reward.functions=['{tmp_path}/own.py:longest']", f"observe.metrics=['{tmp_path}/own.py:shown']")
+    drop(monkeypatch, lambda prompt, sampling: True)
+    assert runs.run(tmp_path / "run", *WORDS, *own, DEADLINE) == "completed"
+    assert not (tmp_path / "own.py.called").exists()
+
+
 @pytest.mark.parametrize("name", ADVANTAGES.names())
 def test_every_advantage_estimator_accepts_a_step_without_responses(name: str):
     nothing = torch.zeros(0)
@@ -182,6 +195,25 @@ def test_a_group_dropped_in_a_validation_is_counted_and_in_no_mean(tmp_path: Pat
     mean = next(name for name in plain if name.startswith("val-core/") and "/mean@" in name)
     assert late[greedy] == "NaN", "there is no reward"
     assert late[mean] not in ("NaN", plain[mean])
+
+
+def test_rewards_of_a_validation_stay_with_their_prompts():
+    class Stage:
+        def generate(self, batch, sampling):
+            return SimpleNamespace(prompt_index=torch.tensor([0, 0, 2, 2]), dropped={1: REASON})
+
+        def score(self, batch, completions, drawing):
+            return Rewards(
+                total=torch.tensor([1.0, 2.0, 3.0, 4.0]).double(), valid=torch.ones(4).bool(), per_function={}
+            )
+
+        def prompt(self, row, epoch):
+            return Prompt(str(row), "p", (1,), None, {})
+
+    stage: Any = Stage()
+    found, _, dropped = scores(stage, stage, stage, Sampling(2, 4), range(3))
+    assert found.nan_to_num(-1).tolist() == [[1, 2], [-1, -1], [3, 4]]
+    assert dropped == 1
 
 
 def test_dropped_groups_survive_a_checkpoint(tmp_path: Path):

@@ -1,7 +1,8 @@
 """vLLM in the training process.
 
-engine.py          one engine per rank, on the rank's own device
-vllm_settings.py   the run's settings -> vLLM's arguments, for an engine here and for a server
+engine.py            one engine per rank, on the rank's own device
+timed_generation.py  generation with deadlines of groups
+vllm_settings.py     the run's settings -> vLLM's arguments, for an engine here and for a server
 """
 
 from hwgrpo.config.schema import Config

@@ -252,7 +252,7 @@ def failure_notes(
             failure = name.removeprefix("reward_failures/")
             first = f" ({rewards.first_failures[failure]})" if failure in rewards.first_failures else ""
             yield f"reward {failure}: {count:.0f} samples in step {step}{first}; metrics count further ones"
-    late, dropped = (values.get(f"rollout/groups_{kind}", 0) for kind in ("late", "dropped"))
+    late, dropped = values.get("rollout/groups_late", 0), values.get("rollout/groups_dropped", 0)
     kind = "groups dropped" if dropped else "groups late"
     if late and kind not in reported:
         reported.add(kind)
