@@ -150,7 +150,7 @@ class RolloutServerConfig:
     host: str = setting("127.0.0.1", used_by=[_OWN_SERVER])
     """Address that the server listens on; the default is reachable from this host only."""
     port: int = limited(0, at_least=0, at_most=65535, used_by=[_OWN_SERVER])
-    """Port that the server listens on; 0: a free one."""
+    """Port that the server listens on, and the next ones those of further servers; 0: free ones."""
     env: dict[str, str] = setting(dict, used_by=[_OWN_SERVER])
     """Further environment variables of the server, e.g. its visible devices."""
     token_variable: str = "HWGRPO_SERVER_TOKEN"

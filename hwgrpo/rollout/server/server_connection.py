@@ -24,6 +24,7 @@ from hwgrpo.rollout.server.server_api import MODEL, ServerApi
 from hwgrpo.rollout.server.server_owner import Owner, new_owner
 from hwgrpo.rollout.server.server_process import ServerProcess, free_port
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, WeightTransfer
+from hwgrpo.rollout.shared_devices import server_devices
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import communication_library
 from hwgrpo.text import hide_secrets
@@ -123,7 +124,7 @@ def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights |
     found = ServerConnections([], owner)
     try:
         if settings.url is None:
-            found.servers.append(_start(parts, api, adapter, owner))
+            found.servers = _start(parts, api, adapter, owner)
         for url in server_urls(settings):
             client = _client(parts.config, url, _token_for(settings), owner)
             model = _served_model(client, api)
@@ -195,23 +196,32 @@ def _client(config: Config, url: str, token: str, owner: Owner) -> Client:
     return Client(url, token, largest, {OWNER_HEADER: owner.session})
 
 
-def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, owner: Owner) -> ServerConnection:
-    s = parts.config.rollout.server
-    port = s.port or free_port(s.host)
+def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, owner: Owner) -> list[ServerConnection]:
+    """Start the run's own server, or one for every few of several training devices that vLLM shares."""
+    s, backend = parts.config.rollout.server, parts.device.backend
+    devices = server_devices(parts.config, backend.visible_env, os.environ)
     token = token_in(s.token_variable) or secrets.token_urlsafe(32)
-    log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
-    environment = api.environment(parts.device.backend, token, s.env)
-    process = ServerProcess(api.command(parts, adapter, s.host, port), environment, log)
     # A server that listens on all addresses is reached through the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
-    client = _client(parts.config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token, owner)
+    servers: dict[ServerProcess, ServerConnection] = {}
     try:
-        process.start()
-        process.wait_until_healthy(client, s.start_timeout)
+        for number, visible in enumerate(devices or [""]):
+            port = s.port + number if s.port else free_port(s.host)
+            own = {backend.visible_env: visible} if backend.visible_env and visible else {}
+            log = Path(parts.config.trainer.output_dir) / f"rollout-server{f'-{number}' if own else ''}.log"
+            environment = api.environment(backend, token, s.env | own)
+            process = ServerProcess(api.command(parts, adapter, s.host, port), environment, log)
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            client = _client(parts.config, url, token, owner)
+            servers[process] = ServerConnection(client, MODEL if adapter is None else ADAPTER, process)
+            process.start()
+        for process, server in servers.items():
+            process.wait_until_healthy(server.client, s.start_timeout)
     except BaseException:
-        process.stop()
+        for process in servers:
+            process.stop()
         raise
-    return ServerConnection(client, MODEL if adapter is None else ADAPTER, process)
+    return [*servers.values()]
 
 
 def _served_model(client: Client, api: ServerApi) -> str:

@@ -1,5 +1,6 @@
 """Several rollout servers: what is spread over them, and how a run gets over the loss of some. The servers are fake."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hwgrpo_backends.cpu import BACKEND
+from hwgrpo_backends.device import Device
 
 from hwgrpo.config.schema import LoraConfig
 from hwgrpo.errors import ConfigError, RunError
@@ -22,6 +25,7 @@ from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.server_owner import Owner
 from hwgrpo.rollout.server.sglang import sglang_server
 from hwgrpo.rollout.server.vllm import check_running, vllm_server
+from hwgrpo.rollout.shared_devices import server_devices
 from hwgrpo.values import Completions, Sampling
 from tests.rollout.served import TOKENIZER, batch, parts_for
 from tests.rollout.server.fake_sglang import FakeSglang
@@ -493,3 +497,59 @@ def test_the_token_that_is_missing_is_one_for_all(pair, tmp_path, monkeypatch):
     monkeypatch.delenv("THE_TOKEN")
     with pytest.raises(ConfigError, match=rf"url='{pair[0].url}, {pair[1].url}' needs a token: set THE_TOKEN"):
         vllm_server(parts_for(None, tmp_path, f"rollout.server.url=[{pair[0].url},{pair[1].url}]"))
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "wanted"),
+    [
+        ([], {"LOCAL_WORLD_SIZE": "3"}, ["0", "1", "2"]),
+        ([], {"LOCAL_WORLD_SIZE": "2", "SEEN": "4,6"}, ["4", "6"]),
+        (["rollout.tensor_parallel_size=2"], {"LOCAL_WORLD_SIZE": "5"}, ["0,1", "2,3"]),
+        (["rollout.tensor_parallel_size=2"], {"LOCAL_WORLD_SIZE": "2"}, []),
+        (["rollout.server.env={A_VISIBLE_DEVICES: 7}"], {"LOCAL_WORLD_SIZE": "2"}, []),
+        (["rollout.server.url=http://a"], {"LOCAL_WORLD_SIZE": "2"}, []),
+        ([], {}, []),
+    ],
+)
+def test_servers_that_share_the_training_devices_have_some_each(tmp_path, words: list[str], environ, wanted):
+    config = parts_for(None, tmp_path, *words).config
+    assert server_devices(config, "SEEN", environ) == wanted
+    assert server_devices(config, None, environ) == [], "a CPU"
+
+
+OWN = """#!{python}
+import os, sys
+sys.path[:0] = {path}
+from tests.support.servers.fake_server import FakeServer
+print("sees", os.environ["SEEN"], flush=True)
+FakeServer(int(sys.argv[sys.argv.index("--port") + 1]), os.environ["HWGRPO_SERVER_TOKEN"])
+sys.stdin.read()
+"""
+
+
+def test_a_run_on_two_devices_starts_a_server_for_each_and_again_where_one_dies(tmp_path, monkeypatch):
+    monkeypatch.delenv("THE_TOKEN")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    program = tmp_path / "python"
+    program.write_text(OWN.format(python=sys.executable, path=[*map(str, sys.path)]))
+    program.chmod(0o755)
+    parts = parts_for(None, tmp_path, f"rollout.server.python={program}", "rollout.server.start_timeout=90")
+    engine = vllm_server(replace(parts, device=Device(replace(BACKEND, visible_env="SEEN"))))
+    logs = [tmp_path / f"run/rollout-server-{number}.log" for number in (0, 1)]
+    assert [log.read_text().split()[:2] for log in logs] == [["sees", "0"], ["sees", "1"]]
+    engine.update_weights(1)
+    process: Any = engine.replicas[1].connection.process  # pyright: ignore
+    engine.sleep()
+    process._process.kill()
+    process._process.wait()
+    engine.update_weights(2)
+    found = engine.generate(batch(*PROMPTS), SAMPLING)
+    assert found.weight_version == 2
+    wait_until(lambda: engine._servers[1].ready, 60)
+    engine.generate(batch(*PROMPTS), SAMPLING)
+    assert [engine.metrics[f"rollout/{name}"] for name in ("servers_alive", "server_restarts")] == [2, 1]
+    assert logs[1].read_text().count("sees 1") == 2
+    processes = [server.connection.process for server in engine._servers]
+    assert all(each is not None and each.alive for each in processes)
+    engine.close()
+    assert not any(each is not None and each.alive for each in processes)
