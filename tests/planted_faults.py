@@ -1431,6 +1431,20 @@ FAULTS = (
         "        if False:",
         "training/test_late_groups.py -k not_called",
     ),
+    Fault(
+        "all servers of a run on its first device",
+        "rollout/shared_devices.py",
+        "visible[first : first + size]",
+        "visible[:size]",
+        "rollout/server/test_several_servers.py -k training_devices",
+    ),
+    Fault(
+        "servers that sleep on training devices refused",
+        "cli/launch.py",
+        "if shares_device(config) and sleeps(config, on_host=False):",
+        "if False:",
+        "cli/test_launch.py -k devices_of_a_server",
+    ),
 )
 
 

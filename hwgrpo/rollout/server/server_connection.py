@@ -24,7 +24,7 @@ from hwgrpo.rollout.server.server_api import MODEL, ServerApi
 from hwgrpo.rollout.server.server_owner import Owner, new_owner
 from hwgrpo.rollout.server.server_process import ServerProcess, free_port
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, WeightTransfer
-from hwgrpo.rollout.shared_devices import server_devices
+from hwgrpo.rollout.shared_devices import server_devices, shares_device
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import communication_library
 from hwgrpo.text import hide_secrets
@@ -303,6 +303,8 @@ def _make_groups(parts: EngineParts, api: ServerApi, clients: Sequence[Client], 
     backend = parts.device.comm_backend
     library = communication_library(backend)
     workers: dict[Client, int] = {}
+    if len(clients) > 1 and shares_device(parts.config):
+        return "the servers compute on the training devices, and two ranks of a group may not share one"
     try:
         for client in clients:
             support = api.group_support(client, HEALTH_TIMEOUT)
