@@ -155,7 +155,8 @@ def test_a_step_without_any_group_is_one_whose_rewards_were_all_dropped(tmp_path
 
 def test_functions_of_the_user_are_not_called_without_responses(tmp_path: Path, monkeypatch):
     (tmp_path / "own.py").write_text(
-        "def longest(completions, **kwargs):\n    open(__file__ + '.called', 'w').close()\n    return [1.0] * len(completions)\n"
+        "def longest(completions, **kwargs):\n    open(__file__ + '.called', 'w').close()\n"
+        "    return [1.0] * len(completions)\n"
         "def shown(prompts, completions, rewards, advantages):\n    max(completions.texts)\n    return {}\n"
     )
     own = (f"reward.functions=['{tmp_path}/own.py:longest']", f"observe.metrics=['{tmp_path}/own.py:shown']")
