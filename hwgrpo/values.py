@@ -46,6 +46,8 @@ class Sampling:
     """Select the likeliest token; temperature and filters are ignored, log-probs are those of the raw logits."""
     seed: int = 0
     """Seed; with (prompt uid, sample index, position) it determines every sampled token."""
+    group_timeout: float | None = None
+    """Seconds for the responses to a prompt, twice, before they are dropped (`hwgrpo.rollout.deadlines`); None: any."""
 
     def __post_init__(self) -> None:
         rules = (
@@ -59,6 +61,7 @@ class Sampling:
             ("stop", all(self.stop), "a list of strings that are not empty"),
             ("stop_token_ids", all(token >= 0 for token in self.stop_token_ids), "a list of ids of at least 0"),
             ("seed", self.seed >= 0, "at least 0"),
+            ("group_timeout", self.group_timeout is None or self.group_timeout > 0, "above 0, or null for none"),
         )
         for key, fulfilled, allowed in rules:
             if not fulfilled:
@@ -116,6 +119,10 @@ class Completions:
     """Policy version that sampled the responses; the oldest, if there are several."""
     versions: torch.Tensor | None = None
     """[R] int64: policy version that sampled each token, if weights changed in between; None: all `weight_version`."""
+    late: int | None = None
+    """Groups that missed `Sampling.group_timeout`; None: there is none."""
+    dropped: Mapping[int, str] = field(default_factory=dict)
+    """Index of each prompt whose group was dropped, so that it has no responses here -> reason."""
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import sys
 import threading
 import time
@@ -23,12 +24,12 @@ class Wait:
     """A wait with a time limit; call `pause` until `over`.
 
     Args:
-        what: the awaited event, as a noun.
-        seconds: the time limit.
+        what: the awaited event, as a noun; a function is called for each report.
+        seconds: the time limit; infinite: none.
         first_report: seconds after which the wait is reported; None: FIRST_REPORT.
     """
 
-    def __init__(self, what: str, seconds: float, *, first_report: float | None = None) -> None:
+    def __init__(self, what: str | Callable[[], str], seconds: float, *, first_report: float | None = None) -> None:
         self._what, self._seconds = what, seconds
         self._began = time.monotonic()
         self._next_report = self._began + (FIRST_REPORT if first_report is None else first_report)
@@ -53,11 +54,9 @@ class Wait:
         now = time.monotonic()
         if now >= self._next_report:
             self._next_report = now + REPORT_EVERY
-            print(
-                f"hwgrpo: waiting for {self._what}: {now - self._began:.0f} s of at most {self._seconds:g} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            what = self._what if isinstance(self._what, str) else self._what()
+            limit = f" of at most {self._seconds:g} s" if math.isfinite(self._seconds) else ""
+            print(f"hwgrpo: waiting for {what}: {now - self._began:.0f} s{limit}", file=sys.stderr, flush=True)
 
 
 def join_thread(thread: threading.Thread, what: str, seconds: float) -> None:

@@ -137,10 +137,11 @@ def _config(args: argparse.Namespace) -> Config:
     # One process evaluates it, however many ranks trained it.
     config.trainer.strategy, config.trainer.sequence_parallel_size, config.trainer.tensor_parallel_size = "single", 1, 1
     unset = unset_variables(config)
-    if "rollout.server.url" in unset and engine_kind(config).on_server:
+    address = next((key for key in unset if key.startswith("rollout.server.url")), None)
+    if address is not None and engine_kind(config).on_server:
         raise ConfigError(
-            f"rollout.server.url needs the environment variable {unset['rollout.server.url']}, which is not set; "
-            "export it, or use rollout.engine=local"
+            f"{address} needs the environment variable {unset[address]}, which is not set; export it, or use "
+            "rollout.engine=local"
         )
     for key, variable in unset.items():
         print(
@@ -181,11 +182,12 @@ class _Recording:
     ) -> Rewards:
         """Score as the pipeline does."""
         from hwgrpo.jsonlines import jsonable
-        from hwgrpo.observe.completions import sample_record
+        from hwgrpo.observe.completions import dropped_records, sample_record
 
         rewards = self._rewards.score(batch, completions, step, drawing=drawing)
-        for i in range(len(completions)):
-            record = {"kind": self._kind, **sample_record(i, batch, completions, rewards)}
+        scored = (sample_record(i, batch, completions, rewards) for i in range(len(completions)))
+        for each in (*scored, *dropped_records(batch, completions)):
+            record = {"kind": self._kind, **each}
             self._file.write(json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False) + "\n")
         return rewards
 

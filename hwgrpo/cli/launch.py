@@ -259,13 +259,19 @@ def _check_counts(args: argparse.Namespace, devices: int, visible: Sequence[str]
 
 
 def _check_server_devices(config: Config, backend: Backend | None, devices: int) -> None:
-    """Check that training on every device of the host leaves some to the server that the run starts there."""
+    """Check that training on every device of the host leaves some to the server that the run starts there.
+
+    Servers that sleep while the policy is trained need none.
+    """
     from hwgrpo.rollout.engine_kind import engine_kind
+    from hwgrpo.rollout.shared_devices import shares_device, sleeps
 
     r, name = config.rollout, backend.visible_env if backend else None
     if devices < 2 or name is None or r.server.url is not None or not engine_kind(config).on_server:
         return
     if name in r.server.env and os.environ.get(name):  # both have theirs
+        return
+    if shares_device(config) and sleeps(config, on_host=False):  # one server per device
         return
     half = devices // 2
     first, rest = (",".join(map(str, numbers)) for numbers in (range(half), range(half, devices)))

@@ -62,4 +62,5 @@ def sampling_of(config: Config) -> Sampling:
         stop=tuple(r.stop),
         stop_token_ids=tuple(r.stop_token_ids),
         seed=config.trainer.seed,
+        group_timeout=r.group_timeout,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hwgrpo.catalog import ENGINES
-from hwgrpo.config.schema import Config
+from hwgrpo.config.schema import Config, RolloutServerConfig
 from hwgrpo.errors import ConfigError, shown
 
 
@@ -27,6 +27,12 @@ def check_rollout(config: Config) -> None:
             f"rollout.sleep_mode='always' with rollout.max_staleness={r.max_staleness}: the engine generates while the "
             "policy is trained; leave one of them out"
         )
+    hung = config.trainer.process_group_timeout
+    if r.group_timeout is not None and 2 * r.group_timeout >= hung:
+        raise ConfigError(
+            f"rollout.group_timeout={r.group_timeout:g}: a late group may take twice as long, and after "
+            f"trainer.process_group_timeout={hung:g} s the wait for it counts as hung; use less than {hung / 2:g}"
+        )
     longest = config.data.max_prompt_tokens + r.max_response_tokens
     if r.max_model_len is not None and r.max_model_len < longest:
         raise ConfigError(
@@ -34,12 +40,27 @@ def check_rollout(config: Config) -> None:
             f"{config.data.max_prompt_tokens} + rollout.max_response_tokens={r.max_response_tokens}); use at least "
             f"{longest}, or leave it out"
         )
-    url = r.server.url
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise ConfigError(f"rollout.server.url={shown(url)} must begin with http:// or https://")
+    _check_urls(r.server)
     lora = config.model.lora
     if r.server.transfer == "group" and (lora.rank or lora.adapter):
         raise ConfigError(
             f"rollout.server.transfer='group' with model.lora.rank={lora.rank}, model.lora.adapter={lora.adapter!r}: "
             "an adapter goes to the server through a folder; leave rollout.server.transfer out"
         )
+
+
+def server_urls(server: RolloutServerConfig) -> list[str]:
+    """Return the addresses in `rollout.server.url`; none where the run starts its server."""
+    url = server.url
+    return [] if url is None else [url] if isinstance(url, str) else [*url]
+
+
+def _check_urls(server: RolloutServerConfig) -> None:
+    urls = server_urls(server)
+    if server.url is not None and not urls:
+        raise ConfigError("rollout.server.url=[] names no server; leave it out, and the run starts one")
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"rollout.server.url={shown(url)} must begin with http:// or https://")
+        if urls.count(url) > 1:
+            raise ConfigError(f"rollout.server.url names {shown(url)} twice; name each server once")

@@ -142,15 +142,16 @@ class DataConfig:
 
 @dataclass
 class RolloutServerConfig:
-    url: str | None = None
-    """Address of a running server, e.g. http://127.0.0.1:8000; null starts one and stops it with the run."""
+    url: str | list[str] | None = None
+    """Address of a running server, e.g. http://127.0.0.1:8000, or a list of those, over which requests are spread; null
+    starts one and stops it with the run."""
     python: str | None = setting(None, path=True, used_by=[_OWN_SERVER])
     """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's, or for vLLM
     that of .venv-vllm or .venv-vllm-ascend, which `scripts/setup.sh --rollout` makes, if the trainer's has none."""
     host: str = setting("127.0.0.1", used_by=[_OWN_SERVER])
     """Address that the server listens on; the default is reachable from this host only."""
     port: int = limited(0, at_least=0, at_most=65535, used_by=[_OWN_SERVER])
-    """Port that the server listens on; 0: a free one."""
+    """Port that the server listens on, and the next ones those of further servers; 0: free ones."""
     env: dict[str, str] = setting(dict, used_by=[_OWN_SERVER])
     """Further environment variables of the server, e.g. its visible devices."""
     token_variable: str = "HWGRPO_SERVER_TOKEN"
@@ -164,9 +165,9 @@ class RolloutServerConfig:
     """Folder for the transfer by files, visible to both sides; null: one in shared memory, for a server on this
     host."""
     wait_for_owner: float = limited(0.0, at_least=0, at_most=LONGEST_TIMEOUT, used_by=[_RUNNING_SERVER])
-    """Seconds to wait for another run that uses the server at `url`; 0: an error that names that run."""
+    """Seconds to wait for another run that uses a server at `url`; 0: an error that names that run."""
     take_over: bool = setting(False, used_by=[_RUNNING_SERVER])
-    """Take over the server at `url` from another run, which then ends with an error."""
+    """Take over the servers at `url` from another run, which then ends with an error."""
     start_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
     """Seconds that a server may take to start or restart."""
     request_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
@@ -210,6 +211,9 @@ class RolloutConfig:
     dtype: str = choice("auto", ("auto", "float32", "bfloat16"))
     """Dtype of the sampler's weights; auto: the compute dtype. Another one needs a copy of the weights, and widens the
     gap between the rollout's log-probs and the trainer's, which rollout_corr/* shows."""
+    group_timeout: float | None = limited(None, above=0, at_most=LONGEST_TIMEOUT)
+    """Seconds for all responses to a prompt, time in the engine's queue included. A group that takes longer is
+    requested again once, with the same seed, then dropped: the step goes on without it (docs/faults.md). null: none."""
     max_staleness: int = limited(0, at_least=0)
     """Most weight versions by which responses may be older than the policy trained on them. 0: rollout and training
     alternate. 1: the next step's responses are sampled while this one is trained (one-step-off policy). More: rollout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,30 @@ def sample_record(sample: int, batch: PromptBatch, completions: Completions, rew
     return record
 
 
+def dropped_records(batch: PromptBatch, completions: Completions) -> Iterator[dict[str, Any]]:
+    """Yield a record of each group that was dropped for being late, like `sample_record`; `dropped` is the reason.
+
+    Args:
+        batch: the G prompts.
+        completions: their S responses.
+    """
+    for index, reason in completions.dropped.items():
+        prompt = batch.prompts[index]
+        yield {
+            "uid": prompt.uid,
+            "prompt": prompt.text,
+            "question": last_user_message(prompt),
+            "response": None,
+            "reward": None,
+            "rewards": {},
+            "length": 0,
+            "finished": False,
+            "ground_truth": prompt.ground_truth,
+            "source": prompt.source,
+            "dropped": reason,
+        }
+
+
 class CompletionsLog:
     """Appends samples to `run_dir/completions.jsonl`.
 
@@ -127,10 +152,12 @@ class CompletionsLog:
     def log(
         self, step: int, batch: PromptBatch, completions: Completions, rewards: Rewards, advantages_S: torch.Tensor
     ) -> None:
-        """Append the chosen samples of one step: `sample_record` with `step` and `advantage`."""
+        """Append a step's chosen samples, as `sample_record` with `step` and `advantage`, and its dropped groups."""
         for i in complete_groups_first(completions.prompt_index.tolist(), self._per_step):
             record = sample_record(i, batch, completions, rewards)
             self._lines.append({"step": step, **record, "advantage": float(advantages_S[i])})
+        for record in dropped_records(batch, completions):
+            self._lines.append({"step": step, **record, "advantage": None})
 
     def cut_back(self, step: int) -> None:
         """Remove the samples of every later step."""

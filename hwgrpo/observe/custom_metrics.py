@@ -46,6 +46,8 @@ class CustomMetrics:
             RunError: a function failed, or returned something else.
         """
         values: dict[str, list[float]] = {}
+        if len(completions) == 0:
+            return values  # all groups were dropped
         for setting, function in self._functions.items():
             try:
                 measured = {

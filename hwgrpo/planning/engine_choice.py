@@ -73,15 +73,19 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
 
 
 def _options(config: Config, names: Sequence[str], world_size: int) -> Iterator[tuple[str, int]]:
-    """Yield engines, and over how many devices to divide their weights: vLLM in this process over as few as fit."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    """Yield engines, each with numbers of devices over which to divide its weights."""
+    ranks = _ranks_here(world_size)
     heads = planned_settings(config.model)[0].get_text_config().num_attention_heads
     for name in names:
         yield name, config.rollout.tensor_parallel_size
-        if name == "vllm" and config.rollout.tensor_parallel_size == 1:
+        if config.rollout.tensor_parallel_size == 1 and config.rollout.server.url is None:
             for size in range(2, ranks + 1):
                 if ranks % size == 0 and heads % size == 0:
                     yield name, size
+
+
+def _ranks_here(world_size: int) -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or world_size)
 
 
 def _with_engine(config: Config, name: str, tensor_parallel_size: int | None = None) -> Config:
@@ -109,10 +113,10 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
             check()
         except ConfigError as error:
             return str(error)
-    if engine_kind(config).on_server and shares_device(config) and world_size > 1 and not on_host:
+    if engine_kind(config).on_server and shares_device(config) and world_size > _ranks_here(world_size):
         return (
-            f"a server that the run starts shares one device, and {world_size} devices train: give it devices of its "
-            f"own (rollout.server.env={{{backend.visible_env}: ...}} and `hwgrpo launch --visible ...`)"
+            "servers that the run starts share the training devices of the first host, and there are several: start "
+            "servers of your own (rollout.server.url)"
         )
     return _why_no_room(config, backend, world_size, device)
 

@@ -103,8 +103,9 @@ def read_completions(run_dir: Path, limit: int) -> dict[str, Any]:
         ):
             groups[name].append(value)
         for record in records:
-            if record.get("extras"):
-                rows["extras"][len(rows["response"])] = record["extras"]
+            dropped = {"dropped": record["dropped"]} if record.get("dropped") else {}
+            if extras := {**(record.get("extras") or {}), **dropped}:
+                rows["extras"][len(rows["response"])] = extras
             rows["response"].append(_text(record.get("response")))
             for name in ("reward", "advantage", "length"):
                 rows[name].append(compact(record.get(name)))

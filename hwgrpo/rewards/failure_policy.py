@@ -35,6 +35,8 @@ class FunctionValues:
     def collect(self, step: int | None, seed: Seed) -> None:
         """Call the function and store its results per sample."""
         size = len(self.completions)
+        if size == 0:
+            return  # all groups were dropped
         try:
             results, self.extras = self.function.values(self.batch, self.completions, step, self._raise_early, seed)
         except (ConfigError, RewardError):

@@ -14,5 +14,6 @@ requests.py       requests to vLLM and SGLang, and their responses -> completion
 stopping.py       stop tokens and stop strings
 counter_rng.py    random numbers by seed, prompt, sample and position
 policy_weights.py the policy's full weights for an engine, whatever shards them
+deadlines.py      deadlines of groups of responses
 pause_gate.py     mutual exclusion of generation and weight exchange
 """

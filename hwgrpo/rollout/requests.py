@@ -102,7 +102,7 @@ def find_problem(samples: Sequence[Sample], request: Request, sampling: Sampling
 
 
 def make_completions(
-    samples: Sequence[Sequence[Sample]],
+    samples: Sequence[Sequence[Sample] | None],
     sampling: Sampling,
     tokenizer: Any,
     end_ids: Sequence[int],
@@ -111,7 +111,8 @@ def make_completions(
     """Return the completions of a batch, cut and decoded as by the local engine.
 
     Args:
-        samples: the valid samples of each prompt; with greedy decoding one, which is repeated n times.
+        samples: the valid samples of each prompt; with greedy decoding one, which is repeated n times. None: the prompt
+            was dropped, and gets no responses.
         sampling: the settings they were drawn with.
         tokenizer: decodes them.
         end_ids: token ids that end a response.
@@ -122,23 +123,24 @@ def make_completions(
     logprobs: list[float] = []
     finished: list[bool] = []
     texts: list[str] = []
-    for group in samples:
+    kept = [(prompt, group) for prompt, group in enumerate(samples) if group is not None]
+    for _, group in kept:
         repeated = [group[0]] * sampling.n if len(group) < sampling.n else group
         for sample in repeated:
             end = _end(sample, StopDetector(tokenizer, end_ids, sampling.stop, 1))
-            kept = [*sample.tokens[:end]]
+            response = [*sample.tokens[:end]]
             done = end is not None or sample.stopped
-            lengths.append(len(kept))
-            tokens += kept
+            lengths.append(len(response))
+            tokens += response
             logprobs += sample.logprobs[:end]
             finished.append(done)
-            texts.append(StopDetector(tokenizer, end_ids, sampling.stop, 0).text(kept, done))
+            texts.append(StopDetector(tokenizer, end_ids, sampling.stop, 0).text(response, done))
     return Completions(
-        prompt_index=torch.arange(len(samples)).repeat_interleave(sampling.n),
+        prompt_index=torch.tensor([prompt for prompt, _ in kept], dtype=torch.int64).repeat_interleave(sampling.n),
         tokens=torch.tensor(tokens, dtype=torch.int64),
-        offsets=torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)),
+        offsets=torch.nn.functional.pad(torch.tensor(lengths, dtype=torch.int64).cumsum(0), (1, 0)),
         logprobs=torch.tensor(logprobs, dtype=torch.float32),
-        finished=torch.tensor(finished),
+        finished=torch.tensor(finished, dtype=torch.bool),
         texts=tuple(texts),
         weight_version=version,
     )

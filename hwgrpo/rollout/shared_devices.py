@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hwgrpo.config.schema import Config
 from hwgrpo.rollout.engine_kind import engine_kind
 
@@ -14,6 +16,24 @@ def shares_device(config: Config) -> bool:
     kind, server = engine_kind(config), config.rollout.server
     own_devices = server.url is not None or any(name.endswith("VISIBLE_DEVICES") for name in server.env)
     return kind.runs_vllm and not (kind.on_server and own_devices)
+
+
+def server_devices(config: Config, variable: str | None, environ: Mapping[str, str]) -> list[str]:
+    """Return the training devices of each server that the run starts on its first host.
+
+    Args:
+        config: the run's settings.
+        variable: the backend's variable of visible devices; None: it has none.
+        environ: variables of the first rank.
+
+    Returns:
+        Values of the variable; none where there is one server only, which sees what the run sees.
+    """
+    ranks, size = int(environ.get("LOCAL_WORLD_SIZE") or 1), config.rollout.tensor_parallel_size
+    if variable is None or not shares_device(config) or ranks < 2 * size:
+        return []
+    visible = environ[variable].split(",") if environ.get(variable) else [str(index) for index in range(ranks)]
+    return [",".join(visible[first : first + size]) for first in range(0, ranks - size + 1, size)]
 
 
 def sleeps(config: Config, *, on_host: bool) -> bool:

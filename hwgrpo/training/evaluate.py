@@ -39,7 +39,7 @@ def scores(
     rows: range,
     step: int | None = None,
     longest: int = 0,
-) -> tuple[torch.Tensor, list[str]]:
+) -> tuple[torch.Tensor, list[str], int]:
     """Generate responses and score them.
 
     Args:
@@ -53,9 +53,11 @@ def scores(
             prompt left repeats one.
 
     Returns:
-        [len(rows), n] fp64 total rewards (NaN for a sample removed by a failure policy), and the prompts' sources.
+        [len(rows), n] fp64 total rewards (NaN for a sample removed by a failure policy, or dropped for being late), the
+        prompts' sources, and how many groups were dropped.
     """
     parts: list[torch.Tensor] = []
+    dropped = 0
     sources: list[str] = []
     for start in range(0, max(len(rows), longest), PROMPTS_AT_ONCE):
         chunk = rows[start : start + PROMPTS_AT_ONCE]
@@ -66,10 +68,12 @@ def scores(
             break
         drawing = ("validation", step, "greedy" if sampling.greedy else "sampled", start)
         scored = rewards.score(batch, completions, drawing=drawing)
-        total = torch.where(scored.valid, scored.total, torch.nan)
-        parts.append(total.view(len(chunk), sampling.n))
+        total = torch.full((len(chunk), sampling.n), torch.nan, dtype=torch.float64)
+        total[completions.prompt_index.unique()] = scored.total.where(scored.valid, torch.nan).view(-1, sampling.n)
+        parts.append(total)
+        dropped += len(completions.dropped)
         sources += [prompt.source for prompt in batch.prompts]
-    return torch.cat(parts) if parts else torch.zeros(0, sampling.n, dtype=torch.float64), sources
+    return torch.cat(parts) if parts else torch.zeros(0, sampling.n, dtype=torch.float64), sources, dropped
 
 
 def validate(
@@ -83,7 +87,8 @@ def validate(
 ) -> dict[str, float]:
     """Return `val-core/<source>/reward/{greedy, mean@n, best@n}` over all prompts, distributed over the ranks.
 
-    Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts.
+    Each `val-core/X` comes with `val-aux/X/stderr`, its standard error over two or more prompts. With
+    `rollout.group_timeout`, `val-aux/groups_dropped` counts the groups that are in none of them.
 
     Args:
         engine: generates the responses.
@@ -96,11 +101,14 @@ def validate(
     """
     rows = range(strategy.rank, len(dataset), strategy.world_size)
     longest = -(-len(dataset) // strategy.world_size)
-    greedy, sources = scores(engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step, longest)
+    greedy, sources, dropped = scores(
+        engine, dataset, rewards, replace(sampling, n=1, greedy=True), rows, step, longest
+    )
     collected: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     columns = {"greedy": greedy[:, 0]}
     if n > 0:
-        sampled, _ = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step, longest)
+        sampled, _, further = scores(engine, dataset, rewards, replace(sampling, n=n), rows, step, longest)
+        dropped += further
         columns[f"mean@{n}"] = sampled.nanmean(1)
         best = sampled.nan_to_num(nan=-torch.inf).amax(1)
         columns[f"best@{n}"] = torch.where(sampled.isnan().all(1), torch.nan, best)
@@ -118,6 +126,8 @@ def validate(
         valid_N = scores_N[~scores_N.isnan()]
         if len(valid_N) > 1:
             metrics[f"val-aux/{key}/stderr"] = float(valid_N.std() / len(valid_N) ** 0.5)
+    if sampling.group_timeout is not None:
+        metrics["val-aux/groups_dropped"] = strategy.sum([dropped])[0]
     return metrics
 
 

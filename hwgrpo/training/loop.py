@@ -90,7 +90,7 @@ def train_step(run: Run, step: int) -> None:
     speed |= utilisation(flops, times["timing_s/update_actor"], run.peak, run.strategy.world_size)
     values |= updated | times | speed | dict(generated.metrics) | run.memory()
     raise_if_moved(run.lock, run.strategy)  # before writing to the run's folder
-    for note in (*run.update.pop_notes(), *failure_notes(values, rewards, step, run.reported_failures)):
+    for note in (*run.update.pop_notes(), *failure_notes(values, *samples[:3], step, run.reported_failures)):
         run.observer.note(note)
     run.observer.step(StepMetrics(step, values), pick_sample(step, prompts, completions, rewards))
     run.observer.completions(step, *samples)

@@ -62,7 +62,7 @@ def test_devices_of_a_server_on_this_host_are_not_taken_without_being_asked(caps
     found(monkeypatch, 8)
     server, variable = "rollout.engine=vllm_server", registry.get("cuda").visible_env  # hw: any accelerator
     own = f'rollout.server.env={{{variable}: "4,5,6,7"}}'
-    for words in ((server,), (server, own)):
+    for words in ((server, "rollout.sleep_mode=never"), (server, own)):
         assert main(["launch", "tiny_sort", *words]) == 2
         error = capsys.readouterr().err
         assert "starts a server on this host, and all 8 devices would train" in error
@@ -70,6 +70,7 @@ def test_devices_of_a_server_on_this_host_are_not_taken_without_being_asked(caps
     for words in (
         ("--visible", "0,1,2,3", own, "backend.name=cuda"),
         ("--devices", "4"),
+        (),  # a server on each device sleeps while the policy is trained
         ("rollout.server.url=http://a",),
     ):
         assert "torchrun" in printed(capsys, "tiny_sort", server, *words)[-1]

@@ -53,7 +53,7 @@ RIGHT = {
     "reward.functions[].name": ["exact_match", "length", "gsm8k"],
     "observe.loggers": ["[jsonl]", "[jsonl, tensorboard]", "[]", "[wandb]"],
     "trainer.resume": ["auto", "never"],
-    "rollout.server.url": ["http://127.0.0.1:9", "null"],
+    "rollout.server.url": ["http://127.0.0.1:9", "[http://127.0.0.1:9,http://127.0.0.1:8]", "null"],
 }
 """Key -> values that are right on their own."""
 HANDLED = (ConfigError, DataError, RewardError, CheckpointError, BackendError, RunError)

@@ -1,4 +1,4 @@
-"""Ranks that share a rollout server, in another process: a run of two is the run of one, in turns and overlapped."""
+"""Ranks that share rollout servers, in other processes: a run of two is the run of one, in turns and overlapped."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +110,19 @@ def test_two_ranks_that_sample_ahead_on_one_server_train_like_one_that_does(serv
     assert_same_run(tmp_path / "two", tmp_path / "one")
     stale = [line["rollout/staleness_max"] for line in runs.metrics(tmp_path / "two") if "reward" in line]
     assert stale == [0, 1, 1]
+
+
+def test_two_ranks_on_two_servers_of_which_one_dies_train_like_one_rank_on_one_server(server, tmp_path: Path):
+    many = ("trainer.prompts_per_step=16", "trainer.prompts_per_update=8")
+    with model_server.served(MODEL, DIE_AT="24") as second:  # in the second step
+        urls = f"rollout.server.url=[{second.url},{server.url}]"
+        two(tmp_path / "two", *served(server, *many), urls, "trainer.strategy=ddp")
+    one(tmp_path / "one", *served(server, *many))
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+    assert_sampled_with_the_policy(tmp_path / "two")
+    alive = [line["rollout/servers_alive"] for line in runs.metrics(tmp_path / "two") if "reward" in line]
+    assert alive == sorted(alive, reverse=True)
+    assert (alive[0], alive[-1]) == (2, 1)
 
 
 @pytest.mark.slow

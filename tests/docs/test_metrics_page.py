@@ -22,7 +22,7 @@ OFF_POLICY = ("trainer.prompts_per_update=2",)
 RUNS = {
     "on policy": ("trainer.save_every=1",),
     "off policy": (*OFF_POLICY, "algorithm.kl.coef=0.1"),
-    "stale": ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate"),
+    "stale": ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate", "rollout.group_timeout=1000"),
     "failing": ("reward.functions=[{name: FOLDER/failing.py:failing, on_error: value}, exact_match]",),
     **{loss: (*OFF_POLICY, f"algorithm.loss.name={loss}") for loss in ("cispo", "gspo", "sapo", "gpg")},
 }
@@ -120,6 +120,8 @@ def test_what_depends_on_settings_is_logged_under_those_alone(logged):
     assert not has("gpg", "actor/ratio_mean")
     assert has("stale", "rollout/staleness_max")
     assert not has("on policy", "rollout/staleness_max")
+    for name in ("rollout/groups_late", "rollout/groups_dropped", "val-aux/groups_dropped"):
+        assert (has("on policy", name), has("stale", name)) == (False, True)
     assert ["timing_s/save" in line for line in logged["on policy"] if "reward" in line] == [False, True, True]
 
 

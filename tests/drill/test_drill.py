@@ -25,7 +25,8 @@ from tests.support.processes import ranks
 from tests.support.processes.launch import ROOT
 from tests.support.runs import runs
 from tests.support.runs.full_disk import small_disk
-from tests.support.servers import local_server
+from tests.support.servers import local_server, model_server
+from tests.support.servers.fake_server import TOKEN
 
 Told = Callable[[str, str, str], None]
 WORDS = ("trainer.save_every=2", "trainer.validate_at_start=false", "trainer.max_steps=6")
@@ -245,6 +246,21 @@ def test_a_reward_that_hangs_costs_its_samples(tmp_path: Path, told: Told):
     counts = [line.get("reward_failures/timeouts/hangs_now_and_then", 0) for line in runs.metrics(tmp_path / "run")]
     assert sum(counts) > 0
     told("a reward hangs", f"{sum(counts):.0f} samples stopped after 0.5 s and taken out", "those samples")
+
+
+def test_a_response_that_does_not_end_costs_its_group(tmp_path: Path, told: Told, monkeypatch):
+    monkeypatch.setenv("HWGRPO_SERVER_TOKEN", TOKEN)
+    with model_server.served(next(word for word in runs.SMALL if "model.path" in word).partition("=")[2]) as server:
+        words = (*WORDS, "trainer.max_steps=2", "rollout.engine=vllm_server", f"rollout.server.url={server.url}")
+        assert runs.forked(lambda: runs.run(tmp_path / "whole", *words)) == 0
+        stuck = next(read_lines(tmp_path / "whole/completions.jsonl"))
+        server.stick(stuck["prompt"])
+        assert runs.forked(lambda: runs.run(tmp_path / "run", *words, "rollout.group_timeout=2")) == 0
+    dropped = [line for line in read_lines(tmp_path / "run/completions.jsonl") if "dropped" in line]
+    assert dropped[0]["uid"] == stuck["uid"]
+    counts = [line["rollout/groups_dropped"] for line in runs.metrics(tmp_path / "run") if "reward" in line]
+    assert sum(counts) == len(dropped)
+    told("a response does not end", f"{sum(counts):.0f} groups dropped after twice 2 s", "those groups")
 
 
 def test_a_rollout_server_that_is_killed_comes_back_with_the_current_weights(tmp_path: Path, told: Told):

@@ -96,12 +96,13 @@ def test_a_server_that_runs_is_used(monkeypatch, vllm_installed):
     assert (name, note) == ("vllm_server", "rollout.engine=vllm_server (auto), on devices of its own")
 
 
-def test_several_training_devices_share_no_server(tmp_path):
+def test_each_training_device_of_a_host_has_a_server(tmp_path, monkeypatch):
     environment(tmp_path)
+    assert resolved(recipe(), ranks=4)[0] == "vllm_server"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     name, note = resolved(recipe(), ranks=4)
     assert name == "local"
-    assert "not vllm_server: a server that the run starts shares one device, and 4 devices train" in note
-    assert "rollout.server.env={CUDA_VISIBLE_DEVICES: ...}" in note
+    assert "not vllm_server: servers that the run starts share the training devices of the first host" in note
     own = recipe('rollout.server.env={CUDA_VISIBLE_DEVICES: "4,5"}')
     assert resolved(own, ranks=4)[0] == "vllm_server"
 

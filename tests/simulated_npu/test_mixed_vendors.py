@@ -11,7 +11,7 @@ from hwgrpo.config.load import to_yaml
 from tests.support.devices import simulated_npu
 from tests.support.numbers.rounding import GENTLE, LOGITS, STEP, assert_metrics_close, drift
 from tests.support.runs import runs
-from tests.support.servers import model_server
+from tests.support.servers import local_server, model_server
 from tests.support.servers.fake_server import TOKEN
 
 STEPS = 4
@@ -51,3 +51,22 @@ def test_an_npu_that_trains_by_a_server_on_the_cpu_learns_what_a_cpu_does(tmp_pa
     gaps = [abs(line["rollout_corr/kl"]) for line in on_npu if "rollout_corr/kl" in line]
     assert len(gaps) == STEPS
     assert max(gaps) < STEP * LOGITS, "every response is of the weights that the NPU had"
+
+
+@pytest.mark.slow
+def test_two_npus_train_by_a_server_on_each_of_them_that_sleeps_meanwhile(tmp_path: Path):
+    python = local_server.program(tmp_path)
+    lines = python.read_text().splitlines(keepends=True)
+    python.write_text("".join([lines[0], 'echo "sees $ASCEND_RT_VISIBLE_DEVICES"\n', *lines[1:]]))
+    words = ("model.dtype=float32", "trainer.strategy=ddp", f"trainer.max_steps={STEPS}", *GENTLE)
+    words += ("rollout.engine=vllm_server", f"rollout.server.python={python}", "observe.progress=plain")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(to_yaml(runs.small(tmp_path / "run", *words)))
+    done = simulated_npu.train(str(recipe), npus=2, ranks=2)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert done.stdout.count("it frees its memory during updates") == 2
+    logs = [(tmp_path / f"run/rollout-server-{number}.log").read_text() for number in (0, 1)]
+    assert [log.splitlines()[0] for log in logs] == ["sees 0", "sees 1"]
+    found = [line for line in runs.metrics(tmp_path / "run") if "rollout_corr/kl" in line]
+    assert [line["rollout/servers_alive"] for line in found] == [2] * STEPS
+    assert max(abs(line["rollout_corr/kl"]) for line in found) < STEP * LOGITS

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -307,10 +308,10 @@ def test_best_of_a_prompt_without_any_reward_is_left_out_of_the_mean():
 
     class Stage:
         def generate(self, batch, sampling):
-            return sampling.n
+            return SimpleNamespace(prompt_index=torch.arange(2).repeat_interleave(sampling.n), dropped={})
 
-        def score(self, batch, n, drawing):
-            values = rewards[n].double().flatten()
+        def score(self, batch, completions, drawing):
+            values = rewards[len(completions.prompt_index) // 2].double().flatten()
             return Rewards(total=values.nan_to_num(), valid=~values.isnan(), per_function={})
 
         def prompt(self, row: int, epoch: int) -> Prompt:

@@ -95,6 +95,15 @@ def test_a_seed_repeats_its_responses_whatever_else_is_in_the_batch(found):
     assert found["repeats"] == {"same": True, "alone": True, "other": False, "distinct": True}
 
 
+def test_groups_that_miss_their_deadlines_are_dropped_and_leave_nothing_behind(found):
+    late = found["late"]
+    assert_equal(late["in time"])
+    assert (late["in time"]["late"], late["in time"]["groups"]) == (0, 0)
+    assert late["late"] >= len(late["dropped"]) > 3
+    assert sorted(late["dropped"] + late["kept"]) == [*range(6)]
+    assert_equal(late["after"])
+
+
 def test_weights_that_are_not_finite_are_an_error_and_the_next_ones_work(found):
     assert "not finite" in found["failures"]["nan"]
     assert_equal(json.loads(found["failures"]["after"]))

@@ -52,25 +52,34 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server for all tests; each run finds the weights of the one before and brings its own."""
+def servers(_cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Two servers for all tests; each run finds the weights of the one before and brings its own."""
     folder = tmp_path_factory.mktemp("server")
     python = f"rollout.server.python={vllm_environment.vllm_python()}"
     config = runs.small(folder, *WORDS, "rollout.engine=vllm_server", python)
     parts = EngineParts(config, None, None, None, Device(BACKEND), torch.float32)  # pyright: ignore
-    port, dialect = free_port("127.0.0.1"), VllmServer()
-    process = ServerProcess(
-        dialect.command(parts, None, "127.0.0.1", port),
-        dialect.environment(BACKEND, TOKEN, vllm_environment.ONE_PROCESS),
-        folder / "log",
-    )
-    client = Client(f"http://127.0.0.1:{port}", TOKEN, 1 << 20)
+    dialect = VllmServer()
+    environment = dialect.environment(BACKEND, TOKEN, vllm_environment.ONE_PROCESS)
+    ports = [free_port("127.0.0.1") for _ in range(2)]
+    processes = [
+        ServerProcess(dialect.command(parts, None, "127.0.0.1", port), environment, folder / f"log-{port}")
+        for port in ports
+    ]
+    clients = [Client(f"http://127.0.0.1:{port}", TOKEN, 1 << 20) for port in ports]
     try:
-        process.start()
-        process.wait_until_healthy(client, 600)
-        yield client.url
+        for process in processes:
+            process.start()
+        for process, client in zip(processes, clients, strict=True):
+            process.wait_until_healthy(client, 600)
+        yield [client.url for client in clients]
     finally:
-        process.stop()
+        for process in processes:
+            process.stop()
+
+
+@pytest.fixture(scope="module")
+def server(servers: list[str]) -> str:
+    return servers[0]
 
 
 def recipe(output: Path, *more: str) -> str:
@@ -143,11 +152,12 @@ def test_every_strategy_draws_the_curve_of_one_process_on_a_server(server: str, 
         assert max(apart) < 0.1, (name, apart)
 
 
-def test_two_ranks_sample_ahead_on_a_server(server: str, tmp_path: Path):
-    words = served(server, *AHEAD, "trainer.strategy=ddp")
+def test_two_ranks_sample_ahead_on_two_servers(servers: list[str], tmp_path: Path):
+    words = served(f"[{','.join(servers)}]", *AHEAD, "trainer.strategy=ddp")
     done = forked(2, "-m", "hwgrpo", "train", recipe(tmp_path / "run", *words))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     found = steps_of(tmp_path / "run")
     assert [line["rollout/staleness_max"] for line in found] == [0, 1, 1]
+    assert [line["rollout/servers_alive"] for line in found] == [2] * STEPS
     gaps = [abs(line["rollout_corr/k3_kl"]) for line in found]
     assert gaps[0] < 1e-9 < min(gaps[1:]), "the policy has moved since"

@@ -230,6 +230,21 @@ def failures(parts: EngineParts, engine: Any, version: int) -> dict[str, str]:
     return told
 
 
+def late(parts: EngineParts, engine: Any) -> dict[str, Any]:
+    """Draw with a deadline that is met, with one that no response of two tokens meets, and without one again."""
+    batch = prompts(parts.tokenizer, *TEXTS)
+    first, in_time, dropped, after = (
+        engine.generate(batch, replace(DRAWN, group_timeout=seconds)) for seconds in (None, 3600, 1e-6, None)
+    )
+    return {
+        "in time": apart(first, in_time) | {"late": in_time.late, "groups": len(in_time.dropped)},
+        "late": dropped.late,
+        "dropped": [*dropped.dropped],
+        "kept": dropped.prompt_index.unique().tolist(),
+        "after": apart(first, after),
+    }
+
+
 class ForgetfulAdapter(ModuleWeights):
     """The weights of a policy with an adapter; its adapter of an earlier time where it forgets."""
 
@@ -279,6 +294,7 @@ def main(kind: str, result: str) -> None:
             "filtered": first_tokens(parts, engine, temperature=0.7, top_k=5, top_p=0.9),
             "repeats": repeats(parts, engine),
             "drawn": engine.generate(batch, DRAWN).tokens.tolist(),
+            "late": late(parts, engine),
             "failures": failures(parts, engine, UPDATES + 7),
             "metrics": dict(engine.metrics),
         }

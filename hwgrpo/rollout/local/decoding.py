@@ -46,6 +46,7 @@ def decode(
     device: torch.device,
     sync_every: int = 1,
     apply_new_weights: Callable[[], int] = lambda: 0,
+    overdue: Callable[[np.ndarray], bool] = lambda growing: False,
 ) -> Decoded:
     """Generate S responses to G distinct prompts; each prompt goes through the model once.
 
@@ -59,6 +60,7 @@ def decode(
         sync_every: steps between reads of the drawn tokens by the host. Results do not depend on it. Each read waits
             for the device; in between, responses that have ended are decoded on.
         apply_new_weights: called before each forward; lets weights be exchanged and returns the current version.
+        overdue: returns whether to leave off, given the responses [B] int64 that have not ended.
 
     Raises:
         RunError: the model's logits are not finite.
@@ -102,7 +104,7 @@ def decode(
                 growing[growing] = ~watch.ended(sequence[growing], drawn[growing])
             unseen.clear()
             finished[sequence[~growing]] = True
-            if last or not growing.any():
+            if last or not growing.any() or overdue(sequence[growing]):
                 break
             if growing.mean() <= rows.compact_below:
                 kept = np.flatnonzero(growing)

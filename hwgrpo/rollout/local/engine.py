@@ -14,6 +14,7 @@ from hwgrpo_backends.graphs import Recorder
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hwgrpo.rollout.counter_rng import stream_keys
+from hwgrpo.rollout.deadlines import GroupDeadlines, Overdue
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.local.architectures import describe_fallback, slow_dtype, unsupported_reason
 from hwgrpo.rollout.local.decode_graph import RecordedRows
@@ -145,9 +146,11 @@ class LocalEngine:
         self.decode_reason = self._unsupported or unsupported_reason(model, longest) or ""
         texts: list[str] = []
         parts: list[Decoded] = []
+        deadlines = GroupDeadlines(len(batch), sampling.group_timeout)
         with torch.no_grad(), _evaluating(model):
             for prompts, samples in self._parts(batch, sampling.n):
-                decoded, part_texts = self._generate_part(model, prompts, samples, sampling)
+                overdue = deadlines.decoding(len(texts), len(samples), sampling.n)
+                decoded, part_texts = self._generate_part(model, prompts, samples, sampling, overdue)
                 parts.append(decoded)
                 texts += part_texts
         lengths = torch.from_numpy(np.concatenate([part.lengths for part in parts]))
@@ -157,7 +160,7 @@ class LocalEngine:
         }
         versions = torch.from_numpy(np.concatenate([part.versions for part in parts]))
         oldest, newest = (int(version) for version in versions.aminmax())
-        return Completions(
+        completions = Completions(
             prompt_index=torch.arange(len(batch)).repeat_interleave(sampling.n),
             tokens=torch.from_numpy(np.concatenate([part.tokens for part in parts])),
             offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)),
@@ -167,6 +170,7 @@ class LocalEngine:
             weight_version=oldest,
             versions=versions if newest > oldest else None,
         )
+        return deadlines.apply(completions)
 
     def update_weights(self, version: int) -> None:
         """Apply the policy's current weights, whose version is `version`."""
@@ -218,7 +222,7 @@ class LocalEngine:
         return 0 if self._supports_padding else len(prompt.token_ids)
 
     def _generate_part(
-        self, model: PreTrainedModel, prompts: list[Prompt], samples: list[int], sampling: Sampling
+        self, model: PreTrainedModel, prompts: list[Prompt], samples: list[int], sampling: Sampling, overdue: Overdue
     ) -> tuple[Decoded, list[str]]:
         distinct = {token_ids: row for row, token_ids in enumerate(dict.fromkeys(p.token_ids for p in prompts))}
         end_ids = end_token_ids(self._tokenizer, self._model.generation_config, sampling.stop_token_ids)
@@ -232,6 +236,7 @@ class LocalEngine:
             self._device,
             sync_every=1 if self._device.type == "cpu" else SYNC_EVERY,
             apply_new_weights=self._apply_new_weights,
+            overdue=overdue,
         )
         tokens, ends = decoded.tokens.tolist(), np.cumsum(decoded.lengths).tolist()
         bounds = zip([0, *ends], ends, decoded.finished.tolist())  # one shorter: the responses

@@ -1,9 +1,12 @@
 """Engines behind HTTP: vLLM and SGLang as servers that all ranks share.
 
-engine.py             requests, retries, recovery
+engine.py             requests and weights for all servers
+engine_state.py       what the servers must have, shared with the threads that look after them
+request_router.py     spreads requests over the servers, with retries
+rollout_server.py     one server: whether it takes requests, and its repair
 server_api.py         the protocol of a kind of server, and code that the kinds share
 vllm.py, sglang.py    the kinds
-server_connection.py  connect to a server or start one
+server_connection.py  connect to the servers or start one
 server_process.py     a server process that the run starts and ends
 http_client.py        HTTP requests with a token and limits on time and size
 server_owner.py       the run whose weights a server has

@@ -1,17 +1,19 @@
-"""Connection to a rollout server, which rank 0 finds or starts for all ranks."""
+"""Connections to the rollout servers, which rank 0 finds or starts for all ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import distributed as dist
 
+from hwgrpo.config.rollout_rules import server_urls
 from hwgrpo.config.schema import Config, RolloutServerConfig
 from hwgrpo.errors import ConfigError
 from hwgrpo.rollout.engine_parts import EngineParts
@@ -21,6 +23,7 @@ from hwgrpo.rollout.server.server_api import MODEL, ServerApi
 from hwgrpo.rollout.server.server_owner import Owner, new_owner
 from hwgrpo.rollout.server.server_process import ServerProcess, free_port, server_python
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, WeightTransfer
+from hwgrpo.rollout.shared_devices import server_devices, shares_device
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import ADAPTER, OWNER_HEADER
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import communication_library
 from hwgrpo.text import hide_secrets
@@ -37,43 +40,52 @@ MAX_CHECK_RESPONSE = 1 << 20
 
 @dataclass
 class ServerConnection:
-    """One rank's connection to the server."""
+    """One rank's connection to a server."""
 
     client: Client
     model: str
     """Name of the served model."""
-    owner: Owner
-    """This run, as the owner of the server's weights."""
     process: ServerProcess | None = None
     """The server's process, if this rank has started it."""
-    transfer: WeightTransfer | None = None
-    """Transfer of weights; on rank 0 only."""
     base_model: str = MODEL
     """Name of the served model without the adapter; on rank 0 only."""
 
 
-def connect_server(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnection:
-    """Start or find the server on rank 0 and broadcast its address to the other ranks.
+@dataclass
+class ServerConnections:
+    """One rank's connections to all servers."""
+
+    servers: list[ServerConnection]
+    owner: Owner
+    """This run, as the owner of the servers' weights."""
+    transfer: WeightTransfer | None = None
+    """Transfer of weights; on rank 0 only."""
+
+
+def connect_servers(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnections:
+    """Start or find the servers on rank 0 and broadcast their addresses to the other ranks.
 
     Raises:
-        ConfigError: the server does not start or is of another kind, the token is missing or rejected, or
+        ConfigError: a server does not start or is of another kind, the token is missing or rejected, or
             `rollout.server.transfer` cannot be used.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
-    server: ServerConnection | None = None
+    first: ServerConnections | None = None
     broadcast: list[Any] = [None]
     if rank == 0:
         try:
-            server = _connect_first(parts, api, adapter)
-            broadcast[0] = server.client.url, server.client.token, server.model, server.owner
+            first = _connect_first(parts, api, adapter)
+            broadcast[0] = first.owner, [(each.client.url, each.client.token, each.model) for each in first.servers]
         except ConfigError as error:
             broadcast[0] = error
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.broadcast_object_list(broadcast)
     if isinstance(broadcast[0], ConfigError):
         raise broadcast[0]
-    url, token, model, owner = broadcast[0]
-    return server or ServerConnection(_client(parts.config, url, token, owner), model, owner)
+    owner, addresses = broadcast[0]
+    config = parts.config
+    others = [ServerConnection(_client(config, url, token, owner), model) for url, token, model in addresses]
+    return first or ServerConnections(others, owner)
 
 
 def check_vllm_server(config: Config) -> None:
@@ -105,49 +117,59 @@ def _check_server(config: Config, package: str) -> None:
         )
 
 
-def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnection:
+def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None) -> ServerConnections:
     settings = parts.config.rollout.server
     owner = new_owner(parts.run_id, parts.config.trainer.output_dir, take_over=settings.take_over)
-    if settings.url is None:
-        server = _start(parts, api, adapter, owner)
-    else:
-        client = _client(parts.config, settings.url, _token_for(settings), owner)
-        model = _served_model(client, api)
-        server = ServerConnection(client, model if adapter is None else ADAPTER, owner, base_model=model)
+    found = ServerConnections([], owner)
     try:
-        _claim(parts, api, server)
-        server.transfer = select_transfer(parts, api, server.client, adapter, owner)
+        if settings.url is None:
+            found.servers = _start(parts, api, adapter, owner)
+        for url in server_urls(settings):
+            client = _client(parts.config, url, _token_for(settings), owner)
+            model = _served_model(client, api)
+            found.servers.append(ServerConnection(client, model if adapter is None else ADAPTER, base_model=model))
+        for server in found.servers:
+            _claim(parts, api, server.client, owner)
+        found.transfer = select_transfer(parts, api, [each.client for each in found.servers], adapter, owner)
     except BaseException:
-        if server.process is not None:
-            server.process.stop()
+        for server in found.servers:
+            disconnect_server(server, api, owner)
         raise
-    return server
+    return found
+
+
+def disconnect_server(server: ServerConnection, api: ServerApi, owner: Owner) -> None:
+    """End a server that the run started, or release it for the next run."""
+    if server.process is not None:
+        server.process.stop()
+        return
+    with contextlib.suppress(ServerProblem, ServerInUse):  # it may be gone, or another run's
+        api.release(server.client, owner, HEALTH_TIMEOUT)
 
 
 def check_running_server(config: Config, api: ServerApi) -> None:
-    """Check that the server at `rollout.server.url` responds, is of this kind and accepts the token.
+    """Check that each server at `rollout.server.url` responds, is of this kind and accepts the token.
 
     Raises:
         ConfigError: one of these does not hold, or it cannot sleep as `rollout.sleep_mode` wants.
     """
-    url = config.rollout.server.url
-    assert url is not None
-    client = Client(url, _token_for(config.rollout.server), MAX_CHECK_RESPONSE)
-    _served_model(client, api)
-    if config.rollout.sleep_mode == "always" and not api.can_sleep(client, HEALTH_TIMEOUT):
-        raise ConfigError(
-            f"rollout.sleep_mode='always' with rollout.server.url={hide_secrets(url)!r}: that server cannot free its "
-            "memory: start it with --enable-sleep-mode, or leave rollout.sleep_mode out"
-        )
+    for url in server_urls(config.rollout.server):
+        client = Client(url, _token_for(config.rollout.server), MAX_CHECK_RESPONSE)
+        _served_model(client, api)
+        if config.rollout.sleep_mode == "always" and not api.can_sleep(client, HEALTH_TIMEOUT):
+            raise ConfigError(
+                f"rollout.sleep_mode='always' with rollout.server.url={hide_secrets(url)!r}: that server cannot free "
+                "its memory: start it with --enable-sleep-mode, or leave rollout.sleep_mode out"
+            )
 
 
 def _token_for(settings: RolloutServerConfig) -> str:
-    """Return the token for a running server."""
+    """Return the token for running servers."""
     token = token_in(settings.token_variable)
     if not token:
-        assert settings.url is not None
+        urls = ", ".join(hide_secrets(url) for url in server_urls(settings))
         raise ConfigError(
-            f"rollout.server.url={hide_secrets(settings.url)!r} needs a token: set {settings.token_variable} "
+            f"rollout.server.url={urls!r} needs a token: set {settings.token_variable} "
             "(rollout.server.token_variable) to the one that the server was started with"
         )
     return token
@@ -173,23 +195,32 @@ def _client(config: Config, url: str, token: str, owner: Owner) -> Client:
     return Client(url, token, largest, {OWNER_HEADER: owner.session})
 
 
-def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, owner: Owner) -> ServerConnection:
-    s = parts.config.rollout.server
-    port = s.port or free_port(s.host)
+def _start(parts: EngineParts, api: ServerApi, adapter: AdapterWeights | None, owner: Owner) -> list[ServerConnection]:
+    """Start the run's own server, or one for every few of several training devices that vLLM shares."""
+    s, backend = parts.config.rollout.server, parts.device.backend
+    devices = server_devices(parts.config, backend.visible_env, os.environ)
     token = token_in(s.token_variable) or secrets.token_urlsafe(32)
-    log = Path(parts.config.trainer.output_dir) / "rollout-server.log"
-    environment = api.environment(parts.device.backend, token, s.env)
-    process = ServerProcess(api.command(parts, adapter, s.host, port), environment, log)
     # A server that listens on all addresses is reached through the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(s.host, s.host)
-    client = _client(parts.config, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", token, owner)
+    servers: dict[ServerProcess, ServerConnection] = {}
     try:
-        process.start()
-        process.wait_until_healthy(client, s.start_timeout)
+        for number, visible in enumerate(devices or [""]):
+            port = s.port + number if s.port else free_port(s.host)
+            own = {backend.visible_env: visible} if backend.visible_env and visible else {}
+            log = Path(parts.config.trainer.output_dir) / f"rollout-server{f'-{number}' if own else ''}.log"
+            environment = api.environment(backend, token, s.env | own)
+            process = ServerProcess(api.command(parts, adapter, s.host, port), environment, log)
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            client = _client(parts.config, url, token, owner)
+            servers[process] = ServerConnection(client, MODEL if adapter is None else ADAPTER, process)
+            process.start()
+        for process, server in servers.items():
+            process.wait_until_healthy(server.client, s.start_timeout)
     except BaseException:
-        process.stop()
+        for process in servers:
+            process.stop()
         raise
-    return ServerConnection(client, MODEL if adapter is None else ADAPTER, owner, process)
+    return [*servers.values()]
 
 
 def _served_model(client: Client, api: ServerApi) -> str:
@@ -220,13 +251,13 @@ def retry_refusals(request: Callable[[], str], url: str) -> str:
             wait.pause(PAUSE)
 
 
-def _claim(parts: EngineParts, api: ServerApi, server: ServerConnection) -> None:
+def _claim(parts: EngineParts, api: ServerApi, client: Client, owner: Owner) -> None:
     """Claim the server for this run, waiting up to `wait_for_owner` seconds for another run to release it."""
-    s, url = parts.config.rollout.server, hide_secrets(server.client.url)
+    s, url = parts.config.rollout.server, hide_secrets(client.url)
     wait = None
     while True:
         try:
-            return api.claim(server.client, server.owner, HEALTH_TIMEOUT)
+            return api.claim(client, owner, HEALTH_TIMEOUT)
         except ServerInUse as in_use:
             wait = wait or Wait(f"{in_use.holder} to leave the server at {url}", s.wait_for_owner)
             if wait.over:
@@ -241,49 +272,54 @@ def _claim(parts: EngineParts, api: ServerApi, server: ServerConnection) -> None
 
 
 def select_transfer(
-    parts: EngineParts, api: ServerApi, client: Client, adapter: AdapterWeights | None, owner: Owner
+    parts: EngineParts, api: ServerApi, clients: Sequence[Client], adapter: AdapterWeights | None, owner: Owner
 ) -> FolderTransfer | GroupTransfer:
-    """Return the weight transfer, ready for use.
+    """Return the weight transfer, ready for use; all servers have the same.
 
     Raises:
         ConfigError: `rollout.server.transfer` asks for a group that cannot be made.
     """
     s = parts.config.rollout.server
 
-    def load(folder: Path, version: int, is_adapter: bool) -> None:
+    def load(client: Client, folder: Path, version: int, is_adapter: bool) -> None:
         api.load(client, folder, version, is_adapter, owner, s.request_timeout)
 
     if s.transfer == "folder" or s.weights_dir is not None:
         return FolderTransfer(s.weights_dir, parts.compute_dtype, owner, load)
     adapter_only = "only an adapter is trained, which is small"
-    group = adapter_only if adapter is not None else _make_group(parts, api, client, owner)
-    if isinstance(group, GroupTransfer):
-        return group
+    groups = adapter_only if adapter is not None else _make_groups(parts, api, clients, owner)
+    if isinstance(groups, GroupTransfer):
+        return groups
     if s.transfer == "group":
         raise ConfigError(
-            f"rollout.server.transfer='group': {group}; use rollout.server.transfer=folder, or leave it out"
+            f"rollout.server.transfer='group': {groups}; use rollout.server.transfer=folder, or leave it out"
         )
-    return FolderTransfer(None, parts.compute_dtype, owner, load, reason=group)
+    return FolderTransfer(None, parts.compute_dtype, owner, load, reason=groups)
 
 
-def _make_group(parts: EngineParts, api: ServerApi, client: Client, owner: Owner) -> GroupTransfer | str:
-    """Return a group with the server's workers, or why there is none."""
+def _make_groups(parts: EngineParts, api: ServerApi, clients: Sequence[Client], owner: Owner) -> GroupTransfer | str:
+    """Return a transfer by a group with each server's workers, or why there is none."""
     backend = parts.device.comm_backend
     library = communication_library(backend)
+    workers: dict[Client, int] = {}
+    if len(clients) > 1 and shares_device(parts.config):
+        return "the servers compute on the training devices, and two ranks of a group may not share one"
     try:
-        support = api.group_support(client, HEALTH_TIMEOUT)
-        if support is None:
-            return "the server offers no process group"
-        if support.library != library:
-            return f"the trainer communicates by {library} and the server by {support.library}"
+        for client in clients:
+            support = api.group_support(client, HEALTH_TIMEOUT)
+            place = f" at {hide_secrets(client.url)}" if len(clients) > 1 else ""
+            if support is None:
+                return f"the server{place} offers no process group"
+            if support.library != library:
+                return f"the trainer communicates by {library} and the server{place} by {support.library}"
+            workers[client] = support.workers
         return GroupTransfer(
-            client,
+            workers,
             owner,
             backend=backend,
             library=library,
             device=parts.device.torch_device,
             dtype=parts.compute_dtype,
-            workers=support.workers,
             seconds=parts.config.rollout.server.request_timeout,
         )
     except ServerProblem as problem:

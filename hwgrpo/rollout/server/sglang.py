@@ -68,7 +68,8 @@ class SglangServer:
     takeover_rule = "if that run finish_type without releasing it, rollout.server.take_over=true takes it over"
 
     def __init__(self) -> None:
-        self._claimed = False
+        self._loaded: set[str] = set()
+        """Addresses of the servers that have loaded weights of this run."""
 
     def command(self, parts: EngineParts, adapter: AdapterWeights | None, host: str, port: int) -> list[str]:
         assert adapter is None, "checked with the settings"
@@ -118,7 +119,7 @@ class SglangServer:
             return
         # The server cannot tell whether a run has ended, only that its weights are loaded. A session that has sent
         # weights before has lost the server to another one: it does not claim it back.
-        if self._claimed or not (holder.run == owner.run or owner.take_over):
+        if client.url in self._loaded or not (holder.run == owner.run or owner.take_over):
             raise ServerInUse(holder.name)
 
     def release(self, client: Client, owner: Owner, timeout: float) -> None:
@@ -141,7 +142,7 @@ class SglangServer:
         status, _ = client.request("POST", "/update_weights_from_disk", body, timeout=timeout)
         if not isinstance(status, dict) or status.get("success") is not True:
             raise InvalidResponse(f"it did not apply weights {version}: {status}")
-        self._claimed = True
+        self._loaded.add(client.url)
 
     def sample(self, client: Client, server_request: ServerRequest, timeout: float) -> tuple[list[Sample], str | None]:
         reply, _ = client.request("POST", "/generate", generate_body(server_request), timeout=timeout)

@@ -1,12 +1,13 @@
-"""Weight transfer to a server through a shared folder or a process group.
+"""Weight transfer to the servers through a shared folder or process groups.
 
-Only rank 0 has one. It can send the last weights again, without the other ranks, whenever the server has lost them: the
-folder stays, and of the weights sent through the group a copy is kept in host memory.
+Only rank 0 has one. A version is prepared once, in the thread that takes part in gathering it, and sent to each server,
+again whenever a server has lost it: the folder stays, and of weights sent through groups a copy is kept in host memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +46,7 @@ def count_host_copies(config: Config, engine: str) -> int:
 
 
 class WeightTransfer(Protocol):
-    """Protocol of a transfer of weights to the server."""
+    """Protocol of a transfer of weights to the servers."""
 
     description: str
     """What it is, for the startup notes."""
@@ -58,12 +59,18 @@ class WeightTransfer(Protocol):
         """
         ...
 
-    def send(self) -> None:
-        """Have the server load the prepared version; gathering is completed even if that fails.
+    def send(self, client: Client) -> None:
+        """Have a server load the prepared version; several threads may send to a server each.
+
+        In the thread that prepared it gathering is completed even if that fails.
 
         Raises:
             ServerProblem: the server did not load it.
         """
+        ...
+
+    def finish(self) -> None:
+        """Complete the gathering of the prepared version in the thread that prepared it."""
         ...
 
     def discard_old(self) -> None:
@@ -71,7 +78,7 @@ class WeightTransfer(Protocol):
         ...
 
     def close(self) -> None:
-        """Remove all files and leave the group."""
+        """Remove all files and leave all groups."""
         ...
 
 
@@ -82,7 +89,7 @@ class FolderTransfer:
         root: the folder; None: a scratch folder in this host's memory.
         dtype: dtype of floating-point weights.
         owner: owner of the weights.
-        load: has the server load a folder: (folder, version, whether it is an adapter).
+        load: has a server load a folder: (client, folder, version, whether it is an adapter).
         reason: why no group is used; empty where a folder was configured.
     """
 
@@ -91,7 +98,7 @@ class FolderTransfer:
         root: str | None,
         dtype: torch.dtype,
         owner: Owner,
-        load: Callable[[Path, int, bool], None],
+        load: Callable[[Client, Path, int, bool], None],
         reason: str = "",
     ) -> None:
         self.description = f"a folder: {reason}" if reason else "a folder"
@@ -103,24 +110,28 @@ class FolderTransfer:
         shared = Path(root).expanduser().absolute()
         self._folder: WeightsFolder | None = WeightsFolder(shared, dtype, owner.run, owner.session)
         self._load = load
-        self._version, self._adapter = 0, False
+        self._prepared = 0, False
 
     def prepare(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
         assert self._folder is not None
-        self._version, self._adapter = version, adapter is not None
         if adapter is None:
             self._folder.write(version, weights.full())
         else:
             self._folder.clear(version)
             write_adapter(adapter, self._folder.folder(version))
+        self._prepared = version, adapter is not None
 
-    def send(self) -> None:
+    def send(self, client: Client) -> None:
         assert self._folder is not None
-        self._load(self._folder.folder(self._version), self._version, self._adapter)
+        version, is_adapter = self._prepared
+        self._load(client, self._folder.folder(version), version, is_adapter)
+
+    def finish(self) -> None:
+        pass
 
     def discard_old(self) -> None:
         assert self._folder is not None
-        self._folder.keep_only(self._version)
+        self._folder.keep_only(self._prepared[0])
 
     def close(self) -> None:
         if self._folder is not None:
@@ -131,86 +142,130 @@ class FolderTransfer:
             self._scratch = None
 
 
-class GroupTransfer:
-    """Transfer by a process group with the server's workers; see `WeightTransfer` for the methods.
+class GatheredWeights:
+    """A version of the weights, of which a copy is kept in host memory while it is gathered.
 
     Args:
-        client: client of the server.
+        version: the version.
+        buckets: its buckets; the thread that makes this object takes part in gathering them.
+    """
+
+    def __init__(self, version: int, buckets: Iterator[WeightBucket]) -> None:
+        self.version = version
+        self.made: list[WeightBucket] = []
+        self._unmade = self._gather(buckets)
+        self._thread = threading.get_ident()
+        self._over = threading.Event()
+        self._complete = False
+
+    @property
+    def is_gathered_here(self) -> bool:
+        """Whether the calling thread takes part in gathering."""
+        return threading.get_ident() == self._thread
+
+    def buckets(self) -> Iterator[WeightBucket]:
+        """Yield all buckets; the thread that gathers them yields each when it is made, other threads wait for all.
+
+        Raises:
+            ServerProblem: in another thread, if gathering failed.
+        """
+        if not self.is_gathered_here:
+            self._over.wait()
+            if not self._complete:
+                raise ServerProblem("the weights were not gathered")
+        yield from list(self.made)
+        while (bucket := next(self._unmade, None)) is not None:  # `yield from` ends the gathering if a send fails
+            yield bucket
+
+    def finish(self) -> None:
+        """Gather the rest, as the other ranks do."""
+        try:
+            for _ in self._unmade:
+                pass
+        finally:
+            self._over.set()
+
+    def _gather(self, buckets: Iterator[WeightBucket]) -> Iterator[WeightBucket]:
+        for bucket in buckets:
+            self.made.append(WeightBucket(bucket.contents, bucket.body.cpu()))
+            yield bucket
+        self._complete = True
+
+
+class GroupTransfer:
+    """Transfer by a process group with each server's workers; see `WeightTransfer` for the methods.
+
+    Args:
+        workers: the number of workers of each server.
         owner: owner of the weights.
         backend: torch.distributed's name of the communication library.
         library: its name and version, for messages.
         device: device to send from.
         dtype: dtype of floating-point weights.
-        workers: number of the server's workers.
         seconds: timeout of each step.
 
     Raises:
-        ServerProblem: the group could not be made.
+        ServerProblem: a group could not be made.
     """
 
     def __init__(
         self,
-        client: Client,
+        workers: Mapping[Client, int],
         owner: Owner,
         *,
         backend: str,
         library: str,
         device: torch.device,
         dtype: torch.dtype,
-        workers: int,
         seconds: float,
     ) -> None:
         self.description = f"a process group over {library}"
-        self._client, self._owner, self._device, self._dtype = client, owner, device, dtype
-        self._make = lambda: WeightsGroup(client, owner, backend, device, workers, seconds)
-        self._group: WeightsGroup | None = self._make()
-        self._version = 0
-        self._made: list[WeightBucket] = []
-        self._unmade: Iterator[WeightBucket] = iter(())
-        self._seconds = seconds
+        self._owner, self._device, self._dtype, self._seconds = owner, device, dtype, seconds
+        self._make = lambda client: WeightsGroup(client, owner, backend, device, workers[client], seconds)
+        self._groups: dict[Client, WeightsGroup] = {}
+        self._prepared = GatheredWeights(0, iter(()))
+        try:
+            for client in workers:
+                self._groups[client] = self._make(client)
+        except ServerProblem:
+            self.close()
+            raise
 
     def prepare(self, version: int, weights: PolicyWeights, adapter: AdapterWeights | None) -> None:
         assert adapter is None, "adapters go through folders"
-        self._version = version
-        self._made = []
-        self._unmade = make_buckets(weights.full(), self._dtype, self._device)
+        self._prepared = GatheredWeights(version, make_buckets(weights.full(), self._dtype, self._device))
 
-    def send(self) -> None:
+    def send(self, client: Client) -> None:
+        prepared, group = self._prepared, self._groups.get(client)
         try:
-            if self._group is None or self._status().get("group") != self._group.name:  # the server was restarted
-                self._leave_group()
-                self._group = self._make()
+            if group is None or self._status(client).get("group") != group.name:  # the server was restarted
+                self._leave_group(client)
+                group = self._groups[client] = self._make(client)
             try:
-                self._group.send(self._buckets(), WEIGHTS_ROUTE, {"version": self._owner.label(self._version)})
+                group.send(prepared.buckets(), WEIGHTS_ROUTE, {"version": self._owner.label(prepared.version)})
             except ServerProblem:
-                self._leave_group()
+                self._leave_group(client)
                 raise
         finally:
-            for bucket in self._unmade:  # other ranks take part in gathering the rest
-                self._keep(bucket)
+            if prepared.is_gathered_here:
+                prepared.finish()
+
+    def finish(self) -> None:
+        self._prepared.finish()
 
     def discard_old(self) -> None:
         pass
 
     def close(self) -> None:
-        self._leave_group()
-        self._made = []
+        for client in [*self._groups]:
+            self._leave_group(client)
+        self._prepared = GatheredWeights(0, iter(()))
 
-    def _buckets(self) -> Iterator[WeightBucket]:
-        """Yield all buckets: the kept ones, then those made now, which are kept too."""
-        yield from list(self._made)
-        for bucket in self._unmade:
-            self._keep(bucket)
-            yield bucket
-
-    def _keep(self, bucket: WeightBucket) -> None:
-        self._made.append(WeightBucket(bucket.contents, bucket.body.cpu()))
-
-    def _status(self) -> dict[str, Any]:
-        status, _ = self._client.request("GET", WEIGHTS_ROUTE, timeout=min(self._seconds, 10.0))
+    def _status(self, client: Client) -> dict[str, Any]:
+        status, _ = client.request("GET", WEIGHTS_ROUTE, timeout=min(self._seconds, 10.0))
         return status if isinstance(status, dict) else {}
 
-    def _leave_group(self) -> None:
-        group, self._group = self._group, None
+    def _leave_group(self, client: Client) -> None:
+        group = self._groups.pop(client, None)
         if group is not None:
             group.close()

@@ -1,7 +1,8 @@
 """vLLM in the training process.
 
-engine.py          one engine per rank on the rank's own device, or one of several ranks by tensor parallelism
-vllm_settings.py   the run's settings -> vLLM's arguments, for an engine here and for a server
+engine.py            one engine per rank on the rank's own device, or one of several ranks by tensor parallelism
+timed_generation.py  generation with deadlines of groups
+vllm_settings.py     the run's settings -> vLLM's arguments, for an engine here and for a server
 """
 
 from hwgrpo.config.schema import Config
@@ -15,6 +16,12 @@ def _refuse(config: Config) -> None:
         raise ConfigError(
             f"rollout.tensor_parallel_size={size} with rollout.engine='vllm' and rollout.max_staleness={staleness}: "
             "the engine and the update would communicate at the same time; use rollout.engine=vllm_server"
+        )
+    timeout = config.rollout.group_timeout
+    if size > 1 and timeout is not None:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size={size} with rollout.engine='vllm' and rollout.group_timeout={timeout:g}: "
+            "the ranks of an engine have clocks of their own; use rollout.engine=vllm_server"
         )
 
 

@@ -19,11 +19,13 @@ from torch import distributed as dist
 
 from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, RunError
+from hwgrpo.rollout.deadlines import GroupDeadlines
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.policy_weights import AdapterWeights
 from hwgrpo.rollout.requests import Request, Sample, check_batch, find_problem, make_completions, make_requests
 from hwgrpo.rollout.shared_devices import sleeps
 from hwgrpo.rollout.stopping import end_token_ids
+from hwgrpo.rollout.vllm.timed_generation import generate_in_time
 from hwgrpo.rollout.vllm.vllm_settings import (
     ADAPTER_PREFIX,
     engine_arguments,
@@ -117,15 +119,19 @@ class VllmEngine:
         start = time.perf_counter()
         requests, own = self._of_group(make_requests(batch, sampling))
         end_ids = end_token_ids(self._parts.tokenizer, self._parts.model.generation_config, sampling.stop_token_ids)
-        outputs = self._llm.generate(
-            # The salt keeps the prefix cache of older weights from being used.
-            [{"prompt_token_ids": [*r.tokens], "cache_salt": f"weights {self._version}"} for r in requests],
-            [self._sampling_params(sampling, request.n, request.seed, end_ids) for request in requests],
-            use_tqdm=False,
-            lora_request=self._adapter,
-        )
+        # The salt keeps the prefix cache of older weights from being used.
+        prompts = [{"prompt_token_ids": [*r.tokens], "cache_salt": f"weights {self._version}"} for r in requests]
+        settings = [self._sampling_params(sampling, request.n, request.seed, end_ids) for request in requests]
+        deadlines = GroupDeadlines(len(requests), sampling.group_timeout)
+        if sampling.group_timeout is None:
+            outputs = self._llm.generate(prompts, settings, use_tqdm=False, lora_request=self._adapter)
+        else:
+            outputs = generate_in_time(self._llm.llm_engine, prompts, settings, self._adapter, deadlines)
         responses = []
         for request, output in zip(requests[own], outputs[own], strict=True):
+            if output is None:
+                responses.append(None)
+                continue
             samples = sorted(output.outputs, key=lambda sample: sample.index)
             group = [_read_sample(sample) for sample in samples]
             problem = find_problem(group, request, sampling, config.get_text_config().vocab_size)
@@ -138,6 +144,7 @@ class VllmEngine:
             assert sampled_with == {str(self._version)}, f"weights {sampled_with}, expected {self._version}"
             responses.append(group)
         result = make_completions(responses, sampling, self._parts.tokenizer, end_ids, self._version)
+        result = deadlines.apply(result)
         seconds = max(time.perf_counter() - start, 1e-9)
         self.metrics = {"perf/rollout_tokens_per_second": len(result.tokens) / seconds}
         return result

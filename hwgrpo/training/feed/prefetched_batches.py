@@ -36,6 +36,8 @@ def files_of(batches: Sequence[Batch], rank: int) -> dict[str, dict[str, torch.T
             "asked": _prompt_key(batch.prompts),
             "texts": batch.completions.texts,
             "weight_version": batch.completions.weight_version,
+            "late": batch.completions.late,
+            "dropped": [*batch.completions.dropped.items()],
             "metrics": dict(batch.metrics),
         }
         values = {name: getattr(batch.completions, name) for name in _TENSORS}
@@ -88,6 +90,7 @@ def _read(path: Path) -> Iterator[tuple[Completions, dict[str, Any]]]:
     while f"{i}.{_JSON}" in tensors:
         values_json = json.loads(bytes(tensors[f"{i}.{_JSON}"].tolist()))
         values: dict[str, Any] = {name: tensors.get(f"{i}.{name}") for name in _TENSORS}
-        texts, version = tuple(values_json["texts"]), values_json["weight_version"]
-        yield Completions(**values, texts=texts, weight_version=version), values_json
+        values |= {"texts": tuple(values_json["texts"]), "weight_version": values_json["weight_version"]}
+        late, dropped = values_json.get("late"), dict(values_json.get("dropped", ()))  # absent in older checkpoints
+        yield Completions(**values, late=late, dropped=dropped), values_json
         i += 1

@@ -142,13 +142,14 @@ class WeightProbes:
 
     Args:
         config: the run's settings.
-        engine: the rollout engine, with weights of this run.
+        engine: the rollout engine, or one of its replicas, with weights of this run.
         update: scores by the policy, on all ranks.
         tokenizer: knows the vocabulary.
     """
 
-    def __init__(self, config: Config, engine: Engine, update: PolicyUpdate, tokenizer: Any) -> None:
+    def __init__(self, config: Config, engine: Any, update: PolicyUpdate, tokenizer: Any) -> None:
         self._score: Callable[..., list[list[float]] | None] | None = getattr(engine, "score", None)
+        self._name = f"server at {engine.url}" if hasattr(engine, "url") else "engine"
         self._update, self._strategy = update, update.strategy
         self._adapted = uses_lora(config.model.lora)
         text = update.policy.base.config.get_text_config()
@@ -210,7 +211,7 @@ class WeightProbes:
         def fail() -> None:
             if problem is not None:
                 raise RunError(
-                    f"the rollout engine does not sample with the policy's {what} of version {version}: on "
+                    f"the rollout {self._name} does not sample with the policy's {what} of version {version}: on "
                     f"{len(self._sequences)} fixed sequences {problem}. They were sent, but not applied, or have been "
                     "replaced since: start the engine's server again, and the run from its newest checkpoint. "
                     "rollout.probe_every=0 turns this check off, for an engine that is meant to differ"
@@ -253,13 +254,13 @@ class ProbedResponses:
 
     Args:
         responses: the source.
-        probes: the comparison.
+        probes: the comparison, for each replica of the engine.
         every: weight versions from one probe to the next.
         metrics: of the probe before the first step.
     """
 
     def __init__(
-        self, responses: ResponseSource, probes: WeightProbes, every: int, metrics: Mapping[str, float]
+        self, responses: ResponseSource, probes: Sequence[WeightProbes], every: int, metrics: Mapping[str, float]
     ) -> None:
         self._responses, self._probes, self._every, self._metrics = responses, probes, every, metrics
 
@@ -271,11 +272,11 @@ class ProbedResponses:
     def update_weights(self, version: int) -> None:
         due = version % self._every == 0
         # Before the weights are sent: an engine that sleeps on this device wakes up with them, and takes its memory.
-        ours = self._probes.score_by_trainer() if due else None
+        ours = self._probes[0].score_by_trainer() if due else None
         with self._responses.exclusive_engine() if due else nullcontext():
             self._responses.update_weights(version)
             if due:
-                self._metrics = self._probes.check(version, ours) or {}
+                self._metrics = _worst([each.check(version, ours) for each in self._probes])
 
     def exclusive_engine(self) -> AbstractContextManager[Any]:
         return self._responses.exclusive_engine()
@@ -288,6 +289,13 @@ class ProbedResponses:
 
     def close(self) -> None:
         self._responses.close()
+
+
+def _worst(checks: Sequence[dict[str, float] | None]) -> dict[str, float]:
+    """Return the metrics of the replica with the largest difference, with the seconds of all; empty without any."""
+    found = [metrics for metrics in checks if metrics is not None]
+    worst = max(found, key=lambda metrics: metrics["rollout/probe_logprob_diff"], default={})
+    return worst | ({"timing_s/probe": sum(metrics["timing_s/probe"] for metrics in found)} if found else {})
 
 
 def probe_weights(
@@ -313,10 +321,10 @@ def probe_weights(
     mixture = has_experts(update.policy.base.config.get_text_config())
     if mixture and _coarsest_dtype(config, update.policy).itemsize == 2:
         return responses  # rounding sends tokens to other experts, by which log-probs differ without a bound
-    probes = WeightProbes(config, engine, update, tokenizer)
+    probes = [WeightProbes(config, each, update, tokenizer) for each in getattr(engine, "replicas", (engine,))]
     with responses.exclusive_engine():
-        metrics = probes.check(version)
-    if metrics is None:
+        metrics = _worst([each.check(version) for each in probes])
+    if not metrics:
         return responses
     # A resumed run logs what the run without a break logs.
     return ProbedResponses(responses, probes, every, {} if version % every else metrics)

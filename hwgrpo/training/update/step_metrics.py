@@ -60,13 +60,18 @@ def sample_metrics(
             "failures": dict(rewards.failures),
             "zero": zero,
             "groups": groups,
-            "dropped": int((~valid).sum()),
+            "invalid": int((~valid).sum()),
+            "late": completions.late,
+            "dropped": len(completions.dropped),
         }
     )
     total = torch.cat([r["total"] for r in ranks])
     lengths = torch.cat([r["lengths"] for r in ranks])
     finished = torch.cat([r["finished"] for r in ranks])
     stds = torch.cat([r["group_std"] for r in ranks])
+    dropped = sum(r["dropped"] for r in ranks)
+    missing = dropped * (len(lengths) // max(1, sum(len(r["prompts"]) for r in ranks) - dropped) or 1)
+    invalid = sum(r["invalid"] for r in ranks) + missing
     values = {
         "reward": _mean(total) if total.numel() else math.nan,  # all samples failed: there is no reward
         "reward_std": _mean(stds),
@@ -77,10 +82,15 @@ def sample_metrics(
         **_spread("response_length", lengths),
         "response_length/clip_ratio": _mean(~finished),
         **_spread("prompt_length", torch.cat([r["prompts"] for r in ranks])),
-        "response/aborted_ratio": sum(r["dropped"] for r in ranks) / max(1, len(lengths)),
+        "response/aborted_ratio": invalid / max(1, len(lengths) + missing),
         "perf/response_tokens": float(lengths.sum()),
         "perf/total_num_tokens": float(sum(r["tokens"] for r in ranks)),
     }
+    if completions.late is not None:
+        values |= {
+            "rollout/groups_late": float(sum(r["late"] for r in ranks)),
+            "rollout/groups_dropped": float(dropped),
+        }
     for name in ranks[0]["functions"]:
         scores = torch.cat([r["functions"][name] for r in ranks])
         values[f"rewards/{name}/mean"] = float(scores.nanmean())
@@ -218,11 +228,20 @@ def _mean(values: torch.Tensor) -> float:
     return float(values.double().mean()) if values.numel() else 0.0
 
 
-def failure_notes(values: Mapping[str, float], rewards: Rewards, step: int, reported: set[str]) -> Iterator[str]:
-    """Yield a note for each reward that failed in a step, each kind of failure once per run.
+def failure_notes(
+    values: Mapping[str, float],
+    prompts: PromptBatch,
+    completions: Completions,
+    rewards: Rewards,
+    step: int,
+    reported: set[str],
+) -> Iterator[str]:
+    """Yield a note for each reward that failed in a step and on late groups, each kind of failure once per run.
 
     Args:
         values: the step's metrics.
+        prompts: this rank's.
+        completions: this rank's, for the first dropped group.
         rewards: this rank's, for the first failure of each kind.
         step: the step.
         reported: metrics reported before; new ones are added.
@@ -233,3 +252,13 @@ def failure_notes(values: Mapping[str, float], rewards: Rewards, step: int, repo
             failure = name.removeprefix("reward_failures/")
             first = f" ({rewards.first_failures[failure]})" if failure in rewards.first_failures else ""
             yield f"reward {failure}: {count:.0f} samples in step {step}{first}; metrics count further ones"
+    late, dropped = values.get("rollout/groups_late", 0), values.get("rollout/groups_dropped", 0)
+    kind = "groups dropped" if dropped else "groups late"
+    if late and kind not in reported:
+        reported.add(kind)
+        first = next(((prompts.prompts[i].uid, reason) for i, reason in completions.dropped.items()), None)
+        which = f" (prompt {first[0]}: {first[1]})" if first else ""
+        yield (
+            f"step {step} waited for {late:.0f} groups of responses longer than rollout.group_timeout, and dropped "
+            f"{dropped:.0f} of them{which}; metrics count further ones"
+        )

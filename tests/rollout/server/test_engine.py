@@ -20,7 +20,7 @@ from hwgrpo.errors import ConfigError, RunError
 from hwgrpo.rollout.pause_gate import Gate, Stopped
 from hwgrpo.rollout.policy_weights import ModuleWeights
 from hwgrpo.rollout.server import engine as server_engine
-from hwgrpo.rollout.server import server_connection
+from hwgrpo.rollout.server import rollout_server, server_connection
 from hwgrpo.rollout.server.engine import ServerEngine
 from hwgrpo.rollout.server.server_api import command_line
 from hwgrpo.rollout.server.server_owner import Owner
@@ -226,11 +226,10 @@ def test_a_server_that_comes_back_without_weights_gets_the_current_ones_and_the_
 
 
 def test_while_only_other_ranks_wait_for_it_rank_0_brings_a_server_its_weights_again(make, server, monkeypatch):
-    monkeypatch.setattr(server_engine, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(rollout_server, "HEARTBEAT", 0.05)
     engine = make()
     engine.update_weights(2)
-    engine._ranks = 2
-    watch = threading.Thread(target=engine._keep_claim)
+    watch = threading.Thread(target=engine._servers[0].keep_claim, args=(True,))
     watch.start()
     server.version = -1
     for _ in range(400):
@@ -247,17 +246,17 @@ def test_an_engine_that_is_closed_while_it_looks_after_its_server_sends_no_weigh
     engine = make()
 
     def broken_off() -> bool:
-        engine._closed.set()
+        engine._state.closed.set()
         return False
 
-    monkeypatch.setattr(engine, "_has_current_weights", broken_off)
-    engine._recover("it lost its weights")
+    monkeypatch.setattr(engine._servers[0], "has_current_weights", broken_off)
+    engine._servers[0]._recover("it lost its weights")
     assert server.taken == [0]
 
 
 def test_a_rank_that_does_not_send_weights_waits_until_the_server_has_them(make, server):
     engine = make()
-    engine._transfer = None  # as on ranks other than 0
+    engine._transfer = engine._servers[0]._transfer = None  # as on ranks other than 0
     late = threading.Timer(0.5, lambda: setattr(server, "version", 6))
     late.start()
     engine.update_weights(6)
@@ -277,6 +276,7 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(server_connection, "REFUSAL_TIMEOUT", 1.0)
     monkeypatch.setattr(server_connection, "PAUSE", 0.05)
     monkeypatch.setattr(server_engine, "PAUSE", 0.05)
+    monkeypatch.setattr(rollout_server, "PAUSE", 0.05)
 
 
 def test_a_wrong_token_is_refused_and_appears_in_no_message(server, tmp_path, monkeypatch):
@@ -410,7 +410,7 @@ def test_a_start_that_resumes_a_run_removes_the_weights_that_a_killed_one_has_le
 
 
 def test_a_run_that_trains_for_long_is_heard_of(make, server, monkeypatch):
-    monkeypatch.setattr(server_engine, "HEARTBEAT", 0.02)
+    monkeypatch.setattr(rollout_server, "HEARTBEAT", 0.02)
     make()
     server.holder._last_heard = 0.0
     for _ in range(200):
@@ -422,7 +422,7 @@ def test_a_run_that_trains_for_long_is_heard_of(make, server, monkeypatch):
 
 def test_ranks_beside_rank_0_notice_a_server_that_another_run_has_taken(make, server):
     engine = make()
-    engine._transfer = None  # as on ranks other than 0
+    engine._transfer = engine._servers[0]._transfer = None  # as on ranks other than 0
     server.label = OTHER.label(1)
     with pytest.raises(RunError, match="belongs to another run now: elsewhere:/other"):
         engine.update_weights(1)
@@ -438,8 +438,8 @@ def test_when_a_server_stays_away_all_requests_fail_after_one_and_the_same_wait(
     engine = make("rollout.server.start_timeout=1")
     server.close()
     repairs = []
-    repair = engine._repair
-    monkeypatch.setattr(engine, "_repair", lambda wait: (repairs.append(wait), repair(wait)))
+    repair = engine._servers[0]._repair
+    monkeypatch.setattr(engine._servers[0], "_repair", lambda wait: (repairs.append(wait), repair(wait)))
     began = time.monotonic()
     with pytest.raises(RunError, match=r"did not recover within rollout\.server\.start_timeout=1 s"):
         engine.generate(batch(*(f"{i}" for i in range(server_engine.THREADS))), SAMPLING)
@@ -514,7 +514,7 @@ def restarting(engine: ServerEngine, server: FakeServer, code: str, tmp_path: Pa
             raised.append(error)
 
     command = [sys.executable, "-c", code.format(port=server.port)]
-    process = engine._server.process = ServerProcess(command, dict(os.environ), tmp_path / "log")
+    process = engine._servers[0].connection.process = ServerProcess(command, dict(os.environ), tmp_path / "log")
     server.close()
     thread = threading.Thread(target=generate)
     thread.start()
@@ -535,7 +535,7 @@ def test_closing_ends_a_start_that_is_under_way(make, server, tmp_path, code: st
     assert time.monotonic() - began < 5
     assert not thread.is_alive()
     assert [type(error) for error in raised] == [Stopped]
-    assert not engine._server.process.alive
+    assert not engine._servers[0].connection.process.alive
 
 
 def test_a_thread_that_generates_ahead_waits_for_no_start_when_it_is_to_end(server, tmp_path):
@@ -547,7 +547,7 @@ def test_a_thread_that_generates_ahead_waits_for_no_start_when_it_is_to_end(serv
     assert not thread.is_alive()
     assert [type(error) for error in raised] == [Stopped]
     engine.close()
-    assert not engine._server.process.alive
+    assert not engine._servers[0].connection.process.alive
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch):
@@ -658,7 +658,7 @@ def test_it_sleeps_until_it_gets_new_weights(make, server, monkeypatch):
 
 @pytest.mark.parametrize("refused", [1, 2])
 def test_a_server_that_does_not_sleep_is_asked_again_then_an_error(make, server, monkeypatch, refused):
-    monkeypatch.setattr(server_engine, "PAUSE", 0.01)
+    monkeypatch.setattr(rollout_server, "PAUSE", 0.01)
     engine = make("rollout.sleep_mode=always", "rollout.server.retries=1")
     server.refusals = [500] * refused
     if refused == 1:
@@ -671,7 +671,7 @@ def test_a_server_that_does_not_sleep_is_asked_again_then_an_error(make, server,
 
 def test_a_dead_server_of_the_run_has_freed_its_memory(make, server):
     engine = make("rollout.sleep_mode=always")
-    engine._server.process = SimpleNamespace(alive=False, stop=lambda: None)
+    engine._servers[0].connection.process = SimpleNamespace(alive=False, stop=lambda: None)
     server.refusals = [500]
     engine.sleep()
     assert server.slept == []

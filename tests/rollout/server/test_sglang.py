@@ -232,15 +232,15 @@ def test_a_server_is_started_with_its_key_in_no_command_line_ends_with_the_run_a
     (stub / "srt/__init__.py").touch()
     (stub / "srt/server_args.py").write_text(SERVER_ARGS)
     engine = make(f"rollout.server.env={{PYTHONPATH: {stub.parent}}}", "rollout.server.start_timeout=90", url=None)
-    process = engine._server.process
+    process = engine._servers[0].connection.process
     assert process is not None
     number = process._process.pid  # pyright: ignore
     command = Path(f"/proc/{number}/cmdline").read_bytes().decode()
-    assert engine._client.token not in command
+    assert engine._servers[0].client.token not in command
     log = (tmp_path / "run/rollout-server.log").read_text()
     assert "argv=['" in log
     assert "api_key='***'" in log
-    assert engine._client.token not in log
+    assert engine._servers[0].client.token not in log
     assert "--load-format\0dummy" in command
     engine.update_weights(5)
     process._process.kill()  # pyright: ignore

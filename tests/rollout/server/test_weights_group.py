@@ -16,6 +16,7 @@ from hwgrpo.planning.memory import SENT, Work, estimate
 from hwgrpo.planning.model_shape import model_shape
 from hwgrpo.rollout.engine_parts import EngineParts
 from hwgrpo.rollout.server.engine import ServerEngine
+from hwgrpo.rollout.server.http_client import Client
 from hwgrpo.rollout.server.server_owner import new_owner
 from hwgrpo.rollout.server.vllm import vllm_server
 from hwgrpo.rollout.server.weight_transfer import FolderTransfer, GroupTransfer, count_host_copies
@@ -82,7 +83,7 @@ def test_every_worker_gets_all_weights_of_every_version_bit_for_bit(make, server
         assert server.version == version
     assert engine.generate(batch("ab"), SAMPLING).weight_version == 2
     assert engine._transfer is not None
-    assert len(engine._transfer._made) > 2, "there were several buckets"  # pyright: ignore
+    assert len(engine._transfer._prepared.made) > 2, "there were several buckets"  # pyright: ignore
     assert not (tmp_path / "weights").exists()
     assert any("process group over gloo" in note for note in engine.notes)
 
@@ -321,21 +322,22 @@ def test_rank_0_holds_as_many_bytes_of_sent_weights_as_a_plan_says(make, server,
     parts = engine._parts
     transfer = engine._transfer
     assert isinstance(transfer, GroupTransfer)
-    assert all(bucket.body.device.type == "cpu" for bucket in transfer._made)
-    held = sum(bucket.body.nbytes for bucket in transfer._made)
+    assert all(bucket.body.device.type == "cpu" for bucket in transfer._prepared.made)
+    held = sum(bucket.body.nbytes for bucket in transfer._prepared.made)
     padding = group.ALIGNMENT * len(list(parts.weights.full()))
     assert planned_bytes(parts) <= held < planned_bytes(parts) + padding
 
     monkeypatch.setattr("hwgrpo.rollout.vllm.vllm_settings.MEMORY", str(tmp_path))
     sizes = []
 
-    def count(folder: Path, version: int, is_adapter: bool) -> None:
+    def count(client: Client, folder: Path, version: int, is_adapter: bool) -> None:
         sizes.append(sum(file.stat().st_size for file in folder.parent.glob("version-*/*.safetensors")))
 
+    client = Client("http://here", TOKEN, 1)
     folder = FolderTransfer(None, torch.float32, new_owner(None, "run", take_over=False), count)
     for version in range(3):
         folder.prepare(version, parts.weights, None)
-        folder.send()
+        folder.send(client)
         folder.discard_old()
     folder.close()
     in_memory = replace(parts, config=settings("rollout.engine=vllm_server", "rollout.server.transfer=folder"))

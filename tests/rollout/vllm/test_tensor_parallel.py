@@ -70,7 +70,11 @@ def test_ranks_that_cannot_be_divided_are_refused(tmp_path, monkeypatch):
     assert ranks.forked(2, body) == [0, 0]
 
 
-def test_an_engine_of_several_ranks_does_not_sample_ahead():
+def test_an_engine_of_several_ranks_neither_samples_ahead_nor_has_deadlines():
     ahead = ("rollout.max_staleness=1", "algorithm.correction.name=token_truncate")
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 .*max_staleness=1: .*; use rollout.engine=vllm_ser"):
         config(SHARED, *ahead)
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel_size=2 .*group_timeout=9: .*; use rollout.engine=vllm_serv"
+    ):
+        config(SHARED, "rollout.group_timeout=9")

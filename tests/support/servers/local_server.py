@@ -29,6 +29,9 @@ from tests.support.servers.fake_server import FakeServer, scored
 class LocalServer(FakeServer):
     """Replies with samples of a model, which needs weights first.
 
+    Attributes:
+        stuck: prompts' texts that it does not answer while they are here.
+
     Args:
         folder: of the model.
         port: where it listens.
@@ -39,9 +42,10 @@ class LocalServer(FakeServer):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.stuck: set[str] = set()
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._engine = LocalEngine(
-            self._model, tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, max_sequences=64
+            self._model, self._tokenizer, device=torch.device("cpu"), compute_dtype=torch.float32, max_sequences=64
         )
         for parameter in self._model.parameters():
             torch.nn.init.zeros_(parameter)
@@ -61,6 +65,9 @@ class LocalServer(FakeServer):
         if "prompt_logprobs" in asked:
             with self._one_at_a_time:
                 return scored(asked["prompt"], score(self._model, [asked["prompt"]])[0])
+        text = self._tokenizer.decode(asked["prompt"])
+        while text in self.stuck and not self.released.wait(0.05):
+            pass
         prompt = Prompt(uid="", text="", token_ids=tuple(asked["prompt"]), ground_truth=None, columns={})
         sampling = Sampling(
             n=asked["n"],

@@ -3,7 +3,8 @@
 A sample depends on the prompt, the seed of the request and the weights alone, so that runs of the same policy get the
 same responses, however they are started.
 
-python model_server.py MODEL; it says its port, and ends with its standard input. `served` starts one.
+python model_server.py MODEL; it says its port, and ends with its standard input. `served` starts one. With DIE_AT in
+the environment it is gone when it gets that request for samples.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class ModelServer(LocalServer):
         self.workers = OwnWorker()
         self.offer = {"library": "gloo", "workers": 1}
 
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if len(self.asked) == int(os.environ.get("DIE_AT", "0")):
+            os._exit(9)
+        return super().answer(asked)
+
     def take(self, order: dict[str, Any]) -> None:
         super().take(order)
         self.ways.append("group" if "transfer" in order else "folder")
@@ -49,6 +55,9 @@ class ModelServer(LocalServer):
         if request.path == "/ways":
             ways, self.ways = self.ways, []
             return _send(request, 200, json.dumps(ways).encode())
+        if request.path == "/stuck":
+            self.stuck = set(json.loads(request.rfile.read(int(request.headers["Content-Length"]))))
+            return _send(request, 200, b"")
         return super()._handle(request)
 
 
@@ -84,15 +93,20 @@ class Address:
         with urllib.request.urlopen(f"{self.url}/ways", timeout=30) as answer:
             return json.load(answer)
 
+    def stick(self, *texts: str) -> None:
+        """Leave prompts of these texts without an answer, and no others."""
+        with urllib.request.urlopen(f"{self.url}/stuck", json.dumps(texts).encode(), timeout=30):
+            pass
+
 
 @contextmanager
-def served(model: str) -> Iterator[Address]:
-    """Run a server of a model; its token is `fake_server.TOKEN`."""
+def served(model: str, **variables: str) -> Iterator[Address]:
+    """Run a server of a model; its token is `fake_server.TOKEN`, and it has further variables."""
     root = Path(__file__).resolve().parents[3]
     path = os.pathsep.join(str(root / folder) for folder in (".", "backends", "kernels"))
     process = subprocess.Popen(
         [sys.executable, __file__, model],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

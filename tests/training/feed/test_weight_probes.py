@@ -147,6 +147,34 @@ def test_weights_that_are_sent_and_not_applied_end_the_run(make, kind: str, faul
         trained.sync()
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_each_of_several_servers_is_probed_and_the_wrong_one_named(tmp_path, monkeypatch, lost: int):
+    monkeypatch.setenv("THE_TOKEN", TOKEN)
+    model = tiny_qwen3(vocab=len(TOKENIZER))
+    models = [EngineModel(model, torch.float32) for _ in range(3)]
+    servers = [ScoringServer(each) for each in models]
+    urls = f"rollout.server.url=[{','.join(server.url for server in servers)}]"
+    parts = parts_for(None, tmp_path, urls, "rollout.probe_every=1", "rollout.server.start_timeout=0.5")
+    engine = vllm_server(replace(parts, model=model, weights=ModuleWeights(model)))
+    update = update_of(PolicyModel(model, compute_dtype=torch.float32, options=HeadOptions()), parts.config)
+    source: Any = SimpleNamespace(exclusive_engine=nullcontext, update_weights=engine.update_weights)
+    responses = weight_probes.probe_weights(parts.config, source, engine, update, TOKENIZER, 0)
+    trained = Trained(model, engine, models[2], None)  # pyright: ignore
+    for version in (1, 2):
+        trained.train()
+        responses.update_weights(version)
+    servers[lost].close()
+    trained.train()
+    responses.update_weights(3)
+    assert not engine._servers[lost].ready, "the others are probed"
+    models[2].faults = {"weights not applied"}
+    trained.train()
+    with pytest.raises(RunError, match=rf"server at {servers[2].url} does not sample with the policy's weights of ver"):
+        responses.update_weights(4)
+    for each in (engine, *servers):
+        each.close()
+
+
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_server_that_was_started_again_and_serves_the_weights_of_its_folder_ends_the_run(make, adapted: bool):
     trained = make("vllm_server", adapted=adapted)

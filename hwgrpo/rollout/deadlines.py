@@ -1,0 +1,160 @@
+"""Deadlines of groups (`rollout.group_timeout`): a late group is dispatched again once, then dropped."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from time import monotonic
+
+import numpy as np
+import torch
+
+from hwgrpo.values import Completions
+from hwgrpo.waits import LONG_WORK, Wait
+
+Overdue = Callable[[np.ndarray], bool]
+"""Returns whether to leave off decoding, given the responses [B] int64 that have not ended."""
+REPORT_CHECK = 1.0
+"""Seconds between checks whether a report is due."""
+
+
+def late_groups(dispatched: Mapping[int, float], now: float, timeout: float) -> list[int]:
+    """Return the groups that were dispatched `timeout` seconds ago or earlier.
+
+    Args:
+        dispatched: unfinished group -> time of its last dispatch, in seconds.
+        now: time on the same clock.
+        timeout: `rollout.group_timeout`.
+    """
+    return [group for group, time in dispatched.items() if now - time >= timeout]
+
+
+class GroupDeadlines:
+    """Deadlines of the groups of one `generate`. Other threads may call `dispatch`, `finish` and `miss`.
+
+    Args:
+        groups: number of groups, 0 <= group < groups.
+        timeout: `rollout.group_timeout` in seconds; None: no group is late.
+    """
+
+    def __init__(self, groups: int, timeout: float | None) -> None:
+        self._groups, self._timeout = groups, timeout
+        self._dispatched: dict[int, float] = {}
+        self._finished: set[int] = set()
+        self._late: set[int] = set()
+        self._dropped: set[int] = set()
+        self._wait = Wait(
+            lambda: f"the responses of {groups - len(self._finished)} of {groups} groups",
+            math.inf,
+            first_report=LONG_WORK if timeout is None else timeout,
+        )
+
+    def dispatch(self, group: int) -> None:
+        """Record that a group is dispatched now, unless it was before."""
+        self._dispatched.setdefault(group, monotonic())
+
+    def finish(self, group: int) -> None:
+        """Record that a group has all its responses, or is dropped."""
+        self._dispatched.pop(group, None)
+        self._finished.add(group)
+
+    def miss(self, group: int) -> bool:
+        """Record that a group missed its deadline; return whether to dispatch it again, which begins another one."""
+        if group in self._late:
+            self._dropped.add(group)
+            self.finish(group)
+            return False
+        self._late.add(group)
+        self._dispatched[group] = monotonic()
+        return True
+
+    def misses(self) -> list[tuple[int, bool]]:
+        """Return the groups that have missed their deadlines now, and whether to dispatch each again."""
+        self.report()
+        if self._timeout is None:
+            return []
+        return [(group, self.miss(group)) for group in late_groups(self._dispatched, monotonic(), self._timeout)]
+
+    def report(self) -> None:
+        """Print how many groups are awaited, if a report is due."""
+        self._wait.report()
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Report the wait from a thread during the block."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(REPORT_CHECK):
+                self.report()
+
+        thread = threading.Thread(target=watch, name="hwgrpo-rollout-wait", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def decoding(self, first: int, count: int, n: int) -> Overdue:
+        """Begin to decode responses together; return the `overdue` of `decode`.
+
+        A late group is decoded on instead of being dispatched again: the same seed would give the same tokens.
+
+        Args:
+            first: index of the first of the responses.
+            count: how many are decoded together.
+            n: responses per group.
+        """
+        if self._timeout is None:
+            return lambda growing: False
+        groups = {(first + row) // n for row in range(count)}
+        complete = {group for group in groups if (group + 1) * n <= first + count}  # the others go on in the next part
+        for group in set(self._dispatched) - groups:
+            self.finish(group)  # decoded before
+        for group in groups:
+            self.dispatch(group)
+
+        def overdue(growing: np.ndarray) -> bool:
+            growing_groups = {*((first + growing) // n).tolist()}
+            for group in complete - growing_groups:
+                self.finish(group)
+            self.misses()
+            return growing_groups <= self._dropped
+
+        return overdue
+
+    def apply(self, completions: Completions) -> Completions:
+        """Return completions without the responses of dropped groups, and with the record of late and dropped ones."""
+        if self._timeout is None:
+            return completions
+        reason = f"no responses within rollout.group_timeout={self._timeout:g} s, twice"
+        dropped = dict.fromkeys(sorted(self._dropped), reason)
+        if dropped:
+            count = f"{len(dropped)} of {self._groups} groups"
+            print(f"hwgrpo: dropped the responses of {count}: {reason}", file=sys.stderr, flush=True)
+            completions = _without(completions, dropped)
+        return replace(completions, late=len(self._late), dropped=dropped)
+
+
+def _without(completions: Completions, dropped: Mapping[int, str]) -> Completions:
+    """Return completions without the responses to some prompts."""
+    kept = torch.tensor([prompt not in dropped for prompt in completions.prompt_index.tolist()], dtype=torch.bool)
+    kept_R = torch.repeat_interleave(kept, completions.lengths)
+    versions = None if completions.versions is None else completions.versions[kept_R]
+    if versions is not None and versions.numel():
+        completions = replace(completions, weight_version=int(versions.min()))
+    return replace(
+        completions,
+        prompt_index=completions.prompt_index[kept],
+        tokens=completions.tokens[kept_R],
+        offsets=torch.nn.functional.pad(completions.lengths[kept].cumsum(0), (1, 0)),
+        logprobs=completions.logprobs[kept_R],
+        finished=completions.finished[kept],
+        texts=tuple(text for text, keep in zip(completions.texts, kept.tolist(), strict=True) if keep),
+        versions=versions if versions is not None and versions.numel() else None,
+    )
