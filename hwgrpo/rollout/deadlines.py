@@ -98,7 +98,7 @@ class GroupDeadlines:
             yield
         finally:
             ended.set()
-            thread.join()
+            thread.join(REPORT_CHECK)
 
     def decoding(self, first: int, count: int, n: int) -> Overdue:
         """Begin to decode responses together; return the `overdue` of `decode`.
