@@ -57,7 +57,7 @@ def test_the_thresholds_and_causes_of_the_gap_are_those_of_the_guard():
 
 
 def test_there_are_commands():
-    assert len(TRAINING) == 6
+    assert len(TRAINING) == 7
 
 
 def test_the_versions_on_ascend_are_those_that_are_installed():

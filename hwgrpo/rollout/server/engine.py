@@ -287,7 +287,7 @@ def _for_each(servers: Sequence[RolloutServer], work: Callable[[RolloutServer], 
     """Call a function with all servers at the same time, with the first one in this thread."""
     if servers:
         with ThreadPoolExecutor(len(servers)) as pool:
-            others = [pool.submit(work, server) for server in servers[1:]]
+            others = pool.map(work, servers[1:])
             work(servers[0])
-            for other in others:
-                other.result()
+            for _ in others:  # raises what one of them raised
+                pass

@@ -67,8 +67,8 @@ class RolloutServer:
         """Why it is not waited for any longer."""
         self._has_loaded = False
         """Whether it has had weights of this run."""
-        self._lost = False
-        """Whether other servers were left its requests, and it has not been back since."""
+        self._announced: set[str] = set()
+        """What has been printed of its state since it last took requests."""
         self._repair_thread: threading.Thread | None = None
         self._in_pass = threading.Lock()
         """Held while the repair thread uses the server."""
@@ -184,7 +184,7 @@ class RolloutServer:
                 if self.repairing and process is not None:
                     process.stop()
                 if self.repairing or (process is not None and not process.alive):
-                    return  # its memory is free, and new weights start it again
+                    return  # it is dead, its memory is free, and new weights start it again
         if self.alone:
             raise RunError(f"the rollout server did not free its memory: {problem}") from problem
         self.lose(f"it did not free its memory: {problem}")
@@ -228,9 +228,9 @@ class RolloutServer:
                 return False
             self.ready, self.failure, self._repair_thread = True, None, None
             self._state.changed.notify_all()
-        if self._lost:
-            self._lost = False
-            self._print(f"takes requests again, with weights {version}")
+        if self._announced:
+            self._announce("back", f"the rollout server at {self.url} takes requests again, with weights {version}")
+            self._announced.clear()
         return True
 
     def _recover(self, problem: str) -> None:
@@ -239,6 +239,9 @@ class RolloutServer:
             self._wait_until_ready(problem)
         except RunError as error:
             self._fail(error)
+        except Exception as error:
+            self._fail(RunError(f"the rollout server at {self.url} could not be repaired: {error!r}"))
+            raise  # its stack is printed
         finally:
             with self._state.changed:
                 if self._repair_thread is threading.current_thread():
@@ -306,10 +309,9 @@ class RolloutServer:
 
     def _leave_to_others(self, problem: str) -> None:
         """Abort its requests, which other servers answer, and print that once."""
-        if not self.alone and not self._lost:
-            self._lost = True
+        if not self.alone and "lost" not in self._announced:
             self.client.abort_requests()
-            self._print(f"is lost, and others take its requests: {problem}")
+            self._announce("lost", f"the rollout server at {self.url} is lost, and others take its requests: {problem}")
 
     def _fail(self, error: RunError) -> None:
         """Record why it is not waited for any longer."""
@@ -319,9 +321,11 @@ class RolloutServer:
             self.failure = error
             self._state.changed.notify_all()
         self.client.abort_requests()
-        if not self.alone:
-            self._print(f"is done without: {error}")
+        if not (self.alone or isinstance(error, ServerInUse)):
+            self._announce("failed", f"the run goes on without the rollout server at {self.url}: {error}")
 
-    def _print(self, what: str) -> None:
-        if self._transfer is not None:  # once, on rank 0
-            print(terminal_line(f"hwgrpo: the rollout server at {self.url} {what}"), file=sys.stderr, flush=True)
+    def _announce(self, event: str, text: str) -> None:
+        """Print a line, on rank 0 and once for each event until it takes requests again."""
+        if self._transfer is not None and event not in self._announced:
+            print(terminal_line(f"hwgrpo: {text}"), file=sys.stderr, flush=True)
+        self._announced.add(event)

@@ -128,9 +128,9 @@ def _connect_first(parts: EngineParts, api: ServerApi, adapter: AdapterWeights |
             client = _client(parts.config, url, _token_for(settings), owner)
             model = _served_model(client, api)
             found.servers.append(ServerConnection(client, model if adapter is None else ADAPTER, base_model=model))
-        for server in found.servers:
-            _claim(parts, api, server.client, owner)
-        found.transfer = select_transfer(parts, api, [each.client for each in found.servers], adapter, owner)
+        clients = [server.client for server in found.servers]
+        _claim(parts, api, clients, owner)
+        found.transfer = select_transfer(parts, api, clients, adapter, owner)
     except BaseException:
         for server in found.servers:
             disconnect_server(server, api, owner)
@@ -251,13 +251,17 @@ def retry_refusals(request: Callable[[], str], url: str) -> str:
             wait.pause(PAUSE)
 
 
-def _claim(parts: EngineParts, api: ServerApi, client: Client, owner: Owner) -> None:
-    """Claim the server for this run, waiting up to `wait_for_owner` seconds for another run to release it."""
-    s, url = parts.config.rollout.server, hide_secrets(client.url)
-    wait = None
-    while True:
+def _claim(parts: EngineParts, api: ServerApi, clients: Sequence[Client], owner: Owner) -> None:
+    """Claim the servers for this run, waiting up to `wait_for_owner` seconds for another run to release them."""
+    s, wait = parts.config.rollout.server, None
+    ordered = sorted(clients, key=lambda client: client.url)  # of runs that share some, the first to claim gets all
+    unclaimed = [*ordered]
+    while unclaimed:
+        client = unclaimed[0]
+        url = hide_secrets(client.url)
         try:
-            return api.claim(client, owner, HEALTH_TIMEOUT)
+            api.claim(client, owner, HEALTH_TIMEOUT)
+            del unclaimed[0]
         except ServerInUse as in_use:
             wait = wait or Wait(f"{in_use.holder} to leave the server at {url}", s.wait_for_owner)
             if wait.over:
@@ -267,6 +271,7 @@ def _claim(parts: EngineParts, api: ServerApi, client: Client, owner: Owner) -> 
                     f"{api.takeover_rule}"
                 ) from in_use
             wait.pause(PAUSE)
+            unclaimed = [*ordered]  # claims of silent owners expire
         except ServerProblem as error:
             raise ConfigError(f"the rollout server at {url} cannot be claimed: {error}") from error
 

@@ -25,6 +25,7 @@ from hwgrpo.rollout.vllm.vllm_settings import WEIGHTS_PREFIX, shared_memory_fold
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm import WEIGHTS_ROUTE
 from hwgrpo.rollout.vllm_plugin.hwgrpo_vllm.group import WeightBucket, make_buckets
 from hwgrpo.scratch import ScratchFolder
+from hwgrpo.waits import STUCK_AFTER
 
 
 def count_host_copies(config: Config, engine: str) -> int:
@@ -169,10 +170,8 @@ class GatheredWeights:
         Raises:
             ServerProblem: in another thread, if gathering failed.
         """
-        if not self.is_gathered_here:
-            self._over.wait()
-            if not self._complete:
-                raise ServerProblem("the weights were not gathered")
+        if not self.is_gathered_here and not (self._over.wait(STUCK_AFTER) and self._complete):
+            raise ServerProblem("the weights were not gathered")
         yield from list(self.made)
         while (bucket := next(self._unmade, None)) is not None:  # `yield from` ends the gathering if a send fails
             yield bucket

@@ -298,7 +298,7 @@ def test_a_run_goes_on_without_a_server_that_never_comes_back_and_says_so_once(m
         engine.update_weights(version)
     assert engine.metrics["rollout/servers_alive"] == 1
     said = capsys.readouterr().err
-    assert said.count(f"{pair[1].url} is done without: ") == 1
+    assert said.count(f"the run goes on without the rollout server at {pair[1].url}: ") == 1
     assert said.count("rollout.server.start_timeout=0.2 s") == 1
 
 
@@ -553,3 +553,26 @@ def test_a_run_on_two_devices_starts_a_server_for_each_and_again_where_one_dies(
     assert all(each is not None and each.alive for each in processes)
     engine.close()
     assert not any(each is not None and each.alive for each in processes)
+
+
+def test_a_run_that_waits_for_one_of_its_servers_keeps_the_others(make, pair, monkeypatch):
+    first = make(servers=[max(pair, key=lambda server: server.url)])
+    kept, waited = min(pair, key=lambda server: server.url), max(pair, key=lambda server: server.url)
+    made: list[ServerEngine] = []
+    thread = threading.Thread(target=lambda: made.append(make("rollout.server.wait_for_owner=30", run_id="two")))
+    thread.start()
+    wait_until(lambda: len(waited.turned_away) > 2)
+    kept.holder._last_heard = 0.0
+    wait_until(lambda: kept.holder._last_heard)
+    first.close()
+    thread.join(20)
+    assert made[0].generate(batch(*PROMPTS), SAMPLING).weight_version == 0
+
+
+def test_a_repair_that_fails_by_a_mistake_of_the_code_ends_the_wait_for_it(make, pair, monkeypatch, capsys):
+    engine = make(servers=pair[:1])
+    monkeypatch.setattr(engine._servers[0], "_repair", lambda wait: 1 / 0)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    pair[0].close()
+    with pytest.raises(RunError, match="could not be repaired: ZeroDivisionError"):
+        engine.generate(batch("a"), SAMPLING)
