@@ -1224,15 +1224,15 @@ FAULTS = (
     Fault(
         "auto engine: the backend's last engine comes first",
         "planning/engine_choice.py",
-        "for name in names[:-1]:",
-        "for name in names[:0]:",
+        "_options(config, names[:-1], world_size)",
+        "_options(config, names[:0], world_size)",
         "planning/test_engine_choice.py",
     ),
     Fault(
         "auto engine: the checkpoint's engine is forgotten",
         "planning/engine_choice.py",
-        "    if saved != AUTO:",
-        "    if saved == 'none':",
+        "    if saved.get(\"engine\", AUTO) != AUTO:",
+        "    if False:",
         "planning/test_engine_choice.py",
     ),
     Fault(

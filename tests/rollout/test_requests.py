@@ -109,7 +109,10 @@ def test_a_missing_or_wrong_vllm_is_told_with_its_remedy(monkeypatch, found, tol
         (["rollout.engine_kwargs={a: 1}"], r"rollout\.engine_kwargs=.* has no effect"),
         (["rollout.server.port=80"], r"rollout\.server\.port=80 has no effect with rollout\.engine='local'"),
         (["rollout.engine=vllm", "rollout.graphs=true"], r"rollout\.graphs=true has no effect"),
-        (["rollout.engine=vllm", "rollout.tensor_parallel_size=2"], "use rollout.engine=vllm_server"),
+        (
+            ["rollout.engine=vllm", "rollout.tensor_parallel_size=2", "rollout.group_timeout=1"],
+            "use rollout.engine=vllm_server",
+        ),
         (["rollout.engine=vllm", "rollout.max_model_len=31"], r"rollout\.max_model_len=31 is smaller .* at least 32"),
         (["rollout.engine=vllm_server", "rollout.server.url=here:1"], r"must begin with http://"),
         (
