@@ -1231,7 +1231,7 @@ FAULTS = (
     Fault(
         "auto engine: the checkpoint's engine is forgotten",
         "planning/engine_choice.py",
-        "    if saved.get(\"engine\", AUTO) != AUTO:",
+        '    if saved.get("engine", AUTO) != AUTO:',
         "    if False:",
         "planning/test_engine_choice.py",
     ),
