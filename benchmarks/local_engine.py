@@ -209,7 +209,8 @@ def table(result: dict[str, Any]) -> str:
         speed = [result["tokens"] / median(result[kind][side]) for kind in ("wall_s", "cpu_s")]
         lines.append(f"| {result['size']} | {result['dtype']} | {side} | {speed[0]:,.0f} | {speed[1]:,.0f} |")
     ratio = [median(theirs) / median(ours) for theirs, ours in (result[k].values() for k in ("wall_s", "cpu_s"))]
-    lines.append(f"| | | ratio | {ratio[0]:.2f}x | {ratio[1]:.2f}x |")
+    name = "ratio" if "transformers" in result["wall_s"] else "of vllm"
+    lines.append(f"| | | {name} | {ratio[0]:.2f}x | {ratio[1]:.2f}x |")
     return "\n".join(lines)
 
 
