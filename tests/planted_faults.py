@@ -1245,7 +1245,7 @@ FAULTS = (
     Fault(
         "auto engine: an engine without room is taken",
         "planning/engine_choice.py",
-        "    return room.why_too_little\n",
+        "    return None if room is None else room.why_too_little\n",
         "    return None\n",
         "planning/test_engine_choice.py",
     ),

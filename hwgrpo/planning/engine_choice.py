@@ -46,9 +46,21 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
         return []
     saved = saved_settings(config).get("rollout", {})
     if saved.get("engine", AUTO) != AUTO:
-        name, size = saved["engine"], saved.get("tensor_parallel_size", 1)
-        config.rollout = _with_engine(config, name, size).rollout
-        return [f"rollout.engine={name} (auto): the engine of the checkpoint's run"]
+        size = config.rollout.tensor_parallel_size
+        chosen = _with_engine(config, saved["engine"], saved.get("tensor_parallel_size", 1) if size == 1 else size)
+        notes = [f"rollout.engine={saved['engine']} (auto): the engine of the checkpoint's run"]
+    else:
+        chosen, notes = _choose(config, backend, world_size, device)
+    config.rollout = chosen.rollout
+    if unused := sorted(key for key in unused_settings(config) if key.startswith("rollout.")):
+        for key in unused:
+            _reset(config, key)
+        notes.append(f"without effect with rollout.engine={config.rollout.engine}, and left out: {', '.join(unused)}")
+    return notes
+
+
+def _choose(config: Config, backend: Backend, world_size: int, device: Device | None) -> tuple[Config, list[str]]:
+    """Return the settings with the first engine that can be used, and notes: its place, and why not an earlier one."""
     names = ("vllm_server",) if config.rollout.server.url is not None else backend.rollout
     reasons: dict[str, str] = {}
     chosen = _with_engine(config, names[-1])
@@ -60,22 +72,16 @@ def resolve_engine(config: Config, backend: Backend, world_size: int, device: De
             reasons.pop(name, None)
             break
         reasons.setdefault(name, reason.removeprefix(f"rollout.engine={name!r}: "))
-    size, before = chosen.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
-    parallel = f" with rollout.tensor_parallel_size={size}" if size != before else ""
-    config.rollout, name = chosen.rollout, chosen.rollout.engine
-    notes = [f"rollout.engine={name} (auto){parallel}{_place(config, backend)}"]
-    notes += [f"not {other}: {reason}" for other, reason in reasons.items()]
-    if unused := sorted(key for key in unused_settings(config) if key.startswith("rollout.")):
-        for key in unused:
-            _reset(config, key)
-        notes.append(f"without effect with rollout.engine={name}, and left out: {', '.join(unused)}")
-    return notes
+    r, size = chosen.rollout, chosen.rollout.tensor_parallel_size
+    parallel = f" with rollout.tensor_parallel_size={size}" if size != config.rollout.tensor_parallel_size else ""
+    first = f"rollout.engine={r.engine} (auto){parallel}{_place(chosen, backend)}"
+    return chosen, [first, *(f"not {other}: {reason}" for other, reason in reasons.items())]
 
 
 def _options(config: Config, names: Sequence[str], world_size: int) -> Iterator[tuple[str, int]]:
     """Yield engines, each with numbers of devices over which to divide its weights."""
     ranks = _ranks_here(world_size)
-    heads = planned_settings(config.model)[0].get_text_config().num_attention_heads
+    heads = getattr(planned_settings(config.model)[0].get_text_config(), "num_attention_heads", 1)
     for name in names:
         yield name, config.rollout.tensor_parallel_size
         if config.rollout.tensor_parallel_size == 1 and config.rollout.server.url is None:
@@ -122,15 +128,12 @@ def _why_not(config: Config, backend: Backend, world_size: int, device: Device |
 
 
 def _why_no_room(config: Config, backend: Backend, world_size: int, device: Device | None) -> str | None:
-    total = device.memory().total if device is not None else None
-    if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config):
-        return None
     try:
         resolve_strategy(config, backend, world_size, device)
-        room = engine_room(config, backend, world_size, total)
+        room = engine_room(config, backend, world_size, device)
     except Exception:  # a model of unknown sizes may still be sampled from
         return None
-    return room.why_too_little
+    return None if room is None else room.why_too_little
 
 
 def _place(config: Config, backend: Backend) -> str:

@@ -48,8 +48,8 @@ class EngineRoom:
         return f"there is no room for {format_bytes(self.needed)} of the engine's weights and cache {self.text}"
 
 
-def engine_room(config: Config, backend: Backend, world_size: int, total: int) -> EngineRoom:
-    """Return the room for an engine on the training devices, by the plan.
+def engine_room(config: Config, backend: Backend, world_size: int, device: Device | None) -> EngineRoom | None:
+    """Return the room for an engine on the training devices, by the plan; None where it is set, or nothing is shared.
 
     An engine that sleeps takes turns with the update: it gets what parameters and optimizer states leave.
 
@@ -57,8 +57,11 @@ def engine_room(config: Config, backend: Backend, world_size: int, total: int) -
         config: checked settings; `trainer.strategy` is resolved.
         backend: the device family.
         world_size: processes of the run.
-        total: bytes of a device.
+        device: this process's device; None: it is not here.
     """
+    total = device.memory().total if device is not None else None
+    if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config):
+        return None
     from hwgrpo.planning.memory import estimate
     from hwgrpo.planning.planned_sharding import config_sharding
     from hwgrpo.planning.scale_plan import USABLE, Planner
@@ -91,13 +94,12 @@ def planned_engine_share(
     Returns:
         The share, and notes for the user.
     """
-    total = device.memory().total if device is not None else None
-    if total is None or config.rollout.gpu_memory_utilization is not None or not shares_device(config):
-        return None, []
     try:
-        room = engine_room(config, backend, world_size, total)
+        room = engine_room(config, backend, world_size, device)
     except Exception as error:  # a model of unknown sizes may still train
         return None, [f"warning: the engine's share of memory cannot be planned: {type(error).__name__}: {error}"]
+    if room is None:
+        return None, []
     if room.why_too_little is not None:
         return None, [
             f"warning: {room.why_too_little}: use more devices with trainer.strategy=fsdp2, trainer.offload=optimizer, "

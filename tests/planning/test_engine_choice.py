@@ -178,6 +178,9 @@ def test_a_resumed_run_keeps_its_checkpoints_engine(tmp_path, vllm_installed):
     assert runs.forked(lambda: runs.run(tmp_path / "run", "trainer.max_steps=1")) == 0
     config = runs.small(tmp_path / "run", "rollout.engine=auto")
     assert resolved(config, CUDA) == ("local", "rollout.engine=local (auto): the engine of the checkpoint's run")
+    unused = runs.small(tmp_path / "run", "rollout.engine=auto", "rollout.gpu_memory_utilization=0.3")
+    assert "left out: rollout.gpu_memory_utilization" in resolved(unused, CUDA)[1], "as when it started"
+    assert unused.rollout.gpu_memory_utilization is None
     fresh = runs.small(tmp_path / "run", "rollout.engine=auto", "trainer.resume=never")
     assert resolved(fresh, CUDA)[0] == "vllm"
 

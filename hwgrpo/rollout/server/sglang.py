@@ -65,7 +65,7 @@ class SglangServer:
     )
 
     can_score = False
-    takeover_rule = "if that run finish_type without releasing it, rollout.server.take_over=true takes it over"
+    takeover_rule = "if that run ended without releasing it, rollout.server.take_over=true takes it over"
 
     def __init__(self) -> None:
         self._loaded: set[str] = set()
