@@ -153,8 +153,9 @@ def by_vllm(model: Any, rows: torch.Tensor, args: argparse.Namespace) -> Callabl
         )
         return llm.generate(prompts, settings, use_tqdm=False)
 
-    plain = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=8, do_sample=False)
-    greedy = [list(each.outputs[0].token_ids)[:8] for each in generate(0, samples=1, temperature=0.0)]
+    steps = min(8, args.response_tokens)
+    plain = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=steps, do_sample=False)
+    greedy = [list(each.outputs[0].token_ids)[:steps] for each in generate(0, samples=1, temperature=0.0)]
     if model.dtype == torch.float32 and greedy != plain[:, args.prompt_tokens :].tolist():
         raise SystemExit("vLLM must decode the same greedy tokens as the model")
     return generate

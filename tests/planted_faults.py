@@ -1460,11 +1460,11 @@ FAULTS = (
         "training/test_late_groups.py -k validation",
     ),
     Fault(
-        "dropped groups not told",
+        "dropped groups not noted",
         "training/update/step_metrics.py",
         "    if late and kind not in reported:",
         "    if False:",
-        "training/test_late_groups.py -k told",
+        "training/test_late_groups.py -k is_noted",
     ),
     Fault(
         "dropped groups lost in a checkpoint",

@@ -126,7 +126,7 @@ def test_a_dropped_group_has_the_effect_of_a_dropped_reward_and_is_recorded(tmp_
     assert list(columns["extras"].values()) == [{"dropped": REASON}] * len(dropped)
 
 
-def test_the_first_dropped_group_is_told(tmp_path: Path, monkeypatch, capsys):
+def test_the_first_dropped_group_is_noted(tmp_path: Path, monkeypatch, capsys):
     drop(monkeypatch, lambda prompt, sampling: prompt.uid.endswith("0"))
     assert runs.run(tmp_path / "run", *WORDS, DEADLINE, "observe.progress=plain") == "completed"
     dropped = [line for line in read_lines(tmp_path / "run/completions.jsonl") if "dropped" in line]

@@ -4,6 +4,7 @@ What is compared is collected by tests/vllm/vllm_worker.py, once per engine.
 """
 
 import json
+import re
 
 import pytest
 import torch
@@ -125,3 +126,10 @@ def test_an_engine_sleeps_wakes_and_closes(found):
 
 def test_a_note_says_what_sleep_does_not_do(found):
     assert any("its sleep frees nothing" in note for note in found["notes"])
+
+
+def test_the_benchmark_of_the_local_engine_has_vllm_on_the_other_side():
+    done = vllm_environment.run_there("benchmarks/local_engine.py", "--peer", "vllm", "--smoke")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert re.search(r"\| smoke \| float32 \| vllm \| [\d,]+ \|", done.stdout)
+    assert re.search(r"\| \| \| of vllm \| [\d.]+x \|", done.stdout)
