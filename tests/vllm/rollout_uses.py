@@ -95,6 +95,11 @@ IN_PROCESS = (
     Use("vllm/outputs.py", "RequestOutput.request_id"),
     Use("vllm/outputs.py", "CompletionOutput.weight_versions"),
     Use("vllm/outputs.py", "RequestOutput.prompt_logprobs"),
+    Use(
+        "vllm/distributed/device_communicators/cpu_communicator.py",
+        "_CPUSHMDistributed.make_group_name",
+        ("communicator",),
+    ),
     Use("vllm/v1/attention/backends/cpu_attn.py", f'"{[*HOST_HEAD_SIZES]}"'),
     Use("vllm/outputs.py", "WeightVersionSpan.version"),
     *_fields(

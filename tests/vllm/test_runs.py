@@ -64,6 +64,20 @@ def assert_like(found: list[dict], local: list[dict]) -> None:
         assert abs(mine["critic/rewards/mean"] - theirs["critic/rewards/mean"]) < 0.12
 
 
+@pytest.fixture
+def left_by_a_killed_run():
+    """Shared memory with vLLM's name for the ranks 0 and 1, which it neither removes nor takes over."""
+    files = [Path(f"/dev/shm/-tp:0-[0-1]-cpushm_{rank}") for rank in (0, 1)]
+    for file in files:
+        file.touch()
+    before = {*Path("/dev/shm").glob("*-cpushm*")}
+    yield
+    assert {*Path("/dev/shm").glob("*-cpushm*")} == before
+    for file in files:
+        file.unlink()
+
+
+@pytest.mark.usefixtures("left_by_a_killed_run")
 @pytest.mark.parametrize("shared_by", [1, 2], ids=["an engine each", "one engine, tensor parallel"])
 def test_two_ranks_with_vllm_in_their_own_process_learn_as_with_the_local_engine(local, tmp_path: Path, shared_by):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

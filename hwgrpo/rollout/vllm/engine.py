@@ -8,8 +8,10 @@ import os
 import random
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +84,7 @@ class VllmEngine:
         self._level = sleep_level(parts.config, adapter is not None)
         parts.device.empty_cache()
         free = parts.device.memory().free
-        with _preserved_globals(self._device):
+        with _preserved_globals(self._device), _own_shared_memory(self._group, on_host=self._device.type == "cpu"):
             try:
                 self._llm = self._vllm.LLM(**_arguments(parts, adapter))
             except (ValueError, TypeError) as error:  # also pydantic's errors about vLLM's arguments
@@ -302,6 +304,28 @@ def _tensor_parallel_group(size: int) -> Any:
         )
     group, _ = dist.new_subgroups(size, backend="gloo")
     return group
+
+
+@contextmanager
+def _own_shared_memory(group: Any, *, on_host: bool) -> Iterator[None]:
+    """Name the shared memory by which the ranks of an engine on a CPU reduce after this run; then remove the names.
+
+    vLLM 0.32 names it after its ranks alone and never removes it, so a host could start one such run and no second.
+    """
+    if group is None or not on_host:
+        yield
+        return
+    name = [uuid.uuid4().hex]
+    dist.broadcast_object_list(name, group=group, group_src=0)
+    shared = importlib.import_module("vllm.distributed.device_communicators.cpu_communicator")._CPUSHMDistributed
+    of_vllm = shared.make_group_name
+    shared.make_group_name = staticmethod(lambda communicator: f"{of_vllm(communicator)}-{name[0]}")
+    try:
+        yield
+    finally:
+        shared.make_group_name = staticmethod(of_vllm)
+        for file in Path("/dev/shm").glob(f"*{name[0]}*"):  # which all ranks have opened by now
+            file.unlink(missing_ok=True)
 
 
 def check_installed(config: Config) -> str:

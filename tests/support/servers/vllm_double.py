@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +82,14 @@ class Memory:
         self.events.append([event, self.resident])
 
 
+class SharedMemory:
+    """Of the ranks of an engine on a CPU: v1/worker/cpu_worker.py calls it so for the init method env://."""
+
+    @staticmethod
+    def make_group_name(communicator: Any) -> str:
+        return "-tp:0-[0-1]-cpushm"
+
+
 class Llm:
     """`vllm.LLM`, as far as the engine uses it."""
 
@@ -90,6 +99,9 @@ class Llm:
     def __init__(self, **arguments: Any) -> None:
         shared_by = arguments.get("tensor_parallel_size", 1)
         self.ranks = dist.new_subgroups(shared_by, backend="gloo")[0] if shared_by > 1 else None
+        if self.ranks is not None:  # csrc/cpu/shm.cpp: "create shm in SHMManager failed", and it stays
+            Path("/dev/shm", f"{SharedMemory.make_group_name(self)}_{dist.get_rank(self.ranks)}").open("x").close()
+            dist.barrier(self.ranks)
         config = AutoConfig.from_pretrained(arguments["model"])
         self.model = AutoModelForCausalLM.from_config(config).eval()
         if arguments["load_format"] == "auto":
@@ -241,7 +253,10 @@ def installed(memory: Memory) -> Iterator[Memory]:
         sampling_params=kinds,
         __version__="0.32 (double)",
     )
-    lora = SimpleNamespace(LoRARequest=lambda name, number, path: SimpleNamespace(lora_int_id=number, lora_path=path))
+    modules = SimpleNamespace(
+        LoRARequest=lambda name, number, path: SimpleNamespace(lora_int_id=number, lora_path=path),
+        _CPUSHMDistributed=SharedMemory,
+    )
     gc.collect()
     gc.freeze()  # what is there already is not counted
     forward, empty_cache = PolicyModel.forward, Device.empty_cache
@@ -263,7 +278,7 @@ def installed(memory: Memory) -> Iterator[Memory]:
     patches: list[tuple[Any, str, Any]] = [
         (vllm_engine, "_load", lambda config, device: vllm),
         (vllm_engine, "check_installed", lambda config: "vllm 0.32"),
-        (vllm_engine, "importlib", SimpleNamespace(import_module=lambda name: lora)),
+        (vllm_engine, "importlib", SimpleNamespace(import_module=lambda name: modules)),
         (PolicyModel, "forward", watched),
         (Device, "empty_cache", emptied),
     ]
