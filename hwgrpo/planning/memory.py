@@ -10,7 +10,7 @@ gradients need additional memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -41,6 +41,10 @@ FOR_ADAPTERS = 20 * 2**20
 """Bytes more on a host with LoRA, as measured: peft, and blocks too small to be freed."""
 PRODUCTS_IN_16_BITS = 90 * 2**20
 """Bytes more where oneDNN multiplies in 16 bits, as measured: it compiles and keeps a product for each shape."""
+EXPERTS_IN_16_BITS = 190 * 2**20
+"""Bytes more there with experts, as measured after six steps: no two of their products have the same shape."""
+LOGITS = "a chunk of logits"
+UNIT = "unsharded gradients of a unit"
 KEPT_FREE = "freed gradients that malloc keeps, at most"
 
 
@@ -170,16 +174,13 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         return {f"activations of {count:,} tokens, about": size}
 
     activations = activations_of(tokens)
-    update |= activations | {"a chunk of logits": _logits_bytes(config, shape, work, tokens)}
+    update |= activations | {LOGITS: _logits_bytes(config, shape, work, tokens)}
     if not adapters:
         update["gradient of the LM head (fp32)"] = 4 * shape.vocab * shape.hidden
     if sharding.gathered_units is not None:
         update["weights gathered"] = size * _gathered(shape, sharding)
         # in the compute dtype from the backward, and a padded fp32 copy to be summed over ranks
-        update["unsharded gradients of a unit"] = max(
-            size * sharding.computed_elements(unit) + 4 * sharding.gathered_elements(unit)
-            for unit in shape.trained_units
-        )
+        update[UNIT] = max(_unsharded_gradients(unit, sharding, size) for unit in shape.trained_units)
     elif work.dtype != torch.float32:
         # the head's cast stays from pass to pass; autocast caches others until the end of a pass, under checkpointing
         # those of frozen weights until the end of a layer
@@ -208,7 +209,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
     if work.device_type == "cpu":
         in_16_bits = work.dtype != torch.float32 or (work.samples and rollout_dtype != torch.float32)
         always["libraries, about"] = LIBRARIES + bool(adapters) * FOR_ADAPTERS
-        always["libraries, about"] += (in_16_bits and compiles_products()) * PRODUCTS_IN_16_BITS
+        if in_16_bits and compiles_products():
+            always["libraries, about"] += PRODUCTS_IN_16_BITS + bool(shape.expert_parameters) * EXPERTS_IN_16_BITS
         if held is update:
             small = 4 * sharding.stored_elements(_small(shape.trained_units), sharding.gradients)
             update[KEPT_FREE] = min(small, next(iter(activations.values())))
@@ -237,6 +239,8 @@ def estimate(config: Config, shape: ModelShape, work: Work, sharding: Sharding =
         first = max(kept, gradients | rest | layer, key=lambda parts: sum(parts.values()))
         later = {name: size for name, size in update.items() if name not in activations} | activations_of(second)
         update = max(first, later if second else {}, key=lambda parts: sum(parts.values()))
+    if sharding.gathered_units not in (None, "all"):
+        update = _largest_moment(update, shape, sharding, size, activations)
     loading = {}
     if not sharding.keeps_full_parameters:
         unit = 4 * max(unit.count for unit in shape.sharded_units)
@@ -283,6 +287,29 @@ class _Quantized:
             sum(copies * quantized_bytes(method, *p.shape) for copies, p in found),
             {"a matrix being dequantized": dtype.itemsize * max(p.count for _, p in found)},
         )
+
+
+def _largest_moment(
+    update: dict[str, int], shape: ModelShape, sharding: Sharding, size: int, activations: Iterable[str]
+) -> dict[str, int]:
+    """Return what is there at once of an update whose weights are gathered and gradients reduced a layer at a time."""
+    layers = [_unsharded_gradients(unit, sharding, size) for unit in shape.trained_units if unit.is_layer]
+    of_rest = {"weights gathered": size * _gathered(shape, replace(sharding, gathered_units=0))}
+    moments = (
+        _without(update, UNIT),  # at the LM head
+        _without(update | {UNIT: max(layers, default=0)}, LOGITS),  # in a layer
+        _without(update | of_rest, LOGITS, *activations),  # at the end, when the rest is reduced
+    )
+    return max(moments, key=lambda parts: sum(parts.values()))
+
+
+def _without(parts: dict[str, int], *names: str) -> dict[str, int]:
+    return {name: size for name, size in parts.items() if name not in names}
+
+
+def _unsharded_gradients(unit: ParameterUnit, sharding: Sharding, size: int) -> int:
+    """Return the bytes of a unit's gradients on a device while they are reduced."""
+    return size * sharding.computed_elements(unit) + 4 * sharding.gathered_elements(unit)
 
 
 def _gathered(shape: ModelShape, sharding: Sharding) -> int:

@@ -33,6 +33,7 @@ SHAPE = ModelShape(
     norms=2,
     head_norms=False,
 )
+LARGE_REST = ParameterUnit((ParameterShape("embeddings", (2048, 10_000)),), is_layer=False)
 LAYER, REST = (unit.count for unit in SHAPE.units)
 WORK = Work(dtype=torch.bfloat16, device_type="meta", prompts=4, prompt_tokens=16, micro_batch_tokens=64, samples=False)
 
@@ -89,7 +90,6 @@ def test_layers_that_are_cut_first_leave_fewer_parts_of_the_rest_and_are_gathere
     assert cut.always["parameters (fp32)"] == 4 * (10 * LAYER // 8 + REST // 4)
     assert cut.always["optimizer states (AdamW)"] == 2 * 4 * (10 * LAYER // 8 + REST // 4)
     assert cut.update["weights gathered"] == 2 * (REST + 2 * LAYER // 2)
-    assert cut.update["unsharded gradients of a unit"] == (2 + 4) * REST, "which is not cut"
     kept, kept_whole = (next(n for name, n in m.update.items() if name.startswith("activ")) for m in (cut, whole))
     tokens, _, _ = micro_batches(config, WORK)
     # gathered inputs come in the compute dtype and are not cast again for each linear layer
@@ -114,6 +114,26 @@ def test_two_layers_and_what_is_no_layer_are_gathered_at_a_time_or_all():
         assert "weights gathered" not in held(strategy, 8).update
 
 
+def test_a_plan_of_fsdp2_is_the_largest_of_three_moments():
+    sharding, config = planned_sharding("fsdp2", 2), planned("trainer.strategy=fsdp2")
+    work = replace(WORK, prompts=1)
+    moments = {
+        "at the LM head": estimate(config, replace(SHAPE, vocab=100_000), work, sharding).update,
+        "in a layer": estimate(config, replace(SHAPE, vocab=10), work, sharding).update,
+        "at the end": estimate(config, replace(SHAPE, units=(SHAPE.units[0], LARGE_REST)), work, sharding).update,
+    }
+    logits = {moment: "a chunk of logits" in parts for moment, parts in moments.items()}
+    assert logits == {"at the LM head": True, "in a layer": False, "at the end": False}
+    activations = {moment: any(name.startswith("activations") for name in parts) for moment, parts in moments.items()}
+    assert activations == {"at the LM head": True, "in a layer": True, "at the end": False}
+    rest = LARGE_REST.count
+    reduced = {moment: parts.get("unsharded gradients of a unit") for moment, parts in moments.items()}
+    assert reduced == {"at the LM head": None, "in a layer": (2 + 4) * LAYER, "at the end": (2 + 4) * rest}
+    gathered = {moment: parts["weights gathered"] for moment, parts in moments.items()}
+    layers = 2 * (REST + 2 * LAYER)
+    assert gathered == {"at the LM head": layers, "in a layer": layers, "at the end": 2 * rest}
+
+
 def test_what_is_synchronized_once_per_update_is_unsharded_until_then():
     once = config_sharding(planned("trainer.strategy=fsdp2", "trainer.fsdp2.sync_every=update"), 8)
     each, update = held("fsdp2", 8), estimate(planned(), SHAPE, WORK, once)
@@ -122,6 +142,7 @@ def test_what_is_synchronized_once_per_update_is_unsharded_until_then():
     assert {name: size for name, size in more.items() if size} == {
         "weights gathered": gathered,
         "unsharded gradients (fp32)": 4 * SHAPE.parameters,
+        "unsharded gradients of a unit": (2 + 4) * REST,
     }
     assert (update.always, update.rollout, update.step) == (each.always, each.rollout, each.step)
     zero2 = config_sharding(planned("trainer.strategy=deepspeed", "trainer.deepspeed.sync_every=update"), 8)
@@ -145,7 +166,7 @@ def test_the_only_pass_of_an_update_reduces_the_gradients_of_a_layer_at_once_and
 
 def test_rows_that_are_fewer_than_devices_are_stored_on_every_device_and_gathered_with_padding():
     experts = ParameterUnit((ParameterShape("experts", (4, 16, 16)), ParameterShape("router", (4, 16))), copies=3)
-    shape = replace(SHAPE, units=(experts,))
+    shape = replace(SHAPE, units=(experts,), vocab=1)
     at = {n: estimate(planned(), shape, WORK, planned_sharding("fsdp2", n)) for n in (4, 16)}
     assert (
         at[4].always
