@@ -13,6 +13,7 @@ from hwgrpo.config import Config, load_config
 from hwgrpo.models.quantization import quantize, quantized_weights
 from hwgrpo.planning.memory import (
     EXPANDED,
+    EXPERTS_IN_16_BITS,
     FOR_ADAPTERS,
     KEPT_FREE,
     LIBRARIES,
@@ -124,6 +125,10 @@ def test_compiled_products_are_planned_where_the_host_multiplies_16_bits_by_oned
     shape = model_shape(planned().model, small("Qwen3-8B", tmp_path))
     in_16_bits = estimate(planned(), shape, replace(WORK, dtype=torch.bfloat16))
     assert in_16_bits.always["libraries, about"] == LIBRARIES + more
+    mixture = replace(shape, expert_parameters=shape.parameters // 2)
+    with_experts = estimate(planned(), mixture, replace(WORK, dtype=torch.bfloat16))
+    assert with_experts.always["libraries, about"] == LIBRARIES + more + compiled * EXPERTS_IN_16_BITS
+    assert estimate(planned(), mixture, WORK).always["libraries, about"] == LIBRARIES
     assert estimate(planned(), shape, WORK).always["libraries, about"] == LIBRARIES
     adapted = planned("model.lora.rank=4")
     with_adapters = estimate(adapted, model_shape(adapted.model, small("Qwen3-8B", tmp_path)), WORK)

@@ -1,10 +1,14 @@
-"""Every fault of tests/planted_faults.py can be planted, and its tests exist."""
+"""Every fault of tests/planted_faults can be planted, and its tests exist."""
 
 import ast
+from pathlib import Path
 
 import pytest
 
-from tests.planted_faults import FAULTS, ROOT, Fault
+from tests.planted_faults import FAULTS
+from tests.planted_faults.fault import Fault
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

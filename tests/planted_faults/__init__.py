@@ -1,0 +1,21 @@
+"""Faults to plant into the sources, one at a time, each with the tests that must fail then: a file per folder."""
+
+from tests.planted_faults import (
+    algorithms,
+    cli,
+    config,
+    data,
+    models,
+    observe,
+    outside,
+    planning,
+    rewards,
+    rollout,
+    training,
+)
+
+FAULTS = tuple(
+    fault
+    for folder in (algorithms, cli, config, data, models, observe, outside, planning, rewards, rollout, training)
+    for fault in folder.FAULTS
+)

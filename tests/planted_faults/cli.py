@@ -1,0 +1,27 @@
+"""Faults of hwgrpo/cli."""
+
+from tests.planted_faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "no device left to the server",
+        "cli/launch.py",
+        "if args.devices is None and not visible:",
+        "if False:",
+        "cli/test_launch.py -k server",
+    ),
+    Fault(
+        "several nodes untold of their network interface",
+        "cli/launch.py",
+        'name.endswith("_SOCKET_IFNAME")',
+        'name.endswith("_IFACE")',
+        "cli/test_launch.py -k network_interface",
+    ),
+    Fault(
+        "servers that sleep on training devices refused",
+        "cli/launch.py",
+        "if shares_device(config) and sleeps(config, on_host=False):",
+        "if False:",
+        "cli/test_launch.py -k devices_of_a_server",
+    ),
+)

@@ -1,0 +1,118 @@
+"""Faults of hwgrpo/..."""
+
+from tests.planted_faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "quantized codes in the wrong half of a byte",
+        "../kernels/hwgrpo_kernels/nf4_torch.py",
+        "table.repeat_interleave(16), table.repeat(16)",
+        "table.repeat(16), table.repeat_interleave(16)",
+        "kernels/test_implementations.py -k nf4",
+    ),
+    Fault(
+        "quantized weights scaled by a neighbour",
+        "../kernels/hwgrpo_kernels/nf4_triton.py",
+        "scales + byte // BYTES_PER_SCALE",
+        "scales + (byte + 1) // BYTES_PER_SCALE",
+        "interpreter/test_nf4.py",
+    ),
+    Fault(
+        "values of 4 bits that are bytes under torch.compile",
+        "../kernels/hwgrpo_kernels/library.py",
+        "    return packed.new_empty(size, dtype=dtype)",
+        "    return packed.new_empty(size)",
+        "kernels/test_logprob.py -k dequantizes",
+    ),
+    Fault(
+        "the table of 4-bit values on another device",
+        "../kernels/hwgrpo_kernels/nf4_torch.py",
+        "torch.tensor(TABLE, dtype=dtype, device=device)",
+        "torch.tensor(TABLE, dtype=dtype)",
+        "simulated_npu/test_on_device.py -k test_runs",
+    ),
+    Fault(
+        "a broken promise of final gradients accepted",
+        "../kernels/hwgrpo_kernels/precomputed_gradients.py",
+        "if ctx.are_final and is_known and not is_one:",
+        "if False:",
+        "kernels/test_token_loss.py -k promise",
+    ),
+    Fault(
+        "a broken promise of final gradients unseen on a device",
+        "../kernels/hwgrpo_kernels/precomputed_gradients.py",
+        "factor = torch.where(grad_output == 1.0, 1.0, torch.nan)",
+        "factor = torch.ones_like(grad_output)",
+        "kernels/test_token_loss.py -k promise",
+    ),
+    Fault(
+        "wrong fp32 products used",
+        "../kernels/hwgrpo_kernels/head.py",
+        "return _difference(product, exact)",
+        "return None",
+        "kernels/test_head.py -k probe",
+    ),
+    Fault(
+        "wrong fp32 sums used",
+        "../kernels/hwgrpo_kernels/head.py",
+        "return _difference(total, exact + 1) is None",
+        "return True",
+        "kernels/test_head.py -k sum_in_fp32",
+    ),
+    Fault(
+        "ROCm excluded by name",
+        "../kernels/hwgrpo_kernels/head.py",
+        "return None if torch.version.hip is None else probe_fp32_products(torch.device(device_type), dtype)",
+        'return None if torch.version.hip is None else "ROCm"',
+        "backends/test_simulated_rocm.py -k head",
+    ),
+    Fault(
+        "blocks of a row read one after the other",
+        "../kernels/hwgrpo_kernels/rows_triton.py",
+        "return tile.stages if align > 1 and squash == 0.0 and ref_logits is None else 1",
+        "return 1",
+        "compile/test_binaries.py -k next_block",
+    ),
+    Fault(
+        "a profile's value over the user's",
+        "../backends/hwgrpo_backends/environment.py",
+        "kept = name in environ and name not in ours",
+        "kept = False",
+        "backends/test_environment.py",
+    ),
+    Fault(
+        "a profile's variable taken for the user's",
+        "../backends/hwgrpo_backends/environment.py",
+        "kept = name in environ and name not in ours",
+        "kept = name in environ",
+        "backends/test_environment.py",
+    ),
+    Fault(
+        "a variable that its page shows otherwise",
+        "../backends/hwgrpo_backends/npu.py",
+        'value="1800"',
+        'value="1900"',
+        "docs/test_device_pages.py -k variables_are",
+    ),
+    Fault(
+        "every NPU launcher with a server's Python",
+        "../scripts/generate_launchers.py",
+        'if device == "npu" and recipe in SERVER_RECIPES',
+        'if device == "npu"',
+        "structure/test_launchers.py -k servers_environment",
+    ),
+    Fault(
+        "a library preloaded that is not there",
+        "../backends/hwgrpo_backends/backend.py",
+        "if Path(file).is_file()), None)",
+        "if file), None)",
+        "backends/test_environment.py -k files",
+    ),
+    Fault(
+        "a variable left to the user put among those that are set",
+        "../backends/hwgrpo_backends/backend.py",
+        'self.env_rollout if purpose == "rollout" else self.env_train',
+        '{**self.env_optional, **(self.env_rollout if purpose == "rollout" else self.env_train)}',
+        "backends/test_environment.py -k left_to_the_user",
+    ),
+)
