@@ -25,7 +25,7 @@ local_engine local_engine.md python benchmarks/local_engine.py
 local_engine_vllm local_engine.md VLLM_PYTHON benchmarks/local_engine.py --peer vllm --size 36m
 memory memory_cpu.md python benchmarks/memory.py --output benchmarks/results/memory_cpu.json
 memory_lora memory_cpu.md python benchmarks/memory.py --rows lora --output benchmarks/results/memory_lora_cpu.json
-memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --size 36m --size 120m --output benchmarks/results/memory_variants_cpu.json
+memory_variants memory_cpu.md python benchmarks/memory.py --rows variants --freed-at-once --size 36m --size 120m --output benchmarks/results/memory_variants_cpu.json
 overlap overlap_cpu.md python benchmarks/overlap.py --repeat 2 --steps 5 --output benchmarks/results/overlap_cpu.json
 startup - python benchmarks/startup.py --runs 20
 strategies strategies_cpu.md torchrun --nproc-per-node 2 benchmarks/strategies.py ddp fsdp2 passes gathered zero-1 zero-2 zero-2-passes sequences layers --repeat 5 --output benchmarks/results/strategies_cpu.json"
