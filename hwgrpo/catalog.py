@@ -11,9 +11,13 @@ ADVANTAGES = Registry(
         "opo": "hwgrpo.algorithms.advantage_variants:opo",
         "gpg": "hwgrpo.algorithms.advantage_variants:gpg",
         "grpo_passk": "hwgrpo.algorithms.advantage_variants:grpo_passk",
+        "max_rl": "hwgrpo.algorithms.advantage_variants:max_rl",
+        "gdpo": "hwgrpo.algorithms.advantage_variants:gdpo",
+        "reinforce_plus_plus": "hwgrpo.algorithms.advantage_variants:reinforce_plus_plus",
     },
 )
-"""Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`."""
+"""Functions `(rewards_S, group_S, valid_S, config, lengths_S=None) -> advantages_S`; one with an argument `parts` is
+also given {reward function: (weight, its rewards_S)}."""
 POLICY_LOSSES = Registry(
     "policy loss",
     {
@@ -22,9 +26,17 @@ POLICY_LOSSES = Registry(
         "cispo": "hwgrpo.algorithms.surrogate_variants:cispo",
         "sapo": "hwgrpo.algorithms.surrogate_variants:sapo",
         "gpg": "hwgrpo.algorithms.surrogate_variants:gpg",
+        "gmpo": "hwgrpo.algorithms.surrogate_variants:gmpo",
+        "vespo": "hwgrpo.algorithms.surrogate_variants:vespo",
+        "topr": "hwgrpo.algorithms.surrogate_variants:topr",
+        "dppo_tv": "hwgrpo.algorithms.divergence_losses:dppo_tv",
+        "dppo_kl": "hwgrpo.algorithms.divergence_losses:dppo_kl",
+        "dro": "hwgrpo.algorithms.divergence_losses:dro",
     },
 )
 """`Scoped` functions `(surrogate_input, config) -> (pg_loss_N, {metric: per-row})`."""
+LOSSES_WITH_ARGUMENTS = ("dppo_kl", "dppo_tv", "dro", "vespo")
+"""Those with keyword arguments of their own, given as `algorithm.loss.kwargs`."""
 KL_ESTIMATORS = Registry(
     "KL estimator",
     {

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hwgrpo.config.document import Entry, entries
+from hwgrpo.config.presets import presets
 
 PAGE = Path(__file__).parents[1] / "docs" / "config.md"
 INTRODUCTION = """\
@@ -21,6 +22,12 @@ A recipe (YAML) states what differs from the defaults; `key=value` on the comman
 `functions[]` means each entry of a list. Setting a key that has no effect is an error: the column "used with" names
 the settings that make it effective. [settings.md](settings.md) helps you to choose.
 """
+PRESETS = """\
+## Presets
+
+What `algorithm.preset` sets, from the files in `configs/presets`.
+
+"""
 TOP_LEVEL = "plugins"
 """Heading of the settings outside of all sections."""
 
@@ -28,7 +35,14 @@ TOP_LEVEL = "plugins"
 def reference() -> str:
     """Return the page."""
     sections = groupby(entries(), key=lambda entry: entry.key.partition(".")[0] if "." in entry.key else TOP_LEVEL)
-    return "\n".join([INTRODUCTION, *(f"## {name}\n\n{_table(list(group))}" for name, group in sections)])
+    pages = [f"## {name}\n\n{_table(list(group))}" for name, group in sections]
+    return "\n".join([INTRODUCTION, *pages, PRESETS + _presets()])
+
+
+def _presets() -> str:
+    rows = [(f"`{p.name}`", p.source, " ".join(f"`{each}`" for each in p.settings)) for p in presets()]
+    lines = [("preset", "method and source", "settings"), ("---",) * 3, *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _table(settings: list[Entry]) -> str:

@@ -1,11 +1,12 @@
 """The math of GRPO as pure functions.
 
 advantages.py           rewards -> one advantage per sequence: `grpo`
-advantage_variants.py   RLOO, OPO, GPG, pass@k, REINFORCE++-baseline
+advantage_variants.py   RLOO, OPO, GPG, pass@k, MaxRL, GDPO, REINFORCE++ and its baseline
 groups.py               reward statistics over groups
 policy_loss.py          `build_loss`: policy loss + KL - entropy, as the kernels' `loss_fn`
 surrogates.py           PPO clip per token
-surrogate_variants.py   GSPO, CISPO, SAPO, GPG
+surrogate_variants.py   GSPO, GMPO, VESPO, CISPO, SAPO, TOPR, GPG
+divergence_losses.py    DPPO, DRO
 kl.py                   per-token estimators of KL(policy || reference)
 aggregation.py          per-token weights that turn a sum over rows into a globally normalized mean
 correction.py           importance weights between rollout engine and trainer, and metrics of their mismatch

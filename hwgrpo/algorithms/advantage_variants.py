@@ -1,15 +1,17 @@
-"""Advantage estimators besides `grpo`: RLOO, OPO, GPG, pass@k and REINFORCE++-baseline.
+"""Advantage estimators besides `grpo`: RLOO, OPO, GPG, pass@k, MaxRL, GDPO, REINFORCE++ and its baseline.
 
 The signature and the rules for groups and invalid sequences are those of `advantages.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from hwgrpo.algorithms.groups import Groups
 from hwgrpo.config.schema import AdvantageConfig
-from hwgrpo.errors import ConfigError
+from hwgrpo.errors import ConfigError, DataError
 
 
 def rloo(
@@ -94,11 +96,84 @@ def reinforce_plus_plus_baseline(
     """
     groups = Groups(rewards_S, group_S, valid_S, config.singleton)
     length_S = _valid_lengths("reinforce_plus_plus_baseline", groups, lengths_S)
+    return groups.zero_without_signal(_whitened(groups.from_mean_S(), length_S))
+
+
+def reinforce_plus_plus(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The reward, whitened over all tokens of the batch as in `reinforce_plus_plus_baseline`; groups do not count.
+
+    All zero where all rewards of the batch are equal. Source: REINFORCE++ (Hu et al. 2025), with discount 1.
+    """
+    batch = Groups(rewards_S, torch.zeros_like(group_S), valid_S, config.singleton)
+    return batch.zero_without_signal(_whitened(batch.reward_S, _valid_lengths("reinforce_plus_plus", batch, lengths_S)))
+
+
+def max_rl(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(r - mean) / mean: a group that rarely succeeds weighs more. Source: MaxRL (arXiv 2602.02710).
+
+    Raises:
+        DataError: a negative reward, whose group has no rate of success.
+    """
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
+    if bool((groups.reward_S < 0).any()):
+        raise DataError(
+            f"algorithm.advantage.name=max_rl and a reward of {groups.reward_S.min().item():g}: it divides by the mean "
+            "reward of a group, so rewards must not be negative; shift them, or use another estimator"
+        )
+    mean_G = groups.sum_G(groups.reward_S) / groups.size_G.clamp(min=1)
+    divisor_G = torch.where(groups.raw_G | (mean_G == 0), 1.0, mean_G)
+    return groups.zero_without_signal(groups.from_mean_S() / divisor_G[groups.index_S])
+
+
+def gdpo(
+    rewards_S: torch.Tensor,
+    group_S: torch.Tensor,
+    valid_S: torch.Tensor,
+    config: AdvantageConfig,
+    lengths_S: torch.Tensor | None = None,
+    *,
+    parts: Mapping[str, tuple[float, torch.Tensor]],
+) -> torch.Tensor:
+    """`grpo` of each reward function by itself, summed by weight, then whitened over all tokens of the batch.
+
+    So that no reward drowns the others. A reward that is missing (NaN) for a sample counts in none of its group's
+    statistics and adds 0. Source: GDPO (arXiv 2601.05242), whitened as in verl.
+
+    Args:
+        rewards_S, group_S, valid_S, config, lengths_S: as for all estimators; the summed rewards only mark groups
+            without signal.
+        parts: reward function -> its weight and its rewards [S].
+    """
+    groups = Groups(rewards_S, group_S, valid_S, config.singleton)
+    length_S = _valid_lengths("gdpo", groups, lengths_S)
+    sum_S, signal_S = torch.zeros_like(groups.reward_S), torch.zeros_like(valid_S)
+    for weight, part_S in parts.values():
+        part = Groups(part_S, group_S, valid_S & ~part_S.isnan(), config.singleton)
+        advantage_S = part.from_mean_S() / part.scale(config)
+        has_signal_S = (part.signal_G | part.raw_G)[part.index_S] & part.valid_S
+        sum_S += weight * torch.where(has_signal_S, advantage_S, 0.0)
+        signal_S |= has_signal_S
+    return torch.where(signal_S, _whitened(sum_S, length_S), 0.0).float()
+
+
+def _whitened(value_S: torch.Tensor, length_S: torch.Tensor) -> torch.Tensor:
+    """Return (v - mean) / sqrt(var + 1e-8) over all tokens, where a sequence's tokens all have its value."""
     tokens = length_S.sum()
-    value_S = groups.from_mean_S()
     centred_S = value_S - (length_S * value_S).sum() / tokens.clamp(min=1)
     variance = (length_S * centred_S.square()).sum() / (tokens - 1).clamp(min=1)
-    return groups.zero_without_signal(centred_S * torch.rsqrt(variance + 1e-8))
+    return centred_S * torch.rsqrt(variance + 1e-8)
 
 
 def _valid_lengths(estimator: str, groups: Groups, lengths_S: torch.Tensor | None) -> torch.Tensor:

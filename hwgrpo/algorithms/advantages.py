@@ -12,6 +12,9 @@ those of all ranks.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
+
 import torch
 
 from hwgrpo.algorithms.groups import Groups
@@ -26,6 +29,7 @@ def group_advantages(
     valid_S: torch.Tensor,
     config: AdvantageConfig,
     lengths_S: torch.Tensor | None = None,
+    parts: Mapping[str, tuple[float, torch.Tensor]] | None = None,
 ) -> torch.Tensor:
     """Compute the advantage of each sequence.
 
@@ -34,7 +38,9 @@ def group_advantages(
         group_S: [S] int64: prompt of each sequence.
         valid_S: [S] bool.
         config: the validated `algorithm.advantage` settings.
-        lengths_S: [S] tokens per sequence, for `opo` and `reinforce_plus_plus_baseline`.
+        lengths_S: [S] tokens per sequence, for estimators that weigh by tokens.
+        parts: reward function -> its weight and its rewards [S] fp64, for estimators with an argument `parts`; None:
+            `rewards_S` are those of one function.
 
     Returns:
         [S] fp32.
@@ -43,8 +49,14 @@ def group_advantages(
         ConfigError: an unknown estimator, or lengths are missing where it needs them.
         DataError: half-precision or non-finite rewards, or a group of one under `singleton="error"`.
     """
-    estimator = bind_arguments(ADVANTAGES.load(config.name), config.kwargs, 5, "algorithm.advantage.kwargs")
-    return estimator(rewards_S, group_S, valid_S, config, lengths_S)
+    loaded = ADVANTAGES.load(config.name)
+    takes_parts = "parts" in inspect.signature(loaded).parameters
+    arguments = {"parts": parts or {"reward": (1.0, rewards_S)}} if takes_parts else {}
+    estimator = bind_arguments(loaded, config.kwargs | arguments, 5, "algorithm.advantage.kwargs")
+    advantages_S = estimator(rewards_S, group_S, valid_S, config, lengths_S)
+    if config.clip is None:
+        return advantages_S
+    return advantages_S.clamp(-config.clip, config.clip)
 
 
 def grpo(

@@ -1,9 +1,11 @@
-"""Policy losses besides PPO clip, per token: GSPO, CISPO, SAPO, GPG.
+"""Policy losses besides PPO clip: GSPO, GMPO, VESPO (by sequence), CISPO, SAPO, TOPR, GPG (by token).
 
 Notation and the treatment of on-policy rows are those of `surrogates.py`.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -32,6 +34,76 @@ def gspo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
     ratio = log_ratio.exp()
     loss, metrics = clip_ratio(ratio, x.advantage, config)
     return loss, metrics | {"ppo_kl": -x.log_ratio.detach(), "ratio": ratio.detach()}
+
+
+@scoped("sequence")
+def gmpo(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
+    """-A rho of a sequence, rho the geometric mean of token ratios that were clipped first.
+
+    Each token's log-ratio is clipped to [-clip_low, clip_high], in the advantage's direction only (log space, so verl's
+    and TRL's 0.4 is a ratio of 1.49). Aggregate with seq-mean-token-mean. Source: GMPO (Zhao et al. 2025).
+    """
+    if x.on_policy:
+        return -x.advantage * x.log_ratio.exp(), {}
+    assert x.cu_seqlens is not None, "gmpo needs the row bounds of the sequences"
+    sign = x.advantage.sign()
+    bounded = x.log_ratio.clamp(-config.clip_low, config.clip_high)
+    log_ratio = sign * torch.minimum(sign * x.log_ratio, sign * bounded)
+    with torch.no_grad():
+        sum_S, sequence_N = sequence_sum(log_ratio, x.cu_seqlens)
+        mean_N = (sum_S / x.cu_seqlens.diff().clamp(min=1))[sequence_N]
+    ratio = (log_ratio - log_ratio.detach() + mean_N).exp()
+    clipped = x.log_ratio != bounded
+    metrics = {
+        "pg_clipfrac": clipped.to(ratio.dtype),
+        "clip_ratio/low": (clipped & (x.advantage < 0)).to(ratio.dtype),
+        "clip_ratio/high": (clipped & (x.advantage > 0)).to(ratio.dtype),
+        "ppo_kl": -x.log_ratio.detach(),
+        "ratio": ratio.detach(),
+    }
+    return -x.advantage * ratio, metrics
+
+
+@scoped("sequence")
+def vespo(
+    x: SurrogateInput,
+    config: LossConfig,
+    *,
+    k_pos: float = 2.0,
+    lambda_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lambda_neg: float = 2.0,
+) -> tuple[torch.Tensor, Metrics]:
+    """-sg(phi(w)) A logprob, phi(w) = w^k e^(lambda (1 - w)), w the ratio of the sequence (product over tokens).
+
+    k and lambda are `k_pos` and `lambda_pos` where A >= 0, else `k_neg` and `lambda_neg`. log w is kept within
+    [ln 1e-8, 20]. Source: VESPO (2026), as in TRL.
+    """
+    if x.on_policy:
+        return -x.advantage * x.logprob, {}
+    assert x.cu_seqlens is not None, "vespo needs the row bounds of the sequences"
+    log_ratio = clamp_log_ratio(x.log_ratio.detach(), config)
+    sum_S, sequence_N = sequence_sum(log_ratio, x.cu_seqlens)
+    log_w = sum_S.clamp(math.log(1e-8), 20)[sequence_N]
+    raises = x.advantage >= 0
+    k = torch.full_like(log_w, k_neg).masked_fill_(raises, k_pos)
+    slope = torch.full_like(log_w, max(lambda_neg, 1e-4)).masked_fill_(raises, max(lambda_pos, 1e-4))
+    phi = (slope + k * log_w - slope * log_w.exp()).exp()
+    return -phi * x.advantage * x.logprob, {"ppo_kl": -log_ratio, "ratio": log_ratio.exp()}
+
+
+@scoped("token")
+def topr(x: SurrogateInput, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
+    """-A logprob where A > 0, else -sg(min(rho, 1)) A logprob: what is learned from is not weighed, what is not is.
+
+    Source: TOPR (Le Roux et al. 2025), by token as in ROLL.
+    """
+    if x.on_policy:
+        return -x.advantage * x.logprob, {}
+    log_ratio = clamp_log_ratio(x.log_ratio.detach(), config)
+    ratio = log_ratio.exp()
+    weight = torch.where(x.advantage > 0, 1.0, ratio.clamp(max=1))
+    return -weight * x.advantage * x.logprob, {"ppo_kl": -log_ratio, "ratio": ratio}
 
 
 @scoped("token")

@@ -62,8 +62,11 @@ def clamp_log_ratio(log_ratio: torch.Tensor, config: LossConfig) -> torch.Tensor
 
 
 def clip_ratio(ratio: torch.Tensor, advantage: torch.Tensor, config: LossConfig) -> tuple[torch.Tensor, Metrics]:
-    """Return PPO's clipped loss and its clip metrics; verl's `pg_clipfrac` is TRL's `clip_ratio/region`."""
-    unclipped = -advantage * ratio
+    """Return PPO's clipped loss and its clip metrics; verl's `pg_clipfrac` is TRL's `clip_ratio/region`.
+
+    `config.delta` also caps the ratio that is not clipped (INTELLECT-2, Prime Intellect 2025), as in TRL.
+    """
+    unclipped = -advantage * (ratio if config.delta is None else ratio.clamp(max=config.delta))
     bounded = -advantage * ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
     clipped = bounded > unclipped
     metrics = {

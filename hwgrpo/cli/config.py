@@ -8,22 +8,33 @@ import json
 import shutil
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
 from hwgrpo.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from hwgrpo.config.presets import Preset
 
 HELP = "print every setting with its default, allowed values and description"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("keys", nargs="*", metavar="KEY", help="sections or settings to print, e.g. rollout optim.lr")
+    parser.add_argument(
+        "keys", nargs="*", metavar="KEY", help="sections or settings to print, e.g. rollout optim.lr; or presets"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; return the exit code."""
     from hwgrpo.config.document import entries
+    from hwgrpo.config.presets import presets
 
+    if args.keys == ["presets"]:
+        found = presets()
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=1) if args.json else _listed(found))
+        return 0
     selected = list(entries())
     for key in args.keys:
         if not any(_under(e.key, key) for e in selected):
@@ -36,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([dataclasses.asdict(e) for e in selected], indent=1))
         return 0
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    bold, dim, plain = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+    width, (bold, dim, plain) = _width(), _styles()
     section = ""
     for e in selected:
         head = e.key.split(".", 1)[0]
@@ -48,6 +58,27 @@ def run(args: argparse.Namespace) -> int:
         doc = f"{e.doc} Used with {e.used_by} only." if e.used_by else e.doc
         print(textwrap.fill(doc, width, initial_indent="    ", subsequent_indent="    "))
     return 0
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)
+
+
+def _styles() -> tuple[str, str, str]:
+    """Return what switches to bold, to dim and back to plain text."""
+    return ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+
+
+def _listed(presets: list[Preset]) -> str:
+    """Return presets as text: what each is, then its settings."""
+    width, (bold, dim, plain) = _width(), _styles()
+    lines = []
+    for each in presets:
+        lines += [f"{bold}algorithm.preset={each.name}{plain}"]
+        lines += [textwrap.fill(each.source, width, initial_indent="    ", subsequent_indent="    ")]
+        settings = textwrap.fill(" ".join(each.settings), width, initial_indent="    ", subsequent_indent="    ")
+        lines += [f"{dim}{settings}{plain}"]
+    return "\n".join(lines)
 
 
 def _alternatives(key: str, settings: list[str]) -> str:

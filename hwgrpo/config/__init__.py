@@ -1,10 +1,13 @@
 """Settings: the schema, loading (recipe + overrides), checking, documentation.
 
 schema.py          the settings as dataclasses: type, default, limits, and a docstring for each
+distributed_settings.py  those of sharded strategies and rollout servers
 fields.py          how a field states its limits and its uses
 backend_choices.py choices that the device backends declare
 load.py            recipe + overrides -> `Config`
 recipe_files.py    where recipes are looked up, and their content
+shipped_files.py   recipes and presets that ship with hwgrpo
+presets.py         the settings of published methods
 overrides.py       `section.key=value` arguments
 keys.py            the type of each key; errors for unknown ones
 interpolation.py   `${...}` in values

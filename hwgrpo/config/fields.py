@@ -14,6 +14,8 @@ LARGEST_INTEGER = 2**31 - 1
 """Bound of integers without one: counts and sizes beyond it overflow somewhere between here and a device."""
 LARGEST_NUMBER = 3e38
 """Bound of numbers without one: what single precision can hold."""
+LONGEST_TIMEOUT = 1e7
+"""Seconds, about 115 days; operating systems overflow on longer ones."""
 
 
 @dataclasses.dataclass(frozen=True)

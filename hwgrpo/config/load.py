@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from hwgrpo.config.interpolation import resolve_interpolations
 from hwgrpo.config.keys import check_keys, expand_names, leaf_keys
 from hwgrpo.config.overrides import apply_override, parse_override
+from hwgrpo.config.presets import with_presets
 from hwgrpo.config.recipe_files import find_recipe, read_recipe
 from hwgrpo.config.schema import Config
 from hwgrpo.config.typed import build
@@ -60,9 +61,10 @@ def load_config(
     Raises:
         ConfigError: unknown key, wrong type, value out of range, or a contradiction.
     """
-    raw = read_recipe(find_recipe(recipe)) if recipe is not None else {}
-    check_keys(raw, Config, "")
+    recipe_tree = read_recipe(find_recipe(recipe)) if recipe is not None else {}
     overriding = [parse_override(override) for override in overrides]
+    raw, of_presets = with_presets(recipe_tree, overriding)
+    check_keys(raw, Config, "")
     used_before = _used_settings(raw) - {key for key, _ in overriding} if overriding else set()
     for key, value in overriding:
         apply_override(raw, key, value)
@@ -73,7 +75,7 @@ def load_config(
             raise ConfigError(f"{dotted(place)}={HIDDEN!r}: it was left out when these settings were printed; set it")
     import_plugins(config.plugins)
     notes = check_config(
-        config, data_may_be_missing=data_may_be_missing, imported={*imported, *used_before}, unread=unread
+        config, data_may_be_missing=data_may_be_missing, imported={*imported, *used_before, *of_presets}, unread=unread
     )
     for note in notes:
         print(f"hwgrpo: note: {note}", file=sys.stderr)

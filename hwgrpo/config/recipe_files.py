@@ -7,17 +7,12 @@ from typing import Any
 
 from hwgrpo.config.keys import expand_names
 from hwgrpo.config.schema import Config
+from hwgrpo.config.shipped_files import recipe_folders
 from hwgrpo.config.yaml_text import MAX_BYTES, read_yaml
 from hwgrpo.errors import ConfigError, nearest, shown
 from hwgrpo.paths import check_path
 
-_PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
-
-
-def recipe_folders() -> tuple[Path, ...]:
-    """Return the folders in which recipes are looked up by name: the wheel's, then the repository's."""
-    return tuple(p for p in (_PACKAGE / "recipes", _PACKAGE.parent / "configs") if p.is_dir())
 
 
 def find_recipe(recipe: str | Path) -> Path:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hwgrpo.catalog import ENGINES
-from hwgrpo.config.schema import Config, RolloutServerConfig
+from hwgrpo.config.distributed_settings import RolloutServerConfig
+from hwgrpo.config.schema import Config
 from hwgrpo.errors import ConfigError, shown
 
 

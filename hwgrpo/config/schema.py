@@ -12,11 +12,23 @@ from omegaconf import MISSING
 
 from hwgrpo import catalog
 from hwgrpo.config.backend_choices import attention_choices, backend_choices
-from hwgrpo.config.fields import Use, choice, holds, limited, none_of, off, on, one_of, own_function, setting
+from hwgrpo.config.distributed_settings import DeepspeedConfig, Fsdp2Config, RolloutServerConfig
+from hwgrpo.config.fields import (
+    LONGEST_TIMEOUT,
+    Use,
+    choice,
+    holds,
+    limited,
+    none_of,
+    off,
+    on,
+    one_of,
+    own_function,
+    setting,
+)
+from hwgrpo.config.shipped_files import preset_names
 
 FAILURE_POLICIES = ("raise", "value", "mask_sample", "drop_group")
-LONGEST_TIMEOUT = 1e7
-"""Seconds, about 115 days; operating systems overflow on longer ones."""
 
 # Conditions under which settings have an effect, for `used_by`.
 _ADAPTERS = on("model.lora.rank", " above 0")
@@ -27,11 +39,15 @@ _VALIDATION = (
 )
 _OUTSIDE_ENGINE = none_of("rollout.engine", "local")
 _SERVER = one_of("rollout.engine", "auto", "vllm_server", "sglang_server")
-_OWN_SERVER = off("rollout.server.url")
-_RUNNING_SERVER = on("rollout.server.url")
-_SCALED = none_of("algorithm.advantage.name", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")
+_SCALED = none_of(
+    "algorithm.advantage.name", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg", "max_rl"
+)
 _DIVIDED = (_SCALED, none_of("algorithm.advantage.std", "none"))
-_CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg")
+_CLIPPED = none_of("algorithm.loss.name", "sapo", "gpg", "vespo", "topr", "dro")
+_PPO = none_of("algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name != "ppo_clip"))
+_PPO_OR_GSPO = none_of(
+    "algorithm.loss.name", *(name for name in catalog.POLICY_LOSSES.names() if name not in ("ppo_clip", "gspo"))
+)
 _KL_ON = on("algorithm.kl.coef", " above 0")
 _CLAMPED_KL = (_KL_ON, one_of("algorithm.kl.estimator", *catalog.CLAMPED_KL_ESTIMATORS))
 _CORRECTED = none_of("algorithm.correction.name", "none")
@@ -138,44 +154,6 @@ class DataConfig:
     """Use only the first rows of the validation data; 0 uses all."""
     shuffle: bool = True
     """Shuffle the rows of each epoch by `trainer.seed`."""
-
-
-@dataclass
-class RolloutServerConfig:
-    url: str | list[str] | None = None
-    """Address of a running server, e.g. http://127.0.0.1:8000, or a list of those, over which requests are spread; null
-    starts one and stops it with the run."""
-    python: str | None = setting(None, path=True, used_by=[_OWN_SERVER])
-    """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's, or for vLLM
-    that of .venv-vllm or .venv-vllm-ascend, which `scripts/setup.sh --rollout` makes, if the trainer's has none."""
-    host: str = setting("127.0.0.1", used_by=[_OWN_SERVER])
-    """Address that the server listens on; the default is reachable from this host only."""
-    port: int = limited(0, at_least=0, at_most=65535, used_by=[_OWN_SERVER])
-    """Port that the server listens on, and the next ones those of further servers; 0: free ones."""
-    env: dict[str, str] = setting(dict, used_by=[_OWN_SERVER])
-    """Further environment variables of the server, e.g. its visible devices."""
-    token_variable: str = "HWGRPO_SERVER_TOKEN"
-    """Environment variable with the server's token; the server itself reads HWGRPO_SERVER_TOKEN. Where it is empty, a
-    server that the run starts gets a random token."""
-    transfer: str = choice("auto", ("auto", "folder", "group"))
-    """Weight transfer to the server. `group`: a process group of rank 0 and the server's workers, over the backend's
-    communication library; neither encrypted nor guarded by the token. `folder`: files. auto: the group where both
-    sides have the same library, else a folder, with a note that says why. Adapters are sent as files."""
-    weights_dir: str | None = setting(None, path=True, used_by=[none_of("rollout.server.transfer", "group")])
-    """Folder for the transfer by files, visible to both sides; null: one in shared memory, for a server on this
-    host."""
-    wait_for_owner: float = limited(0.0, at_least=0, at_most=LONGEST_TIMEOUT, used_by=[_RUNNING_SERVER])
-    """Seconds to wait for another run that uses a server at `url`; 0: an error that names that run."""
-    take_over: bool = setting(False, used_by=[_RUNNING_SERVER])
-    """Take over the servers at `url` from another run, which then ends with an error."""
-    start_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
-    """Seconds that a server may take to start or restart."""
-    request_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
-    """Most seconds for a request, a prompt with its n responses, queueing included; then the server counts as hung."""
-    retries: int = limited(3, at_least=0)
-    """Retries of a request after a server died, hung or sent an invalid reply."""
-    max_reply_mb: float = limited(256.0, above=0, at_most=1e6)
-    """Largest reply that is read, in MiB."""
 
 
 @dataclass
@@ -310,6 +288,8 @@ class AdvantageConfig:
     """1: unbiased standard deviation (n - 1), as verl and TRL; 0: biased."""
     singleton: str = choice("zero", ("zero", "raw", "error"))
     """Advantage of a group with one valid sample: zero, its raw reward (verl), or an error (TRL)."""
+    clip: float | None = limited(None, above=0)
+    """Advantages are kept within plus or minus this; null: not at all."""
     kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.advantage.name")])
     """Further keyword arguments for a function of your own."""
 
@@ -322,18 +302,26 @@ class LossConfig:
     """Lower clip: the ratio is clamped at 1 - clip_low."""
     clip_high: float = limited(0.2, above=-1, used_by=[_CLIPPED])
     """Upper clip: the ratio is clamped at 1 + clip_high; negative with cispo only (TRL's absolute cap c is c - 1)."""
-    dual_clip: float | None = limited(
-        3.0, above=1, used_by=[none_of("algorithm.loss.name", "gspo", "cispo", "sapo", "gpg")]
-    )
+    dual_clip: float | None = limited(3.0, above=1, used_by=[_PPO])
     """With a negative advantage the loss is at most this times -advantage; null turns dual clip off."""
-    log_ratio_clamp: float | None = limited(20.0, above=0, used_by=[none_of("algorithm.loss.name", "gspo", "gpg")])
+    delta: float | None = limited(None, above=1, used_by=[_PPO_OR_GSPO])
+    """Cap of the ratio where it is not clipped, with a negative advantage (TRL's delta, INTELLECT-2's two-sided clip);
+    null: none."""
+    log_ratio_clamp: float | None = limited(
+        20.0, above=0, used_by=[none_of("algorithm.loss.name", "gspo", "gmpo", "gpg", "dro")]
+    )
     """Clamp of the log-ratio, plus or minus, before exp, as in verl; null: none, as in TRL."""
     tau_pos: float = limited(1.0, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
     """Temperature of sapo's gate where the advantage is positive."""
     tau_neg: float = limited(1.05, above=0, used_by=[one_of("algorithm.loss.name", "sapo")])
     """Temperature of sapo's gate where it is not."""
-    kwargs: dict[str, Any] = setting(dict, used_by=[own_function("algorithm.loss.name")])
-    """Further keyword arguments for a function of your own."""
+    kwargs: dict[str, Any] = setting(
+        dict,
+        used_by=[
+            (*own_function("algorithm.loss.name"), *one_of("algorithm.loss.name", *catalog.LOSSES_WITH_ARGUMENTS))
+        ],
+    )
+    """Further keyword arguments of the loss (docs/grpo.md), or of a function of your own."""
 
 
 @dataclass
@@ -377,6 +365,9 @@ class CorrectionConfig:
 
 @dataclass
 class AlgorithmConfig:
+    preset: str | None = choice(None, preset_names)
+    """Settings of a published method, of which any can be set otherwise (`hwgrpo config presets` lists them). In an
+    override it wins over the recipe, in a recipe the recipe's other settings win over it."""
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     kl: KlConfig = field(default_factory=KlConfig)
@@ -406,38 +397,6 @@ class OptimConfig:
     """Learning rate at the end of linear and cosine schedules (one update past the last), as a share of `lr`."""
     grad_clip: float = limited(1.0, at_least=0)
     """Maximum gradient norm; 0: no clipping."""
-
-
-@dataclass
-class Fsdp2Config:
-    sync_every: str = choice("auto", lambda: ("auto", "update", "micro_batch"))
-    """When weights are gathered and gradients reduced. `update`: once per update; a device then holds the weights and
-    fp32 gradients of all layers. `micro_batch`: layer by layer in each pass. auto: `update` if its plan fits."""
-    reshard_after_forward: bool = True
-    """Free a layer's gathered weights after its forward and gather them again for its backward; false keeps them: less
-    communication, more memory. With sync_every=update this is for scoring only."""
-    offload: bool = False
-    """Keep parameters, gradients and optimizer states in host memory and update there; a layer's weights are copied to
-    the device when it needs them."""
-
-
-@dataclass
-class DeepspeedConfig:
-    stage: int = limited(2, at_least=1, at_most=3)
-    """ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too, which are gathered module by module when a
-    pass needs them."""
-    sync_every: str = choice(
-        "auto", lambda: ("auto", "update", "micro_batch"), used_by=[one_of("trainer.deepspeed.stage", 2)]
-    )
-    """When stage 2 reduces gradients. `update`: once per update, as stage 1; a device then holds all fp32 gradients.
-    `micro_batch`: in each pass, as stage 3. auto: `update` if its plan fits."""
-    offload_optimizer: bool = False
-    """Keep fp32 master weights and optimizer states in host memory and update there."""
-    offload_parameters: bool = setting(False, used_by=[one_of("trainer.deepspeed.stage", 3)])
-    """Keep the weights in host memory too; stage 3 only."""
-    config: str | None = setting(None, path=True)
-    """JSON file in DeepSpeed's format for options without a setting here: bucket sizes, prefetching, profilers. Options
-    that contradict the run's settings are refused."""
 
 
 @dataclass

@@ -64,6 +64,8 @@ def test_grpo_gives_the_golden_advantages_of_each_convention(rewards, options, e
         ("gpg", W, None, {}, [1.0, -1.0, -1.0, 1.0], 8),
         ("grpo_passk", [1.0, 0.4, 0.0, 0.0], None, {"std": "none"}, [0.6, 0.0, 0.0, 0.0], 8),
         ("grpo_passk", [1.0, 0.4, 0.0, 0.0], None, {}, [1.2696194, 0.0, 0.0, 0.0], 7),
+        ("max_rl", X, None, {}, [3.0, -1.0, -1.0, -1.0], 8),
+        ("grpo", X, None, {"std": "none", "clip": 0.6}, [0.6, -0.25, -0.25, -0.25], 8),
     ],
 )
 def test_other_estimators_give_their_golden_advantages(estimator, rewards, lengths, options, expected, digits):
@@ -132,7 +134,7 @@ def test_batch_statistics_of_reinforce_plus_plus_baseline_include_silent_groups(
     assert_close(actual, [0.5 / scale, -0.5 / scale, 0.0, 0.0], 6)
 
 
-@pytest.mark.parametrize("estimator", sorted(ADVANTAGES.names()))
+@pytest.mark.parametrize("estimator", sorted({*ADVANTAGES.names()} - {"reinforce_plus_plus"}))
 @pytest.mark.parametrize("std", ["group", "none", "batch"])
 @pytest.mark.parametrize(("reward", "n"), [(0.3, 8), (0.1, 3), (0.7, 7), (1e8 + 0.1, 6), (0.0, 4)])
 def test_equal_rewards_give_exactly_zero(estimator, std, reward, n):
@@ -222,7 +224,42 @@ def test_group_statistics_count_groups_of_equal_valid_rewards():
     assert group_statistics(rewards, groups, valid)[:2] == (2, 3)
 
 
-@pytest.mark.parametrize("estimator", ["opo", "reinforce_plus_plus_baseline"])
+def test_reinforce_plus_plus_compares_with_the_batch_and_not_with_the_group():
+    rewards = torch.tensor([1.0, 1.0, 0.5, 0.1], dtype=torch.float64)
+    lengths, everyone = torch.tensor([3, 1, 2, 4]), torch.ones(4, dtype=torch.bool)
+    config = AdvantageConfig("reinforce_plus_plus")
+    actual = group_advantages(rewards, torch.tensor([0, 0, 1, 1]), everyone, config, lengths)
+    tokens = rewards.repeat_interleave(lengths)
+    white = (tokens - tokens.mean()) * torch.rsqrt(tokens.var() + 1e-8)
+    torch.testing.assert_close(actual, white[[0, 3, 4, 6]].float())
+    same = group_advantages(torch.full_like(rewards, 0.3), torch.tensor([0, 0, 1, 1]), everyone, config, lengths)
+    assert torch.equal(same, torch.zeros(4))
+
+
+def test_max_rl_refuses_negative_rewards_and_a_group_without_success_is_0():
+    with pytest.raises(DataError, match=r"max_rl and a reward of -0.5: .*must not be negative; shift them"):
+        one_group([1.0, -0.5], "max_rl")
+    assert one_group([0.0, 0.0], "max_rl").tolist() == [0.0, 0.0]
+
+
+def test_gdpo_gives_rewards_the_say_of_their_weights_and_leaves_out_what_is_missing():
+    nan = float("nan")
+    rewards = torch.zeros(4, dtype=torch.float64)
+    parts = {
+        "small": (1.0, torch.tensor([1e-3, 0.0, 1e-3, 0.0], dtype=torch.float64)),
+        "large": (0.5, torch.tensor([0.0, 0.0, 1e3, nan], dtype=torch.float64)),
+    }
+    everyone = torch.ones(4, dtype=torch.bool)
+    found = group_advantages(
+        rewards, torch.zeros(4).long(), everyone, AdvantageConfig("gdpo", eps=0), torch.ones(4), parts
+    )
+    small = torch.tensor([0.75**0.5, -(0.75**0.5), 0.75**0.5, -(0.75**0.5)], dtype=torch.float64)
+    large = torch.tensor([-(3**-0.5), -(3**-0.5), 2 * 3**-0.5, 0], dtype=torch.float64)
+    both = small + 0.5 * large
+    torch.testing.assert_close(found, ((both - both.mean()) / (both.var() + 1e-8).sqrt()).float())
+
+
+@pytest.mark.parametrize("estimator", ["opo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "gdpo"])
 def test_estimators_that_weigh_by_tokens_ask_for_lengths(estimator):
     with pytest.raises(ConfigError, match=f"{estimator}.*lengths_S"):
         one_group(X, estimator)

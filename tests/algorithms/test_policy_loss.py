@@ -137,6 +137,101 @@ def test_gpg_ignores_the_ratio():
     assert (loss, gradient) == (2.0, -2.0)
 
 
+def of_sequence(algorithm, advantage, d):
+    """Run a loss on one sequence of log-prob -1 with the log-ratios `d`; return (losses, gradients)."""
+    old = [-1.0 - each for each in d]
+    cu = torch.tensor([0, len(d)])
+    loss, _, gradient, _ = run(
+        algorithm, [-1.0] * len(d), advantage=[advantage] * len(d), old_logprob=old, cu_seqlens=cu
+    )
+    return loss.tolist(), gradient.tolist()
+
+
+@pytest.mark.parametrize(
+    ("advantage", "d", "value"),
+    [(1.0, [0.5, -0.1, 0.05], -1.12374479), (-1.0, [-0.5, -0.1, 0.05], 0.86070798)],
+)
+def test_gmpo_gives_the_golden_losses_and_no_gradient_where_a_token_is_clipped(advantage, d, value):
+    losses, gradients = of_sequence(AlgorithmConfig(loss=LossConfig("gmpo", clip_low=0.4, clip_high=0.4)), advantage, d)
+    assert losses == pytest.approx([value] * 3, abs=5.1e-9)
+    assert gradients == pytest.approx([0.0, value, value], abs=5.1e-9)
+
+
+def test_gmpo_clips_in_the_direction_of_the_advantage_only():
+    algorithm = AlgorithmConfig(loss=LossConfig("gmpo", clip_low=0.1, clip_high=0.3))
+    for advantage, d in ((1.0, -2.0), (-1.0, 2.0)):
+        losses, gradients = of_sequence(algorithm, advantage, [d])
+        assert losses == gradients == pytest.approx([-advantage * math.exp(d)])
+
+
+@pytest.mark.parametrize(
+    ("log_w", "raised", "lowered"),
+    [(0.0, 1.0, 1.0), (0.1, 0.89090921, 1.09380032), (-0.5, 1.19770595, 0.49014142), (1.0, 0.04264499, 0.64625336)],
+)
+def test_vespo_gives_the_golden_weights_of_the_ratio_of_the_sequence(log_w, raised, lowered):
+    algorithm = AlgorithmConfig(loss=LossConfig("vespo"))
+    for advantage, phi in ((2.0, raised), (0.0, raised), (-2.0, lowered)):
+        losses, gradients = of_sequence(algorithm, advantage, [log_w - 0.3, 0.3])
+        assert losses == pytest.approx([phi * advantage] * 2, abs=1.1e-8)  # log-probs are -1
+        assert gradients == pytest.approx([-phi * advantage] * 2, abs=1.1e-8)
+    other = AlgorithmConfig(loss=LossConfig("vespo", kwargs={"k_pos": 1.0, "lambda_pos": 0.5}))
+    assert of_sequence(other, 1.0, [0.7])[0] == pytest.approx([math.exp(0.7 + 0.5 * (1 - math.exp(0.7)))])
+
+
+@pytest.mark.parametrize(
+    ("advantage", "d", "weight"), [(1, 0.5, 1.0), (1, -0.5, 1.0), (-1, 0.5, 1.0), (-1, -0.5, math.exp(-0.5))]
+)
+def test_topr_weighs_only_what_is_unlearned_and_never_by_more_than_1(advantage, d, weight):
+    loss, _, gradient = one(AlgorithmConfig(loss=LossConfig("topr")), advantage, d)
+    assert (loss, gradient) == (pytest.approx(weight * advantage), pytest.approx(-weight * advantage))
+
+
+def test_dro_adds_a_quadratic_penalty():
+    loss, metrics, gradient = one(AlgorithmConfig(loss=LossConfig("dro", kwargs={"beta": 0.4})), 2.0, 0.5)
+    assert (loss, gradient) == (pytest.approx(2.0 + 0.2 * 0.25), pytest.approx(-2.0 + 0.4 * 0.5))
+    assert set(metrics) == {"pg_loss", "ppo_kl"}
+
+
+@pytest.mark.parametrize(
+    ("advantage", "d", "clips", "kept"),
+    [
+        # the probability is e^-1 = 0.368 now, and was e^(-1 - d)
+        (1, 0.5, (0.1, 0.15), True),  # up by 0.145
+        (1, 0.5, (0.2, 0.14), False),
+        (1, -0.5, (0.0, 0.0), True),
+        (-1, -0.5, (0.24, 0.0), True),  # down by 0.239
+        (-1, -0.5, (0.23, 0.5), False),
+        (-1, 0.5, (0.0, 0.0), True),
+    ],
+)
+def test_dppo_tv_leaves_out_tokens_whose_probability_has_moved_too_far(advantage, d, clips, kept):
+    low, high = clips
+    algorithm = AlgorithmConfig(loss=LossConfig("dppo_tv", clip_low=low, clip_high=high, kwargs={"cap": 1.5}))
+    loss, metrics, gradient = one(algorithm, advantage, d)
+    weight = min(math.exp(d), 1.5) * kept
+    assert (loss, gradient) == (pytest.approx(weight * advantage), pytest.approx(-weight * advantage))
+    assert metrics["pg_clipfrac"] == 1 - kept
+
+
+@pytest.mark.parametrize(("advantage", "d"), [(1, 0.5), (-1, -0.5)])
+def test_dppo_kl_measures_the_move_by_the_kl_of_the_token_and_the_rest(advantage, d):
+    new, old = math.exp(-1), math.exp(-1 - d)
+    kl = old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new))
+    for bound, kept in ((1.001 * kl, True), (0.999 * kl, False)):
+        clips = {"clip_low": bound if advantage < 0 else 0.0, "clip_high": bound if advantage > 0 else 0.0}
+        loss, _, _ = one(AlgorithmConfig(loss=LossConfig("dppo_kl", **clips)), advantage, d)
+        assert loss == pytest.approx(math.exp(d) * advantage * kept)
+        back, _, _ = one(AlgorithmConfig(loss=LossConfig("dppo_kl", **clips)), advantage, -d)
+        assert back == pytest.approx(math.exp(-d) * advantage), "a move against the advantage is never left out"
+
+
+def test_delta_caps_a_ratio_that_is_not_clipped():
+    for delta, expected, slope in ((None, 4.48168907, 4.48168907), (2.0, 2.0, 0.0)):
+        loss, _, gradient = one(AlgorithmConfig(loss=LossConfig(dual_clip=None, delta=delta)), -1, 1.5)
+        assert (loss, gradient) == (pytest.approx(expected), pytest.approx(slope))
+    assert one(AlgorithmConfig(loss=LossConfig(delta=1.1)), 1, 0.5)[0] == -1.1, "below the upper clip it binds first"
+
+
 CU = torch.tensor([0, 3, 3, 5, 9])
 SEQUENCES = [range(3), range(3, 5), range(5, 9)]
 ADVANTAGE = [1.0] * 3 + [-1.5] * 2 + [0.5] * 4
@@ -185,6 +280,12 @@ def test_gspo_bounds_its_log_ratio_at_ten():
         ("gspo", {}, -1.0, -1.0),
         ("sapo", {"tau_pos": 2.0, "tau_neg": 2.0}, -1.0, -1.0),
         ("gpg", {}, 0.7, -1.0),
+        ("gmpo", {}, -1.0, -1.0),
+        ("vespo", {}, 0.7, -1.0),
+        ("topr", {}, 0.7, -1.0),
+        ("dppo_tv", {}, 0.7, -1.0),
+        ("dppo_kl", {}, 0.7, -1.0),
+        ("dro", {}, 0.7, -1.0),
         ("cispo", {}, 0.7, -1.0),
         ("cispo", {"clip_low": 1.0, "clip_high": -0.8}, 0.14, -0.2),
     ],
@@ -265,7 +366,7 @@ def test_the_whole_loss_and_its_gradients_equal_the_formula_on_paper(kl_times_ra
     )
 
 
-@pytest.mark.parametrize("policy", ["ppo_clip", "cispo", "sapo", "gpg"])
+@pytest.mark.parametrize("policy", ["ppo_clip", "cispo", "sapo", "gpg", "topr", "dppo_tv", "dppo_kl", "dro"])
 def test_a_token_loss_does_not_depend_on_how_rows_are_cut(policy):
     b = batch(30)
     algorithm = AlgorithmConfig(
@@ -289,6 +390,8 @@ def test_a_token_loss_does_not_depend_on_how_rows_are_cut(policy):
         ("ppo_clip", "token_truncate", "token"),
         ("ppo_clip", "sequence_mask", "sequence"),
         ("gspo", "none", "sequence"),
+        ("gmpo", "none", "sequence"),
+        ("vespo", "token_truncate", "sequence"),
     ],
 )
 def test_the_scope_covers_policy_loss_and_correction(policy, correction, scope):
@@ -347,7 +450,7 @@ def test_a_loss_keeps_the_precision_of_its_rows():
         name: torch.tensor(row)
         for name, row in {"advantage": [1.0, -1.0], "weight": [0.5, 0.5], "old_logprob": [-1.1, -2.3]}.items()
     }
-    for policy in ("ppo_clip", "cispo", "sapo", "gpg"):
+    for policy in ("ppo_clip", "cispo", "sapo", "gpg", "topr", "dppo_tv", "dppo_kl", "dro"):
         loss, metrics = build_loss(AlgorithmConfig(loss=LossConfig(policy)))(stats, rows)
         assert {loss.dtype} | {v.dtype for v in metrics.values()} == {torch.float32}
 

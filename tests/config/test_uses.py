@@ -21,13 +21,25 @@ DEEPSPEED = ("trainer.strategy=deepspeed", "trainer.deepspeed.stage=3")
 CASES = [
     # (a setting, where it has no effect, what that message names, where it has one)
     ("algorithm.loss.dual_clip=4", ["algorithm.loss.name=gspo"], "set algorithm.loss.name=ppo_clip,", []),
-    ("algorithm.loss.clip_high=0.3", ["algorithm.loss.name=gpg"], "set algorithm.loss.name=cispo or gspo or ppo", []),
+    ("algorithm.loss.clip_high=0.3", ["algorithm.loss.name=gpg"], "set algorithm.loss.name=cispo or dppo_kl or", []),
     ("algorithm.loss.clip_low=0.1", ["algorithm.loss.name=sapo"], "algorithm.loss.name='sapo'", []),
-    ("algorithm.advantage.std=none", ["algorithm.advantage.name=rloo"], "set algorithm.advantage.name=grpo", []),
+    (
+        "algorithm.advantage.std=none",
+        ["algorithm.advantage.name=rloo"],
+        "set algorithm.advantage.name=gdpo or grpo or",
+        [],
+    ),
     ("algorithm.advantage.eps=1e-4", ["algorithm.advantage.std=none"], "advantage.std=group or batch", []),
     ("algorithm.advantage.std_correction=0", ["algorithm.advantage.name=opo"], "advantage.name='opo'", []),
     ("algorithm.correction.high=3", [], "algorithm.correction.name='none'", ["algorithm.correction.name=token_mask"]),
-    ("algorithm.loss.log_ratio_clamp=5", ["algorithm.loss.name=gspo"], "set algorithm.loss.name=cispo or ppo_cl", []),
+    (
+        "algorithm.loss.log_ratio_clamp=5",
+        ["algorithm.loss.name=gspo"],
+        "set algorithm.loss.name=cispo or dppo_kl or",
+        [],
+    ),
+    ("algorithm.loss.delta=2", ["algorithm.loss.name=sapo"], "set algorithm.loss.name=gspo or ppo_clip", []),
+    ("algorithm.loss.kwargs={beta: 1}", [], "dro", ["algorithm.loss.name=dro"]),
     ("algorithm.loss.tau_pos=2", [], "set algorithm.loss.name=sapo", ["algorithm.loss.name=sapo"]),
     ("algorithm.loss.tau_neg=2", [], "set algorithm.loss.name=sapo", ["algorithm.loss.name=sapo"]),
     (

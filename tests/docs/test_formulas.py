@@ -51,7 +51,7 @@ def test_the_stages_of_the_page_are_those_of_a_step():
 def test_worked_advantages():
     rewards, lengths = torch.tensor([1, 0, 0, 0], dtype=WIDE), torch.tensor([10, 20, 30, 40])
     rows = table(PAGE, "estimator", "advantage of the first")
-    assert len(rows) == 6
+    assert len(rows) == 7
     for row in rows:
         name, *options = code(row["estimator"])
         config = AdvantageConfig(name=name, **dict(option.split("=") for option in options))
@@ -64,7 +64,7 @@ def test_worked_advantages():
 
 def test_worked_policy_losses():
     rows = table(PAGE, "name", "`d`", "loss")
-    assert len(rows) == 7
+    assert len(rows) == 8
     for row in rows:
         [name] = code(row["name"])
         one = torch.tensor([float(row["`d`"])], dtype=WIDE)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hwgrpo_backends.peaks import NVIDIA
 
-from hwgrpo.config.schema import DeepspeedConfig, TrainerConfig
+from hwgrpo.config.distributed_settings import DeepspeedConfig
+from hwgrpo.config.schema import TrainerConfig
 from hwgrpo.planning.memory import Work
 from hwgrpo.planning.model_shape import ModelShape, model_shape
 from hwgrpo.planning.planned_sharding import planned_sharding, sharding_of, strategy_variants

@@ -10,4 +10,25 @@ FAULTS = (
         "r.group_timeout >= hung",
         "rollout/test_deadlines.py -k refused",
     ),
+    Fault(
+        "a preset in an override loses to the recipe",
+        "config/presets.py",
+        "        merged = merge(merged, preset)",
+        "        merged = merge(preset, merged)",
+        "config/test_presets.py",
+    ),
+    Fault(
+        "a preset wins over the recipe that names it",
+        "config/presets.py",
+        "merged = merge(own, recipe)",
+        "merged = merge(recipe, own)",
+        "config/test_presets.py",
+    ),
+    Fault(
+        "a preset's setting without effect refused",
+        "config/load.py",
+        "{*imported, *used_before, *of_presets}",
+        "{*imported, *used_before}",
+        "config/test_presets.py",
+    ),
 )

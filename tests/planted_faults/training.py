@@ -486,4 +486,11 @@ FAULTS = (
         "",
         "training/test_late_groups.py -k checkpoint",
     ),
+    Fault(
+        "rewards of other functions handed to an estimator by parts",
+        "training/update/train_batch.py",
+        "torch.cat([parts[name] for *_, parts in ranks])",
+        "torch.cat([total for total, *_ in ranks])",
+        "training/test_parts.py",
+    ),
 )

@@ -225,8 +225,8 @@ def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
         finished=valid,
         texts=("",) * 4,
     )
-    strategy = _SecondOfTwo((other, group, valid, lengths))
-    rewards = Rewards(total=mine, valid=valid, per_function={})
+    strategy = _SecondOfTwo((other, group, valid, lengths, {"exact_match": other}))
+    rewards = Rewards(total=mine, valid=valid, per_function={"exact_match": mine})
     by_group = advantages_over_ranks(settings("algorithm.advantage.std=none"), completions, rewards, strategy)
     assert by_group.tolist() == [0.5, -0.5, 0.0, 0.0]
     by_batch = advantages_over_ranks(
@@ -234,6 +234,30 @@ def test_groups_of_different_ranks_stay_apart_and_share_batch_statistics():
     )
     whole_std = float(torch.cat([other, mine]).std())
     assert by_batch.tolist() == pytest.approx([0.5 / whole_std, -0.5 / whole_std, 0.0, 0.0])
+
+
+def test_rewards_of_each_function_reach_an_estimator_by_parts_with_their_weights_from_all_ranks():
+    lengths, group, valid = torch.ones(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), torch.ones(2).bool()
+    completions = Completions(
+        prompt_index=group,
+        tokens=torch.zeros(2, dtype=torch.int64),
+        offsets=torch.arange(3),
+        logprobs=torch.zeros(2),
+        finished=valid,
+        texts=("",) * 2,
+    )
+
+    def parts(*values: float) -> dict[str, torch.Tensor]:
+        return {"exact_match": torch.tensor(values[:2]).double(), "format": torch.tensor(values[2:]).double()}
+
+    strategy = _SecondOfTwo((torch.zeros(2).double(), group, valid, lengths, parts(0, 1, 0, 4)))
+    rewards = Rewards(total=torch.zeros(2).double(), valid=valid, per_function=parts(1, 0, 3, 1))
+    functions = "reward.functions=[{name: exact_match, weight: 1}, {name: format, weight: 3}]"
+    words = (functions, "algorithm.advantage.name=gdpo", "algorithm.advantage.std=none")
+    found = advantages_over_ranks(settings(*words), completions, rewards, strategy)
+    # by weight and centred: -0.5 - 3 * 2 and its opposite there, 0.5 + 3 * 1 and its opposite here
+    there_and_here = torch.tensor([-6.5, 6.5, 3.5, -3.5])
+    torch.testing.assert_close(found, (there_and_here / there_and_here.std())[2:], rtol=1e-5, atol=0)
 
 
 def test_each_rank_takes_its_share_of_every_update():

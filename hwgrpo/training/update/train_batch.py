@@ -22,19 +22,23 @@ def advantages_over_ranks(
     Groups never span ranks, but a batch does: estimators that scale by the whole batch must see all of it.
     """
     group = completions.prompt_index
-    ranks = strategy.gather_objects((rewards.total, group, rewards.valid, completions.lengths))
+    ranks = strategy.gather_objects((rewards.total, group, rewards.valid, completions.lengths, rewards.per_function))
     offset, groups = 0, []
-    for _, index, _, _ in ranks:
+    for _, index, *_ in ranks:
         groups.append(index + offset)
         offset += int(index.max()) + 1 if index.numel() else 0
     advantages = group_advantages(
         torch.cat([total for total, *_ in ranks]),
         torch.cat(groups),
-        torch.cat([valid for _, _, valid, _ in ranks]),
+        torch.cat([valid for _, _, valid, *_ in ranks]),
         config.algorithm.advantage,
-        torch.cat([lengths for *_, lengths in ranks]),
+        torch.cat([lengths for *_, lengths, _ in ranks]),
+        {
+            name: (function.weight, torch.cat([parts[name] for *_, parts in ranks]))
+            for name, function in zip(rewards.per_function, config.reward.functions, strict=True)
+        },
     )
-    return advantages.split([len(index) for _, index, _, _ in ranks])[strategy.rank]
+    return advantages.split([len(index) for _, index, *_ in ranks])[strategy.rank]
 
 
 def shuffle_rewards(rewards: Rewards, seed: int, step: int, rank: int) -> Rewards:
@@ -44,9 +48,10 @@ def shuffle_rewards(rewards: Rewards, seed: int, step: int, rank: int) -> Reward
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + step) * 1_009 + rank)
     indices = rewards.valid.nonzero()[:, 0]
-    total = rewards.total.clone()
-    total[indices] = rewards.total[indices[torch.randperm(len(indices), generator=generator)]]
-    return replace(rewards, total=total)
+    order = torch.arange(len(rewards.total))
+    order[indices] = indices[torch.randperm(len(indices), generator=generator)]
+    parts = {name: values[order] for name, values in rewards.per_function.items()}
+    return replace(rewards, total=rewards.total[order], per_function=parts)
 
 
 def assemble(batch: PromptBatch, completions: Completions, advantages: torch.Tensor, valid: torch.Tensor) -> TrainBatch:

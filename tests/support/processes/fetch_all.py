@@ -20,7 +20,7 @@ def main() -> None:
     print(ascend_python())
     print(deepspeed_package.compiled())
     print(fetched("peers", PACKAGES))
-    for name in ("bitsandbytes", "torchao"):
+    for name in ("bitsandbytes", "torchao", "trl"):
         print(fetched(name, (name,)))
     for version in torch_npu_wheel.VERSIONS:
         print(torch_npu_wheel.folder(version))

@@ -1,0 +1,80 @@
+"""Settings of sharded strategies and rollout servers; the other settings are in `schema.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hwgrpo.config.fields import LONGEST_TIMEOUT, choice, limited, none_of, off, on, one_of, setting
+
+_OWN_SERVER = off("rollout.server.url")
+_RUNNING_SERVER = on("rollout.server.url")
+
+
+@dataclass
+class RolloutServerConfig:
+    url: str | list[str] | None = None
+    """Address of a running server, e.g. http://127.0.0.1:8000, or a list of those, over which requests are spread; null
+    starts one and stops it with the run."""
+    python: str | None = setting(None, path=True, used_by=[_OWN_SERVER])
+    """Python of the environment that has vLLM or SGLang, e.g. /opt/vllm/bin/python; null: the trainer's, or for vLLM
+    that of .venv-vllm or .venv-vllm-ascend, which `scripts/setup.sh --rollout` makes, if the trainer's has none."""
+    host: str = setting("127.0.0.1", used_by=[_OWN_SERVER])
+    """Address that the server listens on; the default is reachable from this host only."""
+    port: int = limited(0, at_least=0, at_most=65535, used_by=[_OWN_SERVER])
+    """Port that the server listens on, and the next ones those of further servers; 0: free ones."""
+    env: dict[str, str] = setting(dict, used_by=[_OWN_SERVER])
+    """Further environment variables of the server, e.g. its visible devices."""
+    token_variable: str = "HWGRPO_SERVER_TOKEN"
+    """Environment variable with the server's token; the server itself reads HWGRPO_SERVER_TOKEN. Where it is empty, a
+    server that the run starts gets a random token."""
+    transfer: str = choice("auto", ("auto", "folder", "group"))
+    """Weight transfer to the server. `group`: a process group of rank 0 and the server's workers, over the backend's
+    communication library; neither encrypted nor guarded by the token. `folder`: files. auto: the group where both
+    sides have the same library, else a folder, with a note that says why. Adapters are sent as files."""
+    weights_dir: str | None = setting(None, path=True, used_by=[none_of("rollout.server.transfer", "group")])
+    """Folder for the transfer by files, visible to both sides; null: one in shared memory, for a server on this
+    host."""
+    wait_for_owner: float = limited(0.0, at_least=0, at_most=LONGEST_TIMEOUT, used_by=[_RUNNING_SERVER])
+    """Seconds to wait for another run that uses a server at `url`; 0: an error that names that run."""
+    take_over: bool = setting(False, used_by=[_RUNNING_SERVER])
+    """Take over the servers at `url` from another run, which then ends with an error."""
+    start_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
+    """Seconds that a server may take to start or restart."""
+    request_timeout: float = limited(600.0, above=0, at_most=LONGEST_TIMEOUT)
+    """Most seconds for a request, a prompt with its n responses, queueing included; then the server counts as hung."""
+    retries: int = limited(3, at_least=0)
+    """Retries of a request after a server died, hung or sent an invalid reply."""
+    max_reply_mb: float = limited(256.0, above=0, at_most=1e6)
+    """Largest reply that is read, in MiB."""
+
+
+@dataclass
+class Fsdp2Config:
+    sync_every: str = choice("auto", lambda: ("auto", "update", "micro_batch"))
+    """When weights are gathered and gradients reduced. `update`: once per update; a device then holds the weights and
+    fp32 gradients of all layers. `micro_batch`: layer by layer in each pass. auto: `update` if its plan fits."""
+    reshard_after_forward: bool = True
+    """Free a layer's gathered weights after its forward and gather them again for its backward; false keeps them: less
+    communication, more memory. With sync_every=update this is for scoring only."""
+    offload: bool = False
+    """Keep parameters, gradients and optimizer states in host memory and update there; a layer's weights are copied to
+    the device when it needs them."""
+
+
+@dataclass
+class DeepspeedConfig:
+    stage: int = limited(2, at_least=1, at_most=3)
+    """ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too, which are gathered module by module when a
+    pass needs them."""
+    sync_every: str = choice(
+        "auto", lambda: ("auto", "update", "micro_batch"), used_by=[one_of("trainer.deepspeed.stage", 2)]
+    )
+    """When stage 2 reduces gradients. `update`: once per update, as stage 1; a device then holds all fp32 gradients.
+    `micro_batch`: in each pass, as stage 3. auto: `update` if its plan fits."""
+    offload_optimizer: bool = False
+    """Keep fp32 master weights and optimizer states in host memory and update there."""
+    offload_parameters: bool = setting(False, used_by=[one_of("trainer.deepspeed.stage", 3)])
+    """Keep the weights in host memory too; stage 3 only."""
+    config: str | None = setting(None, path=True)
+    """JSON file in DeepSpeed's format for options without a setting here: bucket sizes, prefetching, profilers. Options
+    that contradict the run's settings are refused."""

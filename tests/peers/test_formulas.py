@@ -1,0 +1,225 @@
+"""Losses and advantages give what verl's and TRL's own functions give on the same tensors, with their gradients."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hwgrpo.algorithms.advantages import group_advantages
+from hwgrpo.algorithms.aggregation import token_weights
+from hwgrpo.algorithms.policy_loss import build_loss
+from hwgrpo.config import load_config
+from hwgrpo.config.schema import AdvantageConfig, AlgorithmConfig, CorrectionConfig, KlConfig, LossConfig
+from tests.peers.peer_formulas import VerlActor, trl_loss, verl_core
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = torch.tensor([5, 1, 7, 3, 2, 7])
+T = int(LENGTHS.max())
+MASK = torch.arange(T) < LENGTHS[:, None]
+CU = torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS.cumsum(0)])
+
+
+# Our weights are fp32, which 2e-7 covers, and verl adds 1e-8 to lengths.
+
+
+def tensors(spread: float = 0.4) -> dict[str, torch.Tensor]:
+    """Return [B, T] fp64 log-probs and the rest; padding holds numbers that must not be read."""
+    g = torch.Generator().manual_seed(3)
+
+    def noise(scale: float) -> torch.Tensor:
+        return scale * torch.randn(len(LENGTHS), T, generator=g, dtype=torch.float64)
+
+    old = -2 * torch.rand(len(LENGTHS), T, generator=g, dtype=torch.float64) - 0.05
+    found = {
+        "old_logprob": old,
+        "logprob": (old + noise(spread)).clamp(max=-0.01),
+        "ref_logprob": old + noise(0.5),
+        "rollout_logprob": old + noise(0.1),
+        "entropy": torch.rand(len(LENGTHS), T, generator=g, dtype=torch.float64),
+    }
+    return found | {"advantage": torch.tensor([1.2, -0.7, 0.4, -1.5, 0.0, 0.9], dtype=torch.float64)}
+
+
+def ours(
+    algorithm: AlgorithmConfig,
+    given: dict[str, torch.Tensor],
+    aggregation: str,
+    *,
+    norm_length: int = 256,
+    **count: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return our loss, and its gradient with respect to the log-probs [B, T]."""
+    weights = token_weights(
+        aggregation, LENGTHS, total_tokens=int(MASK.sum()), total_sequences=len(LENGTHS), norm_length=norm_length
+    ).double()
+    rows = {name: values[MASK] for name, values in given.items() if values.dim() == 2}
+    rows["advantage"] = given["advantage"].repeat_interleave(LENGTHS)
+    rows["weight"] = weights.repeat_interleave(LENGTHS)
+    logprob = rows.pop("logprob").clone().requires_grad_()
+    stats = SimpleNamespace(logprob=logprob, entropy=rows.pop("entropy"), cu_seqlens=CU)
+    loss, _ = build_loss(algorithm)(stats, rows)
+    (gradient,) = torch.autograd.grad(loss.sum(), logprob)
+    spread = torch.zeros_like(given["logprob"])
+    spread[MASK] = gradient
+    return loss.sum().detach(), spread
+
+
+@pytest.mark.parametrize(
+    ("theirs", "loss", "actor", "aggregation"),
+    [
+        ("vanilla", LossConfig(clip_high=0.28), {}, "token-mean"),
+        ("gspo", LossConfig("gspo", clip_low=0.1, clip_high=0.1), {"low": 0.1, "high": 0.1}, "seq-mean-token-mean"),
+        ("sapo", LossConfig("sapo"), {}, "seq-mean-token-mean"),
+        ("cispo", LossConfig("cispo", clip_high=0.28), {}, "token-mean"),
+        ("gpg", LossConfig("gpg"), {}, "token-mean"),
+        ("geo_mean", LossConfig("gmpo", clip_high=0.28), {}, "seq-mean-token-mean"),
+        ("dppo_tv", LossConfig("dppo_tv", clip_high=0.28, kwargs={"cap": 1.3}), {"clip_ratio_c": 1.3}, "token-mean"),
+        ("dppo_kl", LossConfig("dppo_kl", clip_low=0.02, clip_high=0.05),
+         {"low": 0.02, "high": 0.05, "clip_ratio_c": 20}, "token-mean"),
+        ("dro", LossConfig("dro", kwargs={"beta": 0.3}), {"policy_loss": {"dro_beta": 0.3}}, "token-mean"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+@pytest.mark.parametrize("correction", ["none", "token_truncate"])
+def test_a_loss_of_verl(theirs: str, loss: LossConfig, actor: dict[str, Any], aggregation: str, correction: str):
+    if theirs == "geo_mean":
+        correction = "none"  # verl makes one weight of a sequence from those of its tokens
+    given = tensors()
+    logprob = given["logprob"].clone().requires_grad_()
+    advantage = given["advantage"][:, None].expand(-1, T)
+    weights = (given["old_logprob"] - given["rollout_logprob"]).exp().clamp(max=1.05)
+    expected, _ = verl_core().get_policy_loss_fn(theirs)(
+        old_log_prob=given["old_logprob"],
+        log_prob=logprob,
+        advantages=advantage,
+        response_mask=MASK.double(),
+        loss_agg_mode=aggregation,
+        config=VerlActor(**actor),
+        rollout_is_weights=None if correction == "none" else weights,
+    )
+    (gradient,) = torch.autograd.grad(expected, logprob)
+    algorithm = AlgorithmConfig(loss=loss, correction=CorrectionConfig(correction, high=1.05))
+    found, found_gradient = ours(algorithm, given, aggregation)
+    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-8)
+    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-8)
+
+
+PLAIN = {"dual_clip": None, "log_ratio_clamp": None}
+MEAN_OF_SEQUENCES, MEAN_OF_TOKENS = "seq-mean-token-mean", "token-mean"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "loss", "aggregation"),
+    [
+        ({"loss_type": "grpo"}, LossConfig(**PLAIN), MEAN_OF_SEQUENCES),
+        ({"loss_type": "dapo", "epsilon_high": 0.28}, LossConfig(clip_high=0.28, **PLAIN), MEAN_OF_TOKENS),
+        ({"loss_type": "bnpo"}, LossConfig(**PLAIN), MEAN_OF_TOKENS),
+        ({"loss_type": "dr_grpo"}, LossConfig(**PLAIN), "seq-mean-token-sum-norm"),
+        ({"loss_type": "dapo", "delta": 1.25}, LossConfig(delta=1.25, **PLAIN), MEAN_OF_TOKENS),
+        ({"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.1},
+         LossConfig("gspo", clip_low=0.1, clip_high=0.1), MEAN_OF_SEQUENCES),
+        ({"loss_type": "grpo", "importance_sampling_level": "sequence", "delta": 1.02},
+         LossConfig("gspo", delta=1.02), MEAN_OF_SEQUENCES),
+        ({"loss_type": "luspo", "importance_sampling_level": "sequence"}, LossConfig("gspo"), "seq-mean-token-sum"),
+        ({"loss_type": "cispo", "epsilon_high": 1.5}, LossConfig("cispo", clip_low=1.0, clip_high=0.5, **PLAIN),
+         MEAN_OF_TOKENS),
+        ({"loss_type": "sapo"}, LossConfig("sapo", **PLAIN), MEAN_OF_SEQUENCES),
+        ({"loss_type": "vespo"}, LossConfig("vespo"), MEAN_OF_TOKENS),
+    ],
+    ids=lambda value: value.get("loss_type") if isinstance(value, dict) else "",
+)  # fmt: skip
+@pytest.mark.parametrize("beta", [0.0, 0.07])
+def test_a_loss_of_trl(theirs: dict[str, Any], loss: LossConfig, aggregation: str, beta: float):
+    given = tensors(spread=0.25)
+    logprob = given["logprob"].clone().requires_grad_()
+    inputs = {
+        "completion_mask": MASK.to(torch.int64),
+        "advantages": given["advantage"],
+        "old_per_token_logps": given["old_logprob"],
+        "ref_per_token_logps": given["ref_logprob"],
+    }
+    # a sequence's ratio weighs TRL's KL, there, and each token's own ours: they agree without
+    times_ratio = theirs.get("importance_sampling_level") != "sequence"
+    settings = theirs | {"beta": beta, "use_bias_correction_kl": times_ratio}
+    expected = trl_loss(logprob, given["entropy"], inputs, **settings)
+    (gradient,) = torch.autograd.grad(expected, logprob)
+    kl = KlConfig(coef=beta, input_clamp=None, output_clamp=None, times_ratio=times_ratio)
+    found, found_gradient = ours(AlgorithmConfig(loss=loss, kl=kl), given, aggregation)
+    # 1e-7: TRL rounds temperatures to fp32
+    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
+    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("preset", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"])
+def test_a_preset_is_the_loss_of_trl_with_its_name(preset: str):
+    given = tensors(spread=0.25)
+    logprob = given["logprob"].clone().requires_grad_()
+    a = load_config("tiny_sort", [f"algorithm.preset={preset}", "algorithm.kl.coef=0"]).algorithm
+    settings: dict[str, Any] = {"loss_type": preset, "epsilon_low": a.loss.clip_low, "epsilon_high": a.loss.clip_high}
+    if preset == "luspo":
+        settings["importance_sampling_level"] = "sequence"
+    if preset == "cispo":
+        settings["epsilon_high"] = 5.0
+    inputs = {"completion_mask": MASK.to(torch.int64), "advantages": given["advantage"]}
+    expected = trl_loss(logprob, given["entropy"], inputs | {"old_per_token_logps": given["old_logprob"]}, **settings)
+    (gradient,) = torch.autograd.grad(expected, logprob)
+    found, found_gradient = ours(a, given, a.aggregation.name)
+    torch.testing.assert_close(found, expected.detach(), rtol=2e-7, atol=1e-7)
+    torch.testing.assert_close(found_gradient, gradient, rtol=2e-7, atol=1e-7)
+
+
+REWARDS = torch.tensor([1, 0, 0, 0, 0.3, 0.5, 0.9, 1, 1, 0.2, 0.7, 0.7], dtype=torch.float64)
+GROUPS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
+SIZES = torch.tensor([3, 5, 1, 4, 2, 6, 6, 3, 3, 1, 5, 2])
+COLUMNS = torch.arange(int(SIZES.max())) < SIZES[:, None]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "config", "settings"),
+    [
+        ("grpo", AdvantageConfig(), {}),
+        ("grpo", AdvantageConfig(std="none"), {"norm_adv_by_std_in_grpo": False}),
+        ("rloo", AdvantageConfig("rloo"), {}),
+        ("opo", AdvantageConfig("opo"), {}),
+        ("gpg", AdvantageConfig("gpg"), {}),
+        ("reinforce_plus_plus", AdvantageConfig("reinforce_plus_plus"), {}),
+        ("reinforce_plus_plus_baseline", AdvantageConfig("reinforce_plus_plus_baseline"), {}),
+    ],
+)
+def test_an_advantage_of_verl(theirs: str, config: AdvantageConfig, settings: dict[str, Any]):
+    token_rewards = torch.zeros(COLUMNS.shape, dtype=torch.float64)
+    token_rewards[torch.arange(len(SIZES)), SIZES - 1] = REWARDS
+    more = {} if theirs == "reinforce_plus_plus" else {"index": GROUPS.numpy()}
+    if theirs == "reinforce_plus_plus":
+        more["config"] = SimpleNamespace(gamma=1.0)
+    expected, _ = verl_core().get_adv_estimator_fn(theirs)(
+        token_level_rewards=token_rewards, response_mask=COLUMNS.double(), **more, **settings
+    )
+    found = group_advantages(REWARDS, GROUPS, torch.ones(len(REWARDS), dtype=torch.bool), config, SIZES)
+    signal = torch.ones(len(REWARDS), dtype=torch.bool)
+    if theirs == "reinforce_plus_plus_baseline":
+        signal = GROUPS != 2  # whose equal rewards give exactly 0 here
+    torch.testing.assert_close(found[signal].double(), expected[signal, 0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [0.3, 2.0]])
+def test_gdpo_of_verl(weights: list[float]):
+    g = torch.Generator().manual_seed(1)
+    parts = {name: torch.randint(3, (len(GROUPS),), generator=g).double() for name in ("format", "answer")}
+    core = verl_core()
+    prompt = 2
+    attention = torch.cat([torch.ones(len(SIZES), prompt), COLUMNS.double()], 1)
+    expected, _ = core.get_adv_estimator_fn("gdpo")(
+        token_level_rewards=torch.zeros(COLUMNS.shape),
+        response_mask=COLUMNS.double(),
+        index=GROUPS.numpy(),
+        config={"gdpo_reward_keys": [*parts], "gdpo_reward_weights": weights},
+        non_tensor_batch={name: part.numpy() for name, part in parts.items()},
+        batch={"prompts": torch.zeros(len(SIZES), prompt), "attention_mask": attention.long()},
+    )
+    valid = torch.ones(len(GROUPS), dtype=torch.bool)
+    weighed = {name: (weight, part) for weight, (name, part) in zip(weights, parts.items(), strict=True)}
+    found = group_advantages(REWARDS, GROUPS, valid, AdvantageConfig("gdpo"), SIZES, weighed)
+    torch.testing.assert_close(found, expected[:, 0].float(), rtol=2e-6, atol=2e-6)  # verl computes in fp32
